@@ -1,0 +1,3 @@
+//! The `pinstripe` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! pinstripe-parity
