@@ -1,1 +1,31 @@
-//! pinstripe-runtime
+//! The ground that Pinstripe stands on: a small deterministic executor (one *shard* per thread), pooled
+//! aligned buffers, and the two seams to the world, [`Device`] and [`Stream`].
+//!
+//! Nothing above this crate names a thread, a clock or a system call. A task runs on one shard from spawn to end;
+//! it gets time, memory and new tasks from [`shard`]. Production drives shards with io_uring, the simulator with a
+//! seed; both run the same tasks.
+//!
+//! ```text
+//!   task ── Device::read/write ──> Submission (a future)         completions, timers and wakes come from
+//!     │                                │                         the driver of the shard: io_uring,
+//!     └──── shard::spawn/sleep ────> Shard <── Mailbox <── wakes from other shards      or the simulator
+//! ```
+
+pub mod atomics;
+pub mod buffer;
+pub mod completion;
+pub mod device;
+pub mod executor;
+pub mod mailbox;
+pub mod memory;
+pub mod shard;
+pub mod signal;
+pub mod stream;
+
+pub use buffer::{Buffer, Pool, Slice};
+pub use completion::{Completion, Outcome, Submission, SubmissionSet};
+pub use device::{Device, DeviceError, DeviceErrorKind, DeviceInfo, ZeroedReads};
+pub use executor::{Shard, ShardConfig, ShardHandle};
+pub use memory::MemoryDevice;
+pub use signal::Signal;
+pub use stream::Stream;

@@ -1,0 +1,485 @@
+//! Aligned, pooled memory that moves.
+//!
+//! A [`Buffer`] is the only way to a range of bytes: it can be written. [`Buffer::freeze`] turns it into a
+//! [`Slice`], which is shared, read-only and cheap to clone and cut. Both keep the *block* below them alive; when the
+//! last of them goes, on whatever shard, the block returns to the pool that it came from. So a request that was
+//! submitted can keep its memory for as long as the kernel needs, whoever has stopped waiting for it (C15, C16).
+//!
+//! Blocks have sizes of powers of two from 4 KiB. The first ones are cut from one arena, which a driver can register
+//! with the kernel; what does not fit there comes from the heap and is reused in the same way.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    cell::{Cell, RefCell},
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence},
+    },
+};
+
+/// Alignment of every block, in bytes: a page, which satisfies direct I/O on every device.
+pub const ALIGNMENT: usize = 4096;
+/// log2 of the smallest block.
+const CLASS_MIN: u32 = 12;
+/// Number of block sizes: 4 KiB to 128 MiB.
+const CLASSES: usize = 16;
+
+/// One pooled piece of memory. Lives on the heap; reached through raw pointers by the handles that count in `references`.
+struct Block {
+    memory: NonNull<u8>,
+    class: usize,
+    /// Offset in the arena, if the memory lies there.
+    arena_offset: Option<usize>,
+    references: AtomicU32,
+    next: AtomicPtr<Block>,
+    home: Arc<Home>,
+}
+
+/// What is left of a pool for the blocks that are out: where to return, and the arena.
+struct Home {
+    returned: [AtomicPtr<Block>; CLASSES],
+    closed: AtomicBool,
+    outstanding: AtomicU32,
+    arena: NonNull<u8>,
+    arena_bytes: usize,
+}
+
+// SAFETY: `arena` is an allocation that `Home` owns and frees once; all mutation goes through atomics.
+unsafe impl Send for Home {}
+// SAFETY: as above.
+unsafe impl Sync for Home {}
+
+impl Home {
+    /// Takes every block that came back in `class` as a linked list.
+    fn take(&self, class: usize) -> *mut Block {
+        self.returned[class].swap(std::ptr::null_mut(), Ordering::Acquire)
+    }
+
+    fn give_back(&self, block: NonNull<Block>) {
+        // SAFETY: the caller held the last handle, so the block is alive and ours alone until it is pushed.
+        let (class, next) = unsafe { (block.as_ref().class, &block.as_ref().next) };
+        let mut head = self.returned[class].load(Ordering::Relaxed);
+        loop {
+            next.store(head, Ordering::Relaxed);
+            match self.returned[class].compare_exchange_weak(
+                head,
+                block.as_ptr(),
+                Ordering::SeqCst,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Frees every block that lies in the return lists; for a pool that is gone.
+    fn drain(&self) {
+        for class in 0..CLASSES {
+            let mut head = self.returned[class].swap(std::ptr::null_mut(), Ordering::SeqCst);
+            while let Some(block) = NonNull::new(head) {
+                // SAFETY: blocks in a return list have no handles, and the swap made this list ours.
+                head = unsafe { block.as_ref().next.load(Ordering::Relaxed) };
+                free_block(block);
+            }
+        }
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if self.arena_bytes > 0 {
+            // SAFETY: allocated in `Pool::new` with this layout; the last `Arc<Home>` is gone, so no block uses it.
+            unsafe { dealloc(self.arena.as_ptr(), layout(self.arena_bytes)) }
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, ALIGNMENT)
+        .unwrap_or_else(|_| panic!("a block of {bytes} bytes is too large"))
+}
+
+/// Frees a block that no handle and no list names any more.
+fn free_block(block: NonNull<Block>) {
+    // SAFETY: made by `Box::leak` in `Pool::carve`, and unreachable now.
+    let block = unsafe { Box::from_raw(block.as_ptr()) };
+    if block.arena_offset.is_none() {
+        // SAFETY: heap memory of exactly this layout, owned by the block.
+        unsafe { dealloc(block.memory.as_ptr(), layout(1 << (block.class + CLASS_MIN as usize))) }
+    }
+}
+
+fn release(block: NonNull<Block>) {
+    // SAFETY: the handle that calls this counts in `references`, so the block is alive.
+    let this = unsafe { block.as_ref() };
+    if this.references.fetch_sub(1, Ordering::Release) != 1 {
+        return;
+    }
+    fence(Ordering::Acquire);
+    // Keeps the home alive past the moment when another thread may free the block.
+    let home = Arc::clone(&this.home);
+    home.outstanding.fetch_sub(1, Ordering::Relaxed);
+    home.give_back(block);
+    if home.closed.load(Ordering::SeqCst) {
+        home.drain();
+    }
+}
+
+/// A shard's memory. Buffers of it may be dropped on any shard.
+pub struct Pool {
+    home: Arc<Home>,
+    free: RefCell<[*mut Block; CLASSES]>,
+    arena_used: Cell<usize>,
+    heap_blocks: Cell<usize>,
+}
+
+impl Pool {
+    /// A pool whose first `arena_bytes` come from one allocation (rounded up to 4 KiB; 0 for none).
+    pub fn new(arena_bytes: usize) -> Self {
+        let arena_bytes = arena_bytes.next_multiple_of(ALIGNMENT);
+        let arena = if arena_bytes == 0 {
+            NonNull::dangling()
+        } else {
+            // SAFETY: the layout has a size that is not zero.
+            NonNull::new(unsafe { alloc_zeroed(layout(arena_bytes)) })
+                .unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)))
+        };
+        Self {
+            home: Arc::new(Home {
+                returned: Default::default(),
+                closed: AtomicBool::new(false),
+                outstanding: AtomicU32::new(0),
+                arena,
+                arena_bytes,
+            }),
+            free: RefCell::new([std::ptr::null_mut(); CLASSES]),
+            arena_used: Cell::new(0),
+            heap_blocks: Cell::new(0),
+        }
+    }
+
+    /// Address and length of the arena, to be registered with the kernel.
+    pub fn arena(&self) -> (*mut u8, usize) {
+        (self.home.arena.as_ptr(), self.home.arena_bytes)
+    }
+
+    /// Blocks that are held by buffers and slices now, on any shard.
+    pub fn outstanding(&self) -> u32 {
+        self.home.outstanding.load(Ordering::Relaxed)
+    }
+
+    /// Blocks that came from the heap because the arena was used up or the request was large.
+    pub fn heap_blocks(&self) -> usize {
+        self.heap_blocks.get()
+    }
+
+    /// A buffer of `length` bytes (at most 128 MiB), aligned to 4 KiB. What it holds is unspecified.
+    pub fn buffer(&self, length: usize) -> Buffer {
+        let class = class_of(length);
+        let mut free = self.free.borrow_mut();
+        if free[class].is_null() {
+            free[class] = self.home.take(class);
+        }
+        let block = if let Some(block) = NonNull::new(free[class]) {
+            // SAFETY: blocks in the free list have no handles; the list is this thread's.
+            free[class] = unsafe { block.as_ref().next.load(Ordering::Relaxed) };
+            block
+        } else {
+            drop(free);
+            self.carve(class)
+        };
+        // SAFETY: alive, and nobody else's.
+        unsafe { block.as_ref().references.store(1, Ordering::Relaxed) };
+        self.home.outstanding.fetch_add(1, Ordering::Relaxed);
+        Buffer { block, start: 0, length: narrow(length) }
+    }
+
+    /// A buffer of `length` zero bytes.
+    pub fn zeroed(&self, length: usize) -> Buffer {
+        let mut buffer = self.buffer(length);
+        buffer.fill(0);
+        buffer
+    }
+
+    fn carve(&self, class: usize) -> NonNull<Block> {
+        let bytes = 1_usize << (class + CLASS_MIN as usize);
+        let used = self.arena_used.get();
+        let in_arena = self.home.arena_bytes - used >= bytes;
+        let memory = if in_arena {
+            self.arena_used.set(used + bytes);
+            // SAFETY: `used + bytes` does not exceed the arena.
+            unsafe { self.home.arena.add(used) }
+        } else {
+            self.heap_blocks.set(self.heap_blocks.get() + 1);
+            // SAFETY: the layout has a size that is not zero.
+            NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
+                .unwrap_or_else(|| handle_alloc_error(layout(bytes)))
+        };
+        NonNull::from(Box::leak(Box::new(Block {
+            memory,
+            class,
+            arena_offset: in_arena.then_some(used),
+            references: AtomicU32::new(0),
+            next: AtomicPtr::default(),
+            home: Arc::clone(&self.home),
+        })))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.home.closed.store(true, Ordering::SeqCst);
+        self.home.drain();
+        for head in self.free.get_mut() {
+            while let Some(block) = NonNull::new(*head) {
+                // SAFETY: blocks in the free list have no handles.
+                *head = unsafe { block.as_ref().next.load(Ordering::Relaxed) };
+                free_block(block);
+            }
+        }
+    }
+}
+
+fn class_of(length: usize) -> usize {
+    let bits = length.max(1).next_power_of_two().trailing_zeros().max(CLASS_MIN);
+    let class = (bits - CLASS_MIN) as usize;
+    assert!(class < CLASSES, "a buffer of {length} bytes is larger than the pool's largest block");
+    class
+}
+
+fn narrow(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or_else(|_| unreachable!("blocks are at most 128 MiB"))
+}
+
+macro_rules! handle {
+    ($name:ident) => {
+        impl $name {
+            /// Length in bytes.
+            pub fn len(&self) -> usize {
+                self.length as usize
+            }
+
+            /// Whether there are no bytes.
+            pub fn is_empty(&self) -> bool {
+                self.length == 0
+            }
+
+            fn block(&self) -> &Block {
+                // SAFETY: this handle counts in `references`.
+                unsafe { self.block.as_ref() }
+            }
+
+            /// Address of the first byte.
+            pub fn as_ptr(&self) -> *const u8 {
+                // SAFETY: `start + length` lies in the block.
+                unsafe { self.block().memory.as_ptr().add(self.start as usize) }
+            }
+
+            /// Offset in the arena of the pool that made it, if it lies there.
+            pub fn arena_offset(&self) -> Option<usize> {
+                self.block().arena_offset.map(|at| at + self.start as usize)
+            }
+
+            /// Whether its memory belongs to `pool`: only then does a registered index of that pool's driver fit.
+            pub fn is_from(&self, pool: &Pool) -> bool {
+                Arc::ptr_eq(&self.block().home, &pool.home)
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                release(self.block);
+            }
+        }
+
+        impl Deref for $name {
+            type Target = [u8];
+
+            fn deref(&self) -> &[u8] {
+                // SAFETY: the range lies in the block and is initialised (blocks start zeroed); nobody writes it:
+                // a `Buffer` is the only handle to its range, and `Slice`s are read-only.
+                unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($name), "({} bytes)"), self.length)
+            }
+        }
+    };
+}
+
+/// The only handle to a range of bytes.
+pub struct Buffer {
+    block: NonNull<Block>,
+    start: u32,
+    length: u32,
+}
+
+// SAFETY: a handle to memory that no other handle reaches; the block's count and return list are atomic.
+unsafe impl Send for Buffer {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Buffer {}
+
+handle!(Buffer);
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and this is the only handle to the range.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast_mut(), self.len()) }
+    }
+}
+
+impl Buffer {
+    /// Cuts off the first `at` bytes; `self` keeps the rest.
+    ///
+    /// # Panics
+    /// If `at` is past the end.
+    pub fn split_to(&mut self, at: usize) -> Buffer {
+        assert!(at <= self.len(), "split at {at} of {} bytes", self.length);
+        self.block().references.fetch_add(1, Ordering::Relaxed);
+        let head = Buffer { block: self.block, start: self.start, length: narrow(at) };
+        self.start += narrow(at);
+        self.length -= narrow(at);
+        head
+    }
+
+    /// Appends `next`, which must be the range right behind in the same block.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[expect(clippy::needless_pass_by_value, reason = "the handle to the range must end here")]
+    pub fn unsplit(&mut self, next: Buffer) {
+        assert!(
+            self.block == next.block && self.start + self.length == next.start,
+            "only neighbouring parts of one buffer can be joined"
+        );
+        self.length += next.length;
+    }
+
+    /// Shortens to `length` bytes.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(narrow(length));
+    }
+
+    /// Gives up writing, for a handle that can be shared.
+    pub fn freeze(self) -> Slice {
+        let slice = Slice { block: self.block, start: self.start, length: self.length };
+        std::mem::forget(self);
+        slice
+    }
+}
+
+/// A shared, read-only range of bytes.
+pub struct Slice {
+    block: NonNull<Block>,
+    start: u32,
+    length: u32,
+}
+
+// SAFETY: read-only; the block's count and return list are atomic.
+unsafe impl Send for Slice {}
+// SAFETY: as above.
+unsafe impl Sync for Slice {}
+
+handle!(Slice);
+
+impl Clone for Slice {
+    fn clone(&self) -> Self {
+        self.block().references.fetch_add(1, Ordering::Relaxed);
+        Self { ..*self }
+    }
+}
+
+impl Slice {
+    /// The `length` bytes from `start`.
+    ///
+    /// # Panics
+    /// If they are not all inside.
+    pub fn slice(&self, start: usize, length: usize) -> Slice {
+        assert!(
+            start.checked_add(length).is_some_and(|end| end <= self.len()),
+            "{length} bytes from {start} of {}",
+            self.length
+        );
+        let mut part = self.clone();
+        part.start += narrow(start);
+        part.length = narrow(length);
+        part
+    }
+
+    /// The buffer again, if this is the only handle to the block.
+    pub fn try_into_buffer(self) -> Result<Buffer, Slice> {
+        if self.block().references.load(Ordering::Acquire) != 1 {
+            return Err(self);
+        }
+        let buffer = Buffer { block: self.block, start: self.start, length: self.length };
+        std::mem::forget(self);
+        Ok(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_aligned_and_reused() {
+        let pool = Pool::new(64 << 10);
+        let first = pool.buffer(5000);
+        assert_eq!(first.as_ptr().addr() % ALIGNMENT, 0);
+        assert_eq!(first.len(), 5000);
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!(pool.buffer(8192).as_ptr(), address);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn a_part_keeps_the_block_alive_and_parts_join_again() {
+        let pool = Pool::new(0);
+        let mut tail = pool.buffer(8192);
+        tail.copy_from_slice(&[7; 8192]);
+        let mut head = tail.split_to(4096);
+        head.fill(1);
+        assert!(tail.iter().all(|&b| b == 7));
+        head.unsplit(tail);
+        assert_eq!((head.len(), head[4095], head[4096]), (8192, 1, 7));
+        let whole = head.freeze();
+        let part = whole.slice(4096, 16);
+        drop(whole);
+        assert_eq!(pool.outstanding(), 1);
+        assert_eq!(&part[..], &[7; 16]);
+    }
+
+    #[test]
+    fn a_buffer_dropped_elsewhere_comes_home() {
+        let pool = Pool::new(4096);
+        let buffer = pool.buffer(4096);
+        let address = buffer.as_ptr().addr();
+        std::thread::spawn(move || drop(buffer)).join().unwrap();
+        assert_eq!(pool.buffer(1).as_ptr().addr(), address);
+    }
+
+    #[test]
+    fn a_pool_may_go_before_its_buffers() {
+        let pool = Pool::new(1 << 20);
+        let (arena, heap) = (pool.buffer(4096).freeze(), pool.buffer(4 << 20));
+        drop(pool);
+        assert_eq!(arena.len() + heap.len(), 4096 + (4 << 20));
+    }
+
+    #[test]
+    fn a_shared_slice_cannot_be_written() {
+        let pool = Pool::new(0);
+        let slice = pool.buffer(1).freeze();
+        let other = slice.clone();
+        let slice = slice.try_into_buffer().unwrap_err();
+        drop(other);
+        assert!(slice.try_into_buffer().is_ok());
+    }
+}

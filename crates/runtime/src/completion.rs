@@ -1,0 +1,258 @@
+//! Requests under way: a slot of the shard holds the memory until the driver completes it.
+//!
+//! A driver that can answer at once returns [`Submission::done`] and touches neither slot nor waker. Otherwise it takes
+//! a slot with [`Submission::pending`], keeps the [`Completion`] and calls [`Completion::finish`] later, on the same shard.
+
+use std::{
+    cell::RefCell,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use crate::{Buffer, DeviceError, Slice, shard};
+
+/// What became of a request.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Bytes transferred, or why it failed.
+    pub result: Result<usize, DeviceError>,
+    /// The buffer of a read.
+    pub buffer: Option<Buffer>,
+}
+
+/// The memory of a request while it is under way.
+pub enum Payload {
+    /// No memory: flush, discard.
+    None,
+    /// A read's.
+    Buffer(Buffer),
+    /// A write's.
+    Slice(Slice),
+}
+
+enum Slot {
+    Free { next: u32 },
+    Waiting { payload: Payload, waker: Option<Waker>, abandoned: bool },
+    Done(Outcome),
+}
+
+const NONE: u32 = u32::MAX;
+
+/// A shard's requests under way.
+pub(crate) struct Slots {
+    slots: RefCell<Vec<Slot>>,
+    free: std::cell::Cell<u32>,
+    in_flight: std::cell::Cell<usize>,
+}
+
+impl Slots {
+    pub(crate) fn new() -> Self {
+        Self { slots: RefCell::default(), free: NONE.into(), in_flight: 0.into() }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.get()
+    }
+
+    fn take(&self, payload: Payload) -> u32 {
+        let mut slots = self.slots.borrow_mut();
+        let waiting = Slot::Waiting { payload, waker: None, abandoned: false };
+        self.in_flight.set(self.in_flight.get() + 1);
+        let index = self.free.get();
+        if index == NONE {
+            slots.push(waiting);
+            return u32::try_from(slots.len() - 1).unwrap_or_else(|_| unreachable!("slots are few"));
+        }
+        let slot = &mut slots[index as usize];
+        if let Slot::Free { next } = slot {
+            self.free.set(*next);
+        }
+        *slot = waiting;
+        index
+    }
+
+    fn release(&self, slots: &mut [Slot], index: u32) -> Slot {
+        std::mem::replace(&mut slots[index as usize], Slot::Free { next: self.free.replace(index) })
+    }
+
+    fn finish(&self, index: u32, result: Result<usize, DeviceError>) {
+        self.in_flight.set(self.in_flight.get() - 1);
+        let mut slots = self.slots.borrow_mut();
+        let taken = self.release(&mut slots, index);
+        let Slot::Waiting { payload, waker, abandoned } = taken else {
+            unreachable!("a request completes once");
+        };
+        if abandoned {
+            drop(slots);
+            drop(payload);
+            return;
+        }
+        let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
+        // The slot stays with its submission until that has read the outcome.
+        if let Slot::Free { next } = &slots[index as usize] {
+            self.free.set(*next);
+        }
+        slots[index as usize] = Slot::Done(Outcome { result, buffer });
+        drop(slots);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn poll(&self, index: u32, cx: &Context<'_>) -> Poll<Outcome> {
+        let mut slots = self.slots.borrow_mut();
+        if let Slot::Waiting { waker, .. } = &mut slots[index as usize] {
+            match waker {
+                Some(old) if old.will_wake(cx.waker()) => {}
+                _ => *waker = Some(cx.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        let Slot::Done(outcome) = self.release(&mut slots, index) else {
+            unreachable!("a submission is read once");
+        };
+        Poll::Ready(outcome)
+    }
+
+    fn abandon(&self, index: u32) {
+        let mut slots = self.slots.borrow_mut();
+        if let Slot::Waiting { abandoned, waker, .. } = &mut slots[index as usize] {
+            *abandoned = true;
+            *waker = None;
+            return;
+        }
+        let outcome = self.release(&mut slots, index);
+        drop(slots);
+        drop(outcome);
+    }
+}
+
+/// The driver's end of a request that is under way.
+#[derive(Debug)]
+#[must_use = "a request must be finished, or its submitter waits for ever"]
+pub struct Completion {
+    slot: u32,
+}
+
+impl Completion {
+    /// Ends the request. Must be called on the shard that submitted it.
+    pub fn finish(self, result: Result<usize, DeviceError>) {
+        shard::with_current(|shard| shard.slots.finish(self.slot, result));
+    }
+
+    /// A number that names it, for the kernel's user data. See [`Completion::from_raw`].
+    pub fn into_raw(self) -> u32 {
+        self.slot
+    }
+
+    /// The completion of which [`Completion::into_raw`] gave `slot`, once.
+    pub fn from_raw(slot: u32) -> Self {
+        Self { slot }
+    }
+}
+
+/// A request: a future of its [`Outcome`]. Dropping it ends the wait, not the request.
+#[derive(Debug)]
+pub struct Submission {
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Ready(Option<Outcome>),
+    Waiting(u32),
+}
+
+impl Submission {
+    /// A request that was answered at once.
+    pub fn done(result: Result<usize, DeviceError>, buffer: Option<Buffer>) -> Self {
+        Self { state: State::Ready(Some(Outcome { result, buffer })) }
+    }
+
+    /// A request that a driver will complete; its memory waits in the shard's slot.
+    pub fn pending(payload: Payload) -> (Self, Completion) {
+        let slot = shard::with_current(|shard| shard.slots.take(payload));
+        (Self { state: State::Waiting(slot) }, Completion { slot })
+    }
+}
+
+impl Future for Submission {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        match &mut self.state {
+            State::Ready(outcome) => Poll::Ready(outcome.take().expect("a submission is awaited once")),
+            State::Waiting(slot) => {
+                let polled = shard::with_current(|shard| shard.slots.poll(*slot, cx));
+                if polled.is_ready() {
+                    self.state = State::Ready(None);
+                }
+                polled
+            }
+        }
+    }
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        if let State::Waiting(slot) = self.state {
+            // On a thread without a shard the slots are gone too.
+            shard::try_with_current(|shard| shard.slots.abandon(slot));
+        }
+    }
+}
+
+/// Several requests awaited together. Reusable: it keeps its memory when cleared.
+#[derive(Default)]
+pub struct SubmissionSet {
+    submissions: Vec<Submission>,
+    outcomes: Vec<Option<Outcome>>,
+}
+
+impl SubmissionSet {
+    /// Adds a request and returns its index.
+    pub fn push(&mut self, submission: Submission) -> usize {
+        self.submissions.push(submission);
+        self.submissions.len() - 1
+    }
+
+    /// Number of requests.
+    pub fn len(&self) -> usize {
+        self.submissions.len()
+    }
+
+    /// Whether there are no requests.
+    pub fn is_empty(&self) -> bool {
+        self.submissions.is_empty()
+    }
+
+    /// Waits until every request has completed.
+    pub fn wait(&mut self) -> impl Future<Output = ()> {
+        self.outcomes.clear();
+        self.outcomes.resize_with(self.submissions.len(), || None);
+        std::future::poll_fn(|cx| {
+            let mut pending = false;
+            for (submission, outcome) in self.submissions.iter_mut().zip(&mut self.outcomes) {
+                if outcome.is_none() {
+                    match Pin::new(submission).poll(cx) {
+                        Poll::Ready(done) => *outcome = Some(done),
+                        Poll::Pending => pending = true,
+                    }
+                }
+            }
+            if pending { Poll::Pending } else { Poll::Ready(()) }
+        })
+    }
+
+    /// Takes the outcome of request `index` after [`SubmissionSet::wait`].
+    pub fn take(&mut self, index: usize) -> Outcome {
+        self.outcomes[index].take().expect("every outcome is taken once, after the wait")
+    }
+
+    /// Forgets everything, for the next use.
+    pub fn clear(&mut self) {
+        self.submissions.clear();
+        self.outcomes.clear();
+    }
+}

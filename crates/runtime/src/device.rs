@@ -1,0 +1,118 @@
+//! The seam to storage: what the engine asks of a member, whatever stands behind it.
+
+use crate::{Buffer, Slice, Submission};
+
+/// What reads back after a range was zeroed or discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroedReads {
+    /// `write_zeroes` is done by the device and reads back zero.
+    Zero,
+    /// The device can't zero by itself: write zero bytes.
+    Unsupported,
+}
+
+/// What a device says of itself. Constant while it is open.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Name for messages: a path or an address.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Logical block in bytes; every offset and length is a multiple of it.
+    pub logical_block: u32,
+    /// Whether completed writes may be lost on power failure until a flush.
+    pub volatile_cache: bool,
+    /// What `write_zeroes` does.
+    pub zeroes: ZeroedReads,
+    /// Whether `discard` does anything.
+    pub discards: bool,
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceErrorKind {
+    /// The medium could not deliver or take these sectors; others may be fine.
+    Media,
+    /// The device is gone and nothing more will succeed.
+    Gone,
+    /// There is no space behind the device (thin provisioning, a full file system).
+    NoSpace,
+    /// The device does not know this operation.
+    Unsupported,
+    /// The request reaches past the device or is not aligned to its blocks: our own mistake.
+    Invalid,
+    /// The device is full of requests or memory was short: the request was not tried.
+    Busy,
+    /// Any other error.
+    Other,
+}
+
+/// A failed request: the kind to decide by, the error number for the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} (error {errno})", self.words())]
+pub struct DeviceError {
+    /// What to decide by.
+    pub kind: DeviceErrorKind,
+    /// The operating system's number, 0 where there is none.
+    pub errno: i32,
+}
+
+impl DeviceError {
+    /// An error of `kind` without a number.
+    pub fn of(kind: DeviceErrorKind) -> Self {
+        Self { kind, errno: 0 }
+    }
+
+    /// Sorts an error number of the operating system.
+    pub fn from_errno(errno: i32) -> Self {
+        let kind = match errno {
+            libc::EIO | libc::ENODATA | libc::EILSEQ | libc::EBADMSG | libc::EREMOTEIO => {
+                DeviceErrorKind::Media
+            }
+            libc::ENODEV | libc::ENXIO | libc::ESHUTDOWN | libc::ENOLINK | libc::EPIPE | libc::ECONNRESET => {
+                DeviceErrorKind::Gone
+            }
+            libc::ENOSPC | libc::EDQUOT => DeviceErrorKind::NoSpace,
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => DeviceErrorKind::Unsupported,
+            libc::EINVAL => DeviceErrorKind::Invalid,
+            libc::EAGAIN | libc::ENOMEM | libc::EBUSY => DeviceErrorKind::Busy,
+            _ => DeviceErrorKind::Other,
+        };
+        Self { kind, errno }
+    }
+
+    fn words(&self) -> &'static str {
+        match self.kind {
+            DeviceErrorKind::Media => "the medium failed",
+            DeviceErrorKind::Gone => "the device is gone",
+            DeviceErrorKind::NoSpace => "no space is left behind the device",
+            DeviceErrorKind::Unsupported => "the device does not support this operation",
+            DeviceErrorKind::Invalid => "the request does not fit the device",
+            DeviceErrorKind::Busy => "the device is out of resources",
+            DeviceErrorKind::Other => "the device failed",
+        }
+    }
+}
+
+/// One member's storage as one shard sees it.
+///
+/// A call submits at once and returns a [`Submission`] to await; requests run concurrently and complete in any order.
+/// Offsets and lengths are bytes, multiples of the logical block. The memory of a request stays with the device until
+/// its completion, even when the submission is dropped. A completion may come inline, before the call returns.
+///
+/// A read's outcome always brings the buffer back; what it holds after an error is unspecified. Short transfers don't
+/// exist: a driver continues them or fails.
+pub trait Device {
+    /// What the device says of itself.
+    fn info(&self) -> &DeviceInfo;
+    /// Fills `buffer` from `offset`.
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission;
+    /// Writes `data` at `offset`; with `fua` it is durable at completion.
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission;
+    /// Makes every write that completed before this call durable.
+    fn flush(&self) -> Submission;
+    /// Tells the device that a range is not needed; reads may return anything afterwards.
+    fn discard(&self, offset: u64, length: u64) -> Submission;
+    /// Makes a range read back zero; may free it. Only where [`DeviceInfo::zeroes`] says so.
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission;
+}

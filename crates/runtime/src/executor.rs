@@ -1,0 +1,415 @@
+//! A shard: the tasks of one thread, their timers, memory and requests.
+//!
+//! The executor decides nothing by itself: a driver asks it to deliver mail, to fire timers and to poll a ready task.
+//! So the production driver can run it flat out and the simulator can choose every step from a seed.
+//!
+//! A waker is a number (shard, task), never a pointer: cloning and dropping one is free, and a stale one can at worst
+//! poll a task once too often. Task memory is reused by type, so a spawn does not allocate after warm-up.
+
+use std::{
+    any::{Any, TypeId},
+    cell::{Cell, RefCell},
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    future::Future,
+    hash::{BuildHasherDefault, Hasher},
+    pin::Pin,
+    rc::Rc,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    task::{Context, Poll, RawWaker, RawWakerVTable, Waker},
+    time::Instant,
+};
+
+use crate::{
+    Pool,
+    completion::Slots,
+    mailbox::{Mailbox, Message, TASKS_MAX},
+    shard,
+};
+
+/// Shards that may be alive at a time in a process.
+const SHARDS_MAX: usize = 1024;
+
+/// Mailboxes by shard id. They are never freed, so a waker may outlive its shard.
+static MAILBOXES: [OnceLock<Arc<Mailbox>>; SHARDS_MAX] = [const { OnceLock::new() }; SHARDS_MAX];
+static IDS_FREE: Mutex<(Vec<u32>, u32)> = Mutex::new((Vec::new(), 0));
+
+fn take_id() -> u32 {
+    let mut ids = IDS_FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    ids.0.pop().unwrap_or_else(|| {
+        let id = ids.1;
+        assert!((id as usize) < SHARDS_MAX, "more than {SHARDS_MAX} shards in one process");
+        ids.1 += 1;
+        id
+    })
+}
+
+/// What a shard is made of.
+pub struct ShardConfig {
+    /// Its number among the shards of the process or world, from 0.
+    pub index: usize,
+    /// Bytes of the buffer arena.
+    pub arena_bytes: usize,
+    /// The virtual clock to follow; the machine's monotonic clock without one.
+    pub clock: Option<Rc<Cell<u64>>>,
+}
+
+enum Clock {
+    Monotonic(Instant),
+    Virtual(Rc<Cell<u64>>),
+}
+
+/// A task's future in memory that can be used again by the next future of its type.
+trait Task {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()>;
+    fn recycle(self: Pin<Box<Self>>, memory: &mut TaskMemory);
+}
+
+struct TaskCell<F> {
+    future: Option<F>,
+}
+
+impl<F: Future<Output = ()> + 'static> TaskCell<F> {
+    fn future(self: Pin<&mut Self>) -> Pin<&mut Option<F>> {
+        // SAFETY: structural pinning: `future` is never moved out of a pinned cell, and `TaskCell` has no `Drop`.
+        unsafe { self.map_unchecked_mut(|cell| &mut cell.future) }
+    }
+}
+
+impl<F: Future<Output = ()> + 'static> Task for TaskCell<F> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        match self.future().as_pin_mut() {
+            Some(future) => future.poll(cx),
+            None => Poll::Ready(()),
+        }
+    }
+
+    fn recycle(mut self: Pin<Box<Self>>, memory: &mut TaskMemory) {
+        self.as_mut().future().set(None);
+        memory.cells::<F>().push(self);
+    }
+}
+
+/// `TypeId`s are hashes already.
+#[derive(Default)]
+struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 ^= value;
+    }
+}
+
+/// Free task cells by the type of their future.
+#[derive(Default)]
+struct TaskMemory {
+    by_type: HashMap<TypeId, Box<dyn Any>, BuildHasherDefault<IdentityHasher>>,
+}
+
+type Cells<F> = Vec<Pin<Box<TaskCell<F>>>>;
+
+impl TaskMemory {
+    fn cells<F: Future<Output = ()> + 'static>(&mut self) -> &mut Cells<F> {
+        self.by_type
+            .entry(TypeId::of::<F>())
+            .or_insert_with(|| Box::new(Cells::<F>::new()))
+            .downcast_mut()
+            .unwrap_or_else(|| unreachable!("keyed by the type"))
+    }
+}
+
+#[derive(Default)]
+struct Entry {
+    /// Absent while it is polled, and when the entry is free.
+    task: Option<Pin<Box<dyn Task>>>,
+    /// In the ready queue.
+    ready: bool,
+    alive: bool,
+}
+
+/// The tasks of one thread. See the module.
+pub struct Shard {
+    id: u32,
+    index: usize,
+    tasks: RefCell<Vec<Entry>>,
+    tasks_free: RefCell<Vec<u32>>,
+    tasks_alive: Cell<usize>,
+    task_memory: RefCell<TaskMemory>,
+    ready: RefCell<VecDeque<u32>>,
+    timers: RefCell<BinaryHeap<Reverse<(u64, u64, u32)>>>,
+    timer_sequence: Cell<u64>,
+    current_task: Cell<u32>,
+    clock: Clock,
+    mailbox: Arc<Mailbox>,
+    pool: Pool,
+    pub(crate) slots: Slots,
+}
+
+impl Shard {
+    /// A shard without tasks.
+    pub fn new(config: &ShardConfig) -> Rc<Self> {
+        let id = take_id();
+        let mailbox = Arc::clone(MAILBOXES[id as usize].get_or_init(Arc::default));
+        mailbox.reset();
+        Rc::new(Self {
+            id,
+            index: config.index,
+            tasks: RefCell::default(),
+            tasks_free: RefCell::default(),
+            tasks_alive: Cell::default(),
+            task_memory: RefCell::default(),
+            ready: RefCell::default(),
+            timers: RefCell::default(),
+            timer_sequence: Cell::default(),
+            current_task: Cell::new(u32::MAX),
+            clock: config.clock.clone().map_or_else(|| Clock::Monotonic(Instant::now()), Clock::Virtual),
+            mailbox,
+            pool: Pool::new(config.arena_bytes),
+            slots: Slots::new(),
+        })
+    }
+
+    /// Its number among the shards of the process or world.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The end that other threads may hold.
+    pub fn handle(&self) -> ShardHandle {
+        ShardHandle { index: self.index, mailbox: Arc::clone(&self.mailbox) }
+    }
+
+    /// Its mailbox, for the driver.
+    pub fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    /// Its memory.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Nanoseconds since some fixed moment.
+    pub fn now(&self) -> u64 {
+        match &self.clock {
+            // 584 years.
+            Clock::Monotonic(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Clock::Virtual(now) => now.get(),
+        }
+    }
+
+    /// Starts a task.
+    pub fn spawn<F: Future<Output = ()> + 'static>(&self, future: F) {
+        let cell: Pin<Box<dyn Task>> = {
+            let mut memory = self.task_memory.borrow_mut();
+            if let Some(mut cell) = memory.cells::<F>().pop() {
+                cell.as_mut().future().set(Some(future));
+                cell
+            } else {
+                Box::pin(TaskCell { future: Some(future) })
+            }
+        };
+        let mut tasks = self.tasks.borrow_mut();
+        let index = self.tasks_free.borrow_mut().pop().unwrap_or_else(|| {
+            assert!(tasks.len() < TASKS_MAX, "more than {TASKS_MAX} tasks on one shard");
+            tasks.push(Entry::default());
+            u32::try_from(tasks.len() - 1).unwrap_or_else(|_| unreachable!("below TASKS_MAX"))
+        });
+        tasks[index as usize] = Entry { task: Some(cell), ready: true, alive: true };
+        self.tasks_alive.set(self.tasks_alive.get() + 1);
+        self.ready.borrow_mut().push_back(index);
+    }
+
+    fn make_ready(&self, index: u32) {
+        if let Some(entry) = self.tasks.borrow_mut().get_mut(index as usize)
+            && entry.alive
+            && !entry.ready
+        {
+            entry.ready = true;
+            self.ready.borrow_mut().push_back(index);
+        }
+    }
+
+    /// Tasks that have not ended.
+    pub fn tasks_alive(&self) -> usize {
+        self.tasks_alive.get()
+    }
+
+    /// Requests that their drivers have not completed.
+    pub fn requests_in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    /// Tasks that can be polled now.
+    pub fn ready_count(&self) -> usize {
+        self.ready.borrow().len()
+    }
+
+    /// Polls the ready task at `position` of the queue, 0 being the oldest. The shard must be the current one.
+    /// Returns false if there is none.
+    pub fn poll_ready(&self, position: usize) -> bool {
+        let Some(index) = self.ready.borrow_mut().remove(position) else {
+            return false;
+        };
+        let task = {
+            let entry = &mut self.tasks.borrow_mut()[index as usize];
+            entry.ready = false;
+            entry.task.take()
+        };
+        let Some(mut task) = task else {
+            return true;
+        };
+        let outer = self.current_task.replace(index);
+        let waker = self.waker(index);
+        let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
+        self.current_task.set(outer);
+        if polled.is_ready() {
+            task.recycle(&mut self.task_memory.borrow_mut());
+            self.tasks.borrow_mut()[index as usize].alive = false;
+            self.tasks_free.borrow_mut().push(index);
+            self.tasks_alive.set(self.tasks_alive.get() - 1);
+        } else {
+            self.tasks.borrow_mut()[index as usize].task = Some(task);
+        }
+        true
+    }
+
+    /// Takes wakes and messages from other threads. The shard must be the current one.
+    pub fn deliver_mail(&self) {
+        self.mailbox.take_wakes(|index| self.make_ready(index));
+        while let Some(message) = self.mailbox.take_message() {
+            message();
+        }
+    }
+
+    /// When the next timer is due.
+    pub fn next_timer(&self) -> Option<u64> {
+        self.timers.borrow().peek().map(|Reverse((deadline, ..))| *deadline)
+    }
+
+    /// Makes the tasks ready whose timers are due.
+    pub fn fire_timers(&self) {
+        let mut timers = self.timers.borrow_mut();
+        if timers.is_empty() {
+            return;
+        }
+        let now = self.now();
+        while let Some(&Reverse((deadline, _, task))) = timers.peek() {
+            if deadline > now {
+                return;
+            }
+            timers.pop();
+            self.make_ready(task);
+        }
+    }
+
+    /// Has the task that is being polled woken at `deadline`.
+    pub(crate) fn set_timer(&self, deadline: u64) {
+        let sequence = self.timer_sequence.replace(self.timer_sequence.get() + 1);
+        self.timers.borrow_mut().push(Reverse((deadline, sequence, self.current_task.get())));
+    }
+
+    /// Makes this the thread's current shard until the guard goes.
+    pub fn enter(self: &Rc<Self>) -> shard::Entered {
+        shard::enter(Rc::clone(self))
+    }
+
+    /// Drops every task, as a crash of the process would. The shard must be the current one.
+    pub fn drop_tasks(&self) {
+        // A task's destructor may wake or spawn others.
+        loop {
+            let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
+            self.ready.borrow_mut().clear();
+            self.tasks_free.borrow_mut().clear();
+            if tasks.is_empty() {
+                break;
+            }
+            drop(tasks);
+        }
+        self.tasks_alive.set(0);
+        self.timers.borrow_mut().clear();
+    }
+
+    fn waker(&self, task: u32) -> Waker {
+        let data = std::ptr::without_provenance((self.id as usize) << 32 | task as usize);
+        // SAFETY: the functions of the table treat the data as a number, so every rule of `RawWaker` holds trivially.
+        unsafe { Waker::from_raw(RawWaker::new(data, &WAKER)) }
+    }
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        self.mailbox.reset();
+        IDS_FREE.lock().unwrap_or_else(PoisonError::into_inner).0.push(self.id);
+    }
+}
+
+static WAKER: RawWakerVTable = RawWakerVTable::new(|data| RawWaker::new(data, &WAKER), wake, wake, |_| ());
+
+fn wake(data: *const ()) {
+    #[expect(clippy::cast_possible_truncation, reason = "the number was put together from two of 32 bits")]
+    let (id, task) = ((data.addr() >> 32) as u32, data.addr() as u32);
+    let local = shard::try_with_current(|shard| {
+        if shard.id == id {
+            shard.make_ready(task);
+        }
+        shard.id == id
+    });
+    if local != Some(true)
+        && let Some(mailbox) = MAILBOXES[id as usize].get()
+    {
+        mailbox.wake(task);
+    }
+}
+
+/// A shard as other threads see it.
+#[derive(Clone)]
+pub struct ShardHandle {
+    index: usize,
+    mailbox: Arc<Mailbox>,
+}
+
+impl ShardHandle {
+    /// Its number among the shards of the process or world.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its mailbox.
+    pub fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    /// Has `message` run there, soon.
+    pub fn send(&self, message: impl FnOnce() + Send + 'static) {
+        let message: Message = Box::new(message);
+        self.mailbox.send(message);
+    }
+
+    /// Runs the future that `make` gives over there and waits for its value.
+    pub async fn call<F, T>(&self, make: impl FnOnce() -> F + Send + 'static) -> T
+    where
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        let answer = Arc::new((Mutex::new(None), crate::Signal::default()));
+        let there = Arc::clone(&answer);
+        self.send(move || {
+            let future = make();
+            shard::spawn(async move {
+                let value = future.await;
+                *there.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+                there.1.notify();
+            });
+        });
+        answer.1.wait_for(|| answer.0.lock().unwrap_or_else(PoisonError::into_inner).take()).await
+    }
+}

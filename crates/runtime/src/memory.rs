@@ -1,0 +1,124 @@
+//! A device of plain memory. Requests complete inline: it measures the engine, not the storage.
+
+use std::{ptr::NonNull, rc::Rc, sync::Arc};
+
+use crate::{Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, Slice, Submission, ZeroedReads};
+
+/// The memory that every shard's [`MemoryDevice`] of one member shares.
+pub struct Memory {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the mapping lives as long as this; accesses are raw copies. Two requests for the same sectors at the same
+// time race like they would on a disk: each byte has some old or new value, and the engine orders what must be ordered.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `size` bytes of zeroes, on huge pages where the kernel has them.
+    pub fn new(size: usize) -> Result<Arc<Self>, DeviceError> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let fail = |e: rustix::io::Errno| DeviceError::from_errno(e.raw_os_error());
+        // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(fail)?;
+        // SAFETY: the range was just mapped. The advice may be refused: it is only speed.
+        let _ = unsafe { madvise(base, size, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast()).ok_or(DeviceError::of(DeviceErrorKind::Other))?;
+        Ok(Arc::new(Self { base, size }))
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    fn at(&self, offset: u64, length: usize) -> Result<*mut u8, DeviceError> {
+        let inside = usize::try_from(offset)
+            .ok()
+            .filter(|start| start.checked_add(length).is_some_and(|end| end <= self.size))
+            .ok_or(DeviceError::of(DeviceErrorKind::Invalid))?;
+        // SAFETY: `inside + length` lies in the mapping.
+        Ok(unsafe { self.base.as_ptr().add(inside) })
+    }
+
+    /// Copies `data` to `offset`.
+    pub fn copy_in(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        let to = self.at(offset, data.len())?;
+        // SAFETY: both ranges are valid for `data.len()` bytes; a buffer never lies in a device's mapping.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        Ok(())
+    }
+
+    /// Copies from `offset` into `data`.
+    pub fn copy_out(&self, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
+        let from = self.at(offset, data.len())?;
+        // SAFETY: as in `copy_in`.
+        unsafe { std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this size; the last handle is gone.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
+    }
+}
+
+/// A shard's view of a [`Memory`].
+pub struct MemoryDevice {
+    memory: Arc<Memory>,
+    info: DeviceInfo,
+}
+
+impl MemoryDevice {
+    /// A device called `name` with logical blocks of `logical_block` bytes.
+    pub fn new(name: &str, memory: Arc<Memory>, logical_block: u32) -> Rc<Self> {
+        let info = DeviceInfo {
+            name: name.to_owned(),
+            size: memory.size as u64,
+            logical_block,
+            volatile_cache: false,
+            zeroes: ZeroedReads::Zero,
+            discards: true,
+        };
+        Rc::new(Self { memory, info })
+    }
+}
+
+impl Device for MemoryDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn read(&self, offset: u64, mut buffer: Buffer) -> Submission {
+        let result = self.memory.copy_out(offset, &mut buffer).map(|()| buffer.len());
+        Submission::done(result, Some(buffer))
+    }
+
+    fn write(&self, offset: u64, data: Slice, _fua: bool) -> Submission {
+        Submission::done(self.memory.copy_in(offset, &data).map(|()| data.len()), None)
+    }
+
+    fn flush(&self) -> Submission {
+        Submission::done(Ok(0), None)
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        self.write_zeroes(offset, length)
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        let result = usize::try_from(length)
+            .map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))
+            .and_then(|length| self.memory.at(offset, length).map(|to| (to, length)));
+        // SAFETY: `at` checked the range.
+        let result = result.map(|(to, length)| unsafe { std::ptr::write_bytes(to, 0, length) });
+        Submission::done(result.map(|()| 0), None)
+    }
+}
