@@ -116,3 +116,9 @@ pub trait Device {
     /// Makes a range read back zero; may free it. Only where [`DeviceInfo::zeroes`] says so.
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission;
 }
+
+/// Where every shard gets its own [`Device`] of one member.
+pub trait DeviceSource: Send + Sync {
+    /// The device as the current shard uses it.
+    fn attach(&self) -> Result<std::rc::Rc<dyn Device>, DeviceError>;
+}

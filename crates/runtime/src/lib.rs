@@ -24,8 +24,8 @@ pub mod stream;
 
 pub use buffer::{Buffer, Pool, Slice};
 pub use completion::{Completion, Outcome, Submission, SubmissionSet};
-pub use device::{Device, DeviceError, DeviceErrorKind, DeviceInfo, ZeroedReads};
+pub use device::{Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, ZeroedReads};
 pub use executor::{Shard, ShardConfig, ShardHandle};
-pub use memory::MemoryDevice;
+pub use memory::{Memory, MemoryDevice, MemorySource};
 pub use signal::Signal;
 pub use stream::Stream;

@@ -2,7 +2,9 @@
 
 use std::{ptr::NonNull, rc::Rc, sync::Arc};
 
-use crate::{Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, Slice, Submission, ZeroedReads};
+use crate::{
+    Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Slice, Submission, ZeroedReads,
+};
 
 /// The memory that every shard's [`MemoryDevice`] of one member shares.
 pub struct Memory {
@@ -88,6 +90,22 @@ impl MemoryDevice {
             discards: true,
         };
         Rc::new(Self { memory, info })
+    }
+}
+
+/// A [`Memory`] with a name, to be attached by every shard.
+pub struct MemorySource {
+    /// Name for messages.
+    pub name: String,
+    /// The shared bytes.
+    pub memory: Arc<Memory>,
+    /// Logical block in bytes.
+    pub logical_block: u32,
+}
+
+impl DeviceSource for MemorySource {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        Ok(MemoryDevice::new(&self.name, Arc::clone(&self.memory), self.logical_block))
     }
 }
 
