@@ -1,1 +1,7 @@
-//! pinstripe-engine
+//! The engine: stripe writes without a global lock, correct on MD's on-disk format.
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod intent;
+pub mod parity_cache;
+pub mod stripe_table;

@@ -1,0 +1,204 @@
+//! Who may change stripes now: the gate that every stripe write passes, and the epochs by which membership changes.
+//!
+//! One word holds the generation of the current [`Snapshot`](crate::snapshot::Snapshot) and whether the superblocks on disk
+//! say *dirty*. A writer counts itself in (in its own shard's cache line) under the parity of the generation, and
+//! then reads the word: it may go on if the generation is still the one it counted under and the gate is open. The
+//! controller changes the word and then reads the counts. Both sides are sequentially consistent, so either the writer sees
+//! the change or the controller sees the writer. That gives both promises with one count:
+//!
+//! - *C1*: after publishing a generation the controller waits until nobody is counted under the old one; then every
+//!   write in flight was planned under the new membership.
+//! - *clean/dirty*: the gate is closed, and the superblocks may be marked clean, only when nobody is counted in at all.
+//!
+//! A writer never waits for the gate while it is counted, so the controller's waits end.
+
+use crossbeam_utils::CachePadded;
+use pinstripe_runtime::{
+    Signal,
+    atomics::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
+
+const OPEN: u64 = 1;
+
+/// See the module.
+pub struct Admission {
+    /// generation << 1 | open
+    word: AtomicU64,
+    counts: Box<[CachePadded<Counts>]>,
+    /// Somebody left, and the controller waits.
+    left: Signal,
+    /// The gate opened or the array halted.
+    opened: Signal,
+    wanted: AtomicBool,
+    halted: AtomicBool,
+}
+
+#[derive(Default)]
+struct Counts {
+    inside: [AtomicU32; 2],
+    /// Writers that have ever entered: shows the controller whether the array was idle. Written by its own shard only.
+    entered: AtomicU64,
+}
+
+/// The right to change stripes under a generation; ends when dropped.
+pub struct Pass<'a> {
+    admission: &'a Admission,
+    shard: usize,
+    generation: u64,
+}
+
+impl Pass<'_> {
+    /// The generation under which it was given.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        self.admission.leave(self.shard, self.generation);
+    }
+}
+
+/// The array takes no writes any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Halted;
+
+impl Admission {
+    /// Closed, at `generation`.
+    pub fn new(shards: usize, generation: u64) -> Self {
+        Self {
+            word: AtomicU64::new(generation << 1),
+            counts: (0..shards).map(|_| CachePadded::default()).collect(),
+            left: Signal::default(),
+            opened: Signal::default(),
+            wanted: AtomicBool::new(false),
+            halted: AtomicBool::new(false),
+        }
+    }
+
+    /// The current generation.
+    pub fn generation(&self) -> u64 {
+        self.word.load(Ordering::SeqCst) >> 1
+    }
+
+    /// Whether the superblocks on disk say dirty.
+    pub fn is_open(&self) -> bool {
+        self.word.load(Ordering::SeqCst) & OPEN != 0
+    }
+
+    /// Counts the caller in if the gate is open.
+    pub fn try_enter(&self, shard: usize) -> Option<Pass<'_>> {
+        let counts = &self.counts[shard];
+        loop {
+            let word = self.word.load(Ordering::SeqCst);
+            if word & OPEN == 0 || self.halted.load(Ordering::SeqCst) {
+                return None;
+            }
+            let generation = word >> 1;
+            counts.inside[parity(generation)].fetch_add(1, Ordering::SeqCst);
+            if self.word.load(Ordering::SeqCst) == word {
+                counts.entered.store(counts.entered.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                return Some(Pass { admission: self, shard, generation });
+            }
+            self.leave(shard, generation);
+        }
+    }
+
+    /// Waits for the gate. `knock` tells the controller that somebody wants it open.
+    pub async fn enter(&self, shard: usize, knock: &Signal) -> Result<Pass<'_>, Halted> {
+        loop {
+            if let Some(pass) = self.try_enter(shard) {
+                return Ok(pass);
+            }
+            if self.halted.load(Ordering::SeqCst) {
+                return Err(Halted);
+            }
+            self.wanted.store(true, Ordering::SeqCst);
+            knock.notify();
+            self.opened.wait_until(|| self.is_open() || self.halted.load(Ordering::SeqCst)).await;
+        }
+    }
+
+    fn leave(&self, shard: usize, generation: u64) {
+        self.counts[shard].inside[parity(generation)].fetch_sub(1, Ordering::SeqCst);
+        let word = self.word.load(Ordering::SeqCst);
+        if word >> 1 != generation || word & OPEN == 0 {
+            self.left.notify();
+        }
+    }
+
+    /// Whether somebody waits for the gate; forgets it.
+    pub fn take_wanted(&self) -> bool {
+        self.wanted.swap(false, Ordering::SeqCst)
+    }
+
+    /// Whether somebody waits for the gate.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+
+    /// Lets writers in: the superblocks say dirty, durably.
+    pub fn open(&self) {
+        self.word.fetch_or(OPEN, Ordering::SeqCst);
+        self.opened.notify();
+    }
+
+    /// Closes the gate if nobody is inside. False, and open, otherwise.
+    pub fn try_close(&self) -> bool {
+        self.word.fetch_and(!OPEN, Ordering::SeqCst);
+        let inside = (0..2).any(|p| self.inside(p) != 0);
+        if inside {
+            self.open();
+        }
+        !inside
+    }
+
+    /// Lets nobody in any more, for good, and waits until everybody has left. Then the gate is closed.
+    pub async fn close_for_good(&self) {
+        self.halt();
+        self.word.fetch_and(!OPEN, Ordering::SeqCst);
+        self.left.wait_until(|| (0..2).all(|p| self.inside(p) == 0)).await;
+    }
+
+    /// Lets nobody in any more, for good; who is inside goes on.
+    pub fn halt(&self) {
+        self.halted.store(true, Ordering::SeqCst);
+        self.opened.notify();
+    }
+
+    /// Whether [`Admission::halt`] was called.
+    pub fn is_halted(&self) -> bool {
+        self.halted.load(Ordering::SeqCst)
+    }
+
+    /// Moves to the next generation; the snapshot with that number must be in place. Follow with [`Admission::drained`].
+    pub fn publish(&self, generation: u64) {
+        debug_assert_eq!(self.generation() + 1, generation);
+        self.word.fetch_add(2, Ordering::SeqCst);
+    }
+
+    /// Waits until no writer of the generation before the current one is left.
+    pub async fn drained(&self) {
+        let old = parity(self.generation() + 1);
+        self.left.wait_until(|| self.inside(old) == 0).await;
+    }
+
+    fn inside(&self, parity: usize) -> u32 {
+        self.counts.iter().map(|c| c.inside[parity].load(Ordering::SeqCst)).sum()
+    }
+
+    /// Writers inside now.
+    pub fn writers(&self) -> u32 {
+        self.inside(0) + self.inside(1)
+    }
+
+    /// Writers that have ever entered.
+    pub fn entered(&self) -> u64 {
+        self.counts.iter().map(|c| c.entered.load(Ordering::Relaxed)).sum()
+    }
+}
+
+fn parity(generation: u64) -> usize {
+    usize::from(generation & 1 != 0)
+}

@@ -1,0 +1,389 @@
+//! Write intent: which regions of the members may be changing, so that a crash costs a resync of those and not of everything.
+//!
+//! A region is what one bit of MD's bitmap covers. Its counters are several *lanes*, and a stripe picks its lane by
+//! its low bits: writers of neighbouring stripes, which share a region, don't share a cache line (ScalaRAID's D-Blocks).
+//! A region is busy while any lane is not zero; the bits on disk stay MD's linear map.
+//!
+//! ```text
+//!            writer: Clean -> Setting          intent writer: page durable
+//!   Clean ──────────────────────────> Setting ──────────────────────────> Set
+//!     ^                                                                    │ sweeper, two sweeps after the last write,
+//!     └──────────── page durable ──────────── Clearing <──────────────────┘ after a flush of every member (C4)
+//! ```
+//!
+//! A writer increments its lane and then reads the state; the sweeper stores Clearing and then reads the lanes. Both
+//! are sequentially consistent, so a writer that goes on because it saw Set is seen by the sweeper (C7).
+//!
+//! Two sticky marks outlive the lanes (C8): *needs resync* (parity of the region may not match its data, from an unclean
+//! load) and *missed* (a member was absent from a write). Neither region's bit is cleared until a resync or recovery of the
+//! whole region has ended without an error. Without a bitmap the table keeps the marks in memory only.
+
+use std::ops::RangeInclusive;
+
+use pinstripe_runtime::{
+    Signal,
+    atomics::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering},
+};
+
+/// Counters per region.
+pub const LANES: usize = 8;
+
+const STATE: u32 = 0b11;
+const CLEAN: u32 = 0;
+const SETTING: u32 = 1;
+const SET: u32 = 2;
+const CLEARING: u32 = 3;
+/// Written since the last sweep.
+const TOUCHED: u32 = 1 << 2;
+const NEEDS_RESYNC: u32 = 1 << 3;
+const MISSED: u32 = 1 << 4;
+
+/// Regions that one stripe's change touches.
+pub type Regions = RangeInclusive<usize>;
+
+/// The intent of one array under one bitmap (or none). Replaced as a whole, with the membership snapshot, when the
+/// bitmap is added, removed or resized.
+pub struct IntentTable {
+    region_bytes: u64,
+    region_shift: u32,
+    persistent: bool,
+    regions: Box<[AtomicU32]>,
+    lanes: Box<[AtomicU32]>,
+    /// Regions that went from Clean to Setting and that the intent writer has not seen.
+    requested: Mutex<Vec<usize>>,
+    has_requests: AtomicBool,
+    /// For the intent writer: requests came.
+    pub(crate) wanted: Signal,
+    /// For writers: states changed.
+    changed: Signal,
+}
+
+/// Keeps the lanes of a write's regions up; ends when dropped.
+pub struct Mark<'t> {
+    table: &'t IntentTable,
+    regions: Regions,
+    lane: usize,
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        for region in self.regions.clone() {
+            self.table.lane(region, self.lane).fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl IntentTable {
+    /// All clean. `member_bytes` are covered by regions of `region_bytes` (a power of two); `persistent` with a bitmap.
+    pub fn new(member_bytes: u64, region_bytes: u64, persistent: bool) -> Self {
+        assert!(region_bytes.is_power_of_two(), "regions of {region_bytes} bytes");
+        let count = usize::try_from(member_bytes.div_ceil(region_bytes).max(1)).unwrap_or(usize::MAX);
+        let zeroes = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect();
+        Self {
+            region_bytes,
+            region_shift: region_bytes.trailing_zeros(),
+            persistent,
+            regions: zeroes(count),
+            lanes: if persistent { zeroes(count * LANES) } else { Box::default() },
+            requested: Mutex::default(),
+            has_requests: AtomicBool::new(false),
+            wanted: Signal::default(),
+            changed: Signal::default(),
+        }
+    }
+
+    /// Number of regions.
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Never: an array has at least one region.
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
+    /// Bytes of each member in a region.
+    pub fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    /// Whether there is a bitmap on the members.
+    pub fn is_persistent(&self) -> bool {
+        self.persistent
+    }
+
+    /// The regions of `length` member bytes from `offset`.
+    pub fn regions(&self, offset: u64, length: u64) -> Regions {
+        let region =
+            |at: u64| usize::try_from(at >> self.region_shift).unwrap_or(usize::MAX).min(self.len() - 1);
+        region(offset)..=region(offset + length.max(1) - 1)
+    }
+
+    fn lane(&self, region: usize, lane: usize) -> &AtomicU32 {
+        // Lane-major, so that two lanes of a region are far apart.
+        &self.lanes[lane * self.regions.len() + region]
+    }
+
+    /// Counts a write of `stripe` into `regions`. Nothing may be changed before [`IntentTable::is_durable`].
+    pub fn mark(&self, regions: Regions, stripe: u64) -> Mark<'_> {
+        if !self.persistent {
+            #[expect(clippy::reversed_empty_ranges, reason = "nothing to count without a bitmap")]
+            return Mark { table: self, regions: 1..=0, lane: 0 };
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "only the low bits matter")]
+        let lane = stripe as usize % LANES;
+        for region in regions.clone() {
+            self.lane(region, lane).fetch_add(1, Ordering::SeqCst);
+        }
+        Mark { table: self, regions, lane }
+    }
+
+    /// Whether every marked region's bit is durable. Asks for it if it is not.
+    pub fn is_durable(&self, mark: &Mark<'_>) -> bool {
+        let mut durable = true;
+        for region in mark.regions.clone() {
+            let word = &self.regions[region];
+            loop {
+                let now = word.load(Ordering::SeqCst);
+                match now & STATE {
+                    SET if now & TOUCHED != 0 => break,
+                    SET => {
+                        // A failed exchange means that the sweeper is at it: look again.
+                        if word
+                            .compare_exchange(now, now | TOUCHED, Ordering::SeqCst, Ordering::SeqCst)
+                            .is_ok()
+                        {
+                            break;
+                        }
+                    }
+                    CLEAN => {
+                        let setting = now & !STATE | SETTING | TOUCHED;
+                        if word.compare_exchange(now, setting, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                            self.request(region);
+                        }
+                    }
+                    _ => {
+                        durable = false;
+                        break;
+                    }
+                }
+            }
+        }
+        durable
+    }
+
+    /// Waits until every marked region's bit is durable.
+    pub async fn durable(&self, mark: &Mark<'_>) {
+        if !self.is_durable(mark) {
+            self.changed.wait_until(|| self.is_durable(mark)).await;
+        }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.requested.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn request(&self, region: usize) {
+        self.requests().push(region);
+        self.has_requests.store(true, Ordering::SeqCst);
+        self.wanted.notify();
+    }
+
+    /// Whether regions wait for the intent writer.
+    pub fn has_requests(&self) -> bool {
+        self.has_requests.load(Ordering::SeqCst)
+    }
+
+    /// The regions that wait, for one group commit; follow with [`IntentTable::set`] for just these.
+    pub fn take_requests(&self) -> Vec<usize> {
+        let mut requests = self.requests();
+        self.has_requests.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *requests)
+    }
+
+    /// The bits of `regions` are durable.
+    pub fn set(&self, regions: &[usize]) {
+        for &region in regions {
+            self.update(region, |word| word & !STATE | SET);
+        }
+        self.changed.notify();
+    }
+
+    fn update(&self, region: usize, change: impl Fn(u32) -> u32) -> u32 {
+        self.regions[region]
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| Some(change(word)))
+            .unwrap_or_else(|word| word)
+    }
+
+    /// One sweep: the regions that were idle since the last one and may be cleared. It forgets what was touched, so
+    /// the next sweep sees only what happens from now on.
+    pub fn sweep_candidates(&self) -> Vec<usize> {
+        let idle = |region: &usize| {
+            let before = self.update(*region, |word| word & !TOUCHED);
+            before & (STATE | TOUCHED | NEEDS_RESYNC | MISSED) == SET && self.is_quiet(*region)
+        };
+        (0..self.len()).filter(idle).collect()
+    }
+
+    fn is_quiet(&self, region: usize) -> bool {
+        (0..LANES).all(|lane| self.lane(region, lane).load(Ordering::SeqCst) == 0)
+    }
+
+    /// Stops writers from using the bit of `region`, if it has been untouched since it became a candidate. All members
+    /// must have been flushed since then.
+    pub fn try_clear(&self, region: usize) -> bool {
+        let word = &self.regions[region];
+        if word.compare_exchange(SET, CLEARING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return false;
+        }
+        if self.is_quiet(region) {
+            return true;
+        }
+        self.update(region, |word| word & !STATE | SET);
+        self.changed.notify();
+        false
+    }
+
+    /// The cleared bits of `regions` are on the members, or could not be written: then they stay set.
+    pub fn cleared(&self, regions: &[usize], written: bool) {
+        for &region in regions {
+            self.update(region, |word| word & !STATE | if written { CLEAN } else { SET });
+        }
+        self.changed.notify();
+    }
+
+    /// Marks a region as loaded with its bit set.
+    pub fn load_set(&self, region: usize) {
+        self.update(region, |word| word & !STATE | SET);
+    }
+
+    /// Parity of the region may not match its data.
+    pub fn set_needs_resync(&self, region: usize) {
+        self.update(region, |word| word | NEEDS_RESYNC);
+    }
+
+    /// Whether parity of any of `regions` may not match (C10).
+    pub fn needs_resync(&self, regions: Regions) -> bool {
+        regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & NEEDS_RESYNC != 0)
+    }
+
+    /// The whole region was resynced without an error.
+    pub fn resynced(&self, region: usize) {
+        self.update(region, |word| word & !NEEDS_RESYNC | TOUCHED);
+    }
+
+    /// A member misses a write to `regions`.
+    pub fn set_missed(&self, regions: Regions) {
+        for region in regions {
+            if self.regions[region].load(Ordering::SeqCst) & MISSED == 0 {
+                self.update(region, |word| word | MISSED);
+            }
+        }
+    }
+
+    /// Every member is whole again.
+    pub fn recovered(&self) {
+        for region in 0..self.len() {
+            self.update(region, |word| word & !MISSED | TOUCHED);
+        }
+    }
+
+    /// How many regions need a resync.
+    pub fn resync_count(&self) -> usize {
+        self.regions.iter().filter(|r| r.load(Ordering::SeqCst) & NEEDS_RESYNC != 0).count()
+    }
+
+    /// How many bits are set on the members.
+    pub fn set_count(&self) -> usize {
+        self.regions.iter().filter(|r| r.load(Ordering::SeqCst) & STATE != CLEAN).count()
+    }
+
+    /// Whether the bit of `region` must be on the members: what a page write has to contain.
+    pub fn is_set(&self, region: usize) -> bool {
+        matches!(self.regions[region].load(Ordering::SeqCst) & STATE, SET | SETTING)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> IntentTable {
+        IntentTable::new(64 << 20, 1 << 20, true)
+    }
+
+    /// What the intent writer does, without its I/O.
+    fn commit(table: &IntentTable) -> Vec<usize> {
+        let requests = table.take_requests();
+        table.set(&requests);
+        requests
+    }
+
+    #[test]
+    fn a_mark_covers_every_region_that_its_range_touches() {
+        assert_eq!(table().regions((1 << 20) - 512, 1024), 0..=1);
+        assert_eq!(table().regions(0, 1 << 20), 0..=0);
+        assert_eq!(table().regions(63 << 20, 1 << 20), 63..=63);
+    }
+
+    #[test]
+    fn data_waits_for_the_bit_and_one_commit_serves_only_its_snapshot() {
+        let table = table();
+        let first = table.mark(3..=3, 0);
+        assert!(!table.is_durable(&first));
+        let snapshot = table.take_requests();
+        let second = table.mark(4..=4, 1);
+        assert!(!table.is_durable(&second));
+        table.set(&snapshot);
+        assert!(table.is_durable(&first));
+        assert!(!table.is_durable(&second), "a bit that was not in the snapshot is not durable");
+        assert_eq!(commit(&table), [4]);
+        assert!(table.is_durable(&second));
+    }
+
+    #[test]
+    fn a_bit_is_cleared_only_on_the_second_idle_sweep() {
+        let table = table();
+        let mark = table.mark(5..=5, 9);
+        table.is_durable(&mark);
+        commit(&table);
+        assert!(table.is_durable(&mark));
+        assert_eq!(table.sweep_candidates(), [0; 0], "busy and touched");
+        assert_eq!(table.sweep_candidates(), [0; 0], "busy");
+        drop(mark);
+        assert_eq!(table.sweep_candidates(), [5]);
+        assert!(table.try_clear(5));
+        let late = table.mark(5..=5, 9);
+        assert!(!table.is_durable(&late), "a writer that sees Clearing waits");
+        table.cleared(&[5], true);
+        assert!(!table.is_durable(&late));
+        assert_eq!(commit(&table), [5], "and sets the bit again");
+    }
+
+    #[test]
+    fn a_write_between_the_sweep_and_the_flush_keeps_the_bit() {
+        let table = table();
+        table.load_set(1);
+        assert_eq!(table.sweep_candidates(), [1]);
+        let mark = table.mark(1..=1, 0);
+        assert!(table.is_durable(&mark));
+        drop(mark);
+        assert!(!table.try_clear(1), "the write may not be covered by the flush");
+    }
+
+    #[test]
+    fn lanes_at_zero_is_not_in_sync() {
+        let table = table();
+        table.load_set(2);
+        table.set_needs_resync(2);
+        table.load_set(3);
+        table.set_missed(3..=3);
+        for _ in 0..3 {
+            assert_eq!(table.sweep_candidates(), [0; 0]);
+        }
+        table.resynced(2);
+        table.recovered();
+        table.sweep_candidates();
+        assert_eq!(table.sweep_candidates(), [2, 3]);
+    }
+}
