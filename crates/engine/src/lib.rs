@@ -1,1 +1,4 @@
 //! pinstripe-engine
+#![forbid(unsafe_code)]
+
+pub mod geometry;
