@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod geometry;
 pub mod intent;
 pub mod parity_cache;
 pub mod stripe_table;
