@@ -1,0 +1,200 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::level::ParityLayout;
+
+fn device(sectors: u64) -> NewDevice {
+    NewDevice { sectors, uuid: Uuid([9; 16]) }
+}
+
+fn wish(version: MetadataVersion, sectors: u64, chunk: u64, bitmap: NewBitmap) -> NewArray {
+    NewArray {
+        set_uuid: Uuid([5; 16]),
+        name: "host:new".parse().unwrap(),
+        created: Timestamp::new(1_800_000_000, 5),
+        level: Level::Raid5,
+        layout: Layout::Parity(ParityLayout::LeftSymmetric),
+        chunk: SectorCount(chunk),
+        version,
+        bitmap,
+        initial: InitialSync::Resync,
+        size: None,
+        data_offset: None,
+        logical_block_bytes: 512,
+        members: vec![device(sectors); 4],
+        spares: vec![],
+    }
+}
+
+const BITMAP_64K: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
+
+#[test]
+fn the_data_begins_where_mdadm_puts_it() {
+    assert_eq!(default_data_offset(24576, SectorCount(32)), 2048);
+    assert_eq!(default_data_offset(40960, SectorCount(1024)), 4096);
+    assert_eq!(default_data_offset(4 << 31, SectorCount(1024)), 264_192);
+}
+
+#[test]
+fn bitmap_room_grows_with_the_device() {
+    let gib = 1 << 21;
+    for (sectors, room) in [
+        (127, 0),
+        (128, 8),
+        (8 * gib + 8, 8),
+        (8 * gib + 9, 128),
+        (200 * gib + 127, 128),
+        (200 * gib + 128, 256),
+    ] {
+        assert_eq!(bitmap_reservation(sectors), room, "{sectors}");
+    }
+}
+
+#[test]
+fn a_new_array_is_dirty_with_every_bit_set_and_an_assumed_clean_one_neither() {
+    let dirty = wish(MetadataVersion::V1_2, 24576, 32, BITMAP_64K).place().unwrap();
+    assert_eq!(dirty.superblocks[0].array.resync_offset, ResyncOffset::DirtyFrom(Sector(0)));
+    assert_eq!(dirty.bitmap.as_ref().unwrap().set_bits().count(), 176);
+    let clean =
+        NewArray { initial: InitialSync::AssumeClean, ..wish(MetadataVersion::V1_2, 24576, 32, BITMAP_64K) };
+    let clean = clean.place().unwrap();
+    assert_eq!(clean.superblocks[0].array.resync_offset, ResyncOffset::Clean);
+    assert_eq!(clean.bitmap.as_ref().unwrap().set_bits().count(), 0);
+}
+
+#[test]
+fn a_bitmap_chunk_grows_until_the_bits_fit() {
+    let chunk = |sectors| {
+        let wish = wish(MetadataVersion::V1_2, sectors, 128, NewBitmap::Internal { chunk_bytes: None });
+        wish.place().unwrap().bitmap.unwrap().header().chunk_bytes
+    };
+    assert_eq!(chunk(1 << 31), 64 << 20);
+    // 128 KiB of bits at 64 MiB each are 64 TiB less a header.
+    assert_eq!(chunk((63 << 40) / 512), 64 << 20);
+    assert_eq!(chunk((64 << 40) / 512), 128 << 20);
+}
+
+#[test]
+fn a_bitmap_that_does_not_fit_is_refused_with_its_size() {
+    let huge = wish(MetadataVersion::V1_2, 1 << 34, 128, NewBitmap::Internal { chunk_bytes: Some(4096) });
+    assert!(matches!(huge.place(), Err(PlacementError::BitmapRoom { chunk_bytes: 4096, .. })));
+    for bad in [0, 512, 65537] {
+        let odd = wish(MetadataVersion::V1_2, 24576, 32, NewBitmap::Internal { chunk_bytes: Some(bad) });
+        assert_eq!(odd.place(), Err(PlacementError::BitmapChunk(bad)));
+    }
+}
+
+#[test]
+fn bad_wishes_are_refused() {
+    let base = wish(MetadataVersion::V1_2, 24576, 32, NewBitmap::None);
+    let with = |change: &dyn Fn(&mut NewArray)| {
+        let mut wish = base.clone();
+        change(&mut wish);
+        wish.place()
+    };
+    assert_eq!(with(&|w| w.members.clear()), Err(PlacementError::NoMembers));
+    assert!(matches!(
+        with(&|w| w.chunk = SectorCount(24)),
+        Err(PlacementError::Rule(Violation::Chunk { .. }))
+    ));
+    assert!(matches!(
+        with(&|w| w.chunk = SectorCount(4)),
+        Err(PlacementError::Rule(Violation::Chunk { .. }))
+    ));
+    let small = with(&|w| w.members[2].sectors = 2050);
+    assert!(
+        matches!(small, Err(PlacementError::DeviceTooSmall { index: 2, sectors: 2050, .. })),
+        "{small:?}"
+    );
+    assert!(matches!(
+        with(&|w| w.size = Some(SectorCount(30000))),
+        Err(PlacementError::DeviceTooSmall { .. })
+    ));
+    assert!(matches!(
+        with(&|w| w.members.truncate(1)),
+        Err(PlacementError::Rule(Violation::RaidDisks { raid_disks: 1, .. }))
+    ));
+    let layout = Layout::Parity(ParityLayout::DdfNRestart);
+    assert!(matches!(
+        with(&|w| w.layout = layout),
+        Err(PlacementError::Rule(Violation::LayoutOfOtherLevel { .. }))
+    ));
+}
+
+#[test]
+fn raid0_records_its_layout_only_where_sizes_differ() {
+    let mut raid0 = wish(MetadataVersion::V1_2, 24576, 32, NewBitmap::None);
+    raid0.level = Level::Raid0;
+    raid0.layout = Layout::Raid0(Raid0Layout::Unspecified);
+    let equal = raid0.place().unwrap();
+    assert_eq!(equal.superblocks[0].feature_map(), 0);
+    assert_eq!(equal.superblocks[0].array.size, SectorCount(0));
+    assert!(!equal.superblocks[0].array.is_dirty());
+    raid0.members[3].sectors += 4096;
+    assert_eq!(raid0.place().unwrap().superblocks[0].feature_map(), 0x1000);
+    raid0.bitmap = BITMAP_64K;
+    assert!(matches!(raid0.place(), Err(PlacementError::WithoutRedundancy(..))));
+}
+
+#[test]
+fn a_spare_gets_a_number_that_nobody_has_and_a_place_like_its_template() {
+    for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
+        let array = wish(version, 24576, 32, BITMAP_64K).place().unwrap();
+        let numbers: Vec<_> = array.superblocks.iter().map(|s| s.member.dev_number).collect();
+        let spare = place_spare(&array.superblocks[1], device(30000), &numbers, 512).unwrap();
+        assert_eq!(spare.member.dev_number, DeviceNumber(4));
+        assert_eq!(spare.own_role(), Role::Spare);
+        assert_eq!(spare.member.data_offset, array.superblocks[1].member.data_offset);
+        assert!(spare.member.data_size >= spare.array.size);
+        let stale = [&numbers[..], &[DeviceNumber(4)]].concat();
+        let spare = place_spare(&array.superblocks[1], device(24576), &stale, 512).unwrap();
+        assert_eq!(spare.member.dev_number, DeviceNumber(5));
+        assert_eq!(spare.member.data_size, array.superblocks[1].member.data_size);
+        let small = place_spare(&array.superblocks[1], device(24000), &numbers, 512);
+        assert!(matches!(small, Err(PlacementError::DeviceTooSmall { .. })));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever is asked for, either it is refused or every superblock reads back as it was laid out, and no
+    /// two things share a sector.
+    #[test]
+    fn a_placed_array_reads_back_and_nothing_overlaps(
+        sectors in prop::collection::vec(prop_oneof![2000u64..60_000, 1u64 << 20..1 << 42], 4..6),
+        spare in prop::option::of(2000u64..60_000),
+        version in prop::sample::select(vec![MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2]),
+        chunk_shift in 3u32..12,
+        bitmap in prop::sample::select(vec![None, Some(None), Some(Some(4096)), Some(Some(65536)), Some(Some(1 << 26))]),
+        logical_block_bytes in prop::sample::select(vec![512u64, 4096]),
+    ) {
+        let bitmap = bitmap.map_or(NewBitmap::None, |chunk_bytes| NewBitmap::Internal { chunk_bytes });
+        let mut wish = wish(version, 0, 1 << chunk_shift, bitmap);
+        wish.members = sectors.into_iter().map(device).collect();
+        wish.spares = spare.into_iter().map(device).collect();
+        wish.logical_block_bytes = logical_block_bytes;
+        let Ok(placed) = wish.place() else { return Ok(()) };
+        for superblock in &placed.superblocks {
+            let member = &superblock.member;
+            let bytes = superblock.encode(logical_block_bytes).unwrap();
+            let back = Superblock::decode(&bytes, member.super_offset, member.device_sectors).unwrap();
+            prop_assert_eq!((&back.array, &back.member), (&superblock.array, &superblock.member));
+            prop_assert_eq!(back.encode(logical_block_bytes).unwrap(), bytes.clone());
+            let mut regions = vec![
+                (member.super_offset.0, bytes.len() as u64 / 512),
+                (superblock.bad_block_log_sector().unwrap().0, 8),
+                (member.data_offset.0, member.data_size.0),
+            ];
+            if let Some(bitmap) = &placed.bitmap {
+                regions.push((superblock.bitmap_sector().unwrap().0, bitmap.as_bytes().len() as u64 / 512));
+            }
+            regions.sort_unstable();
+            for pair in regions.windows(2) {
+                prop_assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{:?}", regions);
+            }
+            let (last, length) = regions[regions.len() - 1];
+            prop_assert!(last + length <= member.device_sectors, "{:?}", regions);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Which arrays are served, which only to readers, which not at all, each with a sentence that says why.
+
+use thiserror::Error;
+
+use super::Superblock;
+use crate::level::Level;
+
+/// What may be done with an array, as far as one superblock tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Support {
+    /// Read and write.
+    Full,
+    /// Read only, because writing would need what isn't built yet.
+    ReadOnly(ReadOnlyReason),
+    /// Not even reading is safe.
+    Refused(RefusedReason),
+}
+
+/// Why an array is served to readers only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ReadOnlyReason {
+    /// A partial parity log that would have to be kept up.
+    #[error("the array has a partial parity log (PPL), which is not written yet: it is served read-only")]
+    Ppl,
+    /// A journal. The superblock can't say whether it is empty: the caller walks it first
+    /// (the `journal` module), and refuses if anything is left in it.
+    #[error(
+        "the array has a journal device, which is not written yet: it is served read-only, if the journal is empty"
+    )]
+    Journal,
+}
+
+/// Why an array isn't served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum RefusedReason {
+    /// Feature bits that nobody knows.
+    #[error(
+        "the superblock has unknown feature bits {0:#x}: a newer MD wrote it, and what they change is not known here"
+    )]
+    UnknownFeatures(u32),
+    /// A level that isn't served.
+    #[error("{0} is not served yet; levels 0, 4, 5 and 6 are")]
+    Level(Level),
+    /// A reshape.
+    #[error("a reshape is in progress: assemble the array with mdadm and let it finish first")]
+    Reshape,
+    /// A cluster's bitmap.
+    #[error("the array has a clustered bitmap: other hosts may be writing to it")]
+    Clustered,
+    /// PPL and dirty: parity isn't to be trusted before the log has been replayed.
+    #[error(
+        "the array has a partial parity log (PPL) and was not stopped cleanly: assemble it with mdadm once, which replays the log"
+    )]
+    PplDirty,
+}
+
+impl Superblock {
+    /// Whether the array that this superblock describes can be served.
+    ///
+    /// One superblock doesn't know all: the bitmap's version, whether a journal is empty, and whether a RAID0
+    /// without a recorded layout has members of different sizes is for the caller to find out.
+    pub fn support(&self) -> Support {
+        let array = &self.array;
+        let refused = if array.unknown_features != 0 {
+            Some(RefusedReason::UnknownFeatures(array.unknown_features))
+        } else if matches!(array.level, Level::Raid1 | Level::Raid10 | Level::Linear | Level::Multipath) {
+            Some(RefusedReason::Level(array.level))
+        } else if array.reshape.is_some() || self.member.new_offset.is_some() {
+            Some(RefusedReason::Reshape)
+        } else if array.clustered {
+            Some(RefusedReason::Clustered)
+        } else if self.member.ppl.is_some() && array.is_dirty() {
+            Some(RefusedReason::PplDirty)
+        } else {
+            None
+        };
+        match refused {
+            Some(reason) => Support::Refused(reason),
+            None if self.member.ppl.is_some() => Support::ReadOnly(ReadOnlyReason::Ppl),
+            None if array.journal => Support::ReadOnly(ReadOnlyReason::Journal),
+            None => Support::Full,
+        }
+    }
+}
