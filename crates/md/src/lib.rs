@@ -8,8 +8,11 @@
 
 pub mod bad_blocks;
 pub mod bitmap;
+pub mod checksum;
 pub mod identity;
+pub mod journal;
 pub mod level;
 pub mod placement;
+pub mod ppl;
 pub mod superblock;
 pub mod units;

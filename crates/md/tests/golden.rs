@@ -3,12 +3,15 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use pinstripe_md::bad_blocks::BadBlocks;
 use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_md::identity::Uuid;
+use pinstripe_md::journal::{JournalEntry, JournalWalk, Payload, Seed};
 use pinstripe_md::level::{Layout, Level, ParityLayout, Raid0Layout};
 use pinstripe_md::placement::{InitialSync, NewArray, NewBitmap, NewDevice};
+use pinstripe_md::ppl;
 use pinstripe_md::superblock::{
     ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, Support, candidate_sectors, event_is_current,
 };
@@ -95,23 +98,29 @@ fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
 }
 
-/// The cases whose name passes `filter`, each with the images of its members.
-fn cases(filter: impl Fn(&str) -> bool) -> impl Iterator<Item = (Case, Vec<Vec<u8>>)> {
+/// Every case with the images of its members, unpacked once for all tests.
+static CASES: LazyLock<Vec<(Case, Vec<Vec<u8>>)>> = LazyLock::new(|| {
     let manifest = fs::read(golden().join("manifest.json")).unwrap();
     let manifest: Manifest = serde_json::from_slice(&manifest).unwrap();
     assert!(manifest.cases.len() >= 52);
-    manifest.cases.into_iter().filter(move |case| filter(&case.name)).map(|case| {
-        let mut image = zstd::decode_all(&fs::read(golden().join(&case.file)).unwrap()[..]).unwrap();
-        let mut members = Vec::new();
-        for bytes in &case.member_bytes {
-            let rest = image.split_off(*bytes);
-            members.push(std::mem::replace(&mut image, rest));
-        }
-        (case, members)
-    })
+    manifest.cases.into_iter().map(unpack).collect()
+});
+
+fn unpack(case: Case) -> (Case, Vec<Vec<u8>>) {
+    let packed = fs::read(golden().join(&case.file)).unwrap();
+    let image = zstd::bulk::decompress(&packed, case.member_bytes.iter().sum()).unwrap();
+    let mut rest = &image[..];
+    let member = |bytes: &usize| rest.split_off(..*bytes).unwrap().to_vec();
+    let members = case.member_bytes.iter().map(member).collect();
+    (case, members)
 }
 
-fn case(name: &str) -> (Case, Vec<Superblock>) {
+/// The cases whose name passes `filter`.
+fn cases(filter: impl Fn(&str) -> bool) -> impl Iterator<Item = (&'static Case, &'static [Vec<u8>])> {
+    CASES.iter().filter(move |(case, _)| filter(&case.name)).map(|(case, images)| (case, &images[..]))
+}
+
+fn case(name: &str) -> (&'static Case, Vec<Superblock>) {
     let (case, images) = cases(|n| n == name).next().unwrap();
     let superblocks = images.iter().map(|image| find(image)).collect();
     (case, superblocks)
@@ -201,10 +210,10 @@ fn assert_member_is_as_recorded(info: &MemberInfo, superblock: &Superblock) {
 fn every_superblock_is_read_as_recorded_and_written_back_byte_for_byte() {
     let mut count = 0;
     for (case, images) in cases(|_| true) {
-        for (info, image) in case.member_info.iter().zip(&images) {
+        for (info, image) in case.member_info.iter().zip(images) {
             println!("{} device number {}", case.name, info.dev_number);
             let superblock = find(image);
-            assert_array_is_as_recorded(&case, &superblock);
+            assert_array_is_as_recorded(case, &superblock);
             assert_member_is_as_recorded(info, &superblock);
             let bytes = superblock.encode(512).unwrap();
             assert_eq!(bytes.len(), 512);
@@ -221,7 +230,7 @@ fn every_superblock_is_read_as_recorded_and_written_back_byte_for_byte() {
 fn every_bitmap_is_read_as_recorded_and_written_back_byte_for_byte() {
     let mut count = 0;
     for (case, images) in cases(|_| true) {
-        for (info, image) in case.member_info.iter().zip(&images) {
+        for (info, image) in case.member_info.iter().zip(images) {
             let superblock = find(image);
             let Some(recorded) = &info.bitmap else { continue };
             println!("{} device number {}", case.name, info.dev_number);
@@ -253,7 +262,7 @@ fn every_bitmap_is_read_as_recorded_and_written_back_byte_for_byte() {
 #[test]
 fn every_bad_block_log_is_read_and_written_back_byte_for_byte() {
     for (case, images) in cases(|_| true) {
-        for image in &images {
+        for image in images {
             let superblock = find(image);
             let log = superblock.member.bad_block_log.unwrap();
             let bytes = &at(image, superblock.bad_block_log_sector().unwrap())[..usize::from(log.size) * 512];
@@ -413,4 +422,75 @@ fn the_set_holds_the_levels_and_layouts_that_its_names_promise() {
     assert_eq!(layouts.iter().filter(|l| l.0 == Level::Raid5).count(), 4);
     assert_eq!(layouts.iter().filter(|l| l.0 == Level::Raid6).count(), 11);
     assert!(layouts.contains(&(Level::Raid6, ParityLayout::DdfNRestart)));
+}
+
+#[test]
+fn every_log_of_partial_parity_is_read_with_its_parity_whole() {
+    let (case, images) = cases(|name| name == "r5-ppl-clean").next().unwrap();
+    // The manifest lists the last three headers of each member's log.
+    let newest = [(472, 144), (1360, 159), (1352, 160), (368, 154)];
+    for (image, (sector, generation)) in images.iter().zip(newest) {
+        let superblock = find(image);
+        let ppl = superblock.member.ppl.unwrap();
+        let area = &at(image, superblock.ppl_sector().unwrap())[..usize::from(ppl.size) * 512];
+        let records = ppl::records(area, superblock.array.set_uuid, ppl.multiple);
+        assert!(records.len() > 3, "{}", case.name);
+        for record in &records {
+            assert!(record.parts(area).all(|(_, parity)| parity.is_some()));
+            assert!(record.header.encode().unwrap() == area[record.offset..record.offset + 4096]);
+        }
+        let last = records.last().unwrap();
+        assert_eq!((last.offset, last.header.generation), (sector * 512, generation));
+        assert_eq!(ppl::newest_record(area, superblock.array.set_uuid, true).as_ref(), Some(last));
+        let parts: Vec<_> = last.parts(area).map(|(entry, parity)| (entry, parity.unwrap())).collect();
+        let again = ppl::encode_record(superblock.array.set_uuid, generation, &parts).unwrap();
+        assert!(again == area[last.offset..last.offset + again.len()]);
+    }
+}
+
+/// Every meta block from the start of the ring on, with the checksum of every page.
+fn journal_entries(image: &[u8], superblock: &Superblock, from: Sector) -> Vec<JournalEntry> {
+    let member = &superblock.member;
+    let ring = at(image, member.data_offset);
+    let block = |sector| &at(ring, sector)[..4096];
+    let mut walk = JournalWalk::new(superblock.array.set_uuid, member.data_size, from).unwrap();
+    let mut entries = Vec::new();
+    while let Some(entry) = walk.step(block(walk.position())) {
+        for (sector, checksum) in &entry.pages {
+            assert_eq!(walk.seed().checksum(block(*sector)), *checksum);
+        }
+        assert!(entry.meta.encode(walk.seed()).unwrap() == block(entry.meta.position));
+        entries.push(entry);
+    }
+    entries
+}
+
+#[test]
+fn a_journal_is_walked_from_its_tail_with_all_its_pages_whole() {
+    for (name, tail) in [("r5-journal-clean", 10128), ("replay-journal-after", 10480)] {
+        let (_, images) = cases(|n| n == name).next().unwrap();
+        let superblock = find(&images[4]);
+        assert_eq!(superblock.own_role(), Role::Journal);
+        assert_eq!(superblock.member.journal_tail, Some(Sector(tail)));
+        assert_eq!(journal_entries(&images[4], &superblock, Sector(tail)).len(), 1);
+        // The ring was never reused: its whole history is still there, but for a jump in the sequence.
+        let history = journal_entries(&images[4], &superblock, Sector(8));
+        assert!(history.len() > 100, "{} meta blocks", history.len());
+    }
+}
+
+#[test]
+fn a_journal_stopped_cleanly_holds_nothing_that_the_members_do_not() {
+    let (_, images) = cases(|n| n == "r5-journal-clean").next().unwrap();
+    let superblock = find(&images[4]);
+    let entries = journal_entries(&images[4], &superblock, superblock.member.journal_tail.unwrap());
+    let seed = Seed::new(superblock.array.set_uuid);
+    let Payload::Parity { location, checksums, .. } = &entries[0].meta.payloads[1] else {
+        panic!("data and parity")
+    };
+    let on_a_member = images[..4].iter().any(|image| {
+        let page = &at(at(image, find(image).member.data_offset), *location)[..4096];
+        seed.checksum(page) == checksums[0]
+    });
+    assert!(on_a_member);
 }

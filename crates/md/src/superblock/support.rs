@@ -23,7 +23,7 @@ pub enum ReadOnlyReason {
     #[error("the array has a partial parity log (PPL), which is not written yet: it is served read-only")]
     Ppl,
     /// A journal. The superblock can't say whether it is empty: the caller walks it first
-    /// (the `journal` module), and refuses if anything is left in it.
+    /// ([`journal`](crate::journal)), and refuses unless the members hold all that it finds.
     #[error(
         "the array has a journal device, which is not written yet: it is served read-only, if the journal is empty"
     )]
