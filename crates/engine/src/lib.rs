@@ -5,4 +5,5 @@ pub mod admission;
 pub mod geometry;
 pub mod intent;
 pub mod parity_cache;
+pub mod plan;
 pub mod stripe_table;

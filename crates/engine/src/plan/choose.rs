@@ -1,0 +1,315 @@
+//! Which method a run gets: the legal candidates, what each has to read, and what that is worth to the policy.
+
+use super::{Facts, Method, Parity, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy};
+use crate::geometry::{MemberSlot, Role, Set64, StripeMap};
+use crate::parity_cache::ROW_BYTES;
+
+/// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of memory.
+pub const COMPUTE_NS_PER_KIB: u64 = 40;
+
+/// What all runs of one plan share.
+pub(super) struct Chooser<'a> {
+    pub(super) map: StripeMap,
+    pub(super) unwritable: Set64,
+    pub(super) held: &'a [Transfer],
+    policy: WritePolicy,
+    in_sync: bool,
+    /// Every data column.
+    all: Set64,
+    /// Data columns that can't be read.
+    lost: Set64,
+    p: ParityState,
+    q: ParityState,
+}
+
+/// What can be done with the old and the new bytes of a parity.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ParityState {
+    /// There is none, or its member is missing.
+    Absent,
+    /// Its member is being rebuilt: only the new bytes count.
+    WriteOnly,
+    Ready,
+}
+
+/// Old parity bytes of one run that are not held.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OldParity {
+    /// To be read.
+    pub(super) missing: Vec<(u32, u32)>,
+    /// In the cache, row by row.
+    pub(super) cached: Vec<(u32, u32)>,
+}
+
+impl OldParity {
+    fn clear(&mut self) {
+        self.missing.clear();
+        self.cached.clear();
+    }
+
+    fn missing_bytes(&self) -> u64 {
+        self.missing.iter().map(|(start, end)| u64::from(end - start)).sum()
+    }
+}
+
+/// A correct way to do a run, with the old bytes that it needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub(super) method: Method,
+    /// Data columns.
+    pub(super) columns: Set64,
+    pub(super) p: bool,
+    pub(super) q: bool,
+}
+
+impl<'a> Chooser<'a> {
+    pub(super) fn new(stripe: &Stripe, policy: WritePolicy, held: &'a [Transfer]) -> Result<Self, PlanError> {
+        let map = stripe.map;
+        let redundancy = map.members() - map.columns();
+        if stripe.unwritable.len() > redundancy {
+            return Err(PlanError::BeyondRedundancy { missing: stripe.unwritable.len(), redundancy });
+        }
+        let unreadable = stripe.unreadable.or(stripe.unwritable);
+        let state = |slot: MemberSlot| {
+            if stripe.unwritable.contains(slot.index()) {
+                ParityState::Absent
+            } else if unreadable.contains(slot.index()) {
+                ParityState::WriteOnly
+            } else {
+                ParityState::Ready
+            }
+        };
+        let mut lost = Set64::EMPTY;
+        for slot in unreadable.and(Set64::below(map.members())) {
+            if let Role::Data(column) = map.role(MemberSlot(slot.to_le_bytes()[0])) {
+                lost.insert(column);
+            }
+        }
+        Ok(Self {
+            map,
+            unwritable: stripe.unwritable,
+            held,
+            policy,
+            in_sync: stripe.in_sync,
+            all: Set64::below(map.columns()),
+            lost,
+            p: state(map.p_slot()),
+            q: map.q_slot().map_or(ParityState::Absent, state),
+        })
+    }
+
+    /// The member of a parity, if the level has it.
+    pub(super) fn parity_slot(&self, parity: Parity) -> Option<MemberSlot> {
+        match parity {
+            Parity::P => Some(self.map.p_slot()),
+            Parity::Q => self.map.q_slot(),
+        }
+    }
+
+    /// The parities that are written.
+    pub(super) fn targets(&self) -> impl Iterator<Item = Parity> + use<> {
+        let p = (self.p != ParityState::Absent).then_some(Parity::P);
+        let q = (self.q != ParityState::Absent).then_some(Parity::Q);
+        p.into_iter().chain(q)
+    }
+
+    /// The best method for a run. Leaves in `old` what there is of its old parity.
+    pub(super) fn choose(
+        &self,
+        run: &Run,
+        old: &mut [OldParity; 2],
+        facts: &mut impl Facts,
+    ) -> Result<Candidate, PlanError> {
+        let nothing = |method| Candidate { method, columns: Set64::EMPTY, p: false, q: false };
+        if self.p == ParityState::Absent && self.q == ParityState::Absent {
+            return Ok(nothing(Method::DataOnly));
+        }
+        if run.written == self.all {
+            return Ok(nothing(Method::Full));
+        }
+        let [rcw, rcw_other] = self.reconstruct_writes(run);
+        let rmw = self.read_modify_write(run);
+        for (parity, state) in [(Parity::P, self.p), (Parity::Q, self.q)] {
+            // Asking the cache takes a lock: not for what no candidate would use.
+            let mut candidates = [rcw, rcw_other, rmw].into_iter().flatten();
+            let used = candidates.any(|each| if parity == Parity::P { each.p } else { each.q });
+            if used && state == ParityState::Ready {
+                self.find_old_parity(run, parity, &mut old[parity as usize], facts);
+            }
+        }
+        let weigh = |candidate: Candidate| (candidate, self.weight(run, &candidate, old, facts));
+        let rcw = match (rcw.map(weigh), rcw_other.map(weigh)) {
+            (Some(one), Some(other)) if other.1 < one.1 => Some(other),
+            (one, other) => one.or(other),
+        };
+        match (rcw, rmw.map(weigh)) {
+            (None, None) => Err(PlanError::Unreadable { start: run.start, end: run.end }),
+            (None, Some(only)) | (Some(only), None) => Ok(only.0),
+            (Some(rcw), Some(rmw)) => {
+                let modify = match self.policy {
+                    WritePolicy::MinReads | WritePolicy::Cost => rmw.1 < rcw.1,
+                    WritePolicy::ModThreshold => rmw.1 <= rcw.1 + u64::from(run.length()),
+                    WritePolicy::AlwaysRmw => true,
+                };
+                Ok(if modify { rmw.0 } else { rcw.0 })
+            }
+        }
+    }
+
+    /// Needs old data and old parity of all that changes, and that they belong together.
+    fn read_modify_write(&self, run: &Run) -> Option<Candidate> {
+        let rebuilding = self.p == ParityState::WriteOnly || self.q == ParityState::WriteOnly;
+        if !self.in_sync || rebuilding || !self.lost.and(run.written).is_empty() {
+            return None;
+        }
+        let (p, q) = (self.p == ParityState::Ready, self.q == ParityState::Ready);
+        Some(Candidate { method: Method::Rmw, columns: run.written, p, q })
+    }
+
+    /// Needs the data that stays; where that is lost, everything it can be recovered from. If there are two ways,
+    /// through P comes first.
+    fn reconstruct_writes(&self, run: &Run) -> [Option<Candidate>; 2] {
+        let stays = self.all.without(run.written);
+        let survives = self.all.without(self.lost);
+        if self.lost.and(stays).is_empty() {
+            let method = Method::Rcw(Recovery::None);
+            return [Some(Candidate { method, columns: stays, p: false, q: false }), None];
+        }
+        let (p, q) = (self.p == ParityState::Ready, self.q == ParityState::Ready);
+        let mut lost = self.lost.iter();
+        match (lost.next(), lost.next(), lost.next()) {
+            (Some(column), None, _) => {
+                let through = |from: Parity| Candidate {
+                    method: Method::Rcw(Recovery::One { column, from }),
+                    columns: survives,
+                    p: from == Parity::P,
+                    q: from == Parity::Q,
+                };
+                // Q instead of P only where both say the same (see the module).
+                let q = q && (self.in_sync || !p);
+                [p.then(|| through(Parity::P)), q.then(|| through(Parity::Q))]
+            }
+            (Some(a), Some(b), None) if p && q => {
+                let method = Method::Rcw(Recovery::Two { columns: [a, b] });
+                [Some(Candidate { method, columns: survives, p, q }), None]
+            }
+            _ => [None, None],
+        }
+    }
+
+    /// Which old bytes of a parity are neither held nor cached, and which are cached.
+    fn find_old_parity(&self, run: &Run, parity: Parity, old: &mut OldParity, facts: &mut impl Facts) {
+        old.clear();
+        let Some(slot) = self.parity_slot(parity) else { return };
+        uncovered(self.held, slot, run.start, run.end, |start, end| {
+            // C10: cached parity is no better than the members' where they are not in sync.
+            if !self.in_sync {
+                old.missing.push((start, end));
+                return;
+            }
+            let mut at = start;
+            while at < end {
+                let row = at / ROW_BYTES;
+                let stop = end.min((row + 1) * ROW_BYTES);
+                if facts.is_cached(parity, row) {
+                    old.cached.push((at, stop));
+                } else {
+                    match old.missing.last_mut() {
+                        Some(last) if last.1 == at => last.1 = stop,
+                        _ => old.missing.push((at, stop)),
+                    }
+                }
+                at = stop;
+            }
+        });
+    }
+
+    /// What the policy wants to be small: bytes read, or a price.
+    fn weight(&self, run: &Run, candidate: &Candidate, old: &[OldParity; 2], facts: &impl Facts) -> u64 {
+        let is_priced = self.policy == WritePolicy::Cost;
+        let mut bill = Bill::default();
+        let mut add = |slot: MemberSlot, bytes: u64| {
+            if is_priced && bytes > 0 {
+                bill.add(facts.price(slot), bytes);
+            }
+            bill.bytes += bytes;
+        };
+        for column in candidate.columns {
+            let slot = self.map.data_slot(column);
+            let mut bytes = 0;
+            uncovered(self.held, slot, run.start, run.end, |start, end| bytes += u64::from(end - start));
+            add(slot, bytes);
+        }
+        for (parity, needed) in [(Parity::P, candidate.p), (Parity::Q, candidate.q)] {
+            if let Some(slot) = self.parity_slot(parity).filter(|_| needed) {
+                add(slot, old[parity as usize].missing_bytes());
+            }
+        }
+        if !is_priced {
+            return bill.bytes;
+        }
+        let sources = self.kernel_sources(run, candidate) * u64::from(run.length());
+        bill.total(self.map.members() as u64, sources)
+    }
+
+    /// How many ranges of the run's length the kernels read.
+    fn kernel_sources(&self, run: &Run, candidate: &Candidate) -> u64 {
+        let old = candidate.columns.len() + usize::from(candidate.p) + usize::from(candidate.q);
+        let sources = match candidate.method {
+            Method::Rmw => old + run.written.len(),
+            // What is recovered, or else what was read, goes into the parity with what is written: all columns.
+            Method::Rcw(Recovery::None) => self.all.len(),
+            Method::Rcw(_) => old + self.all.len(),
+            Method::Full | Method::DataOnly => 0,
+        };
+        sources as u64
+    }
+}
+
+/// The price of a candidate: how long its reads take when they run side by side, plus its share of the array's time.
+///
+/// With `t(m) = latency + bytes * time per byte` for every member that is read, it is
+/// `max t(m) + sum t(m) / n + compute`. The first term is what this write waits for; the second is what others wait for
+/// on an array of `n` members, and decides where members are alike. Writes are the same for every candidate, so
+/// they aren't in it.
+#[derive(Default)]
+struct Bill {
+    bytes: u64,
+    longest: u64,
+    sum: u64,
+}
+
+impl Bill {
+    /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^63.
+    fn add(&mut self, price: Price, bytes: u64) {
+        let time = u64::from(price.latency_ns) * 1024 + bytes * u64::from(price.ns_per_kib);
+        self.longest = self.longest.max(time);
+        self.sum = self.sum.saturating_add(time);
+    }
+
+    /// Multiplied by the number of members, so that there is no rounding.
+    fn total(&self, members: u64, compute_bytes: u64) -> u64 {
+        (self.longest + compute_bytes * COMPUTE_NS_PER_KIB).saturating_mul(members).saturating_add(self.sum)
+    }
+}
+
+/// Calls `each` for the parts of `start..end` of a slot that are not held, ascending.
+pub(super) fn uncovered(
+    held: &[Transfer],
+    slot: MemberSlot,
+    start: u32,
+    end: u32,
+    mut each: impl FnMut(u32, u32),
+) {
+    let mut at = start;
+    while at < end {
+        let of_slot = || held.iter().filter(|range| range.slot == slot && range.end > at);
+        if let Some(range) = of_slot().find(|range| range.start <= at) {
+            at = range.end;
+            continue;
+        }
+        let stop = of_slot().map(|range| range.start).min().map_or(end, |next| next.min(end));
+        each(at, stop);
+        at = stop;
+    }
+}

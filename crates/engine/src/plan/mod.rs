@@ -1,0 +1,434 @@
+//! How a stripe write gets its parity: what to read, what to compute, what to write.
+//!
+//! A pure function. [`plan_into`] takes facts (where the chunks lie, which members can be read and written, which
+//! bytes are to be written) and fills a [`Plan`] that the stripe write executes without another decision. It does
+//! no I/O, and after its vectors have grown to the shape of the load it doesn't allocate.
+//!
+//! # Runs
+//!
+//! Parity is computed byte by byte down a row, so rows don't have to share a fate. The chunk's rows are cut into
+//! [`Run`]s: maximal ranges within which the *same set* `W` of data columns is written in full. Rows that nobody
+//! writes are in no run and are neither read nor written: two writes of 4 KiB into different rows of a stripe
+//! cost two small updates, not one of the rows between them.
+//!
+//! # Methods
+//!
+//! With `k` data columns, `W` the written ones and `T` the parities that can be written, a run of `len` bytes reads
+//!
+//! - [`Method::Full`], `W` is everything: nothing;
+//! - [`Method::Rmw`] (read-modify-write): the old bytes of `W` and of `T`, that is `(|W| + |T|) * len` bytes
+//!   (StRAID, ATC '22, equation 1). Needs all of them to be readable, and the row to be in sync;
+//! - [`Method::Rcw`] (reconstruct-write): the columns that are not written, `(k - |W|) * len` bytes (equation 2).
+//!   If one of those is lost, its old value is recovered first, which takes everything that survives: all other data
+//!   columns (the old bytes of written ones too) and as many parities as data columns are lost, `k * len` bytes;
+//! - [`Method::DataOnly`], no parity can be written: nothing.
+//!
+//! On rows in sync no other set of reads has fewer bytes; a test compares with every subset of members whose span
+//! over GF(2^8) holds the new parity.
+//!
+//! # Choice
+//!
+//! Runs are decided one by one under a [`WritePolicy`], then reads and writes that touch are joined per member. What
+//! was already read for an earlier plan of the same stripe write ([`plan_into`]'s `held`) and what the parity cache
+//! has ([`Facts::is_cached`]) costs nothing and is not read again.
+//!
+//! # What keeps bytes right
+//!
+//! - A member that is being rebuilt is in `unreadable` and not in `unwritable`: never read, always written (C1). If it
+//!   holds parity, that parity is computed from data, since there is no old one to modify.
+//! - A row that is not in sync is never read-modify-written, and cached parity is not believed there (C10).
+//! - A lost column is recovered through P where P can be read, as reads do. On a row that is not in sync this matters: P
+//!   and Q may tell different stories, and what a reader has seen must stay.
+//! - No write, data or parity, goes to a member in `unwritable`; a write that would then be in no member and in no
+//!   parity is refused ([`PlanError::BeyondRedundancy`]).
+
+mod choose;
+mod runs;
+
+#[cfg(test)]
+mod tests;
+
+use crate::geometry::{MemberSlot, Set64, StripeMap};
+pub use crate::parity_cache::Parity;
+pub use choose::COMPUTE_NS_PER_KIB;
+use choose::{Candidate, Chooser};
+
+/// How to choose between read-modify-write and reconstruct-write where both are possible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WritePolicy {
+    /// What reads fewer bytes; reconstruct-write if they are equal. As MD does with `rmw_level` 1.
+    MinReads,
+    /// Read-modify-write if it reads at most one chunk range more (`rmw <= rcw + 1`): RAID4S-modthresh.
+    ModThreshold,
+    /// Read-modify-write wherever that is correct.
+    AlwaysRmw,
+    /// What is cheaper by the members' measured prices; reconstruct-write if they are equal.
+    #[default]
+    Cost,
+}
+
+/// What a read from a member costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Price {
+    /// Nanoseconds for a request of no bytes.
+    pub latency_ns: u32,
+    /// Nanoseconds for each KiB.
+    pub ns_per_kib: u32,
+}
+
+/// What the planner asks its caller while it plans.
+pub trait Facts {
+    /// What a read from the member in `slot` costs. Asked only under [`WritePolicy::Cost`].
+    fn price(&self, slot: MemberSlot) -> Price;
+
+    /// Whether the cache has this 4 KiB row of old parity (row = chunk offset / 4096). Asked at most once per run and
+    /// row, and only if the old parity may be used. What was answered yes must be at hand when the plan is
+    /// executed: look it up here and keep it, because the cache may drop it meanwhile.
+    fn is_cached(&mut self, parity: Parity, row: u32) -> bool;
+}
+
+/// The stripe that is written and the state of its members.
+#[derive(Clone, Copy, Debug)]
+pub struct Stripe {
+    /// Which member holds what.
+    pub map: StripeMap,
+    /// The chunk, in bytes.
+    pub chunk_bytes: u32,
+    /// Slots that can't be read in this stripe: missing, being rebuilt, or with a known bad block here.
+    pub unreadable: Set64,
+    /// Slots that can't be written: missing. They can't be read either, whether they are in `unreadable` or not.
+    pub unwritable: Set64,
+    /// Whether parity is known to match data. If not, it is computed from data (C10).
+    pub in_sync: bool,
+}
+
+/// A range of one data column that the stripe write changes, in bytes of the chunk. Ranges may overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The data column.
+    pub column: usize,
+    /// First byte.
+    pub start: u32,
+    /// The byte behind the last.
+    pub end: u32,
+}
+
+/// A range of one member's chunk to be read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The member.
+    pub slot: MemberSlot,
+    /// First byte within the chunk.
+    pub start: u32,
+    /// The byte behind the last.
+    pub end: u32,
+}
+
+impl Transfer {
+    /// Bytes.
+    pub fn length(self) -> u32 {
+        self.end - self.start
+    }
+}
+
+/// Old parity that comes from the cache instead of a read: a part of one 4 KiB row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedRange {
+    /// P or Q.
+    pub parity: Parity,
+    /// First byte within the chunk.
+    pub start: u32,
+    /// The byte behind the last.
+    pub end: u32,
+}
+
+/// Which old data columns a reconstruct-write recovers before it computes parity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// None: every column that is not written was read.
+    None,
+    /// This one, from one parity and all other columns.
+    One {
+        /// The lost column.
+        column: usize,
+        /// The old parity that was read or cached.
+        from: Parity,
+    },
+    /// These two (ascending), from P, Q and all other columns. One of them may be among the written ones: then its old
+    /// value is a by-product.
+    Two {
+        /// The lost columns.
+        columns: [usize; 2],
+    },
+}
+
+/// How the parity of a run comes about; see the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// New parity from new data alone.
+    Full,
+    /// New parity = old parity + old data + new data of the written columns.
+    Rmw,
+    /// New parity from the new data of the written columns and the old data of the others.
+    Rcw(Recovery),
+    /// No parity is left to be written: the data is.
+    DataOnly,
+}
+
+/// A maximal range of rows in which the same columns are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First byte within the chunk.
+    pub start: u32,
+    /// The byte behind the last.
+    pub end: u32,
+    /// The data columns that are written, all over the run.
+    pub written: Set64,
+    /// How their parity comes about.
+    pub method: Method,
+}
+
+impl Run {
+    /// Bytes of each column.
+    pub fn length(self) -> u32 {
+        self.end - self.start
+    }
+}
+
+/// What a plan amounts to, for counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Runs written in full.
+    pub full_runs: u32,
+    /// Runs that are read-modify-written.
+    pub rmw_runs: u32,
+    /// Runs that are reconstruct-written.
+    pub rcw_runs: u32,
+    /// Runs without parity.
+    pub data_only_runs: u32,
+    /// Bytes to be read from members.
+    pub read_bytes: u64,
+    /// Of those, bytes of data columns that the run doesn't write.
+    pub reconstruct_read_bytes: u64,
+    /// Bytes to be written to members.
+    pub write_bytes: u64,
+    /// Bytes of old parity that come from the cache.
+    pub cached_bytes: u64,
+}
+
+/// Why a stripe write can't be planned. Nothing has been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// More members can't be written than the level can bear.
+    #[error("{missing} members of the stripe can't be written; the level bears {redundancy}")]
+    BeyondRedundancy {
+        /// How many.
+        missing: usize,
+        /// How many may.
+        redundancy: usize,
+    },
+    /// Old bytes that every method needs can't be read or recovered.
+    #[error("rows {start}..{end} of the chunk need old data of which too much can't be read")]
+    Unreadable {
+        /// First byte within the chunk.
+        start: u32,
+        /// The byte behind the last.
+        end: u32,
+    },
+    /// The image doesn't fit the stripe: a bug of the caller.
+    #[error("the write to column {column}, bytes {start}..{end}, isn't a part of the stripe")]
+    NoSuchRange {
+        /// The data column.
+        column: usize,
+        /// First byte.
+        start: u32,
+        /// The byte behind the last.
+        end: u32,
+    },
+}
+
+/// Transfers in the making: those of the same slot that touch become one.
+#[derive(Clone, Debug)]
+struct Transfers {
+    list: Vec<Transfer>,
+    /// The slots that have an entry, and where the latest is.
+    present: Set64,
+    latest: [u16; 64],
+}
+
+impl Default for Transfers {
+    fn default() -> Self {
+        Self { list: Vec::new(), present: Set64::EMPTY, latest: [0; 64] }
+    }
+}
+
+impl Transfers {
+    fn clear(&mut self) {
+        self.list.clear();
+        self.present = Set64::EMPTY;
+    }
+
+    /// Adds a range that begins no earlier than the slot's latest ends.
+    fn add(&mut self, slot: MemberSlot, start: u32, end: u32) {
+        if self.present.contains(slot.index()) {
+            let latest = &mut self.list[usize::from(self.latest[slot.index()])];
+            if latest.end == start {
+                latest.end = end;
+                return;
+            }
+        }
+        // A list longer than 65536 would only fail to join what touches.
+        if let Ok(index) = u16::try_from(self.list.len()) {
+            self.present.insert(slot.index());
+            self.latest[slot.index()] = index;
+        }
+        self.list.push(Transfer { slot, start, end });
+    }
+}
+
+/// A reusable answer; see the module. Empty until [`plan_into`] fills it.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    runs: Vec<Run>,
+    reads: Transfers,
+    writes: Transfers,
+    cached: Vec<CachedRange>,
+    totals: Totals,
+    sweep: runs::Sweep,
+    old_parity: [choose::OldParity; 2],
+}
+
+impl Plan {
+    /// An empty plan.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The runs, ascending, not overlapping.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// What must be read from members: never from one that is unreadable, nothing that is held or cached.
+    pub fn reads(&self) -> &[Transfer] {
+        &self.reads.list
+    }
+
+    /// What will be written: the image on members that can be written, and the new parity.
+    pub fn writes(&self) -> &[Transfer] {
+        &self.writes.list
+    }
+
+    /// Which old parity comes from the cache.
+    pub fn cached(&self) -> &[CachedRange] {
+        &self.cached
+    }
+
+    /// Sums over the runs.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The rows from the first to the last that is written, `(start, end)` in bytes of the chunk; `(0, 0)` if none is.
+    pub fn span(&self) -> (u32, u32) {
+        match (self.runs.first(), self.runs.last()) {
+            (Some(first), Some(last)) => (first.start, last.end),
+            _ => (0, 0),
+        }
+    }
+
+    /// Whether it needs nothing from members before it can write.
+    pub fn needs_no_reads(&self) -> bool {
+        self.reads.list.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.runs.clear();
+        self.reads.clear();
+        self.writes.clear();
+        self.cached.clear();
+        self.totals = Totals::default();
+    }
+}
+
+/// Fills `plan` with how to write `image` into `stripe`.
+///
+/// `held` is what an earlier plan of the same stripe write has read from members that can still be read (in any
+/// order); it is used and not read again. After an error the plan is unspecified.
+pub fn plan_into(
+    plan: &mut Plan,
+    stripe: &Stripe,
+    policy: WritePolicy,
+    image: impl IntoIterator<Item = Written>,
+    held: &[Transfer],
+    facts: &mut impl Facts,
+) -> Result<(), PlanError> {
+    plan.clear();
+    let chooser = Chooser::new(stripe, policy, held)?;
+    plan.sweep.load(image, stripe)?;
+    plan.sweep.cut(&mut plan.runs);
+    for index in 0..plan.runs.len() {
+        let run = &mut plan.runs[index];
+        let candidate = chooser.choose(run, &mut plan.old_parity, facts)?;
+        run.method = candidate.method;
+        let run = *run;
+        plan.add_reads(&chooser, run, &candidate);
+        plan.add_writes(&chooser, run);
+        plan.count(run);
+    }
+    let bytes = |list: &[Transfer]| list.iter().map(|each| u64::from(each.length())).sum();
+    plan.totals.read_bytes = bytes(&plan.reads.list);
+    plan.totals.write_bytes = bytes(&plan.writes.list);
+    plan.totals.cached_bytes = plan.cached.iter().map(|each| u64::from(each.end - each.start)).sum();
+    Ok(())
+}
+
+impl Plan {
+    fn add_reads(&mut self, chooser: &Chooser, run: Run, candidate: &Candidate) {
+        for column in candidate.columns {
+            let slot = chooser.map.data_slot(column);
+            let mut bytes = 0;
+            choose::uncovered(chooser.held, slot, run.start, run.end, |start, end| {
+                self.reads.add(slot, start, end);
+                bytes += u64::from(end - start);
+            });
+            if !run.written.contains(column) {
+                self.totals.reconstruct_read_bytes += bytes;
+            }
+        }
+        for (parity, needed) in [(Parity::P, candidate.p), (Parity::Q, candidate.q)] {
+            let Some(slot) = chooser.parity_slot(parity).filter(|_| needed) else { continue };
+            let old = &self.old_parity[parity as usize];
+            for &(start, end) in &old.missing {
+                self.reads.add(slot, start, end);
+            }
+            for &(start, end) in &old.cached {
+                self.cached.push(CachedRange { parity, start, end });
+            }
+        }
+    }
+
+    fn add_writes(&mut self, chooser: &Chooser, run: Run) {
+        for column in run.written {
+            let slot = chooser.map.data_slot(column);
+            if !chooser.unwritable.contains(slot.index()) {
+                self.writes.add(slot, run.start, run.end);
+            }
+        }
+        for parity in chooser.targets() {
+            if let Some(slot) = chooser.parity_slot(parity) {
+                self.writes.add(slot, run.start, run.end);
+            }
+        }
+    }
+
+    fn count(&mut self, run: Run) {
+        let counter = match run.method {
+            Method::Full => &mut self.totals.full_runs,
+            Method::Rmw => &mut self.totals.rmw_runs,
+            Method::Rcw(_) => &mut self.totals.rcw_runs,
+            Method::DataOnly => &mut self.totals.data_only_runs,
+        };
+        *counter += 1;
+    }
+}

@@ -1,0 +1,124 @@
+//! Every plan is executed and compared with brute force, on stripes small enough to try all of them.
+
+mod cases;
+mod execute;
+mod optimal;
+mod shape;
+
+use super::*;
+use crate::geometry::{ParityGeometry, ParityLayout, Raid5Layout, Raid6Layout, Role, StripeId};
+
+/// Bytes of a chunk in these tests: two rows of the parity cache.
+const CHUNK: u32 = 8192;
+/// Bytes of a logical block. The model keeps one byte for each, since a plan can't tell them apart.
+const BLOCK: u32 = 512;
+const BLOCKS: usize = (CHUNK / BLOCK) as usize;
+
+const POLICIES: [WritePolicy; 4] =
+    [WritePolicy::MinReads, WritePolicy::ModThreshold, WritePolicy::AlwaysRmw, WritePolicy::Cost];
+
+/// xorshift64*: the tests need variety, the same every time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 33) % bound
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.next().to_be_bytes()[0]
+    }
+}
+
+/// Multiplication in GF(2^8) by polynomial 0x11d, bit by bit.
+fn multiply(mut a: u8, mut b: u8) -> u8 {
+    let mut product = 0;
+    while b != 0 {
+        if b & 1 == 1 {
+            product ^= a;
+        }
+        a = (a << 1) ^ if a & 0x80 == 0 { 0 } else { 0x1d };
+        b >>= 1;
+    }
+    product
+}
+
+fn power(exponent: usize) -> u8 {
+    (0..exponent).fold(1, |value, _| multiply(value, 2))
+}
+
+fn inverse(value: u8) -> u8 {
+    (1..=255).find(|&candidate| multiply(candidate, value) == 1).expect("not zero")
+}
+
+fn stripe_map(layout: ParityLayout, members: usize, stripe: u64) -> StripeMap {
+    ParityGeometry::new(layout, members, CHUNK, u64::from(CHUNK) * 100, BLOCK)
+        .unwrap()
+        .slots(StripeId(stripe))
+}
+
+fn healthy(map: StripeMap) -> Stripe {
+    Stripe { map, chunk_bytes: CHUNK, unreadable: Set64::EMPTY, unwritable: Set64::EMPTY, in_sync: true }
+}
+
+const RAID5: ParityLayout = ParityLayout::Raid5(Raid5Layout::LeftSymmetric);
+const RAID6: ParityLayout = ParityLayout::Raid6(Raid6Layout::LeftSymmetric);
+
+/// Facts with a price per slot and cached rows as a set: bit 2 * row + (1 for Q).
+struct World {
+    prices: Vec<Price>,
+    cached: u64,
+    may_ask: bool,
+}
+
+impl World {
+    fn plain(members: usize) -> Self {
+        Self {
+            prices: vec![Price { latency_ns: 80_000, ns_per_kib: 350 }; members],
+            cached: 0,
+            may_ask: true,
+        }
+    }
+
+    fn random(members: usize, random: &mut Random) -> Self {
+        let prices = (0..members)
+            .map(|_| Price {
+                latency_ns: u32::try_from(
+                    [0, 100, 5000, 80_000][random.below(4) as usize] + random.below(50),
+                )
+                .unwrap(),
+                ns_per_kib: u32::try_from([40, 350, 9000][random.below(3) as usize] + random.below(30))
+                    .unwrap(),
+            })
+            .collect();
+        Self { prices, cached: 0, may_ask: true }
+    }
+}
+
+impl Facts for World {
+    fn price(&self, slot: MemberSlot) -> Price {
+        self.prices[slot.index()]
+    }
+
+    fn is_cached(&mut self, parity: Parity, row: u32) -> bool {
+        assert!(self.may_ask, "C10: cached parity is not believed on a row that is not in sync");
+        self.cached >> (2 * row + u32::from(parity == Parity::Q)) & 1 == 1
+    }
+}
+
+fn planned(stripe: &Stripe, policy: WritePolicy, image: &[Written], world: &mut World) -> Plan {
+    let mut plan = Plan::new();
+    plan_into(&mut plan, stripe, policy, image.iter().copied(), &[], world).unwrap();
+    plan
+}
+
+fn written(column: usize, start: u32, end: u32) -> Written {
+    Written { column, start, end }
+}
