@@ -175,6 +175,11 @@ impl Submission {
         let slot = shard::with_current(|shard| shard.slots.take(payload));
         (Self { state: State::Waiting(slot) }, Completion { slot })
     }
+
+    /// The slot, while the outcome has not been taken.
+    pub(crate) fn slot(&self) -> Option<u32> {
+        if let State::Waiting(slot) = self.state { Some(slot) } else { None }
+    }
 }
 
 impl Future for Submission {

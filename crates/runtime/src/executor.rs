@@ -54,6 +54,9 @@ pub struct ShardConfig {
     pub clock: Option<Rc<Cell<u64>>>,
 }
 
+/// All shards of the process count from one moment, so that times may travel between them.
+static START: OnceLock<Instant> = OnceLock::new();
+
 enum Clock {
     Monotonic(Instant),
     Virtual(Rc<Cell<u64>>),
@@ -62,7 +65,7 @@ enum Clock {
 /// A task's future in memory that can be used again by the next future of its type.
 trait Task {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()>;
-    fn recycle(self: Pin<Box<Self>>, memory: &mut TaskMemory);
+    fn recycle(self: Pin<Box<Self>>, memory: &RefCell<TaskMemory>);
 }
 
 struct TaskCell<F> {
@@ -84,9 +87,10 @@ impl<F: Future<Output = ()> + 'static> Task for TaskCell<F> {
         }
     }
 
-    fn recycle(mut self: Pin<Box<Self>>, memory: &mut TaskMemory) {
+    fn recycle(mut self: Pin<Box<Self>>, memory: &RefCell<TaskMemory>) {
+        // A destructor may spawn: the memory is borrowed only afterwards.
         self.as_mut().future().set(None);
-        memory.cells::<F>().push(self);
+        memory.borrow_mut().cells::<F>().push(self);
     }
 }
 
@@ -170,7 +174,10 @@ impl Shard {
             timers: RefCell::default(),
             timer_sequence: Cell::default(),
             current_task: Cell::new(u32::MAX),
-            clock: config.clock.clone().map_or_else(|| Clock::Monotonic(Instant::now()), Clock::Virtual),
+            clock: match &config.clock {
+                Some(clock) => Clock::Virtual(Rc::clone(clock)),
+                None => Clock::Monotonic(*START.get_or_init(Instant::now)),
+            },
             mailbox,
             pool: Pool::new(config.arena_bytes),
             slots: Slots::new(),
@@ -184,7 +191,11 @@ impl Shard {
 
     /// The end that other threads may hold.
     pub fn handle(&self) -> ShardHandle {
-        ShardHandle { index: self.index, mailbox: Arc::clone(&self.mailbox) }
+        ShardHandle {
+            index: self.index,
+            generation: self.mailbox.generation(),
+            mailbox: Arc::clone(&self.mailbox),
+        }
     }
 
     /// Its mailbox, for the driver.
@@ -272,7 +283,7 @@ impl Shard {
         let polled = task.as_mut().poll(&mut Context::from_waker(&waker));
         self.current_task.set(outer);
         if polled.is_ready() {
-            task.recycle(&mut self.task_memory.borrow_mut());
+            task.recycle(&self.task_memory);
             self.tasks.borrow_mut()[index as usize].alive = false;
             self.tasks_free.borrow_mut().push(index);
             self.tasks_alive.set(self.tasks_alive.get() - 1);
@@ -374,6 +385,7 @@ fn wake(data: *const ()) {
 #[derive(Clone)]
 pub struct ShardHandle {
     index: usize,
+    generation: u64,
     mailbox: Arc<Mailbox>,
 }
 
@@ -388,13 +400,13 @@ impl ShardHandle {
         &self.mailbox
     }
 
-    /// Has `message` run there, soon.
+    /// Has `message` run there, soon; drops it if that shard is gone.
     pub fn send(&self, message: impl FnOnce() + Send + 'static) {
         let message: Message = Box::new(message);
-        self.mailbox.send(message);
+        self.mailbox.send_to(self.generation, message);
     }
 
-    /// Runs the future that `make` gives over there and waits for its value.
+    /// Runs the future that `make` gives over there and waits for its value; for ever if that shard is gone.
     pub async fn call<F, T>(&self, make: impl FnOnce() -> F + Send + 'static) -> T
     where
         F: Future<Output = T> + 'static,
@@ -411,5 +423,54 @@ impl ShardHandle {
             });
         });
         answer.1.wait_for(|| answer.0.lock().unwrap_or_else(PoisonError::into_inner).take()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard() -> Rc<Shard> {
+        Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None })
+    }
+
+    #[test]
+    fn a_message_for_a_dead_shard_never_runs_on_its_successor() {
+        let ran = Arc::new(Mutex::new(0));
+        let mut stale = Vec::new();
+        // Other tests take ids too, so give the reuse some chances.
+        for _ in 0..64 {
+            let shard = shard();
+            let _entered = shard.enter();
+            for handle in &stale {
+                let ran = Arc::clone(&ran);
+                ShardHandle::send(handle, move || *ran.lock().unwrap() += 1);
+            }
+            shard.deliver_mail();
+            stale.push(shard.handle());
+        }
+        assert_eq!(*ran.lock().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_destructor_of_an_ended_task_may_spawn() {
+        struct Spawns;
+        impl Drop for Spawns {
+            fn drop(&mut self) {
+                shard::spawn(async {});
+            }
+        }
+        struct Ends(#[allow(dead_code, reason = "it is dropped")] Spawns);
+        impl Future for Ends {
+            type Output = ();
+            fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+                Poll::Ready(())
+            }
+        }
+        let shard = shard();
+        let _entered = shard.enter();
+        shard.spawn(Ends(Spawns));
+        while shard.poll_ready(0) {}
+        assert_eq!(shard.tasks_alive(), 0);
     }
 }

@@ -21,6 +21,8 @@ pub mod memory;
 pub mod shard;
 pub mod signal;
 pub mod stream;
+#[cfg(target_os = "linux")]
+pub mod uring;
 
 pub use buffer::{Buffer, Pool, Slice};
 pub use completion::{Completion, Outcome, Submission, SubmissionSet};

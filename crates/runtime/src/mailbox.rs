@@ -5,7 +5,7 @@
 //! finds `asleep` set clears it and kicks the driver. Both sides use sequentially consistent operations, so one of
 //! them sees the other and no wake is lost (model-checked in `tests/shuttle.rs`).
 
-use std::{collections::VecDeque, sync::OnceLock};
+use std::collections::VecDeque;
 
 use crate::atomics::{AtomicBool, AtomicU64, Mutex, Ordering};
 
@@ -21,10 +21,20 @@ pub type Message = Box<dyn FnOnce() + Send>;
 pub struct Mailbox {
     wakes: Box<[AtomicU64]>,
     summaries: [AtomicU64; SUMMARIES],
-    messages: Mutex<VecDeque<Message>>,
+    inbox: Mutex<Inbox>,
     has_messages: AtomicBool,
     asleep: AtomicBool,
-    kick: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    kick: Mutex<Option<Kick>>,
+}
+
+/// Wakes the thread of a shard when it is blocked in the kernel.
+type Kick = Box<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+struct Inbox {
+    messages: VecDeque<Message>,
+    /// Which of the shards that used this mailbox in turn is its owner now.
+    generation: u64,
 }
 
 impl Default for Mailbox {
@@ -32,19 +42,19 @@ impl Default for Mailbox {
         Self {
             wakes: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
             summaries: std::array::from_fn(|_| AtomicU64::new(0)),
-            messages: Mutex::default(),
+            inbox: Mutex::default(),
             has_messages: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            kick: OnceLock::new(),
+            kick: Mutex::default(),
         }
     }
 }
 
 impl Mailbox {
-    /// How to wake the thread when it is blocked in the kernel. Set once, by the driver.
+    /// How to wake the thread when it is blocked in the kernel. The driver sets it; it goes with the shard. It must
+    /// not block and must not come back to this mailbox.
     pub fn set_kick(&self, kick: impl Fn() + Send + Sync + 'static) {
-        // A driver that starts anew on a reused mailbox keeps the first kick; drivers make it indirect.
-        let _ = self.kick.set(Box::new(kick));
+        *lock(&self.kick) = Some(Box::new(kick));
     }
 
     /// Asks for task `index` to be polled.
@@ -56,17 +66,40 @@ impl Mailbox {
         }
     }
 
-    /// Has `message` run on the shard.
+    /// Has `message` run on the shard that owns the mailbox now.
     pub fn send(&self, message: Message) {
-        lock(&self.messages).push_back(message);
-        self.has_messages.store(true, Ordering::SeqCst);
+        let _ = self.post(None, message);
+    }
+
+    /// Has `message` run, unless the shard of `generation` is gone. A mailbox serves many shards in turn: a message
+    /// for a dead one must not run on its successor. Returns false, and drops the message, if it is gone.
+    pub fn send_to(&self, generation: u64, message: Message) -> bool {
+        self.post(Some(generation), message).is_ok()
+    }
+
+    /// The message comes back if it is for a shard that is gone, so that it is dropped outside of the lock.
+    fn post(&self, generation: Option<u64>, message: Message) -> Result<(), Message> {
+        {
+            let mut inbox = lock(&self.inbox);
+            if generation.is_some_and(|generation| generation != inbox.generation) {
+                return Err(message);
+            }
+            inbox.messages.push_back(message);
+            self.has_messages.store(true, Ordering::SeqCst);
+        }
         self.rouse();
+        Ok(())
+    }
+
+    /// Names the shard that owns the mailbox now, for [`Mailbox::send_to`].
+    pub fn generation(&self) -> u64 {
+        lock(&self.inbox).generation
     }
 
     fn rouse(&self) {
         if self.asleep.load(Ordering::SeqCst)
             && self.asleep.swap(false, Ordering::SeqCst)
-            && let Some(kick) = self.kick.get()
+            && let Some(kick) = &*lock(&self.kick)
         {
             kick();
         }
@@ -118,19 +151,25 @@ impl Mailbox {
         if !self.has_messages.load(Ordering::SeqCst) {
             return None;
         }
-        let mut messages = lock(&self.messages);
-        let message = messages.pop_front();
-        if messages.is_empty() {
+        let mut inbox = lock(&self.inbox);
+        let message = inbox.messages.pop_front();
+        if inbox.messages.is_empty() {
             self.has_messages.store(false, Ordering::SeqCst);
         }
         message
     }
 
-    /// Empties it, for reuse by another shard.
+    /// Empties it, for reuse by another shard. What other threads still hold reaches the next owner as a spurious
+    /// wake at worst.
     pub(crate) fn reset(&self) {
+        drop(lock(&self.kick).take());
         self.take_wakes(|_| ());
-        let left = std::mem::take(&mut *lock(&self.messages));
-        self.has_messages.store(false, Ordering::SeqCst);
+        let left = {
+            let mut inbox = lock(&self.inbox);
+            inbox.generation += 1;
+            self.has_messages.store(false, Ordering::SeqCst);
+            std::mem::take(&mut inbox.messages)
+        };
         self.wake_up();
         drop(left);
     }

@@ -1,0 +1,302 @@
+//! Shards on io_uring: one thread and one ring each, as production runs them.
+//!
+//! ```text
+//!   run(config, main)
+//!     shard 0 ─ thread, ring, arena, files ─ main(context), then stops all
+//!     shard 1 ─ thread, ring, arena, files ─ what others have it do: ShardHandle::call
+//! ```
+//!
+//! A turn of a shard: mail, timers, a bounded batch of tasks, submit, reap. With nothing to do it looks around for some
+//! microseconds and then sleeps in the kernel; [`crate::mailbox`] explains why no wake is lost.
+//!
+//! The end of `main` stops the shards: each drops its tasks, cancels what it can and waits for the kernel to be done
+//! with every request before the memory goes (C16). A panic does the same in builds that unwind, then goes on.
+
+mod blocking;
+mod device;
+mod driver;
+mod listener;
+mod open;
+mod operation;
+mod socket;
+mod termination;
+
+use std::{
+    any::Any,
+    future::Future,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    rc::Rc,
+    sync::{Arc, mpsc},
+    thread,
+};
+
+pub use blocking::blocking;
+pub use listener::{ListenError, Listener};
+pub use open::{Holder, OpenError, OpenFile, OpenOptions};
+pub use socket::{Connection, SocketStream, connect_tcp, connect_unix};
+pub use termination::{Termination, termination};
+
+use crate::{Shard, ShardConfig, ShardHandle};
+use driver::Driver;
+
+/// What [`run`] starts.
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// Number of shards, at least 1.
+    pub shards: usize,
+    /// Shard `i` stays on CPU `cpus[i % cpus.len()]`; without, the kernel moves the threads.
+    pub cpus: Option<Vec<usize>>,
+    /// Bytes of each shard's buffer arena, which is registered with the kernel where `RLIMIT_MEMLOCK` allows.
+    pub arena_bytes: usize,
+    /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs its waker
+    /// a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits one shard alone.
+    pub spin_ns: u64,
+    /// Holds SIGTERM and SIGINT back from all shards, for [`termination`].
+    pub termination_signals: bool,
+}
+
+/// A modest arena: 64 MiB per shard.
+const ARENA_BYTES: usize = 64 << 20;
+/// About the price of a sleep and a wake.
+const SPIN_NS: u64 = 30_000;
+
+impl Default for RuntimeConfig {
+    /// One pinned shard for each CPU that this thread may use.
+    fn default() -> Self {
+        let cpus = cpus_allowed();
+        Self { cpus: Some(cpus.clone()), ..Self::unpinned(cpus.len()) }
+    }
+}
+
+impl RuntimeConfig {
+    /// `shards` shards that the kernel may move. They look around before they sleep if each can have a CPU.
+    pub fn unpinned(shards: usize) -> Self {
+        let spin_ns = if shards > 1 && shards <= cpus_allowed().len() { SPIN_NS } else { 0 };
+        Self { shards, cpus: None, arena_bytes: ARENA_BYTES, spin_ns, termination_signals: false }
+    }
+}
+
+/// The CPUs that this thread may use; at least one.
+fn cpus_allowed() -> Vec<usize> {
+    let cpus: Vec<usize> = rustix::thread::sched_getaffinity(None)
+        .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
+        .unwrap_or_default();
+    if cpus.is_empty() { vec![0] } else { cpus }
+}
+
+/// Why the shards did not start. Nothing runs then.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No shard was asked for.
+    #[error("at least one shard is needed")]
+    NoShards,
+    /// An old kernel, or one without io_uring.
+    #[error("this kernel's io_uring is missing or too old: Linux 5.19 or newer is needed")]
+    Unsupported,
+    /// Forbidden by the administrator.
+    #[error(
+        "io_uring is not permitted here: look at the sysctl kernel.io_uring_disabled and, in a container, at its \
+         seccomp profile"
+    )]
+    Forbidden,
+    /// The CPU does not exist or is not ours.
+    #[error("shard {shard} can't run on CPU {cpu}: {source}")]
+    Pin {
+        /// Which shard.
+        shard: usize,
+        /// Which CPU.
+        cpu: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Any other step.
+    #[error("{what} failed: {source}")]
+    Setup {
+        /// The step.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What `main` gets: all shards, this one being number 0.
+#[derive(Clone)]
+pub struct Context {
+    shards: Arc<[ShardHandle]>,
+    arenas_registered: bool,
+}
+
+impl Context {
+    /// All shards by their numbers.
+    pub fn shards(&self) -> &[ShardHandle] {
+        &self.shards
+    }
+
+    /// Whether every shard's arena is registered with the kernel; if not, each request costs some more CPU.
+    pub fn arenas_registered(&self) -> bool {
+        self.arenas_registered
+    }
+
+    fn stop_all(&self) {
+        for shard in &*self.shards {
+            shard.send(|| Driver::current().stop());
+        }
+    }
+}
+
+type Panic = Box<dyn Any + Send>;
+/// What a shard reports when it is set up: its handle, and whether its arena is registered.
+type Report = Result<(ShardHandle, bool), RunError>;
+
+/// Starts the shards, runs `main` on shard 0 and stops all when it ends.
+///
+/// # Panics
+/// With the panic of a task, where builds unwind.
+pub fn run<F, T>(
+    config: &RuntimeConfig,
+    main: impl FnOnce(Context) -> F + Send + 'static,
+) -> Result<T, RunError>
+where
+    F: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    if config.shards == 0 {
+        return Err(RunError::NoShards);
+    }
+    let _masked = if config.termination_signals { Some(termination::Masked::new()?) } else { None };
+    let mut workers = Workers { threads: Vec::new(), starts: Vec::new() };
+    let (reports, reported) = mpsc::channel();
+    let (values, value) = mpsc::channel();
+    workers.spawn(config, 0, reports.clone(), move |context: Context| {
+        let future = main(context.clone());
+        crate::shard::spawn(async move {
+            let value = future.await;
+            // The receiver waits until this thread has ended.
+            let _ = values.send(value);
+            context.stop_all();
+        });
+    })?;
+    for index in 1..config.shards {
+        workers.spawn(config, index, reports.clone(), |_| ())?;
+    }
+    drop(reports);
+    let mut shards: Vec<Option<ShardHandle>> = vec![None; config.shards];
+    let mut arenas_registered = true;
+    for report in reported {
+        let (handle, registered) = report?;
+        arenas_registered &= registered;
+        let index = handle.index();
+        shards[index] = Some(handle);
+    }
+    let context = Context { shards: shards.into_iter().flatten().collect(), arenas_registered };
+    workers.finish(&context);
+    Ok(value.recv().unwrap_or_else(|_| unreachable!("main ended, or its panic went on above")))
+}
+
+/// The threads. When it goes early, each ends without having run anything.
+struct Workers {
+    threads: Vec<thread::JoinHandle<Result<(), Panic>>>,
+    starts: Vec<mpsc::Sender<Context>>,
+}
+
+impl Workers {
+    fn spawn(
+        &mut self,
+        config: &RuntimeConfig,
+        index: usize,
+        reports: mpsc::Sender<Report>,
+        first: impl FnOnce(Context) + Send + 'static,
+    ) -> Result<(), RunError> {
+        let (start, started) = mpsc::channel();
+        let config = config.clone();
+        let thread = thread::Builder::new()
+            .name(format!("shard {index}"))
+            .spawn(move || work(&config, index, reports, &started, first))
+            .map_err(|source| RunError::Setup { what: "starting a thread", source })?;
+        self.threads.push(thread);
+        self.starts.push(start);
+        Ok(())
+    }
+
+    /// Lets them run and waits for all.
+    fn finish(mut self, context: &Context) {
+        for start in self.starts.drain(..) {
+            // A shard that panicked reports so below.
+            let _ = start.send(context.clone());
+        }
+        let mut panic = None;
+        for thread in self.threads.drain(..) {
+            if let Err(other) = thread.join().and_then(|ended| ended) {
+                panic.get_or_insert(other);
+            }
+        }
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.starts.clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The life of a shard's thread. Setting up in the thread makes its memory local and the ring its own.
+fn work(
+    config: &RuntimeConfig,
+    index: usize,
+    reports: mpsc::Sender<Report>,
+    started: &mpsc::Receiver<Context>,
+    first: impl FnOnce(Context),
+) -> Result<(), Panic> {
+    let (shard, driver) = match set_up(config, index) {
+        Ok(made) => made,
+        Err(error) => {
+            let _ = reports.send(Err(error));
+            return Ok(());
+        }
+    };
+    let _ = reports.send(Ok((shard.handle(), driver.arena_registered())));
+    drop(reports);
+    let Ok(context) = started.recv() else {
+        return Ok(());
+    };
+    let _entered = shard.enter();
+    Driver::set_current(Some(Rc::clone(&driver)));
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        first(context.clone());
+        driver.run(&shard);
+    }));
+    if ended.is_err() {
+        context.stop_all();
+    }
+    // A second panic, in a destructor, must not free memory that the kernel may still write to.
+    if catch_unwind(AssertUnwindSafe(|| driver.drain(&shard))).is_err() {
+        std::process::abort();
+    }
+    Driver::set_current(None);
+    ended
+}
+
+fn set_up(config: &RuntimeConfig, index: usize) -> Result<(Rc<Shard>, Rc<Driver>), RunError> {
+    if let Some(cpus) = &config.cpus
+        && !cpus.is_empty()
+    {
+        let cpu = cpus[index % cpus.len()];
+        let pin = |source| RunError::Pin { shard: index, cpu, source };
+        if cpu >= rustix::thread::CpuSet::MAX_CPU {
+            return Err(pin(io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(cpu);
+        rustix::thread::sched_setaffinity(None, &set).map_err(|e| pin(e.into()))?;
+    }
+    let shard = Shard::new(&ShardConfig { index, arena_bytes: config.arena_bytes, clock: None });
+    let driver = Driver::new(shard.pool(), config.spin_ns)?;
+    Ok((shard, driver))
+}

@@ -1,0 +1,196 @@
+//! Sockets that wait for connections.
+
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    pin::Pin,
+    rc::Rc,
+};
+
+use rustix::{
+    fs::{FileType, FlockOperation, Mode, OFlags},
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
+};
+
+use crate::{
+    completion::Payload,
+    uring::{
+        operation::{Descriptor, File, Kind, Operation},
+        socket::{Connection, Pending},
+    },
+};
+
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 128;
+
+/// Why an address can't be listened on. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody listens there.
+    #[error("the socket {address} is in use by another server")]
+    InUse {
+        /// Path, or address and port.
+        address: String,
+    },
+    /// There is a file that we must not remove.
+    #[error("{} exists and is not a socket: choose another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Any other error.
+    #[error("can't listen on {address}: {source}")]
+    Io {
+        /// Path, or address and port.
+        address: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// A listening socket on one shard. A unix socket's file goes with it.
+pub struct Listener {
+    /// The accept under way, which outlives a caller that stops waiting: a connection it got goes to the next.
+    accepting: RefCell<Option<Pending>>,
+    accepted: Rc<RefCell<Option<OwnedFd>>>,
+    descriptor: Rc<Descriptor>,
+    /// With the file's device and inode.
+    path: Option<(PathBuf, (u64, u64))>,
+    address: Option<SocketAddr>,
+}
+
+impl Listener {
+    /// Listens on a unix socket that only this user may connect to (mode 0600). A socket file that nobody listens on
+    /// is replaced.
+    pub fn unix(path: impl AsRef<Path>) -> Result<Self, ListenError> {
+        let path = path.as_ref();
+        let (socket, identity) = listen_unix(path)?;
+        Ok(Self::new(socket, Some((path.to_owned(), identity)), None))
+    }
+
+    /// Listens on a TCP address; port 0 for any.
+    pub fn tcp(address: SocketAddr) -> Result<Self, ListenError> {
+        let failed = |e| if e == Errno::ADDRINUSE { in_use(&address) } else { failed(&address, e) };
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let socket = socket.map_err(failed)?;
+        sockopt::set_socket_reuseaddr(&socket, true).map_err(failed)?;
+        rustix::net::bind(&socket, &address).map_err(failed)?;
+        rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
+        let address = rustix::net::getsockname(&socket).map_err(failed)?.try_into().map_err(failed)?;
+        Ok(Self::new(socket, None, Some(address)))
+    }
+
+    fn new(socket: OwnedFd, path: Option<(PathBuf, (u64, u64))>, address: Option<SocketAddr>) -> Self {
+        Self {
+            accepting: RefCell::default(),
+            accepted: Rc::default(),
+            descriptor: Descriptor::new(File::new(socket)),
+            path,
+            address,
+        }
+    }
+
+    /// The TCP address, with the port that the kernel chose.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
+    /// Waits for the next connection. One task at a time may wait; a dropped wait loses no connection.
+    pub async fn accept(&self) -> io::Result<Connection> {
+        let outcome = poll_fn(|cx| {
+            let mut accepting = self.accepting.borrow_mut();
+            let pending = accepting.get_or_insert_with(|| {
+                let accept = Operation::new(Kind::Accept(Rc::clone(&self.accepted)), &self.descriptor);
+                Pending::start(&self.descriptor, Payload::None, accept)
+            });
+            let polled = Future::poll(Pin::new(pending), cx);
+            if polled.is_ready() {
+                *accepting = None;
+            }
+            polled
+        })
+        .await;
+        outcome.result.map_err(|e| io::Error::from_raw_os_error(e.errno))?;
+        let socket = self.accepted.borrow_mut().take().ok_or(io::ErrorKind::ConnectionAborted)?;
+        Ok(Connection::new(socket))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Connections that wait in the backlog are refused now, whatever still holds the descriptor.
+        let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
+        if let Some((path, ours)) = &self.path
+            && identity(path).is_ok_and(|now| now == *ours)
+        {
+            let _ = rustix::fs::unlink(path);
+        }
+    }
+}
+
+fn in_use(address: &impl ToString) -> ListenError {
+    ListenError::InUse { address: address.to_string() }
+}
+
+fn failed(address: &impl ToString, error: Errno) -> ListenError {
+    ListenError::Io { address: address.to_string(), source: error.into() }
+}
+
+fn identity(path: &Path) -> Result<(u64, u64), Errno> {
+    let stat = rustix::fs::lstat(path)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// The socket and its file's identity.
+fn listen_unix(path: &Path) -> Result<(OwnedFd, (u64, u64)), ListenError> {
+    let failed = |e| failed(&path.display(), e);
+    let address = SocketAddrUnix::new(path).map_err(failed)?;
+    // Two servers that find a stale socket at the same time must not remove each other's new one. Until it listens, it
+    // looks stale, so the lock is held for all of it.
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(folder, flags, Mode::empty()).map_err(failed)?;
+    rustix::fs::flock(&folder, FlockOperation::LockExclusive).map_err(failed)?;
+    let socket = stream_socket().map_err(failed)?;
+    // Linux gives the file the mode of the socket's own inode, so there is no moment in which others may connect.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+    match rustix::net::bind(&socket, &address) {
+        Err(Errno::ADDRINUSE) => {
+            remove_stale(path, &address)?;
+            rustix::net::bind(&socket, &address).map_err(failed)?;
+        }
+        bound => bound.map_err(failed)?,
+    }
+    rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
+    let identity = identity(path).map_err(failed)?;
+    Ok((socket, identity))
+}
+
+/// Removes the file of a socket on which nobody listens.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
+    let failed = |e| failed(&path.display(), e);
+    let stat = rustix::fs::lstat(path).map_err(failed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(ListenError::NotASocket { path: path.to_owned() });
+    }
+    let client = stream_socket().map_err(failed)?;
+    rustix::io::ioctl_fionbio(&client, true).map_err(failed)?;
+    match rustix::net::connect(&client, address) {
+        Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(failed),
+        // A full backlog (EAGAIN) is somebody too, and what we can't tell we don't remove.
+        Ok(()) | Err(_) => Err(in_use(&path.display())),
+    }
+}
+
+fn stream_socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}

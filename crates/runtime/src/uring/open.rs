@@ -1,0 +1,386 @@
+//! Opening a member: files and block devices, locked on the descriptor that carries the I/O (C21).
+//!
+//! A block device is claimed with `O_EXCL`, which keeps md, device mapper, mounts and other servers out; a file gets a
+//! lock of its open file description. Both end when the last shard's handle has gone, however the process ends.
+
+use std::{
+    fmt, fs, io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, StatxFlags},
+    io::Errno,
+};
+
+use crate::{
+    Device, DeviceInfo, ZeroedReads,
+    buffer::ALIGNMENT,
+    uring::{device::FileDevice, operation::File},
+};
+
+/// How to open a member.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Every write fails, and the lock is shared with other readers of a file.
+    pub read_only: bool,
+    /// Keeps others out. Without, a member of a running array can be looked at.
+    pub exclusive: bool,
+    /// The logical block in bytes, instead of the device's own: a multiple of that and a power of two up to 4096.
+    pub logical_block: Option<u32>,
+    /// The smallest size that makes sense, in bytes.
+    pub size_min: u64,
+}
+
+impl Default for OpenOptions {
+    /// For reading and writing, alone.
+    fn default() -> Self {
+        Self { read_only: false, exclusive: true, logical_block: None, size_min: 0 }
+    }
+}
+
+/// Who keeps us out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A running md array, by its path.
+    Array(String),
+    /// Another device on top, such as one of device mapper, by its path.
+    Device(String),
+    /// A file system, by its mount point.
+    Mount(String),
+    /// Processes that have it open, by name and number.
+    Process(String, u32),
+    /// This process itself.
+    OurSelves,
+    /// Could not be found out.
+    Unknown,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Holder::Array(path) => write!(f, "is a member of the running array {path}"),
+            Holder::Device(path) => write!(f, "is in use by the device {path}"),
+            Holder::Mount(path) => write!(f, "is mounted at {path}"),
+            Holder::Process(name, id) => write!(f, "is held by another process: {name} ({id})"),
+            Holder::OurSelves => write!(f, "is held by this process already"),
+            Holder::Unknown => write!(f, "is in use by another process or by the kernel"),
+        }
+    }
+}
+
+/// Why a member can't be opened. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is nothing of this name.
+    #[error("{} does not exist", path.display())]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The user may not.
+    #[error("no permission to open {}: run as a user who may, often root", path.display())]
+    Permission {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody uses it.
+    #[error("{} {holder}", path.display())]
+    Busy {
+        /// The path.
+        path: PathBuf,
+        /// Who.
+        holder: Holder,
+    },
+    /// Too little space.
+    #[error("{} is too small: {size} bytes where at least {needed} are needed", path.display())]
+    TooSmall {
+        /// The path.
+        path: PathBuf,
+        /// Its bytes.
+        size: u64,
+        /// The bytes that would do.
+        needed: u64,
+    },
+    /// A folder, a socket, a terminal.
+    #[error("{} is neither a file nor a block device", path.display())]
+    NotStorage {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The asked-for logical block does not fit.
+    #[error(
+        "{} can't be used in blocks of {asked} bytes: a power of two from {own} to 4096 is needed", path.display()
+    )]
+    LogicalBlock {
+        /// The path.
+        path: PathBuf,
+        /// The bytes asked for.
+        asked: u32,
+        /// The device's own.
+        own: u32,
+    },
+    /// Any other error.
+    #[error("can't open {}: {source}", path.display())]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// An open and locked file or block device, for all shards. It is closed when this and every shard's handle have gone.
+pub struct OpenFile {
+    pub(super) file: Arc<File>,
+    pub(super) info: DeviceInfo,
+    pub(super) is_block: bool,
+    pub(super) read_only: bool,
+    /// What addresses of memory must be a multiple of.
+    pub(super) memory_alignment: usize,
+}
+
+impl OpenFile {
+    /// Opens and locks `path`. This blocks: see [`super::blocking`].
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
+        let path = path.as_ref();
+        let failed = |e| failed(path, e);
+        let kind = rustix::fs::stat(path).map_err(failed)?;
+        let is_block = match FileType::from_raw_mode(kind.st_mode) {
+            FileType::BlockDevice => true,
+            FileType::RegularFile => false,
+            _ => return Err(OpenError::NotStorage { path: path.to_owned() }),
+        };
+        let (fd, direct) = open(path, is_block, options).map_err(|e| busy_or(path, &kind, e))?;
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        if (stat.st_dev, stat.st_ino, stat.st_rdev) != (kind.st_dev, kind.st_ino, kind.st_rdev) {
+            // Somebody has put another thing in its place meanwhile.
+            return Err(failed(Errno::AGAIN));
+        }
+        if !is_block && options.exclusive {
+            lock(&fd, options.read_only).map_err(|e| busy_or(path, &stat, e))?;
+        }
+        let end = rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
+        let alignment = Alignment::of(&fd, is_block, direct).map_err(failed)?;
+        let logical_block = alignment.choose(path, options.logical_block)?;
+        let size = end / u64::from(logical_block) * u64::from(logical_block);
+        if size < options.size_min.max(1) {
+            let needed = options.size_min.max(u64::from(logical_block));
+            return Err(OpenError::TooSmall { path: path.to_owned(), size: end, needed });
+        }
+        let queue = is_block.then(|| Queue::of(&stat));
+        let discards = match &queue {
+            Some(queue) => queue.discards,
+            None => !options.read_only && punches_holes(&fd, end),
+        };
+        let info = DeviceInfo {
+            name: path.display().to_string(),
+            size,
+            logical_block,
+            volatile_cache: queue.as_ref().is_none_or(|queue| queue.volatile_cache),
+            // The block layer writes zeroes itself where the device can't.
+            zeroes: if is_block || discards { ZeroedReads::Zero } else { ZeroedReads::Unsupported },
+            discards,
+        };
+        let memory_alignment = alignment.memory;
+        let file = File::new(fd);
+        Ok(Arc::new(Self { file, info, is_block, read_only: options.read_only, memory_alignment }))
+    }
+
+    /// What the device says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// This shard's handle. Its going detaches the shard.
+    ///
+    /// # Panics
+    /// On a thread that [`super::run`] did not start.
+    pub fn attach(self: &Arc<Self>) -> Rc<dyn Device> {
+        FileDevice::new(self)
+    }
+}
+
+/// Opens with direct I/O; without, where a file system refuses it. Says which.
+fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, bool), Errno> {
+    let mut flags = OFlags::CLOEXEC;
+    flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    if is_block && options.exclusive {
+        flags |= OFlags::EXCL;
+    }
+    match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        Err(Errno::INVAL) if !is_block => rustix::fs::open(path, flags, Mode::empty()).map(|fd| (fd, false)),
+        other => other.map(|fd| (fd, true)),
+    }
+}
+
+/// Locks the whole file for this open file description, however long it grows.
+fn lock(fd: &OwnedFd, shared: bool) -> Result<(), Errno> {
+    let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
+    // SAFETY: all of it is integers, for which zero is a value; some platforms have padding fields.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = i16::try_from(kind).map_err(|_| Errno::INVAL)?;
+    range.l_whence = i16::try_from(libc::SEEK_SET).map_err(|_| Errno::INVAL)?;
+    // SAFETY: an open descriptor and a valid range.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
+        return Ok(());
+    }
+    match Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO) {
+        Errno::AGAIN | Errno::ACCESS => Err(Errno::BUSY),
+        other => Err(other),
+    }
+}
+
+fn failed(path: &Path, error: Errno) -> OpenError {
+    let path = path.to_owned();
+    match error {
+        Errno::NOENT | Errno::NOTDIR => OpenError::NotFound { path },
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => OpenError::Permission { path },
+        _ => OpenError::Io { path, source: error.into() },
+    }
+}
+
+fn busy_or(path: &Path, stat: &Stat, error: Errno) -> OpenError {
+    if error == Errno::BUSY {
+        return OpenError::Busy { path: path.to_owned(), holder: holder(stat) };
+    }
+    failed(path, error)
+}
+
+/// What direct I/O asks for, in bytes.
+struct Alignment {
+    block: u32,
+    memory: usize,
+}
+
+impl Alignment {
+    fn of(fd: &OwnedFd, is_block: bool, direct: bool) -> Result<Self, Errno> {
+        let mut block = 512;
+        let mut memory = 1;
+        if is_block {
+            block = rustix::fs::ioctl_blksszget(fd)?;
+        }
+        if direct {
+            memory = block;
+            let statx = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+            // Zero says that the file system does not tell.
+            if let Ok(x) = statx
+                && x.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+                && x.stx_dio_offset_align > 0
+            {
+                block = block.max(x.stx_dio_offset_align);
+                memory = x.stx_dio_mem_align;
+            }
+        }
+        Ok(Self { block, memory: usize::try_from(memory).unwrap_or(ALIGNMENT).clamp(1, ALIGNMENT) })
+    }
+
+    fn choose(&self, path: &Path, asked: Option<u32>) -> Result<u32, OpenError> {
+        let block = asked.unwrap_or(self.block);
+        if block.is_power_of_two() && block >= self.block && block as usize <= ALIGNMENT {
+            return Ok(block);
+        }
+        Err(OpenError::LogicalBlock { path: path.to_owned(), asked: block, own: self.block })
+    }
+}
+
+/// Whether the file system can free a range. Behind the end of the file there is nothing to lose.
+fn punches_holes(fd: &OwnedFd, end: u64) -> bool {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(fd.as_fd(), hole, end.next_multiple_of(ALIGNMENT as u64), ALIGNMENT as u64).is_ok()
+}
+
+/// What the kernel tells of a block device's queue.
+struct Queue {
+    volatile_cache: bool,
+    discards: bool,
+}
+
+impl Queue {
+    fn of(stat: &Stat) -> Self {
+        let device = sysfs(stat.st_rdev);
+        // A partition has its disk's queue.
+        let read = |name: &str| {
+            fs::read_to_string(device.join("queue").join(name))
+                .or_else(|_| fs::read_to_string(device.join("../queue").join(name)))
+                .map(|text| text.trim().to_owned())
+                .unwrap_or_default()
+        };
+        Self {
+            // If it does not tell, the worse is assumed.
+            volatile_cache: read("write_cache") != "write through",
+            discards: read("discard_max_bytes").parse().is_ok_and(|bytes: u64| bytes > 0),
+        }
+    }
+}
+
+fn sysfs(device: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // The link is resolved, so that `..` is the disk of a partition.
+    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    fs::canonicalize(&link).unwrap_or(link)
+}
+
+/// Finds out who keeps us out, for the message only.
+fn holder(stat: &Stat) -> Holder {
+    let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let above = if is_block { holder_above(stat.st_rdev) } else { None };
+    above.or_else(|| holder_process(stat, is_block)).unwrap_or(Holder::Unknown)
+}
+
+/// The array, device or mount on top of a block device or of one of its partitions.
+fn holder_above(device: u64) -> Option<Holder> {
+    let folder = sysfs(device);
+    let parts = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let parts = parts.filter(|path| path.join("partition").exists());
+    for part in std::iter::once(folder.clone()).chain(parts) {
+        if let Some(entry) = fs::read_dir(part.join("holders")).into_iter().flatten().flatten().next() {
+            let name = entry.file_name().to_string_lossy().replace('!', "/");
+            let path = format!("/dev/{name}");
+            return Some(if name.starts_with("md") { Holder::Array(path) } else { Holder::Device(path) });
+        }
+        let number = fs::read_to_string(part.join("dev")).unwrap_or_default();
+        if let Some(mount) = mount_of(number.trim()) {
+            return Some(Holder::Mount(mount));
+        }
+    }
+    None
+}
+
+/// Where the block device `major:minor` is mounted.
+fn mount_of(number: &str) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    // Fields: mount, parent, major:minor, root, mount point, ...
+    let mut fields = mounts.lines().map(|line| line.split(' '));
+    fields.find_map(|mut fields| (fields.nth(2)? == number).then(|| fields.nth(1).map(str::to_owned))?)
+}
+
+/// A process that has the file or device open, as far as this user may see.
+fn holder_process(stat: &Stat, is_block: bool) -> Option<Holder> {
+    let identity = |other: &Stat| {
+        if is_block { (0, other.st_rdev) } else { (other.st_dev, other.st_ino) }
+    };
+    let mut ourselves = None;
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
+        for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            let same = rustix::fs::stat(fd.path()).is_ok_and(|other| {
+                FileType::from_raw_mode(other.st_mode) == FileType::from_raw_mode(stat.st_mode)
+                    && identity(&other) == identity(stat)
+            });
+            if !same {
+                continue;
+            }
+            if id == std::process::id() {
+                ourselves = Some(Holder::OurSelves);
+                break;
+            }
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Some(Holder::Process(name.trim().to_owned(), id));
+        }
+    }
+    ourselves
+}

@@ -1,0 +1,308 @@
+//! One request as the kernel sees it, and how it goes on after a short transfer.
+
+use std::{
+    cell::RefCell,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use io_uring::{opcode, squeue, types};
+
+use crate::{Buffer, DeviceError, DeviceErrorKind, uring::driver::Driver};
+
+/// How often in a row the kernel may ask to try again, or transfer less than one block.
+const RETRIES_MAX: u8 = 64;
+/// `BLOCK_URING_CMD_DISCARD`, Linux 6.12: `_IO(0x12, 0)`.
+const BLOCK_DISCARD: u32 = 0x1200;
+/// `fallocate`: a hole that reads back zero.
+pub(super) const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// `fallocate`: zeroes, allocated or not.
+pub(super) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// A file or socket of one ring. Requests hold it, so that it outlives them.
+pub(super) struct Descriptor {
+    driver: Rc<Driver>,
+    file: Arc<File>,
+    registered: Option<u32>,
+}
+
+/// What every ring's descriptor of one open file shares.
+pub(super) struct File {
+    pub(super) fd: OwnedFd,
+    /// The kernel has no discard command: use the older way.
+    discard_refused: AtomicBool,
+    /// The device was asked for zeroes and can't.
+    pub(super) zeroes_refused: AtomicBool,
+}
+
+impl File {
+    pub(super) fn new(fd: OwnedFd) -> Arc<Self> {
+        Arc::new(Self { fd, discard_refused: AtomicBool::new(false), zeroes_refused: AtomicBool::new(false) })
+    }
+
+    /// What to ask for to discard a range of a block device.
+    pub(super) fn discard(&self) -> Kind {
+        if self.discard_refused.load(Ordering::Relaxed) { Kind::Allocate(PUNCH_HOLE) } else { Kind::Discard }
+    }
+}
+
+impl Descriptor {
+    pub(super) fn new(file: Arc<File>) -> Rc<Self> {
+        let driver = Driver::current();
+        let registered = driver.register(&file.fd);
+        Rc::new(Self { driver, file, registered })
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        if let Some(index) = self.registered {
+            self.driver.unregister(index);
+        }
+    }
+}
+
+/// What to do.
+pub(super) enum Kind {
+    Read,
+    Write {
+        fua: bool,
+    },
+    Flush,
+    /// `fallocate` with this mode.
+    Allocate(i32),
+    /// The block layer's discard.
+    Discard,
+    /// A read without offset that may be short.
+    ReadSome,
+    /// A receive that may be short.
+    Receive,
+    /// A send that may be short.
+    Send,
+    /// The connection comes here, so that it is closed if nobody takes it.
+    Accept(Rc<RefCell<Option<OwnedFd>>>),
+}
+
+/// See the module.
+pub(super) struct Operation {
+    pub(super) kind: Kind,
+    pub(super) descriptor: Rc<Descriptor>,
+    /// Bytes in the file.
+    pub(super) offset: u64,
+    /// The memory, kept by the slot's payload or by `bounce`.
+    pub(super) address: *mut u8,
+    pub(super) length: u64,
+    /// Bytes transferred, a multiple of `unit` until the end.
+    done: u64,
+    /// Bytes that a transfer must be a multiple of.
+    unit: u64,
+    retries: u8,
+    bounce: Option<Bounce>,
+}
+
+/// Aligned memory in place of a read's own, which the device can't reach.
+struct Bounce {
+    buffer: Buffer,
+    /// Where a read's bytes must go at the end: into the slot's buffer.
+    target: *mut u8,
+}
+
+/// How an operation goes on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Submit it once more, for the rest.
+    Again,
+    Done(usize),
+    Failed(DeviceError),
+}
+
+impl Operation {
+    pub(super) fn new(kind: Kind, descriptor: &Rc<Descriptor>) -> Self {
+        Self {
+            kind,
+            descriptor: Rc::clone(descriptor),
+            offset: 0,
+            address: std::ptr::null_mut(),
+            length: 0,
+            done: 0,
+            unit: 1,
+            retries: 0,
+            bounce: None,
+        }
+    }
+
+    /// On a range of the file, in multiples of `unit` bytes.
+    pub(super) fn range(mut self, offset: u64, length: u64, unit: u32) -> Self {
+        (self.offset, self.length, self.unit) = (offset, length, u64::from(unit));
+        self
+    }
+
+    /// On `length` bytes of memory that stay valid, and for reads unaliased, until the completion.
+    pub(super) fn memory(mut self, address: *const u8, length: usize) -> Self {
+        (self.address, self.length) = (address.cast_mut(), length as u64);
+        self
+    }
+
+    /// A read into `buffer`, which is aligned, and from there into the memory.
+    pub(super) fn bounce(mut self, buffer: Buffer) -> Self {
+        let target = std::mem::replace(&mut self.address, buffer.as_ptr().cast_mut());
+        self.bounce = Some(Bounce { buffer, target });
+        self
+    }
+
+    /// The entry for what is left to do.
+    pub(super) fn entry(&self, slot: u32) -> squeue::Entry {
+        let descriptor = &self.descriptor;
+        let raw = match descriptor.registered {
+            Some(index) => types::Fd(index.cast_signed()),
+            None => types::Fd(descriptor.file.fd.as_raw_fd()),
+        };
+        let left = self.length - self.done;
+        let offset = self.offset + self.done;
+        let done = usize::try_from(self.done).unwrap_or_else(|_| unreachable!("below the memory's length"));
+        let address = self.address.wrapping_add(done);
+        // A longer transfer is cut by the kernel in the same way, and goes on like any short one.
+        let length = u32::try_from(left).unwrap_or(1 << 30);
+        let fixed = descriptor.driver.fixed_index(address, length as usize);
+        let entry = match (&self.kind, fixed) {
+            (Kind::Read, Some(index)) => {
+                opcode::ReadFixed::new(raw, address, length, index).offset(offset).build()
+            }
+            (Kind::Read, None) => opcode::Read::new(raw, address, length).offset(offset).build(),
+            (Kind::Write { fua }, Some(index)) => {
+                let write = opcode::WriteFixed::new(raw, address, length, index).offset(offset);
+                write.rw_flags(write_flags(*fua)).build()
+            }
+            (Kind::Write { fua }, None) => {
+                let write = opcode::Write::new(raw, address, length).offset(offset);
+                write.rw_flags(write_flags(*fua)).build()
+            }
+            (Kind::Flush, _) => opcode::Fsync::new(raw).flags(types::FsyncFlags::DATASYNC).build(),
+            (Kind::Allocate(mode), _) => opcode::Fallocate::new(raw, left).offset(offset).mode(*mode).build(),
+            (Kind::Discard, _) => discard_entry(raw, offset, left),
+            // An offset of -1 is the current position, the only one that a stream has.
+            (Kind::ReadSome, _) => opcode::Read::new(raw, address, length).offset(u64::MAX).build(),
+            (Kind::Receive, _) => opcode::Recv::new(raw, address, length).build(),
+            (Kind::Send, _) => opcode::Send::new(raw, address, length).flags(libc::MSG_NOSIGNAL).build(),
+            (Kind::Accept(_), _) => {
+                let none = std::ptr::null_mut();
+                opcode::Accept::new(raw, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
+            }
+        };
+        let flags = match descriptor.registered {
+            Some(_) => squeue::Flags::FIXED_FILE,
+            None => squeue::Flags::empty(),
+        };
+        entry.flags(flags).user_data(u64::from(slot))
+    }
+
+    /// Takes the kernel's `result`. Nothing is tried again when the ring is `draining`.
+    pub(super) fn advance(&mut self, result: i32, draining: bool) -> Step {
+        let step = match u64::try_from(result) {
+            Ok(count) => self.transferred(count),
+            Err(_) => self.refused(-result),
+        };
+        match step {
+            Step::Again if draining => Step::Failed(DeviceError::from_errno(libc::ECANCELED)),
+            Step::Done(count) => {
+                self.copy_back();
+                Step::Done(count)
+            }
+            step => step,
+        }
+    }
+
+    fn transferred(&mut self, count: u64) -> Step {
+        match &self.kind {
+            Kind::Flush | Kind::Allocate(_) | Kind::Discard => Step::Done(0),
+            Kind::ReadSome | Kind::Receive | Kind::Send => {
+                Step::Done(usize::try_from(count).unwrap_or(usize::MAX))
+            }
+            Kind::Accept(connection) => {
+                let fd = i32::try_from(count).unwrap_or_else(|_| unreachable!("it came from an i32"));
+                // SAFETY: the kernel has just made this descriptor for us.
+                *connection.borrow_mut() = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+                Step::Done(0)
+            }
+            Kind::Read | Kind::Write { .. } => {
+                let done = self.done + count;
+                if done >= self.length {
+                    return Step::Done(usize::try_from(self.length).unwrap_or(usize::MAX));
+                }
+                // Part of a block is transferred again: direct I/O starts at blocks only.
+                let whole = done / self.unit * self.unit;
+                if whole > self.done {
+                    (self.done, self.retries) = (whole, 0);
+                    return Step::Again;
+                }
+                // The range was checked against the size, so the end of the file has moved towards us.
+                if count == 0 {
+                    Step::Failed(DeviceError::from_errno(libc::EIO))
+                } else {
+                    self.again(libc::EIO)
+                }
+            }
+        }
+    }
+
+    fn refused(&mut self, errno: i32) -> Step {
+        match (&self.kind, errno) {
+            // An error of a flush is reported once; a second try might say that all is well (C5).
+            (Kind::Flush, _) => Step::Failed(DeviceError::from_errno(errno)),
+            (_, libc::EAGAIN | libc::EINTR) => self.again(errno),
+            (Kind::Discard, libc::EINVAL | libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => {
+                self.descriptor.file.discard_refused.store(true, Ordering::Relaxed);
+                self.kind = Kind::Allocate(PUNCH_HOLE);
+                Step::Again
+            }
+            (Kind::Allocate(mode), libc::EOPNOTSUPP | libc::ENOSYS) => {
+                if *mode == ZERO_RANGE {
+                    self.descriptor.file.zeroes_refused.store(true, Ordering::Relaxed);
+                }
+                Step::Failed(DeviceError { kind: DeviceErrorKind::Unsupported, errno })
+            }
+            _ => Step::Failed(DeviceError::from_errno(errno)),
+        }
+    }
+
+    fn again(&mut self, errno: i32) -> Step {
+        if self.retries == RETRIES_MAX {
+            return Step::Failed(DeviceError::from_errno(errno));
+        }
+        self.retries += 1;
+        Step::Again
+    }
+
+    fn copy_back(&mut self) {
+        if let (Kind::Read, Some(bounce)) = (&self.kind, &self.bounce) {
+            // SAFETY: the slot's buffer is `bounce.buffer.len()` bytes at `target`; nobody else has it until the
+            // request is finished. The kernel is done with the bounce buffer.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bounce.buffer.as_ptr(), bounce.target, bounce.buffer.len());
+            }
+        }
+    }
+}
+
+fn write_flags(fua: bool) -> i32 {
+    if fua { libc::RWF_DSYNC } else { 0 }
+}
+
+/// The block layer's discard: the range is in `addr` and in the first word of the command (`addr3`).
+fn discard_entry(fd: types::Fd, offset: u64, length: u64) -> squeue::Entry {
+    let mut command = [0; 16];
+    command[..8].copy_from_slice(&length.to_ne_bytes());
+    opcode::UringCmd16::new(fd, BLOCK_DISCARD).cmd(command).addr(Some(offset)).build()
+}

@@ -1,0 +1,120 @@
+//! Connections over the shard's ring.
+
+use std::{
+    future::Future,
+    io,
+    net::{SocketAddr, TcpStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use crate::{
+    Buffer, Slice, Stream, Submission,
+    completion::{Outcome, Payload},
+    uring::{
+        blocking,
+        operation::{Descriptor, File, Kind, Operation},
+    },
+};
+
+/// A connected socket that no shard uses yet: it may go to any.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+}
+
+impl Connection {
+    /// Takes a connected stream socket over.
+    pub fn new(socket: impl Into<OwnedFd>) -> Self {
+        Self { fd: socket.into() }
+    }
+
+    /// The connection on this shard.
+    pub fn attach(self) -> io::Result<Rc<SocketStream>> {
+        // A non-blocking socket would have the ring report that it would block, instead of waiting.
+        rustix::io::ioctl_fionbio(&self.fd, false)?;
+        // Answers are short and awaited. A unix socket has no such thing.
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&self.fd, true);
+        Ok(Rc::new(SocketStream { descriptor: Descriptor::new(File::new(self.fd)) }))
+    }
+}
+
+/// A connection on one shard. It shuts down when it is dropped.
+pub struct SocketStream {
+    descriptor: Rc<Descriptor>,
+}
+
+impl Stream for SocketStream {
+    fn receive(&self, buffer: Buffer) -> Submission {
+        let operation = Operation::new(Kind::Receive, &self.descriptor).memory(buffer.as_ptr(), buffer.len());
+        self.descriptor.driver().start(Payload::Buffer(buffer), operation)
+    }
+
+    fn send(&self, data: Slice) -> Submission {
+        let operation = Operation::new(Kind::Send, &self.descriptor).memory(data.as_ptr(), data.len());
+        self.descriptor.driver().start(Payload::Slice(data), operation)
+    }
+
+    fn shutdown(&self) {
+        // It fails only if the connection has ended already.
+        let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
+    }
+}
+
+impl Drop for SocketStream {
+    fn drop(&mut self) {
+        // Ends requests whose submissions were dropped; they would hold the socket open.
+        self.shutdown();
+    }
+}
+
+/// Connects to the unix socket at `path`.
+pub async fn connect_unix(path: impl AsRef<Path>) -> io::Result<Rc<SocketStream>> {
+    let path = path.as_ref().to_owned();
+    Connection::new(blocking(move || UnixStream::connect(path)).await?).attach()
+}
+
+/// Connects to `address`.
+pub async fn connect_tcp(address: SocketAddr) -> io::Result<Rc<SocketStream>> {
+    Connection::new(blocking(move || TcpStream::connect(address)).await?).attach()
+}
+
+/// A request that is cancelled when nobody waits for it any more.
+pub(super) struct Pending {
+    submission: Submission,
+    descriptor: Rc<Descriptor>,
+    ended: bool,
+}
+
+impl Pending {
+    pub(super) fn start(descriptor: &Rc<Descriptor>, payload: Payload, operation: Operation) -> Self {
+        let submission = descriptor.driver().start(payload, operation);
+        Self { submission, descriptor: Rc::clone(descriptor), ended: false }
+    }
+}
+
+impl Future for Pending {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let polled = Pin::new(&mut self.submission).poll(cx);
+        self.ended |= polled.is_ready();
+        polled
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Some(slot) = self.submission.slot()
+        {
+            self.descriptor.driver().cancel(slot);
+        }
+    }
+}

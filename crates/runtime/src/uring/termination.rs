@@ -1,0 +1,89 @@
+//! Waiting for SIGTERM and SIGINT.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{FromRawFd, OwnedFd},
+};
+
+use crate::{
+    completion::Payload,
+    shard,
+    uring::{
+        RunError,
+        operation::{Descriptor, File, Kind, Operation},
+        socket::Pending,
+    },
+};
+
+/// How the process was asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Termination {
+    /// SIGTERM: by a service manager or `kill`.
+    Terminate,
+    /// SIGINT: by Ctrl-C.
+    Interrupt,
+}
+
+fn signals() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: `sigemptyset` initialises the set; the others take a valid set and valid signals.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        set.assume_init()
+    }
+}
+
+/// Holds the signals back in this thread and those that it starts, until it goes.
+pub(super) struct Masked {
+    outer: libc::sigset_t,
+}
+
+impl Masked {
+    pub(super) fn new() -> Result<Self, RunError> {
+        let (set, mut outer) = (signals(), MaybeUninit::uninit());
+        // SAFETY: both sets are valid; `outer` is initialised when the call succeeds.
+        let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, outer.as_mut_ptr()) };
+        if error != 0 {
+            let source = io::Error::from_raw_os_error(error);
+            return Err(RunError::Setup { what: "holding signals back", source });
+        }
+        // SAFETY: as above.
+        Ok(Self { outer: unsafe { outer.assume_init() } })
+    }
+}
+
+impl Drop for Masked {
+    fn drop(&mut self) {
+        // SAFETY: a valid set, of an earlier call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.outer, std::ptr::null_mut()) };
+    }
+}
+
+/// Waits until the process is asked to end. Needs [`super::RuntimeConfig::termination_signals`], without which the
+/// signals kill it as ever.
+pub async fn termination() -> io::Result<Termination> {
+    /// Bytes of the kernel's description of one signal, which begins with its number.
+    const RECORD: usize = size_of::<libc::signalfd_siginfo>();
+    let set = signals();
+    // SAFETY: a valid set and no descriptor to change.
+    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    let descriptor = Descriptor::new(File::new(unsafe { OwnedFd::from_raw_fd(fd) }));
+    let buffer = shard::buffer(RECORD);
+    let read = Operation::new(Kind::ReadSome, &descriptor).memory(buffer.as_ptr(), RECORD);
+    let outcome = Pending::start(&descriptor, Payload::Buffer(buffer), read).await;
+    let count = outcome.result.map_err(|e| io::Error::from_raw_os_error(e.errno))?;
+    match outcome.buffer.as_deref().and_then(|bytes| bytes.first_chunk::<4>()) {
+        Some(&number) if count == RECORD && u32::from_ne_bytes(number) == libc::SIGINT.cast_unsigned() => {
+            Ok(Termination::Interrupt)
+        }
+        Some(_) if count == RECORD => Ok(Termination::Terminate),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
