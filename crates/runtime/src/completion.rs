@@ -100,6 +100,14 @@ impl Slots {
         }
     }
 
+    fn with_payload<T>(&self, index: u32, f: impl FnOnce(&mut Payload) -> T) -> T {
+        let mut slots = self.slots.borrow_mut();
+        let Slot::Waiting { payload, .. } = &mut slots[index as usize] else {
+            unreachable!("the driver holds the completion, so the request is under way");
+        };
+        f(payload)
+    }
+
     fn poll(&self, index: u32, cx: &Context<'_>) -> Poll<Outcome> {
         let mut slots = self.slots.borrow_mut();
         if let Slot::Waiting { waker, .. } = &mut slots[index as usize] {
@@ -139,6 +147,12 @@ impl Completion {
     /// Ends the request. Must be called on the shard that submitted it.
     pub fn finish(self, result: Result<usize, DeviceError>) {
         shard::with_current(|shard| shard.slots.finish(self.slot, result));
+    }
+
+    /// The memory of the request, for a driver that moves the bytes itself. Must be called on the shard that
+    /// submitted it; `f` must not submit or complete requests.
+    pub fn with_payload<T>(&self, f: impl FnOnce(&mut Payload) -> T) -> T {
+        shard::with_current(|shard| shard.slots.with_payload(self.slot, f))
     }
 
     /// A number that names it, for the kernel's user data. See [`Completion::from_raw`].
@@ -259,5 +273,26 @@ impl SubmissionSet {
     pub fn clear(&mut self) {
         self.submissions.clear();
         self.outcomes.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Shard, ShardConfig};
+
+    #[test]
+    fn a_driver_can_fill_the_buffer_of_a_pending_read() {
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let (mut submission, completion) = Submission::pending(Payload::Buffer(shard::zeroed(8)));
+        completion.with_payload(|payload| {
+            let Payload::Buffer(buffer) = payload else { panic!("the payload is the read's buffer") };
+            buffer.copy_from_slice(b"contents");
+        });
+        completion.finish(Ok(8));
+        let mut cx = Context::from_waker(Waker::noop());
+        let Poll::Ready(outcome) = Pin::new(&mut submission).poll(&mut cx) else { panic!("it was finished") };
+        assert_eq!(&outcome.buffer.unwrap()[..], b"contents");
     }
 }

@@ -1,1 +1,32 @@
-//! pinstripe-sim
+//! The seeded world that replaces kernel, disks and network.
+//!
+//! One thread runs N shards under a virtual clock. Every choice (which task is polled, when mail arrives, when and in
+//! which order requests take effect and complete, what survives a crash) comes from a seed, so a run that failed can be
+//! run again, byte for byte. The code under test is the shipped code: it sees [`pinstripe_runtime::Device`] and
+//! [`pinstripe_runtime::Stream`] and cannot tell.
+//!
+//! ```text
+//!   World ── step ──> one of: poll a task │ mail │ timers │ effect or end of a request ──> Trace (rolling hash)
+//!     │                          Shard 0..N                  SimDisk, SimStream
+//!     └─ crash ──> tasks dropped, requests torn, caches lost ──> new shards over the same disks
+//!
+//!   Ledger: per sector, which values may be read now; fed by the client, knows nothing of the code under test
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod disk;
+pub mod faults;
+pub mod medium;
+pub mod rng;
+mod source;
+pub mod stream;
+pub mod trace;
+pub mod world;
+
+pub use disk::{DiskCounters, SimDevice, SimDisk, SimDiskConfig};
+pub use faults::{Fault, Trigger};
+pub use medium::SECTOR;
+pub use rng::Rng;
+pub use stream::{SimStream, SimStreamConfig};
+pub use trace::{Ending, Event, Operation, Trace};
+pub use world::{LeakReport, Schedule, Stuck, World, WorldConfig};

@@ -1,0 +1,762 @@
+//! A simulated disk: [`SimDisk`] as the harness sees it, [`SimDevice`] as a shard uses it.
+//!
+//! A request has one or two *effects* (a part of a write reaches the medium, a part of a read leaves it, a flush does
+//! its work) and then an end, each at a time of its own. So writes in flight land in any order, overlapping ones mix
+//! by sectors, and a read that is completed late may hold what was true early. Once its end has been chosen by the
+//! scheduler, the request is completed on the shard that submitted it.
+//!
+//! At a crash a request in flight may have happened fully, in part, or not at all. The medium says what becomes of
+//! writes that were completed and not flushed.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+};
+
+use pinstripe_runtime::{
+    Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Shard, Slice,
+    Submission, ZeroedReads, completion::Payload, shard,
+};
+
+use crate::{
+    faults::{Fault, Faults, Trigger},
+    medium::{Medium, SECTOR},
+    rng::{Rng, index},
+    source::EventSource,
+    trace::{Ending, Event, Operation, Trace, hash_of},
+};
+
+/// What a simulated disk is made of.
+#[derive(Clone, Debug)]
+pub struct SimDiskConfig {
+    /// Name for messages.
+    pub name: String,
+    /// Size in bytes, a multiple of the logical block.
+    pub size: u64,
+    /// Logical block in bytes: 512 or 4096.
+    pub logical_block: u32,
+    /// Whether completed writes may be lost on power failure until a flush.
+    pub volatile_cache: bool,
+    /// What `write_zeroes` does.
+    pub zeroes: ZeroedReads,
+    /// Whether `discard` does anything.
+    pub discards: bool,
+    /// Whether what was discarded reads back zero. Otherwise each sector reads back as the seed says.
+    pub discard_zeroes: bool,
+    /// Unit in bytes that a crash does not tear, at most the logical block.
+    pub tear_bytes: u32,
+    /// Shortest time from submission to completion, in nanoseconds.
+    pub latency_ns_min: u64,
+    /// Longest usual time.
+    pub latency_ns_max: u64,
+    /// Of 1024 requests, how many take up to 50 times as long.
+    pub latency_tail: u64,
+    /// Of 1024 requests, how many complete before the call returns.
+    pub inline: u64,
+}
+
+impl SimDiskConfig {
+    /// A disk with a volatile cache, 512-byte blocks and the latencies of flash.
+    pub fn new(name: &str, size: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            size,
+            logical_block: 512,
+            volatile_cache: true,
+            zeroes: ZeroedReads::Zero,
+            discards: true,
+            discard_zeroes: false,
+            tear_bytes: 512,
+            latency_ns_min: 10_000,
+            latency_ns_max: 120_000,
+            latency_tail: 20,
+            inline: 0,
+        }
+    }
+
+    /// A disk whose habits `rng` draws; size and logical block are for the caller to decide.
+    pub fn drawn(rng: &mut Rng, name: &str, size: u64) -> Self {
+        let latency_ns_min = rng.pick(&[0, 1_000, 10_000]);
+        Self {
+            volatile_cache: rng.chance(3, 4),
+            zeroes: rng.pick(&[ZeroedReads::Zero, ZeroedReads::Unsupported]),
+            discards: rng.chance(1, 2),
+            discard_zeroes: rng.chance(1, 2),
+            latency_ns_min,
+            latency_ns_max: latency_ns_min + rng.pick(&[1, 5_000, 100_000, 2_000_000]),
+            latency_tail: rng.pick(&[0, 20, 300]),
+            inline: rng.pick(&[0, 0, 50, 1024]),
+            ..Self::new(name, size)
+        }
+    }
+}
+
+/// Requests that a disk has taken, refused and failed ones too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCounters {
+    /// Number of reads.
+    pub reads: u64,
+    /// Bytes of reads.
+    pub bytes_read: u64,
+    /// Number of writes, zeroing and discards included.
+    pub writes: u64,
+    /// Bytes of writes.
+    pub bytes_written: u64,
+    /// Number of flushes.
+    pub flushes: u64,
+}
+
+/// Bytes `from..to` of a request, which take effect at `due`.
+struct Part {
+    due: u64,
+    from: u64,
+    to: u64,
+}
+
+struct Request {
+    shard: usize,
+    operation: Operation,
+    offset: u64,
+    length: u64,
+    /// What a write writes; what a read has read.
+    data: Rc<[u8]>,
+    sample: Vec<u8>,
+    /// Writes in flight when a flush came: it does not cover them, nor any that came later.
+    uncovered: Vec<u64>,
+    parts: Vec<Part>,
+    end_at: u64,
+    failure: Option<DeviceErrorKind>,
+    /// Absent for a request that completes inline.
+    completion: Option<Completion>,
+}
+
+struct State {
+    config: SimDiskConfig,
+    medium: Medium,
+    faults: Faults,
+    rng: Rng,
+    requests: BTreeMap<u64, Request>,
+    requests_taken: u64,
+    /// No event is due before this.
+    due_min: u64,
+    counters: DiskCounters,
+}
+
+struct Shared {
+    number: usize,
+    info: DeviceInfo,
+    clock: Rc<Cell<u64>>,
+    trace: Rc<Trace>,
+    state: RefCell<State>,
+}
+
+thread_local! {
+    /// Disks of this thread's worlds, for sources: a [`DeviceSource`] may cross threads, a world may not.
+    static DISKS: RefCell<(u64, BTreeMap<u64, std::rc::Weak<Shared>>)> = const { RefCell::new((0, BTreeMap::new())) };
+}
+
+/// A disk of the world. It outlives crashes; shards attach to it through [`SimDisk::source`].
+#[derive(Clone)]
+pub struct SimDisk {
+    shared: Rc<Shared>,
+    key: u64,
+}
+
+impl SimDisk {
+    pub(crate) fn new(
+        number: usize,
+        config: SimDiskConfig,
+        rng: Rng,
+        clock: Rc<Cell<u64>>,
+        trace: Rc<Trace>,
+    ) -> Self {
+        assert!(
+            config.size.is_multiple_of(u64::from(config.logical_block))
+                && config.logical_block.is_multiple_of(config.tear_bytes)
+                && u64::from(config.tear_bytes).is_multiple_of(SECTOR),
+            "a simulated disk is made of whole blocks, a block of whole tear units, those of sectors"
+        );
+        let info = DeviceInfo {
+            name: config.name.clone(),
+            size: config.size,
+            logical_block: config.logical_block,
+            volatile_cache: config.volatile_cache,
+            zeroes: config.zeroes,
+            discards: config.discards,
+        };
+        let medium = Medium::new(config.size, config.tear_bytes);
+        let state = State {
+            config,
+            medium,
+            faults: Faults::none(),
+            rng,
+            requests: BTreeMap::new(),
+            requests_taken: 0,
+            due_min: u64::MAX,
+            counters: DiskCounters::default(),
+        };
+        let shared = Rc::new(Shared { number, info, clock, trace, state: RefCell::new(state) });
+        let key = DISKS.with_borrow_mut(|(next, disks)| {
+            *next += 1;
+            disks.retain(|_, disk| disk.strong_count() > 0);
+            disks.insert(*next, Rc::downgrade(&shared));
+            *next
+        });
+        Self { shared, key }
+    }
+
+    /// What the disk says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    /// Where shards of this thread attach.
+    pub fn source(&self) -> Arc<dyn DeviceSource> {
+        Arc::new(SimSource { key: self.key })
+    }
+
+    /// The disk as the current shard uses it.
+    pub fn attach(&self) -> Rc<dyn Device> {
+        Rc::new(SimDevice { shared: Rc::clone(&self.shared), shard: shard::index() })
+    }
+
+    /// Has a fault happen now.
+    pub fn fault(&self, fault: &Fault) {
+        self.shared.fault(fault);
+    }
+
+    /// Has a fault happen later.
+    pub fn plan(&self, trigger: Trigger, fault: Fault) {
+        self.shared.state.borrow_mut().faults.plan(trigger, fault);
+    }
+
+    /// `length` bytes from `offset` as a read would see them now.
+    pub fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.shared.state.borrow().medium.current().read(offset, &mut bytes);
+        bytes
+    }
+
+    /// `length` bytes from `offset` that a power loss now would leave, were the cache lost as a whole.
+    pub fn peek_durable(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.shared.state.borrow().medium.durable().read(offset, &mut bytes);
+        bytes
+    }
+
+    /// Puts whole sectors on the disk, durably, past all requests.
+    ///
+    /// # Panics
+    /// If the range is not made of whole sectors.
+    pub fn poke(&self, offset: u64, bytes: &[u8]) {
+        assert!(
+            offset.is_multiple_of(SECTOR) && (bytes.len() as u64).is_multiple_of(SECTOR),
+            "whole sectors"
+        );
+        let state = &mut *self.shared.state.borrow_mut();
+        state.medium.poke(offset, bytes);
+        state.faults.written(offset, bytes.len() as u64);
+    }
+
+    /// Whether the device is gone.
+    pub fn is_gone(&self) -> bool {
+        self.shared.state.borrow().faults.gone
+    }
+
+    /// Number of sectors that a power loss now could change.
+    pub fn unflushed_sectors(&self) -> usize {
+        self.shared.state.borrow().medium.cached_sectors()
+    }
+
+    /// What it has been asked.
+    pub fn counters(&self) -> DiskCounters {
+        self.shared.state.borrow().counters
+    }
+
+    pub(crate) fn events(&self) -> Rc<dyn EventSource> {
+        Rc::clone(&self.shared) as Rc<dyn EventSource>
+    }
+}
+
+/// A [`SimDisk`] as a [`DeviceSource`]: valid on the thread of its world.
+struct SimSource {
+    key: u64,
+}
+
+impl DeviceSource for SimSource {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        let shared = DISKS.with_borrow(|(_, disks)| disks.get(&self.key).and_then(std::rc::Weak::upgrade));
+        let shared = shared.ok_or(DeviceError::of(DeviceErrorKind::Gone))?;
+        Ok(Rc::new(SimDevice { shared, shard: shard::index() }))
+    }
+}
+
+/// A [`SimDisk`] as one shard uses it.
+pub struct SimDevice {
+    shared: Rc<Shared>,
+    shard: usize,
+}
+
+impl Device for SimDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+        let length = buffer.len() as u64;
+        self.submit(Operation::Read, offset, length, Rc::default(), Payload::Buffer(buffer))
+    }
+
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        let operation = if fua { Operation::WriteFua } else { Operation::Write };
+        let bytes = Rc::from(&data[..]);
+        self.submit(operation, offset, data.len() as u64, bytes, Payload::Slice(data))
+    }
+
+    fn flush(&self) -> Submission {
+        self.submit(Operation::Flush, 0, 0, Rc::default(), Payload::None)
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        self.submit(Operation::Discard, offset, length, Rc::default(), Payload::None)
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        self.submit(Operation::WriteZeroes, offset, length, Rc::default(), Payload::None)
+    }
+}
+
+impl SimDevice {
+    fn submit(
+        &self,
+        operation: Operation,
+        offset: u64,
+        length: u64,
+        data: Rc<[u8]>,
+        payload: Payload,
+    ) -> Submission {
+        debug_assert_eq!(shard::index(), self.shard, "a device belongs to the shard that attached it");
+        let shared = &*self.shared;
+        shared.apply_plan();
+        let now = shared.clock.get();
+        let state = &mut *shared.state.borrow_mut();
+        let number = state.requests_taken;
+        state.requests_taken += 1;
+        state.counters.count(operation, length);
+        shared.trace.record(Event::Submitted {
+            disk: shared.number,
+            request: number,
+            shard: self.shard,
+            operation,
+            offset,
+            length,
+            contents: hash_of(&data),
+        });
+        if let Err(kind) = state.refuse(operation, offset, length) {
+            shared.trace.record(Event::Completed {
+                disk: shared.number,
+                request: number,
+                ending: Ending::of(Err(kind)),
+                contents: 0,
+            });
+            let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
+            return Submission::done(Err(DeviceError::of(kind)), buffer);
+        }
+        let mut request = state.request(now, self.shard, operation, offset, length, data);
+        if !state.faults.hung && state.rng.chance(state.config.inline, 1024) {
+            return shared.complete_inline(state, number, request, payload);
+        }
+        let (submission, completion) = Submission::pending(payload);
+        request.completion = Some(completion);
+        state.due_min = request.next_due().min(state.due_min);
+        state.requests.insert(number, request);
+        submission
+    }
+}
+
+impl DiskCounters {
+    fn count(&mut self, operation: Operation, length: u64) {
+        match operation {
+            Operation::Read => {
+                self.reads += 1;
+                self.bytes_read += length;
+            }
+            Operation::Flush => self.flushes += 1,
+            _ => {
+                self.writes += 1;
+                self.bytes_written += length;
+            }
+        }
+    }
+}
+
+impl Request {
+    fn next_due(&self) -> u64 {
+        self.parts.iter().map(|part| part.due).min().unwrap_or(self.end_at)
+    }
+
+    /// Events that may happen at `now`: parts first, the end only when none is left.
+    fn due(&self, now: u64) -> usize {
+        if self.parts.is_empty() {
+            usize::from(self.end_at <= now)
+        } else {
+            self.parts.iter().filter(|part| part.due <= now).count()
+        }
+    }
+
+    fn changes_contents(&self) -> bool {
+        !matches!(self.operation, Operation::Read | Operation::Flush)
+    }
+}
+
+impl State {
+    /// Errors that need no medium.
+    fn refuse(&mut self, operation: Operation, offset: u64, length: u64) -> Result<(), DeviceErrorKind> {
+        let block = u64::from(self.config.logical_block);
+        let end = offset.checked_add(length).ok_or(DeviceErrorKind::Invalid)?;
+        let misfit = end > self.config.size || !offset.is_multiple_of(block) || !length.is_multiple_of(block);
+        let unsupported = match operation {
+            Operation::WriteZeroes => self.config.zeroes == ZeroedReads::Unsupported,
+            Operation::Discard => !self.config.discards,
+            _ => false,
+        };
+        if operation != Operation::Flush && (misfit || length == 0) {
+            return Err(DeviceErrorKind::Invalid);
+        }
+        if unsupported {
+            return Err(DeviceErrorKind::Unsupported);
+        }
+        if self.faults.refusals > 0 {
+            self.faults.refusals -= 1;
+            return Err(DeviceErrorKind::Busy);
+        }
+        Ok(())
+    }
+
+    fn request(
+        &mut self,
+        now: u64,
+        shard: usize,
+        operation: Operation,
+        offset: u64,
+        length: u64,
+        data: Rc<[u8]>,
+    ) -> Request {
+        let data = match operation {
+            Operation::WriteZeroes => vec![0; index(length)].into(),
+            Operation::Discard => self.discarded(offset, length),
+            _ => data,
+        };
+        let mut latency = self.rng.range(self.config.latency_ns_min..self.config.latency_ns_max + 1);
+        if self.rng.chance(self.config.latency_tail, 1024) {
+            latency = latency.saturating_mul(1 + self.rng.below(50));
+        }
+        let end_at = now.saturating_add(latency.saturating_mul(self.faults.slow));
+        let failure = self.faults.gone.then_some(DeviceErrorKind::Gone);
+        let parts = if failure.is_some() { Vec::new() } else { self.parts(now, end_at, length) };
+        let in_flight = |(number, request): (&u64, &Request)| request.changes_contents().then_some(*number);
+        let uncovered = match operation {
+            Operation::Flush => self.requests.iter().filter_map(in_flight).collect(),
+            _ => Vec::new(),
+        };
+        let sample = if operation == Operation::Read { vec![0; index(length)] } else { Vec::new() };
+        Request {
+            shard,
+            operation,
+            offset,
+            length,
+            data,
+            sample,
+            uncovered,
+            parts,
+            end_at,
+            failure,
+            completion: None,
+        }
+    }
+
+    /// When the request takes effect: in one piece at its end, or earlier, or in two pieces.
+    fn parts(&mut self, now: u64, end_at: u64, length: u64) -> Vec<Part> {
+        let due = |rng: &mut Rng| if rng.chance(1, 2) { end_at } else { rng.range(now..end_at + 1) };
+        let sectors = length / SECTOR;
+        if sectors > 1 && self.rng.chance(1, 4) {
+            let tear = u64::from(self.config.tear_bytes);
+            let cut = self.rng.range(1..sectors) * SECTOR / tear * tear;
+            return vec![
+                Part { due: due(&mut self.rng), from: 0, to: cut },
+                Part { due: due(&mut self.rng), from: cut, to: length },
+            ];
+        }
+        vec![Part { due: due(&mut self.rng), from: 0, to: length }]
+    }
+
+    /// What a discarded range reads back as: each sector its old contents, zero or anything.
+    fn discarded(&mut self, offset: u64, length: u64) -> Rc<[u8]> {
+        let mut bytes = vec![0; index(length)];
+        if !self.config.discard_zeroes {
+            self.medium.current().read(offset, &mut bytes);
+            let habit = self.rng.below(4);
+            for sector in bytes.chunks_mut(index(SECTOR)) {
+                match if habit == 3 { self.rng.below(3) } else { habit } {
+                    0 => {}
+                    1 => sector.fill(0),
+                    _ => self.rng.fill(sector),
+                }
+            }
+        }
+        bytes.into()
+    }
+
+    /// A part of a request takes effect.
+    fn take_effect(&mut self, number: u64, request: &mut Request, part: &Part) {
+        let (offset, length) = (request.offset + part.from, part.to - part.from);
+        match request.operation {
+            Operation::Read => {
+                if self.faults.unreadable(offset, length) {
+                    request.failure = Some(DeviceErrorKind::Media);
+                }
+                let to = &mut request.sample[index(part.from)..index(part.to)];
+                self.medium.current().read(offset, to);
+            }
+            Operation::Flush => {
+                let covered = |write: u64| write < number && !request.uncovered.contains(&write);
+                if self.faults.failing_flushes > 0 {
+                    self.faults.failing_flushes -= 1;
+                    request.failure = Some(DeviceErrorKind::Media);
+                    self.medium.flush_failed(covered);
+                } else {
+                    self.medium.flush(covered);
+                }
+            }
+            _ if self.faults.unwritable(offset, length) => {
+                request.failure = Some(DeviceErrorKind::Media);
+                if self.rng.chance(1, 2) {
+                    self.land(number, request, part);
+                }
+            }
+            _ => self.land(number, request, part),
+        }
+    }
+
+    fn land(&mut self, number: u64, request: &Request, part: &Part) {
+        if self.config.volatile_cache {
+            self.medium.land(number, request.offset, &request.data, part.from, part.to);
+        } else {
+            self.medium.land_durable(request.offset, &request.data, part.from, part.to);
+        }
+        self.faults.written(request.offset + part.from, part.to - part.from);
+    }
+
+    /// The request is over: its result, and the bytes of a read.
+    fn end(&mut self, number: u64, request: &mut Request) -> (Result<usize, DeviceErrorKind>, Vec<u8>) {
+        let mut sample = std::mem::take(&mut request.sample);
+        if let Some(kind) = request.failure {
+            // What the buffer holds after an error is unspecified, so it must not look like an answer.
+            self.rng.fill(&mut sample);
+            return (Err(kind), sample);
+        }
+        if request.operation == Operation::WriteFua {
+            self.medium.flush_write(number, request.offset, request.length);
+        }
+        let moved = match request.operation {
+            Operation::Read | Operation::Write | Operation::WriteFua => index(request.length),
+            _ => 0,
+        };
+        (Ok(moved), sample)
+    }
+
+    fn update_due_min(&mut self) {
+        self.due_min = self.requests.values().map(Request::next_due).min().unwrap_or(u64::MAX);
+    }
+
+    /// Requests in flight when their shards die: each may have happened or not, in part too.
+    fn abort_requests(&mut self, power: bool) {
+        let mut requests: Vec<(u64, Request)> = std::mem::take(&mut self.requests).into_iter().collect();
+        self.rng.shuffle(&mut requests);
+        self.due_min = u64::MAX;
+        for (number, mut request) in requests {
+            if !request.changes_contents() || self.faults.gone {
+                continue;
+            }
+            let whole = self.rng.chance(1, 2);
+            for part in std::mem::take(&mut request.parts) {
+                if !whole && self.rng.chance(1, 2) {
+                    continue;
+                }
+                self.faults.written(request.offset + part.from, part.to - part.from);
+                if power {
+                    // As if cached, so that the power loss may tear it.
+                    self.medium.land(number, request.offset, &request.data, part.from, part.to);
+                } else {
+                    self.land(number, &request, &part);
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn fault(&self, fault: &Fault) {
+        let now = self.clock.get();
+        let state = &mut *self.state.borrow_mut();
+        state.faults.set(fault);
+        self.trace.record(Event::Fault { disk: self.number, name: fault.name() });
+        if *fault == Fault::Gone {
+            for (number, mut request) in std::mem::take(&mut state.requests) {
+                for part in std::mem::take(&mut request.parts) {
+                    if request.changes_contents() && state.rng.chance(1, 2) {
+                        state.land(number, &request, &part);
+                    }
+                }
+                request.failure = Some(DeviceErrorKind::Gone);
+                request.end_at = now + state.rng.below(20_000);
+                state.requests.insert(number, request);
+            }
+        }
+        state.update_due_min();
+    }
+
+    fn apply_plan(&self) {
+        let ripe = {
+            let state = &mut *self.state.borrow_mut();
+            state.faults.ripe(self.clock.get(), state.requests_taken)
+        };
+        for fault in ripe {
+            self.fault(&fault);
+        }
+    }
+
+    fn complete_inline(
+        &self,
+        state: &mut State,
+        number: u64,
+        mut request: Request,
+        payload: Payload,
+    ) -> Submission {
+        for part in std::mem::take(&mut request.parts) {
+            state.take_effect(number, &mut request, &part);
+        }
+        let (result, sample) = state.end(number, &mut request);
+        self.trace_end(number, result, &sample);
+        let buffer = if let Payload::Buffer(mut buffer) = payload {
+            buffer.copy_from_slice(&sample);
+            Some(buffer)
+        } else {
+            None
+        };
+        Submission::done(result.map_err(DeviceError::of), buffer)
+    }
+
+    fn trace_end(&self, number: u64, result: Result<usize, DeviceErrorKind>, sample: &[u8]) {
+        self.trace.record(Event::Completed {
+            disk: self.number,
+            request: number,
+            ending: Ending::of(result),
+            contents: hash_of(sample),
+        });
+    }
+
+    /// The `nth` due event: an effect is done here, an end is returned for the caller to complete.
+    fn advance(&self, mut nth: usize, now: u64) -> Option<(u64, Request)> {
+        let state = &mut *self.state.borrow_mut();
+        let number = state.requests.iter().find_map(|(number, request)| {
+            let due = request.due(now);
+            if nth < due {
+                return Some(*number);
+            }
+            nth -= due;
+            None
+        })?;
+        let mut request = state.requests.remove(&number)?;
+        if request.parts.is_empty() {
+            return Some((number, request));
+        }
+        let due = |(at, part): (usize, &Part)| (part.due <= now).then_some(at);
+        let at = request.parts.iter().enumerate().filter_map(due).nth(nth)?;
+        let part = request.parts.swap_remove(at);
+        self.trace.record(Event::Effect { disk: self.number, request: number, from: part.from, to: part.to });
+        state.take_effect(number, &mut request, &part);
+        state.requests.insert(number, request);
+        None
+    }
+}
+
+impl EventSource for Shared {
+    fn next_due(&self) -> Option<u64> {
+        let state = self.state.borrow();
+        let request = Some(state.due_min).filter(|&due| due != u64::MAX && !state.faults.hung);
+        request.into_iter().chain(state.faults.next_time()).min()
+    }
+
+    fn due(&self, now: u64) -> usize {
+        self.apply_plan();
+        let state = self.state.borrow();
+        if state.due_min > now || state.faults.hung {
+            return 0;
+        }
+        state.requests.values().map(|request| request.due(now)).sum()
+    }
+
+    fn happen(&self, nth: usize, now: u64, shards: &[Rc<Shard>]) {
+        let ended = self.advance(nth, now);
+        if let Some((number, mut request)) = ended {
+            let (result, sample) = self.state.borrow_mut().end(number, &mut request);
+            self.trace_end(number, result, &sample);
+            if let Some(completion) = request.completion {
+                let _entered = shards[request.shard].enter();
+                completion.with_payload(|payload| {
+                    if let Payload::Buffer(buffer) = payload {
+                        buffer.copy_from_slice(&sample);
+                    }
+                });
+                completion.finish(result.map_err(DeviceError::of));
+            }
+        }
+        self.state.borrow_mut().update_due_min();
+    }
+
+    fn pending(&self) -> usize {
+        self.state.borrow().requests.len()
+    }
+
+    fn crash(&self, power: bool) {
+        let state = &mut *self.state.borrow_mut();
+        state.abort_requests(power);
+        if power {
+            state.medium.power_loss(&mut state.rng);
+        }
+    }
+
+    fn contents(&self) -> u64 {
+        self.state.borrow().medium.hash()
+    }
+
+    fn describe(&self) -> String {
+        use std::fmt::Write;
+        let state = self.state.borrow();
+        let mut lines = format!(
+            "disk {} ({}): {} requests pending{}{}\n",
+            self.number,
+            self.info.name,
+            state.requests.len(),
+            if state.faults.hung { ", hung" } else { "" },
+            if state.faults.gone { ", gone" } else { "" },
+        );
+        for (number, request) in &state.requests {
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                lines,
+                "  request {number} of shard {}: {:?} {}+{}, {} effects to come, ends at {}",
+                request.shard,
+                request.operation,
+                request.offset,
+                request.length,
+                request.parts.len(),
+                request.end_at
+            );
+        }
+        lines
+    }
+}

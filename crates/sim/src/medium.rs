@@ -1,0 +1,252 @@
+//! What a simulated disk holds: contents as reads see them, contents that are durable, and between the two the
+//! versions of sectors that lie in a volatile cache.
+//!
+//! Per sector the medium holds the durable value, and the cache remembers every value that landed since, in order. A
+//! real disk may have destaged any of them at any moment, so after a power loss the sector holds the durable value or
+//! any one of those. Making a version durable drops it and the older ones: a cache never destages an older value over
+//! a newer one. Writes survive whole, in part (cut at the tear unit) or not at all, each on its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use crate::{
+    rng::{Rng, index, mix},
+    trace::hash_of,
+};
+
+/// Bytes of a sector: the unit of everything here.
+pub const SECTOR: u64 = 512;
+const PAGE: usize = 4096;
+
+/// Bytes that are zero until written, in pages that exist once touched.
+pub(crate) struct Image {
+    pages: Vec<Option<Box<[u8; PAGE]>>>,
+}
+
+impl Image {
+    fn new(size: u64) -> Self {
+        Self { pages: vec![None; index(size).div_ceil(PAGE)] }
+    }
+
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let (mut at, mut rest) = (index(offset), bytes);
+        while !rest.is_empty() {
+            let inside = at % PAGE;
+            let (part, next) = rest.split_at_mut((PAGE - inside).min(rest.len()));
+            match &self.pages[at / PAGE] {
+                Some(page) => part.copy_from_slice(&page[inside..inside + part.len()]),
+                None => part.fill(0),
+            }
+            at += part.len();
+            rest = next;
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let (mut at, mut rest) = (index(offset), bytes);
+        while !rest.is_empty() {
+            let inside = at % PAGE;
+            let (part, next) = rest.split_at((PAGE - inside).min(rest.len()));
+            let page = self.pages[at / PAGE].get_or_insert_with(|| Box::new([0; PAGE]));
+            page[inside..inside + part.len()].copy_from_slice(part);
+            at += part.len();
+            rest = next;
+        }
+    }
+
+    fn hash(&self) -> u64 {
+        self.pages
+            .iter()
+            .enumerate()
+            .filter_map(|(number, page)| page.as_ref().map(|page| mix(number as u64 ^ hash_of(&page[..]))))
+            .fold(0, u64::wrapping_add)
+    }
+}
+
+/// A sector's value in the cache: part of the data of a write.
+struct Version {
+    write: u64,
+    data: Rc<[u8]>,
+    /// Where in `data` it lies.
+    at: u32,
+}
+
+impl Version {
+    fn bytes(&self) -> &[u8] {
+        &self.data[self.at as usize..self.at as usize + index(SECTOR)]
+    }
+}
+
+/// What a power loss leaves of a cached write.
+enum Fate {
+    Whole,
+    Nothing,
+    /// The units in this range.
+    Run(u64, u64),
+    /// Each unit by a coin.
+    Speckled(u64),
+}
+
+impl Fate {
+    fn drawn(rng: &mut Rng, units: u64, survival: u64) -> Self {
+        if !rng.chance(survival, 4) {
+            return Self::Nothing;
+        }
+        match rng.below(4) {
+            0 => {
+                let cut = rng.below(units + 1);
+                if rng.chance(1, 2) { Self::Run(0, cut) } else { Self::Run(cut, units) }
+            }
+            1 => Self::Speckled(rng.draw()),
+            _ => Self::Whole,
+        }
+    }
+
+    fn spares(&self, unit: u64) -> bool {
+        match self {
+            Self::Whole => true,
+            Self::Nothing => false,
+            Self::Run(from, to) => (*from..*to).contains(&unit),
+            Self::Speckled(salt) => mix(salt ^ unit) & 1 == 1,
+        }
+    }
+}
+
+/// The contents of a disk. See the module.
+pub(crate) struct Medium {
+    current: Image,
+    durable: Image,
+    cached: BTreeMap<u64, Vec<Version>>,
+    /// Writes whose flush failed: no later flush makes them durable, as Linux forgets such an error once told (C5).
+    forsaken: BTreeSet<u64>,
+    tear: u64,
+}
+
+impl Medium {
+    pub(crate) fn new(size: u64, tear: u32) -> Self {
+        Self {
+            current: Image::new(size),
+            durable: Image::new(size),
+            cached: BTreeMap::new(),
+            forsaken: BTreeSet::new(),
+            tear: u64::from(tear),
+        }
+    }
+
+    /// Contents as a read sees them now.
+    pub(crate) fn current(&self) -> &Image {
+        &self.current
+    }
+
+    /// Contents that a power loss can't take away.
+    pub(crate) fn durable(&self) -> &Image {
+        &self.durable
+    }
+
+    /// Hash of what reads see and of what is durable.
+    pub(crate) fn hash(&self) -> u64 {
+        mix(self.current.hash()) ^ self.durable.hash()
+    }
+
+    /// Sectors that have a version in the cache.
+    pub(crate) fn cached_sectors(&self) -> usize {
+        self.cached.len()
+    }
+
+    /// Sets contents past any cache, for the set-up of a test.
+    pub(crate) fn poke(&mut self, offset: u64, bytes: &[u8]) {
+        for sector in offset / SECTOR..(offset + bytes.len() as u64).div_ceil(SECTOR) {
+            self.cached.remove(&sector);
+        }
+        self.current.write(offset, bytes);
+        self.durable.write(offset, bytes);
+    }
+
+    /// The bytes `from..to` of `data`, which belongs at `offset`, arrive in the cache as part of `write`.
+    pub(crate) fn land(&mut self, write: u64, offset: u64, data: &Rc<[u8]>, from: u64, to: u64) {
+        for at in (from..to).step_by(index(SECTOR)) {
+            self.cached.entry((offset + at) / SECTOR).or_default().push(Version {
+                write,
+                data: Rc::clone(data),
+                at: u32::try_from(at).unwrap_or_else(|_| unreachable!("a write is smaller than 4 GiB")),
+            });
+        }
+        self.current.write(offset + from, &data[index(from)..index(to)]);
+    }
+
+    /// The same without a cache: durable at once.
+    pub(crate) fn land_durable(&mut self, offset: u64, data: &[u8], from: u64, to: u64) {
+        let part = &data[index(from)..index(to)];
+        self.current.write(offset + from, part);
+        self.durable.write(offset + from, part);
+    }
+
+    /// Makes what landed of the writes that `covered` names durable.
+    pub(crate) fn flush(&mut self, covered: impl Fn(u64) -> bool) {
+        let (durable, forsaken) = (&mut self.durable, &self.forsaken);
+        self.cached.retain(|sector, versions| {
+            let last = versions.iter().rposition(|v| covered(v.write) && !forsaken.contains(&v.write));
+            if let Some(last) = last {
+                durable.write(sector * SECTOR, versions[last].bytes());
+                versions.drain(..=last);
+            }
+            !versions.is_empty()
+        });
+    }
+
+    /// The same within one range: a forced write.
+    pub(crate) fn flush_write(&mut self, write: u64, offset: u64, length: u64) {
+        for sector in offset / SECTOR..(offset + length) / SECTOR {
+            let Some(versions) = self.cached.get_mut(&sector) else { continue };
+            if let Some(last) = versions.iter().rposition(|v| v.write == write) {
+                self.durable.write(sector * SECTOR, versions[last].bytes());
+                versions.drain(..=last);
+            }
+            if versions.is_empty() {
+                self.cached.remove(&sector);
+            }
+        }
+    }
+
+    /// A flush failed: what it covered will never be made durable by another.
+    pub(crate) fn flush_failed(&mut self, covered: impl Fn(u64) -> bool) {
+        let writes = self.cached.values().flatten().map(|v| v.write).filter(|&w| covered(w));
+        self.forsaken.extend(writes);
+    }
+
+    /// The cache is lost: of each of its writes survives what the seed says, and then that is durable.
+    pub(crate) fn power_loss(&mut self, rng: &mut Rng) {
+        // One crash loses nearly everything, another nearly nothing.
+        let survival = rng.below(5);
+        let mut units = BTreeMap::new();
+        for version in self.cached.values().flatten() {
+            let unit = u64::from(version.at) / self.tear;
+            let count = units.entry(version.write).or_insert(0);
+            *count = (unit + 1).max(*count);
+        }
+        let fates: BTreeMap<u64, Fate> =
+            units.into_iter().map(|(write, units)| (write, Fate::drawn(rng, units, survival))).collect();
+        let salt = rng.draw();
+        for (sector, versions) in std::mem::take(&mut self.cached) {
+            let unit = |v: &Version| u64::from(v.at) / self.tear;
+            let survivors: Vec<&Version> =
+                versions.iter().filter(|v| fates[&v.write].spares(unit(v))).collect();
+            // The same draw for all sectors of a tear unit, which must not mix versions.
+            let draw = mix(salt ^ (sector * SECTOR / self.tear));
+            let survivor = match survivors.len() as u64 {
+                0 => None,
+                n if draw & 3 != 0 => Some(survivors[index(n - 1)]),
+                n => Some(survivors[index((draw >> 2) % n)]),
+            };
+            if let Some(version) = survivor {
+                self.durable.write(sector * SECTOR, version.bytes());
+            }
+            let mut bytes = [0; 512];
+            self.durable.read(sector * SECTOR, &mut bytes);
+            self.current.write(sector * SECTOR, &bytes);
+        }
+        self.forsaken.clear();
+    }
+}

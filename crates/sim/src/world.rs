@@ -1,0 +1,585 @@
+//! The world: shards, disks and links under one clock, every step of them chosen by a seed.
+//!
+//! A step is one of: a shard polls one of its ready tasks, a shard takes its mail, a shard's due timers fire, a request
+//! of a disk or link takes effect or ends. What may happen now competes; the [`Schedule`] says with which weights.
+//! Time stands still while anything may happen, but for a drawn tick now and then (code takes time) and for shards
+//! that are descheduled for a while; when nothing may happen it jumps to the next moment at which something will.
+//!
+//! When nothing will ever happen again and the harness still waits, a wake was lost or a request was dropped: the run
+//! ends with [`Stuck`] and says who waits.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fmt::{self, Write},
+    future::Future,
+    rc::{Rc, Weak},
+};
+
+use pinstripe_runtime::{Shard, ShardConfig, shard::Entered};
+
+use crate::{
+    disk::{SimDisk, SimDiskConfig},
+    rng::Rng,
+    source::EventSource,
+    stream::{SimStream, SimStreamConfig},
+    trace::{Event, Trace},
+};
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub struct WorldConfig {
+    /// Decides everything that is drawn.
+    pub seed: u64,
+    /// Number of shards.
+    pub shards: usize,
+    /// Bytes of each shard's buffer arena.
+    pub arena_bytes: usize,
+    /// How many of the last events are kept in words.
+    pub log_events_max: usize,
+    /// How steps are chosen; drawn from the seed if absent.
+    pub schedule: Option<Schedule>,
+}
+
+impl WorldConfig {
+    /// A world of `shards` shards whose schedule is drawn.
+    pub fn new(seed: u64, shards: usize) -> Self {
+        Self { seed, shards, arena_bytes: 1 << 20, log_events_max: 0, schedule: None }
+    }
+}
+
+/// How the world chooses its steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Weight of polling a task, against the three below. All must be above 0, or that kind starves.
+    pub weight_tasks: u64,
+    /// Weight of taking mail.
+    pub weight_mail: u64,
+    /// Weight of firing timers.
+    pub weight_timers: u64,
+    /// Weight of effects and ends of requests.
+    pub weight_requests: u64,
+    /// Of 1024 polls, how many take another task than the oldest ready one.
+    pub out_of_order: u64,
+    /// Of 1024 steps, how many let time pass although something may happen now.
+    pub ticks: u64,
+    /// Longest tick in nanoseconds.
+    pub tick_ns_max: u64,
+    /// Of 65536 steps, how many deschedule a shard.
+    pub pauses: u64,
+    /// Longest pause in nanoseconds.
+    pub pause_ns_max: u64,
+}
+
+impl Schedule {
+    /// A schedule with habits of its own: some runs are nearly orderly, some are wild.
+    pub fn drawn(rng: &mut Rng) -> Self {
+        let weights = [1, 1, 4, 16];
+        Self {
+            weight_tasks: rng.pick(&weights),
+            weight_mail: rng.pick(&weights),
+            weight_timers: rng.pick(&weights),
+            weight_requests: rng.pick(&weights),
+            out_of_order: rng.pick(&[0, 32, 256, 768]),
+            ticks: rng.pick(&[0, 16, 128, 512]),
+            tick_ns_max: rng.pick(&[100, 2_000, 100_000]),
+            pauses: rng.pick(&[0, 0, 30, 300]),
+            pause_ns_max: rng.pick(&[50_000, 5_000_000, 300_000_000]),
+        }
+    }
+}
+
+/// A run that can't go on, or went on for too long.
+#[derive(Debug, thiserror::Error)]
+pub enum Stuck {
+    /// Nothing will ever happen again and the condition does not hold: a lost wake, a dropped request, a hung disk.
+    #[error("deadlock: nothing will ever happen again\n{0}")]
+    Deadlock(String),
+    /// The condition did not come true in the steps that were allowed.
+    #[error("not done after {steps} steps\n{report}")]
+    StepsUsedUp {
+        /// The limit.
+        steps: u64,
+        /// Who is alive and waits.
+        report: String,
+    },
+}
+
+/// What is left where nothing should be: see [`World::leak_report`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeakReport {
+    /// Tasks that have not ended, per shard.
+    pub tasks_alive: Vec<usize>,
+    /// Requests that have not been completed, per shard.
+    pub requests_in_flight: Vec<usize>,
+    /// Blocks of memory that buffers and slices hold, per shard's pool.
+    pub blocks_outstanding: Vec<u32>,
+    /// Shards with mail that nobody took.
+    pub mailboxes_full: usize,
+    /// Requests that disks and links hold.
+    pub requests_pending: usize,
+    /// Shards of earlier incarnations that something still refers to.
+    pub shards_retained: usize,
+}
+
+impl LeakReport {
+    /// Whether nothing is left.
+    pub fn is_clean(&self) -> bool {
+        self.tasks_alive.iter().all(|&count| count == 0)
+            && self.requests_in_flight.iter().all(|&count| count == 0)
+            && self.blocks_outstanding.iter().all(|&count| count == 0)
+            && self.mailboxes_full == 0
+            && self.requests_pending == 0
+            && self.shards_retained == 0
+    }
+}
+
+impl fmt::Display for LeakReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "tasks {:?}, requests {:?}, blocks {:?} by shard; {} mailboxes, {} requests of disks and links, {} old shards",
+            self.tasks_alive,
+            self.requests_in_flight,
+            self.blocks_outstanding,
+            self.mailboxes_full,
+            self.requests_pending,
+            self.shards_retained
+        )
+    }
+}
+
+/// A task that the harness started, for reports.
+struct TaskNote {
+    name: String,
+    shard: usize,
+    polls: u64,
+    polled_at: u64,
+}
+
+type TaskNotes = Rc<RefCell<BTreeMap<u64, TaskNote>>>;
+
+/// Takes a task's note away when it ends or is dropped.
+struct TaskGuard {
+    notes: TaskNotes,
+    number: u64,
+}
+
+impl Drop for TaskGuard {
+    fn drop(&mut self) {
+        self.notes.borrow_mut().remove(&self.number);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Choice {
+    Task,
+    Mail,
+    Timers,
+    Request,
+}
+
+/// Everything there is. See the module.
+pub struct World {
+    config: WorldConfig,
+    schedule: Schedule,
+    rng: Rng,
+    clock: Rc<Cell<u64>>,
+    trace: Rc<Trace>,
+    shards: Vec<Rc<Shard>>,
+    /// Until when each shard is descheduled.
+    paused_until: Vec<u64>,
+    shards_past: Vec<Weak<Shard>>,
+    sources: Vec<Rc<dyn EventSource>>,
+    disks: usize,
+    links: usize,
+    tasks: TaskNotes,
+    tasks_started: u64,
+    incarnation: u64,
+    steps: u64,
+}
+
+impl World {
+    /// A world at time 0.
+    pub fn new(config: WorldConfig) -> Self {
+        let mut rng = Rng::new(config.seed);
+        let schedule = config.schedule.clone().unwrap_or_else(|| Schedule::drawn(&mut rng.fork(1)));
+        let clock = Rc::new(Cell::new(0));
+        let mut world = Self {
+            rng: rng.fork(2),
+            schedule,
+            trace: Rc::new(Trace::new(Rc::clone(&clock), config.log_events_max)),
+            clock,
+            shards: Vec::new(),
+            paused_until: vec![0; config.shards],
+            shards_past: Vec::new(),
+            sources: Vec::new(),
+            disks: 0,
+            links: 0,
+            tasks: TaskNotes::default(),
+            tasks_started: 0,
+            incarnation: 0,
+            steps: 0,
+            config,
+        };
+        world.start_shards();
+        world
+    }
+
+    fn start_shards(&mut self) {
+        let shard = |index| {
+            let clock = Some(Rc::clone(&self.clock));
+            Shard::new(&ShardConfig { index, arena_bytes: self.config.arena_bytes, clock })
+        };
+        self.shards = (0..self.config.shards).map(shard).collect();
+        self.paused_until.fill(0);
+    }
+
+    /// The schedule of this run.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Nanoseconds since the world began.
+    pub fn now(&self) -> u64 {
+        self.clock.get()
+    }
+
+    /// Steps since the world began.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// How often the shards have died.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The record of the run.
+    pub fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    /// A stream of random numbers of the harness's own.
+    pub fn rng(&mut self, label: u64) -> Rng {
+        Rng::new(self.config.seed).fork(label.wrapping_add(1 << 32))
+    }
+
+    /// Shard `index` of this incarnation. Don't keep it past a crash.
+    pub fn shard(&self, index: usize) -> &Rc<Shard> {
+        &self.shards[index]
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Makes shard `index` the current one, to build things there.
+    pub fn enter(&self, index: usize) -> Entered {
+        self.shards[index].enter()
+    }
+
+    /// Makes a disk. It outlives crashes.
+    pub fn add_disk(&mut self, config: SimDiskConfig) -> SimDisk {
+        let rng = self.rng.fork(3);
+        let disk = SimDisk::new(self.disks, config, rng, Rc::clone(&self.clock), Rc::clone(&self.trace));
+        self.disks += 1;
+        self.sources.push(disk.events());
+        disk
+    }
+
+    /// Makes a connection between shards `ends.0` and `ends.1`. It dies with them.
+    pub fn add_stream(
+        &mut self,
+        ends: (usize, usize),
+        config: SimStreamConfig,
+    ) -> (Rc<SimStream>, Rc<SimStream>) {
+        let rng = self.rng.fork(4);
+        let (streams, source) = crate::stream::pair(
+            self.links,
+            ends,
+            config,
+            rng,
+            Rc::clone(&self.clock),
+            Rc::clone(&self.trace),
+        );
+        self.links += 1;
+        self.sources.push(source);
+        streams
+    }
+
+    /// Starts a task on shard `index`. Its name appears in reports.
+    pub fn spawn(&mut self, index: usize, name: &str, future: impl Future<Output = ()> + 'static) {
+        self.tasks_started += 1;
+        let number = self.tasks_started;
+        let note = TaskNote { name: name.to_owned(), shard: index, polls: 0, polled_at: 0 };
+        self.tasks.borrow_mut().insert(number, note);
+        let guard = TaskGuard { notes: Rc::clone(&self.tasks), number };
+        let clock = Rc::clone(&self.clock);
+        let mut future = Box::pin(future);
+        let noted = std::future::poll_fn(move |cx| {
+            if let Some(note) = guard.notes.borrow_mut().get_mut(&guard.number) {
+                note.polls += 1;
+                note.polled_at = clock.get();
+            }
+            future.as_mut().poll(cx)
+        });
+        let _entered = self.enter(index);
+        self.shards[index].spawn(noted);
+    }
+
+    /// Runs `future` on shard `index` until it gives its value.
+    pub fn block_on<T: 'static>(
+        &mut self,
+        index: usize,
+        name: &str,
+        steps_max: u64,
+        future: impl Future<Output = T> + 'static,
+    ) -> Result<T, Stuck> {
+        let value = Rc::new(RefCell::new(None));
+        let there = Rc::clone(&value);
+        self.spawn(index, name, async move {
+            let given = future.await;
+            *there.borrow_mut() = Some(given);
+        });
+        self.run_until(steps_max, |_| value.borrow().is_some())?;
+        Ok(value.borrow_mut().take().unwrap_or_else(|| unreachable!("the condition says that it is there")))
+    }
+
+    /// Takes steps until `condition` holds, at most `steps_max`.
+    pub fn run_until(
+        &mut self,
+        steps_max: u64,
+        mut condition: impl FnMut(&World) -> bool,
+    ) -> Result<(), Stuck> {
+        for _ in 0..steps_max {
+            if condition(self) {
+                return Ok(());
+            }
+            if !self.step() {
+                return Err(Stuck::Deadlock(self.report()));
+            }
+        }
+        if condition(self) {
+            return Ok(());
+        }
+        Err(Stuck::StepsUsedUp { steps: steps_max, report: self.report() })
+    }
+
+    /// Takes steps until nothing will ever happen again by itself, at most `steps_max`.
+    pub fn run_until_idle(&mut self, steps_max: u64) -> Result<(), Stuck> {
+        for _ in 0..steps_max {
+            if !self.step() {
+                return Ok(());
+            }
+        }
+        Err(Stuck::StepsUsedUp { steps: steps_max, report: self.report() })
+    }
+
+    /// Has one thing happen. False if nothing can, now or later.
+    pub fn step(&mut self) -> bool {
+        self.steps += 1;
+        if self.rng.chance(self.schedule.ticks, 1024) {
+            let tick = 1 + self.rng.below(self.schedule.tick_ns_max);
+            self.clock.set(self.now() + tick);
+        }
+        let now = self.now();
+        let eligible = self.eligible(now);
+        let total: u64 = eligible.iter().map(|(_, weight, _)| weight).sum();
+        if total == 0 {
+            return self.jump(now);
+        }
+        let mut draw = self.rng.below(total);
+        for (choice, weight, count) in eligible {
+            if draw < weight {
+                self.happen(choice, count, now);
+                break;
+            }
+            draw -= weight;
+        }
+        true
+    }
+
+    /// What may happen now, with its weight (0 if there is nothing of the kind) and how many there are of it.
+    fn eligible(&self, now: u64) -> [(Choice, u64, usize); 4] {
+        let [mut tasks, mut mail, mut timers] = [0; 3];
+        for (shard, &paused_until) in self.shards.iter().zip(&self.paused_until) {
+            if paused_until > now {
+                continue;
+            }
+            tasks += usize::from(shard.ready_count() > 0);
+            mail += usize::from(shard.mailbox().has_mail());
+            timers += usize::from(shard.next_timer().is_some_and(|due| due <= now));
+        }
+        let requests = self.sources.iter().map(|source| source.due(now)).sum();
+        let weighed = |choice, weight, count| (choice, if count > 0 { weight } else { 0 }, count);
+        [
+            weighed(Choice::Task, self.schedule.weight_tasks, tasks),
+            weighed(Choice::Mail, self.schedule.weight_mail, mail),
+            weighed(Choice::Timers, self.schedule.weight_timers, timers),
+            weighed(Choice::Request, self.schedule.weight_requests, requests),
+        ]
+    }
+
+    fn happen(&mut self, choice: Choice, count: usize, now: u64) {
+        let mut nth = self.rng.index(count);
+        if let Choice::Request = choice {
+            for source in &self.sources {
+                let due = source.due(now);
+                if nth < due {
+                    source.happen(nth, now, &self.shards);
+                    return;
+                }
+                nth -= due;
+            }
+            return;
+        }
+        let fits = |index: &usize| {
+            let shard = &self.shards[*index];
+            self.paused_until[*index] <= now
+                && match choice {
+                    Choice::Task => shard.ready_count() > 0,
+                    Choice::Mail => shard.mailbox().has_mail(),
+                    Choice::Timers => shard.next_timer().is_some_and(|due| due <= now),
+                    Choice::Request => false,
+                }
+        };
+        let Some(index) = (0..self.shards.len()).filter(fits).nth(nth) else { return };
+        if self.rng.chance(self.schedule.pauses, 65536) {
+            let until = now + 1 + self.rng.below(self.schedule.pause_ns_max);
+            self.paused_until[index] = until;
+            self.trace.record(Event::Paused { shard: index, until });
+            return;
+        }
+        self.run_shard(index, choice);
+    }
+
+    fn run_shard(&mut self, index: usize, choice: Choice) {
+        let shard = Rc::clone(&self.shards[index]);
+        let _entered = shard.enter();
+        match choice {
+            Choice::Task => {
+                let ready = shard.ready_count();
+                let jump = ready > 1 && self.rng.chance(self.schedule.out_of_order, 1024);
+                let position = if jump { self.rng.index(ready) } else { 0 };
+                self.trace.record(Event::Polled { shard: index, position, ready });
+                shard.poll_ready(position);
+            }
+            Choice::Mail => {
+                self.trace.record(Event::Mail { shard: index });
+                shard.deliver_mail();
+            }
+            Choice::Timers | Choice::Request => {
+                self.trace.record(Event::Timers { shard: index });
+                shard.fire_timers();
+            }
+        }
+    }
+
+    /// Nothing may happen at `now`: time goes on to the next moment at which something will, if there is one.
+    fn jump(&mut self, now: u64) -> bool {
+        let resumes = |(shard, &until): (&Rc<Shard>, &u64)| {
+            let wants = shard.ready_count() > 0 || shard.mailbox().has_mail();
+            let timer = shard.next_timer().map(|due| due.max(until));
+            Some(until).filter(|&until| wants && until > now).into_iter().chain(timer).min()
+        };
+        let shards = self.shards.iter().zip(&self.paused_until).filter_map(resumes).min();
+        let sources = self.sources.iter().filter_map(|source| source.next_due()).min();
+        let Some(next) = shards.into_iter().chain(sources).min() else {
+            return false;
+        };
+        self.clock.set(next.max(now));
+        self.trace.record(Event::Clock { now: next });
+        true
+    }
+
+    /// Power loss: every task of every shard is gone, disks keep what their caches let survive, and new shards start.
+    pub fn crash(&mut self) {
+        self.end_incarnation(true);
+    }
+
+    /// The process dies and starts again; the disks lose nothing that was completed.
+    pub fn kill(&mut self) {
+        self.end_incarnation(false);
+    }
+
+    fn end_incarnation(&mut self, power: bool) {
+        for shard in &self.shards {
+            let _entered = shard.enter();
+            // Messages hold memory, and dropping them may start tasks.
+            while let Some(message) = shard.mailbox().take_message() {
+                drop(message);
+            }
+            shard.drop_tasks();
+        }
+        for source in &self.sources {
+            source.crash(power);
+        }
+        let contents = self.sources.iter().fold(0_u64, |sum, source| sum.rotate_left(1) ^ source.contents());
+        self.trace.record(Event::Crash { incarnation: self.incarnation, power, contents });
+        self.shards_past.extend(self.shards.iter().map(Rc::downgrade));
+        self.shards.clear();
+        self.shards_past.retain(|shard| shard.strong_count() > 0);
+        self.incarnation += 1;
+        self.start_shards();
+    }
+
+    /// What is left now. After a clean end nothing may be.
+    pub fn leak_report(&self) -> LeakReport {
+        LeakReport {
+            tasks_alive: self.shards.iter().map(|shard| shard.tasks_alive()).collect(),
+            requests_in_flight: self.shards.iter().map(|shard| shard.requests_in_flight()).collect(),
+            blocks_outstanding: self.shards.iter().map(|shard| shard.pool().outstanding()).collect(),
+            mailboxes_full: self.shards.iter().filter(|shard| shard.mailbox().has_mail()).count(),
+            requests_pending: self.sources.iter().map(|source| source.pending()).sum(),
+            shards_retained: self.shards_past.iter().filter(|shard| shard.strong_count() > 0).count(),
+        }
+    }
+
+    /// Who is alive, what is pending, and the last events, in words.
+    pub fn report(&self) -> String {
+        let mut lines = format!(
+            "seed {}, step {}, time {}, incarnation {}\n",
+            self.config.seed,
+            self.steps,
+            self.now(),
+            self.incarnation
+        );
+        for (index, shard) in self.shards.iter().enumerate() {
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                lines,
+                "shard {index}: {} tasks, {} ready, {} requests, mail: {}, next timer {:?}, paused until {}",
+                shard.tasks_alive(),
+                shard.ready_count(),
+                shard.requests_in_flight(),
+                shard.mailbox().has_mail(),
+                shard.next_timer(),
+                self.paused_until[index]
+            );
+        }
+        for (number, note) in self.tasks.borrow().iter() {
+            let _ = writeln!(
+                lines,
+                "task {number} \"{}\" on shard {}: polled {} times, last at {}",
+                note.name, note.shard, note.polls, note.polled_at
+            );
+        }
+        for source in &self.sources {
+            lines.push_str(&source.describe());
+        }
+        lines.push_str(&self.trace.log());
+        lines
+    }
+}
+
+impl Drop for World {
+    /// Tasks may hold shards' memory and submissions, which want to be dropped on their shard.
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            let _entered = shard.enter();
+            shard.drop_tasks();
+        }
+    }
+}
