@@ -1,1 +1,10 @@
-//! pinstripe-export
+//! Front ends: the protocols by which clients reach a Pinstripe array.
+//!
+//! Each protocol is split in two. The *core* turns bytes into requests and results into bytes; it does no I/O, has no
+//! clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over a connected
+//! stream and a block service, on one shard.
+//!
+//! * [`nbd`]: the Network Block Device protocol.
+#![forbid(unsafe_code)]
+
+pub mod nbd;
