@@ -2,9 +2,15 @@
 //!
 //! Each protocol is split in two. The *core* turns bytes into requests and results into bytes; it does no I/O, has no
 //! clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over a connected
-//! stream and a block service, on one shard.
+//! stream and a [`BlockService`], on one shard.
 //!
+//! * [`service`]: what a front end asks of an array.
 //! * [`nbd`]: the Network Block Device protocol.
 #![forbid(unsafe_code)]
 
 pub mod nbd;
+pub mod service;
+
+mod wake;
+
+pub use service::{BlockService, ServiceError};

@@ -14,6 +14,8 @@
 //! * [`Transmission`]: request headers become checked [`Request`]s; refused ones become replies at once.
 //! * [`Replies`]: the bytes of an answer, into a fixed array.
 //!
+//! On top of it, with I/O: [`Server`] holds the exports of a shard and runs a session for each connection.
+//!
 //! What holds throughout: no byte from the client is asserted, each is checked; the client can make the server hold at
 //! most [`OPTION_BYTES_MAX`] during haggling and one header afterwards (payloads are the session's business, and it
 //! bounds them); the transmission phase allocates nothing; a request that leaves this module lies
@@ -24,14 +26,18 @@ pub mod wire;
 mod fuzz;
 mod handshake;
 mod info;
+mod link;
 mod options;
 mod reply;
+mod server;
+mod session;
 mod transmission;
 
 pub use fuzz::fuzz_nbd;
 pub use handshake::{Handshake, HandshakeEnd, HandshakeStep, Negotiated, OPTION_BYTES_MAX};
 pub use info::{ExportInfo, ExportInfoError};
 pub use reply::{Replies, Reply};
+pub use server::{Export, Server, ServerError, SessionEnd};
 pub use transmission::{Operation, Request, Transmission, TransmissionEvent, TransmissionStep};
 
 use thiserror::Error;

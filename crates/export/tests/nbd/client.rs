@@ -1,5 +1,7 @@
 //! Messages of a client, built from numbers, so that the tests don't share the server's own layouts.
 
+use crate::world::Pipe;
+
 /// Client flags with fixed newstyle and without zeroes.
 pub const FLAGS: [u8; 4] = [0, 0, 0, 3];
 
@@ -66,4 +68,61 @@ pub fn option_replies(mut bytes: &[u8]) -> Vec<OptionReply> {
 
 fn word(bytes: &[u8]) -> u32 {
     u32::from_be_bytes(bytes[..4].try_into().unwrap())
+}
+
+/// A reply of the transmission phase. `length` is what a READ with this cookie asked for, 0 for other commands.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub cookie: u64,
+    pub error: u32,
+    pub data: Vec<u8>,
+}
+
+/// Options that choose the array, with or without structured replies.
+pub async fn choose(pipe: &Pipe, structured: bool) {
+    assert_eq!(pipe.receive_exactly(18).await.unwrap(), b"NBDMAGICIHAVEOPT\x00\x03");
+    let mut bytes = FLAGS.to_vec();
+    if structured {
+        bytes.extend(option(8, &[]));
+    }
+    bytes.extend(option(7, &info_data("array", &[3])));
+    assert!(pipe.send_all(&bytes).await);
+    loop {
+        let header = pipe.receive_exactly(20).await.unwrap();
+        let (option, kind) = (word(&header[8..]), word(&header[12..]));
+        let length = word(&header[16..]) as usize;
+        if length > 0 {
+            pipe.receive_exactly(length).await.unwrap();
+        }
+        if (option, kind) == (7, 1) {
+            return;
+        }
+        assert!(kind < 1 << 31, "option {option} was refused");
+    }
+}
+
+/// Receives the next reply; `None` at the end. `length_of` gives the length of the READ with a cookie, else 0.
+pub async fn reply(pipe: &Pipe, length_of: impl Fn(u64) -> usize) -> Option<Reply> {
+    let magic = word(&pipe.receive_exactly(4).await?);
+    if magic == 0x6744_6698 {
+        let rest = pipe.receive_exactly(12).await?;
+        let cookie = u64::from_be_bytes(rest[4..].try_into().unwrap());
+        let error = word(&rest);
+        let length = if error == 0 { length_of(cookie) } else { 0 };
+        let data = if length > 0 { pipe.receive_exactly(length).await? } else { Vec::new() };
+        return Some(Reply { cookie, error, data });
+    }
+    assert_eq!(magic, 0x668e_33ef);
+    let rest = pipe.receive_exactly(16).await?;
+    let (flags, kind) = (rest[..2].to_vec(), u16::from_be_bytes(rest[2..4].try_into().unwrap()));
+    assert_eq!(flags, [0, 1], "every reply of this server is one chunk");
+    let cookie = u64::from_be_bytes(rest[4..12].try_into().unwrap());
+    let length = word(&rest[12..]) as usize;
+    let payload = if length > 0 { pipe.receive_exactly(length).await? } else { Vec::new() };
+    Some(match kind {
+        0 => Reply { cookie, error: 0, data: Vec::new() },
+        1 => Reply { cookie, error: 0, data: payload[8..].to_vec() },
+        0x8001 => Reply { cookie, error: word(&payload), data: Vec::new() },
+        other => panic!("chunk of type {other}"),
+    })
 }

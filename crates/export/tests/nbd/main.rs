@@ -4,4 +4,6 @@
 mod client;
 mod fragments;
 mod handshake;
+mod session;
 mod transmission;
+mod world;
