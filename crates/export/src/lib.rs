@@ -1,1 +1,16 @@
-//! pinstripe-export
+//! Front ends: the protocols by which clients reach a Pinstripe array.
+//!
+//! Each protocol is split in two. The *core* turns bytes into requests and results into bytes; it does no I/O, has no
+//! clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over a connected
+//! stream and a [`BlockService`], on one shard.
+//!
+//! * [`service`]: what a front end asks of an array.
+//! * [`nbd`]: the Network Block Device protocol.
+#![forbid(unsafe_code)]
+
+pub mod nbd;
+pub mod service;
+
+mod wake;
+
+pub use service::{BlockService, ServiceError};

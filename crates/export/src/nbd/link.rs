@@ -1,0 +1,271 @@
+//! One connection's sending half, and the limits of what it may hold.
+//!
+//! Three kinds of tasks share a [`Link`]: the receiver (one), the requests (many), and the sender (one, [`Link::run`]).
+//! Requests hand their replies over whole, so a header never loses its payload to another reply in between. Small
+//! replies are gathered into batches, big ones travel in the buffer that they were read into.
+//!
+//! **Limits.** A request is let in by [`Link::reserve`] only if there is room for its memory beside all that is held
+//! already, replies that aren't sent yet included. So a client that doesn't read its replies stops being read itself.
+//!
+//! **End.** The sender closes the connection when nothing more can come: the receiver has ended (the client left, or
+//! was cut off) or the server is stopping, no request is in flight, and all replies are sent. If sending
+//! fails it closes at once; what is in flight then completes into nothing.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+
+use crate::wake::Wake;
+
+/// Requests of one connection that may be in flight.
+pub(super) const REQUESTS_MAX: usize = 128;
+/// Bytes that one connection may hold in requests and unsent replies. A single request may exceed it when it is alone.
+pub(super) const HELD_BYTES_MAX: usize = 64 << 20;
+/// Time that a client has to take its last replies, after it or the server has ended the conversation.
+const LINGER_NANOSECONDS: u64 = 10_000_000_000;
+/// Bytes of a batch of small replies.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// A connection, as its tasks and the server see it.
+pub(super) struct Link<T> {
+    pub stream: T,
+    outgoing: RefCell<Outgoing>,
+    requests: Cell<usize>,
+    held_bytes: Cell<usize>,
+    receiving: Cell<bool>,
+    stopping: Cell<bool>,
+    broken: Cell<bool>,
+    closed: Cell<bool>,
+    /// The sender waits here for replies or the end, the receiver for room or the end.
+    sender: Wake,
+    receiver: Wake,
+}
+
+#[derive(Default)]
+struct Outgoing {
+    /// Ready to be sent, oldest first.
+    ready: VecDeque<Slice>,
+    /// The batch that still takes small replies, and how much of it is used.
+    batch: Option<(Buffer, usize)>,
+}
+
+impl Outgoing {
+    fn close_batch(&mut self) {
+        if let Some((mut batch, used)) = self.batch.take() {
+            batch.truncate(used);
+            self.ready.push_back(batch.freeze());
+        }
+    }
+
+    /// Room for `length` bytes in a batch; `length` must not exceed a batch.
+    fn room(&mut self, length: usize) -> &mut [u8] {
+        if self.batch.as_ref().is_some_and(|(batch, used)| batch.len() - used < length) {
+            self.close_batch();
+        }
+        let (batch, used) = self.batch.get_or_insert_with(|| (shard::buffer(BATCH_BYTES), 0));
+        let start = *used;
+        *used += length;
+        &mut batch[start..start + length]
+    }
+
+    fn next(&mut self) -> Option<Slice> {
+        if self.ready.is_empty() {
+            self.close_batch();
+        }
+        self.ready.pop_front()
+    }
+}
+
+impl<T: Stream> Link<T> {
+    pub fn new(stream: T) -> Self {
+        Self {
+            stream,
+            outgoing: RefCell::default(),
+            requests: Cell::new(0),
+            held_bytes: Cell::new(0),
+            receiving: Cell::new(true),
+            stopping: Cell::new(false),
+            broken: Cell::new(false),
+            closed: Cell::new(false),
+            sender: Wake::default(),
+            receiver: Wake::default(),
+        }
+    }
+
+    /// Whether the server is stopping.
+    pub fn stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    /// Whether replies still reach the client, as far as we know.
+    pub fn alive(&self) -> bool {
+        !self.broken.get()
+    }
+
+    /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile.
+    /// [`Link::release`] must follow a true.
+    pub async fn reserve(&self, bytes: usize) -> bool {
+        let alive = self
+            .receiver
+            .wait_for(|| {
+                let held = self.held_bytes.get();
+                let room =
+                    self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX);
+                (room || self.broken.get()).then(|| !self.broken.get())
+            })
+            .await;
+        if alive {
+            self.requests.set(self.requests.get() + 1);
+            self.held_bytes.set(self.held_bytes.get() + bytes);
+        }
+        alive
+    }
+
+    /// Waits until unsent replies leave room for more; for those that belong to no request in flight.
+    pub async fn room(&self) {
+        self.receiver
+            .wait_for(|| (self.held_bytes.get() <= HELD_BYTES_MAX || self.broken.get()).then_some(()))
+            .await;
+    }
+
+    /// A request of `bytes` has ended; its reply, if any, was handed over before.
+    pub fn release(&self, bytes: usize) {
+        self.requests.set(self.requests.get() - 1);
+        self.held_bytes.set(self.held_bytes.get() - bytes);
+        self.receiver.wake();
+        if self.requests.get() == 0 {
+            self.sender.wake();
+        }
+    }
+
+    /// Sends `parts` one after the other, copied.
+    pub fn send_copy(&self, parts: &[&[u8]]) {
+        let length = parts.iter().map(|part| part.len()).sum();
+        if length == 0 {
+            return;
+        }
+        if length > BATCH_BYTES {
+            let mut buffer = shard::buffer(length);
+            fill(&mut buffer, parts);
+            return self.send(buffer.freeze());
+        }
+        if !self.broken.get() {
+            fill(self.outgoing.borrow_mut().room(length), parts);
+            self.handed_over(length);
+        }
+    }
+
+    /// Sends `slice` as it is.
+    pub fn send(&self, slice: Slice) {
+        if !self.broken.get() {
+            let length = slice.len();
+            let mut outgoing = self.outgoing.borrow_mut();
+            outgoing.close_batch();
+            outgoing.ready.push_back(slice);
+            drop(outgoing);
+            self.handed_over(length);
+        }
+    }
+
+    fn handed_over(&self, length: usize) {
+        self.held_bytes.set(self.held_bytes.get() + length);
+        self.sender.wake();
+    }
+
+    /// The sender: sends replies until the connection ends, then closes it. See the module.
+    pub async fn run(&self) {
+        while let Some(slice) = self.sender.wait_for(|| self.next()).await {
+            let length = slice.len();
+            let sent = self.send_whole(slice).await;
+            self.held_bytes.set(self.held_bytes.get() - length);
+            if !sent {
+                self.give_up();
+            }
+            self.receiver.wake();
+        }
+        self.stream.shutdown();
+        // A request that got in at the last moment replies to nobody.
+        self.give_up();
+        self.closed.set(true);
+        self.receiver.wake();
+    }
+
+    /// What to send next. `Some(None)` when the connection is over.
+    #[expect(clippy::option_option, reason = "not yet, never again, and this one")]
+    fn next(&self) -> Option<Option<Slice>> {
+        if self.broken.get() {
+            return Some(None);
+        }
+        let next = self.outgoing.borrow_mut().next();
+        let ended = !self.receiving.get() || self.stopping.get();
+        (next.is_some() || (ended && self.requests.get() == 0)).then_some(next)
+    }
+
+    async fn send_whole(&self, mut slice: Slice) -> bool {
+        loop {
+            let length = slice.len();
+            match self.stream.send(slice.clone()).await.result {
+                Ok(sent) if sent == length => return true,
+                Ok(sent) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
+                Ok(_) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// The client can't be reached: its replies are dropped, now and from now on.
+    fn give_up(&self) {
+        self.broken.set(true);
+        let dropped = std::mem::take(&mut *self.outgoing.borrow_mut());
+        let batch = dropped.batch.as_ref().map_or(0, |(_, used)| *used);
+        let bytes = batch + dropped.ready.iter().map(Slice::len).sum::<usize>();
+        self.held_bytes.set(self.held_bytes.get() - bytes);
+    }
+
+    /// The receiver has ended. Waits until no request of the connection is in flight and it is closed. A client that
+    /// doesn't take its last replies is given up after a while.
+    pub async fn end(&self) {
+        self.receiving.set(false);
+        self.sender.wake();
+        self.receiver.wait_for(|| (self.requests.get() == 0).then_some(())).await;
+        if shard::timeout(LINGER_NANOSECONDS, self.closed()).await.is_none() {
+            self.cut();
+            self.closed().await;
+        }
+    }
+
+    fn closed(&self) -> impl Future<Output = ()> {
+        self.receiver.wait_for(|| self.closed.get().then_some(()))
+    }
+}
+
+/// A connection, as the server sees it when it stops.
+pub(super) trait Stoppable {
+    /// Refuses further requests, and closes when those in flight are answered.
+    fn stop(&self);
+    /// Closes now.
+    fn cut(&self);
+}
+
+impl<T: Stream> Stoppable for Link<T> {
+    fn stop(&self) {
+        self.stopping.set(true);
+        self.sender.wake();
+    }
+
+    fn cut(&self) {
+        // What waits on the stream completes with an error; the sender then gives up, the receiver ends.
+        self.stream.shutdown();
+        self.give_up();
+        self.sender.wake();
+        self.receiver.wake();
+    }
+}
+
+fn fill(target: &mut [u8], parts: &[&[u8]]) {
+    let mut start = 0;
+    for part in parts {
+        target[start..start + part.len()].copy_from_slice(part);
+        start += part.len();
+    }
+}

@@ -1,0 +1,171 @@
+//! The exports that a shard serves, and the connections that it has.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use pinstripe_runtime::{Stream, shard};
+use thiserror::Error;
+
+use super::link::{Link, Stoppable};
+use super::{ExportInfo, ExportInfoError, Violation, session};
+use crate::service::BlockService;
+use crate::wake::Wake;
+
+/// Connections that a shard's server has at a time; further ones are closed at once.
+const CONNECTIONS_MAX: usize = 256;
+
+/// An array to be served, and what clients call it.
+#[derive(Debug, Clone)]
+pub struct Export<S> {
+    /// The name by which clients ask for it. The first export is also served under the empty name.
+    pub name: String,
+    /// A sentence for people; may be empty.
+    pub description: String,
+    /// The array.
+    pub service: S,
+}
+
+/// Why a [`Server`] can't be made.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ServerError {
+    /// An array or its name can't be told to NBD clients.
+    #[error("export {name:?}: {source}")]
+    Info {
+        /// The export's name.
+        name: String,
+        /// What is wrong with it.
+        source: ExportInfoError,
+    },
+    /// Two exports have the same name.
+    #[error("two exports are called {0:?}")]
+    Duplicate(String),
+}
+
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// The client said that it leaves.
+    Disconnected,
+    /// The connection closed without a word: the client died, the network failed, or the server was stopped.
+    Closed,
+    /// The client broke the protocol and was cut off.
+    Violation(Violation),
+    /// The client didn't choose an export in time.
+    HandshakeTimeout,
+    /// The server has too many connections, or is stopping.
+    Refused,
+}
+
+/// The NBD server of one shard. Clones are handles to the same one.
+///
+/// Every shard that takes connections has its own, over its own handles of the same arrays.
+#[derive(Debug)]
+pub struct Server<S>(Rc<Inner<S>>);
+
+impl<S> Clone for Server<S> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+struct Inner<S> {
+    infos: Vec<ExportInfo>,
+    services: Vec<S>,
+    connections: RefCell<Vec<(u64, Rc<dyn Stoppable>)>>,
+    next_connection: Cell<u64>,
+    stopping: Cell<bool>,
+    /// [`Server::stop`] waits here for the last connection's end.
+    stopped: Wake,
+}
+
+impl<S> std::fmt::Debug for Inner<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner")
+            .field("infos", &self.infos)
+            .field("stopping", &self.stopping)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: BlockService> Server<S> {
+    /// A server of `exports`.
+    pub fn new(exports: Vec<Export<S>>) -> Result<Self, ServerError> {
+        let mut infos: Vec<ExportInfo> = Vec::with_capacity(exports.len());
+        let mut services = Vec::with_capacity(exports.len());
+        for Export { name, description, service } in exports {
+            let (size_bytes, block_size) = (service.size_bytes(), service.block_size());
+            let preferred = service.preferred_block();
+            let info =
+                ExportInfo::new(&name, &description, size_bytes, block_size, preferred, service.read_only());
+            if infos.iter().any(|other| other.name() == name) {
+                return Err(ServerError::Duplicate(name));
+            }
+            infos.push(info.map_err(|source| ServerError::Info { name, source })?);
+            services.push(service);
+        }
+        Ok(Self(Rc::new(Inner {
+            infos,
+            services,
+            connections: RefCell::default(),
+            next_connection: Cell::new(0),
+            stopping: Cell::new(false),
+            stopped: Wake::default(),
+        })))
+    }
+
+    /// What clients are told about the exports.
+    pub fn exports(&self) -> &[ExportInfo] {
+        &self.0.infos
+    }
+
+    /// Connections that are open now.
+    pub fn connections(&self) -> usize {
+        self.0.connections.borrow().len()
+    }
+
+    /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the connection is
+    /// in flight and its stream is closed.
+    pub async fn serve<T: Stream + 'static>(&self, stream: T) -> SessionEnd {
+        let server = &*self.0;
+        if server.stopping.get() || self.connections() >= CONNECTIONS_MAX {
+            stream.shutdown();
+            return SessionEnd::Refused;
+        }
+        let link = Rc::new(Link::new(stream));
+        let number = server.next_connection.replace(server.next_connection.get() + 1);
+        server.connections.borrow_mut().push((number, Rc::clone(&link) as Rc<dyn Stoppable>));
+        let sender = Rc::clone(&link);
+        shard::spawn(async move { sender.run().await });
+
+        let end = session::run(&link, &server.infos, &server.services).await;
+        link.end().await;
+
+        server.connections.borrow_mut().retain(|(other, _)| *other != number);
+        server.stopped.wake();
+        end
+    }
+
+    /// Stops: takes no more connections, refuses further requests, finishes those in flight and closes each
+    /// connection when its replies are sent. After `grace_nanoseconds` the connections that are left are cut, which
+    /// drops their replies but not their requests.
+    ///
+    /// When it returns, no request is in flight. Call it once.
+    pub async fn stop(&self, grace_nanoseconds: u64) {
+        self.0.stopping.set(true);
+        self.each_connection(|connection| connection.stop());
+        if shard::timeout(grace_nanoseconds, self.stopped()).await.is_none() {
+            self.each_connection(|connection| connection.cut());
+            self.stopped().await;
+        }
+    }
+
+    fn stopped(&self) -> impl Future<Output = ()> {
+        self.0.stopped.wait_for(|| self.0.connections.borrow().is_empty().then_some(()))
+    }
+
+    fn each_connection(&self, act: impl Fn(&dyn Stoppable)) {
+        for (_, connection) in self.0.connections.borrow().iter() {
+            act(&**connection);
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! One connection: the receiver, and the requests it starts.
+//!
+//! ```text
+//!   Stream ──> Inbound ──> Handshake / Transmission ──> reserve ──> a task per request ──> BlockService
+//!   Stream <── Link::run <── batches, big buffers <── replies <──────────┘
+//! ```
+//!
+//! The receiver takes headers and small payloads through a staging buffer, many at a time. Of a large
+//! payload only what came along with its header is copied; the rest is received straight into the aligned buffer that goes
+//! to the service.
+
+use std::rc::Rc;
+
+use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+
+use super::link::Link;
+use super::server::SessionEnd;
+use super::wire::ErrorCode;
+use super::{
+    ExportInfo, Handshake, HandshakeEnd, Negotiated, Operation, Replies, Reply, Request, Transmission,
+    TransmissionEvent,
+};
+use crate::service::{BlockService, ServiceError};
+
+/// Bytes of the staging buffer.
+const STAGING_BYTES: usize = 64 << 10;
+/// Bytes received at a time while writes are large: little more than a header, since what is staged is copied.
+const STAGING_SMALL: usize = 4 << 10;
+/// A payload from which on writes count as large.
+const LARGE_WRITE: usize = 32 << 10;
+/// Payload that is still missing and worth a receive of its own, straight to its place.
+const DIRECT_BYTES: usize = 16 << 10;
+/// A READ's data up to this is copied into a batch with other replies; larger data is sent from where it was read.
+const COPY_BYTES: usize = 8 << 10;
+/// Room before a large READ's data for its header, so that both go out at once. A page, to keep the data aligned.
+const HEADROOM: usize = 4 << 10;
+/// Time for the handshake; a client that haggles for longer is cut off.
+const HANDSHAKE_NANOSECONDS: u64 = 30_000_000_000;
+
+/// Received bytes that the core hasn't taken yet.
+struct Inbound<T> {
+    link: Rc<Link<T>>,
+    /// Absent only during a receive.
+    staging: Option<Buffer>,
+    start: usize,
+    end: usize,
+    /// Bytes to receive at a time.
+    window: usize,
+}
+
+impl<T: Stream> Inbound<T> {
+    fn new(link: Rc<Link<T>>) -> Self {
+        Self { link, staging: Some(shard::buffer(STAGING_BYTES)), start: 0, end: 0, window: STAGING_BYTES }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.staging.as_ref().map_or(&[], |staging| &staging[self.start..self.end])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.start += count;
+    }
+
+    /// Receives more, when all was consumed. False at the connection's end.
+    async fn more(&mut self) -> bool {
+        let Some(mut staging) = self.staging.take() else { return false };
+        let part = staging.split_to(self.window.min(STAGING_BYTES));
+        let (received, part) = self.receive(part).await;
+        let Some(mut part) = part else { return false };
+        part.unsplit(staging);
+        self.staging = Some(part);
+        (self.start, self.end) = (0, received);
+        received > 0
+    }
+
+    /// Receives into the front of `buffer`. 0 bytes at the connection's end.
+    async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
+        let room = buffer.len();
+        let outcome = self.link.stream.receive(buffer).await;
+        // A stream that claims more than there was room for is broken.
+        let received = outcome.result.ok().filter(|count| *count <= room).unwrap_or(0);
+        (if self.link.alive() { received } else { 0 }, outcome.buffer)
+    }
+}
+
+/// Runs a connection from greeting to end; `link`'s sender must be running.
+pub(super) async fn run<T: Stream + 'static, S: BlockService>(
+    link: &Rc<Link<T>>,
+    exports: &[ExportInfo],
+    services: &[S],
+) -> SessionEnd {
+    let mut inbound = Inbound::new(Rc::clone(link));
+    let handshake = shard::timeout(HANDSHAKE_NANOSECONDS, handshake(&mut inbound, exports)).await;
+    let negotiated = match handshake {
+        Some(Ok(negotiated)) => negotiated,
+        Some(Err(end)) => return end,
+        None => return SessionEnd::HandshakeTimeout,
+    };
+    let (Some(export), Some(service)) = (exports.get(negotiated.export), services.get(negotiated.export))
+    else {
+        return SessionEnd::Closed;
+    };
+    let mut receiver = Receiver {
+        inbound,
+        core: Transmission::new(export, negotiated),
+        requests: Requests {
+            link: Rc::clone(link),
+            service: service.clone(),
+            replies: Replies::new(negotiated.structured),
+        },
+    };
+    receiver.run().await
+}
+
+async fn handshake<T: Stream>(
+    inbound: &mut Inbound<T>,
+    exports: &[ExportInfo],
+) -> Result<Negotiated, SessionEnd> {
+    let link = Rc::clone(&inbound.link);
+    let mut handshake = Handshake::new();
+    loop {
+        let output = handshake.output();
+        link.send_copy(&[output]);
+        output.clear();
+        link.room().await;
+        if inbound.bytes().is_empty() && !inbound.more().await {
+            return Err(SessionEnd::Closed);
+        }
+        if link.stopping() {
+            handshake.stop();
+        }
+        let step = handshake.receive(exports, inbound.bytes());
+        inbound.consume(step.consumed);
+        let Some(end) = step.end else { continue };
+        link.send_copy(&[handshake.output()]);
+        return match end {
+            HandshakeEnd::Transmission(negotiated) => Ok(negotiated),
+            HandshakeEnd::Aborted => Err(SessionEnd::Disconnected),
+            HandshakeEnd::Violation(violation) => Err(SessionEnd::Violation(violation)),
+        };
+    }
+}
+
+/// The receiver of the transmission phase.
+struct Receiver<T, S> {
+    inbound: Inbound<T>,
+    core: Transmission,
+    requests: Requests<T, S>,
+}
+
+impl<T: Stream + 'static, S: BlockService> Receiver<T, S> {
+    async fn run(&mut self) -> SessionEnd {
+        loop {
+            if self.inbound.bytes().is_empty() && !self.inbound.more().await {
+                return SessionEnd::Closed;
+            }
+            if self.requests.link.stopping() {
+                self.core.stop();
+            }
+            let step = self.core.receive(self.inbound.bytes());
+            self.inbound.consume(step.consumed);
+            let going = match step.event {
+                None => true,
+                Some(TransmissionEvent::Request(request)) => self.request(request).await,
+                Some(TransmissionEvent::Reply(reply, _)) => {
+                    self.requests.link.send_copy(&[reply.bytes()]);
+                    self.requests.link.room().await;
+                    self.requests.link.alive()
+                }
+                Some(TransmissionEvent::Disconnect) => return SessionEnd::Disconnected,
+                Some(TransmissionEvent::Violation(violation)) => return SessionEnd::Violation(violation),
+                // Payload is taken in `payload`, before the core is asked again.
+                Some(TransmissionEvent::Payload) => false,
+            };
+            if !going {
+                return SessionEnd::Closed;
+            }
+        }
+    }
+
+    /// Starts a request. False at the connection's end.
+    async fn request(&mut self, Request { cookie, operation }: Request) -> bool {
+        let held_bytes = held_bytes(operation);
+        if !self.requests.link.reserve(held_bytes).await {
+            return false;
+        }
+        let requests = self.requests.clone();
+        match operation {
+            Operation::Read { offset, length } => shard::spawn(async move {
+                requests.read(cookie, offset, length).await;
+                requests.link.release(held_bytes);
+            }),
+            Operation::Write { offset, length, fua } => {
+                let Some(data) = self.payload(length as usize).await else {
+                    requests.link.release(held_bytes);
+                    return false;
+                };
+                shard::spawn(async move {
+                    let result = requests.service.write(offset, data, fua).await;
+                    requests.answer(cookie, result);
+                    requests.link.release(held_bytes);
+                });
+            }
+            Operation::Flush => shard::spawn(async move {
+                let result = requests.service.flush().await;
+                requests.answer(cookie, result);
+                requests.link.release(held_bytes);
+            }),
+            Operation::Trim { offset, length, fua } => shard::spawn(async move {
+                let result = requests.service.discard(offset, length.into(), fua).await;
+                requests.answer(cookie, result);
+                requests.link.release(held_bytes);
+            }),
+            Operation::WriteZeroes { offset, length, fua, may_punch, fast_only } => {
+                let length = u64::from(length);
+                shard::spawn(async move {
+                    if fast_only && !requests.service.zeroes_fast(offset, length, may_punch) {
+                        requests.refuse(
+                            cookie,
+                            ErrorCode::Unsupported,
+                            "zeroes are no faster here than data",
+                        );
+                    } else {
+                        let result = requests.service.write_zeroes(offset, length, fua, may_punch).await;
+                        requests.answer(cookie, result);
+                    }
+                    requests.link.release(held_bytes);
+                });
+            }
+        }
+        true
+    }
+
+    /// Receives the payload of a write. `None` at the connection's end.
+    async fn payload(&mut self, length: usize) -> Option<Slice> {
+        self.inbound.window = if length >= LARGE_WRITE { STAGING_SMALL } else { STAGING_BYTES };
+        let mut buffer = shard::buffer(length);
+        let mut filled = 0;
+        while filled < length {
+            let staged = self.inbound.bytes();
+            let count = if !staged.is_empty() {
+                let count = staged.len().min(length - filled);
+                buffer[filled..filled + count].copy_from_slice(&staged[..count]);
+                self.inbound.consume(count);
+                count
+            } else if length - filled < DIRECT_BYTES {
+                if !self.inbound.more().await {
+                    return None;
+                }
+                continue;
+            } else {
+                let head = buffer.split_to(filled);
+                let (count, rest) = self.inbound.receive(buffer).await;
+                buffer = head;
+                buffer.unsplit(rest?);
+                count
+            };
+            if count == 0 || !self.core.payload_received(u32::try_from(count).ok()?) {
+                return None;
+            }
+            filled += count;
+        }
+        Some(buffer.freeze())
+    }
+}
+
+/// Memory that a request takes while it is in flight: blocks of the pool are powers of two.
+fn held_bytes(operation: Operation) -> usize {
+    match operation {
+        Operation::Read { length, .. } if length as usize > COPY_BYTES => {
+            (length as usize + HEADROOM).next_power_of_two()
+        }
+        Operation::Read { length, .. } | Operation::Write { length, .. } => {
+            (length as usize).next_power_of_two()
+        }
+        Operation::Flush | Operation::Trim { .. } | Operation::WriteZeroes { .. } => 0,
+    }
+}
+
+/// What a request's task needs.
+struct Requests<T, S> {
+    link: Rc<Link<T>>,
+    service: S,
+    replies: Replies,
+}
+
+impl<T, S: Clone> Clone for Requests<T, S> {
+    fn clone(&self) -> Self {
+        Self { link: Rc::clone(&self.link), service: self.service.clone(), replies: self.replies }
+    }
+}
+
+impl<T: Stream, S: BlockService> Requests<T, S> {
+    async fn read(&self, cookie: u64, offset: u64, length: u32) {
+        let bytes = length as usize;
+        let reply = self.replies.read(cookie, offset, length);
+        let header = reply.bytes();
+        if bytes <= COPY_BYTES {
+            let (result, data) = self.service.read(offset, shard::buffer(bytes)).await;
+            return match result {
+                Ok(()) => self.link.send_copy(&[header, &data]),
+                Err(_) => self.answer(cookie, result),
+            };
+        }
+        let mut data = shard::buffer(HEADROOM + bytes);
+        let mut head = data.split_to(HEADROOM);
+        let (result, data) = self.service.read(offset, data).await;
+        if result.is_err() {
+            return self.answer(cookie, result);
+        }
+        let start = HEADROOM - header.len();
+        head[start..].copy_from_slice(header);
+        // Panics if the service gave back another buffer: that would be a mistake of our own, and a wrong byte.
+        head.unsplit(data);
+        self.link.send(head.freeze().slice(start, header.len() + bytes));
+    }
+
+    /// Replies to a request that returns no data, or that failed.
+    fn answer(&self, cookie: u64, result: Result<(), ServiceError>) {
+        match result {
+            Ok(()) => self.reply(&Replies::done(cookie)),
+            Err(error) => self.refuse(cookie, code(error), error.message()),
+        }
+    }
+
+    fn refuse(&self, cookie: u64, error: ErrorCode, message: &str) {
+        self.reply(&self.replies.error(cookie, error, message));
+    }
+
+    fn reply(&self, reply: &Reply) {
+        self.link.send_copy(&[reply.bytes()]);
+    }
+}
+
+fn code(error: ServiceError) -> ErrorCode {
+    match error {
+        ServiceError::Io => ErrorCode::Io,
+        ServiceError::NoSpace => ErrorCode::Space,
+        ServiceError::ReadOnly => ErrorCode::Permission,
+        ServiceError::Resources => ErrorCode::Memory,
+        ServiceError::Stopping => ErrorCode::Shutdown,
+    }
+}

@@ -1,0 +1,80 @@
+//! What a front end asks of an array, whatever protocol it speaks.
+
+use pinstripe_runtime::{Buffer, Slice};
+use thiserror::Error;
+
+/// Why a request failed, as far as a client can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+#[error("{}", self.message())]
+pub enum ServiceError {
+    /// The data could not be read or written.
+    Io,
+    /// There is no space behind the array.
+    NoSpace,
+    /// The array takes no writes (any more).
+    ReadOnly,
+    /// Memory or another resource was short; nothing was done.
+    Resources,
+    /// The array is being stopped; nothing was done.
+    Stopping,
+}
+
+impl ServiceError {
+    /// A sentence for the person before the client.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Io => "the array failed to do it; the server's log says why",
+            Self::NoSpace => "no space is left behind the array",
+            Self::ReadOnly => "the array is read-only",
+            Self::Resources => "the server is out of resources",
+            Self::Stopping => "the array is stopping",
+        }
+    }
+}
+
+/// One shard's handle on an array: cheap to clone, `Rc` inside.
+///
+/// Offsets and lengths are bytes within the array, multiples of its block size, and not zero long: front ends check
+/// what clients send before they call. Requests run concurrently and may complete in any order. A request whose
+/// future was polled must be awaited to its end; front ends never drop one, except when the shard ends.
+#[expect(async_fn_in_trait, reason = "all on one shard: the futures need not be Send")]
+pub trait BlockService: Clone + 'static {
+    /// Size in bytes, a multiple of the block size. Constant while it is served.
+    fn size_bytes(&self) -> u64;
+
+    /// Bytes of the logical block, a power of two.
+    fn block_size(&self) -> u32;
+
+    /// Bytes of a range that is handled well when aligned to itself, such as a chunk or a stripe; any number.
+    fn preferred_block(&self) -> u32;
+
+    /// Whether writes are refused.
+    fn read_only(&self) -> bool;
+
+    /// Whether [`BlockService::write_zeroes`] would be quicker here than a write of the same length.
+    fn zeroes_fast(&self, _offset: u64, _length: u64, _may_punch: bool) -> bool {
+        false
+    }
+
+    /// Fills `buffer` from `offset` and gives back the same buffer, whole, also after a failure. After a success
+    /// every byte of it is sent to the client.
+    async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer);
+
+    /// Writes `data` at `offset`; with `fua` it is durable at completion.
+    async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError>;
+
+    /// Makes every write that completed before this call durable, whatever connection or shard it came by.
+    async fn flush(&self) -> Result<(), ServiceError>;
+
+    /// The range isn't needed any more: it may read as anything, until it is written again.
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError>;
+
+    /// Makes the range read as zero. Its space may be freed if `may_punch`.
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        fua: bool,
+        may_punch: bool,
+    ) -> Result<(), ServiceError>;
+}

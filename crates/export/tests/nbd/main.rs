@@ -1,0 +1,9 @@
+//! The NBD server, seen by a client that speaks in bytes.
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]
+
+mod client;
+mod fragments;
+mod handshake;
+mod session;
+mod transmission;
+mod world;
