@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a contributor runs.
 #![forbid(unsafe_code)]
 
+mod golden;
 mod packages;
 mod pattern;
 mod steps;
@@ -38,6 +39,12 @@ enum Task {
         /// Keep the members' images of scenarios that passed, too.
         #[arg(long)]
         keep: bool,
+    },
+    /// Make the golden images that the original set lacks, with mdadm in the VM.
+    Golden {
+        /// Where to put images and `manifest-extra.json`.
+        #[arg(default_value = "crates/md/tests/golden")]
+        directory: PathBuf,
     },
     /// Write or verify the test pattern on a file or device (the VM's guest uses this).
     #[command(subcommand)]
@@ -84,6 +91,7 @@ fn run(task: Task) -> Result<()> {
             Ok(())
         }
         Task::Vm { only, keep, .. } => vm::run(root, only.as_deref(), keep),
+        Task::Golden { directory } => golden::make(root, &root.join(directory)),
         Task::Pattern(PatternTask::Write { path, runs }) => pattern::write(&path, &runs),
         Task::Pattern(PatternTask::Verify { path, blocks, runs }) => pattern::verify(&path, blocks, &runs),
     }

@@ -7,7 +7,7 @@ pub mod cpio;
 pub mod image;
 pub mod machine;
 mod mdadm;
-mod members;
+pub mod members;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -41,6 +41,14 @@ pub struct Lab {
 }
 
 impl Lab {
+    /// A fresh folder `name` in `base`, and the image from the cache there.
+    pub fn new(base: &Path, name: &str) -> Result<Self> {
+        let directory = base.join(name);
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory)?;
+        Ok(Self { image: image::prepare(base)?, directory, xtask: std::env::current_exe()? })
+    }
+
     /// A sparse file of this many bytes in the scenario's folder.
     pub fn sparse_file(&self, name: &str, bytes: u64) -> Result<PathBuf> {
         let path = self.directory.join(name);
@@ -91,11 +99,7 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
 }
 
 fn run_one(base: &Path, scenario: &Scenario, keep: bool) -> Result<()> {
-    let directory = base.join(scenario.name);
-    let _ = fs::remove_dir_all(&directory);
-    fs::create_dir_all(&directory)?;
-    let xtask = std::env::current_exe()?;
-    let lab = Lab { image: image::prepare(base)?, directory, xtask };
+    let lab = Lab::new(base, scenario.name)?;
     (scenario.run)(&lab)?;
     if !keep {
         for entry in fs::read_dir(&lab.directory).context("clean up")?.flatten() {
