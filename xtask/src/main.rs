@@ -1,3 +1,98 @@
 //! `cargo xtask`: everything a contributor runs.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod golden;
+mod packages;
+mod pattern;
+mod steps;
+mod tidy;
+mod vm;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Everything a contributor to Pinstripe runs.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run every check: format, lints, style, unit tests, the VM.
+    Test,
+    /// Check the limits of the house style that a program can check.
+    Tidy,
+    /// Try the arrays against Debian's kernel and mdadm in QEMU.
+    Vm {
+        /// Run only the scenarios whose name contains this.
+        #[arg(long)]
+        only: Option<String>,
+        /// Show the scenarios and what each one tries.
+        #[arg(long)]
+        list: bool,
+        /// Keep the members' images of scenarios that passed, too.
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Make the golden images that the original set lacks, with mdadm in the VM.
+    Golden {
+        /// Where to put images and `manifest-extra.json`.
+        #[arg(default_value = "crates/md/tests/golden")]
+        directory: PathBuf,
+    },
+    /// Write or verify the test pattern on a file or device (the VM's guest uses this).
+    #[command(subcommand)]
+    Pattern(PatternTask),
+}
+
+#[derive(Subcommand)]
+enum PatternTask {
+    /// Write runs of blocks, each `FIRST:END=GENERATION`, in 4 KiB blocks.
+    Write {
+        /// A file or block device.
+        path: PathBuf,
+        /// What to write, in this order.
+        runs: Vec<pattern::Run>,
+    },
+    /// Verify the first BLOCKS blocks: later runs override earlier ones, the rest is zero.
+    Verify {
+        /// A file or block device.
+        path: PathBuf,
+        /// How many 4 KiB blocks it has.
+        blocks: u64,
+        /// What is expected.
+        runs: Vec<pattern::Run>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
+    match task {
+        Task::Test => steps::run(root),
+        Task::Tidy => tidy::run(root),
+        Task::Vm { list: true, .. } => {
+            vm::list();
+            Ok(())
+        }
+        Task::Vm { only, keep, .. } => vm::run(root, only.as_deref(), keep),
+        Task::Golden { directory } => golden::make(root, &root.join(directory)),
+        Task::Pattern(PatternTask::Write { path, runs }) => pattern::write(&path, &runs),
+        Task::Pattern(PatternTask::Verify { path, blocks, runs }) => pattern::verify(&path, blocks, &runs),
+    }
+}

@@ -1,0 +1,72 @@
+//! Debian packages that the VM and the interoperability steps use: installed when we may, named when we may not.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+/// A package and a file that shows that it is there.
+struct Package {
+    name: &'static str,
+    proof: &'static [&'static str],
+}
+
+const PACKAGES: &[Package] = &[
+    Package { name: "qemu-system-x86", proof: &["/usr/bin/qemu-system-x86_64"] },
+    Package { name: "qemu-utils", proof: &["/usr/bin/qemu-img"] },
+    Package { name: "busybox-static", proof: &["/usr/bin/busybox", "/bin/busybox"] },
+    Package { name: "kmod", proof: &["/usr/bin/kmod", "/bin/kmod"] },
+    Package { name: "mdadm", proof: &["/usr/sbin/mdadm", "/sbin/mdadm"] },
+    Package { name: "dmsetup", proof: &["/usr/sbin/dmsetup", "/sbin/dmsetup"] },
+    Package { name: "e2fsprogs", proof: &["/usr/sbin/mke2fs", "/sbin/mke2fs"] },
+    Package { name: "nbd-client", proof: &["/usr/sbin/nbd-client", "/sbin/nbd-client"] },
+    Package { name: "libnbd-bin", proof: &["/usr/bin/nbdcopy"] },
+    Package { name: "fio", proof: &["/usr/bin/fio"] },
+    Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
+    Package { name: "zstd", proof: &["/usr/bin/zstd"] },
+];
+
+/// The kernel package; its proof is a file in `/boot`, looked for by [`crate::vm::image`].
+const KERNEL: &str = "linux-image-6.12-amd64";
+
+/// Installs what is missing when we are root on a machine with apt; otherwise says exactly what to install.
+pub fn ensure() -> Result<()> {
+    let mut missing: Vec<&str> = PACKAGES
+        .iter()
+        .filter(|package| !package.proof.iter().any(|file| Path::new(file).exists()))
+        .map(|package| package.name)
+        .collect();
+    if !has_kernel() {
+        missing.push(KERNEL);
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let by_hand = format!("apt-get install --no-install-recommends {}", missing.join(" "));
+    if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
+        bail!("the VM needs packages that are not installed; as root: {by_hand}");
+    }
+    println!("installing: {}", missing.join(" "));
+    apt(&["update", "-q"])?;
+    let mut install = vec!["install", "-q", "-y", "--no-install-recommends"];
+    install.extend(&missing);
+    apt(&install)
+}
+
+/// Whether a Debian kernel with its modules lies in the usual places.
+fn has_kernel() -> bool {
+    crate::vm::image::find_kernel().is_ok()
+}
+
+fn is_root() -> bool {
+    let output = Command::new("id").arg("-u").output();
+    output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let status = Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").status()?;
+    if !status.success() {
+        bail!("apt-get {} failed", arguments.join(" "));
+    }
+    Ok(())
+}

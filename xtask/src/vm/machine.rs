@@ -1,0 +1,273 @@
+//! One boot of the guest: disks and a script go in, the script's results come out.
+//!
+//! Each member of each array is a raw file of the host and a SCSI disk of the guest, so the same bytes are used by
+//! both sides in turn without copying. The guest's console goes to a log, stamped with the time since the start;
+//! results come over a second serial line as `@out NAME VALUE`, `@why TEXT` and `@exit STATUS`. `@cut` asks for the
+//! power to fail at that moment: QEMU is killed, and what its disks hold stays as it is.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::cpio::Archive;
+use super::image::{self, Image};
+
+const LIBRARY: &str = include_str!("../../vm/lib.sh");
+
+/// A boot to be made.
+pub struct Machine {
+    /// For the names of its log and archive.
+    pub name: String,
+    script: &'static str,
+    modules: Vec<&'static str>,
+    environment: Vec<(String, String)>,
+    disks: Vec<Disk>,
+    programs: Vec<(String, PathBuf)>,
+    time_limit: Duration,
+}
+
+struct Disk {
+    name: String,
+    file: PathBuf,
+    logical_block: u32,
+}
+
+/// What a boot gave.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    outputs: Vec<(String, String)>,
+    why: Option<String>,
+    exit: Option<i32>,
+    cut: bool,
+}
+
+impl Outcome {
+    /// The values that the script gave under this name, in order.
+    pub fn all(&self, name: &str) -> Vec<&str> {
+        self.outputs.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str()).collect()
+    }
+
+    /// The last value that the script gave under this name.
+    pub fn last(&self, name: &str) -> Result<&str> {
+        self.all(name).pop().with_context(|| format!("the guest gave no {name:?}"))
+    }
+}
+
+impl Machine {
+    /// A machine that runs this script (after `lib.sh`, under `set -eu`).
+    pub fn new(name: &str, script: &'static str) -> Self {
+        Self {
+            name: name.to_owned(),
+            script,
+            modules: image::BOOT_MODULES.to_vec(),
+            environment: Vec::new(),
+            disks: Vec::new(),
+            programs: Vec::new(),
+            time_limit: Duration::from_mins(5),
+        }
+    }
+
+    /// Loads these kernel modules before the script starts.
+    #[must_use]
+    pub fn modules(mut self, names: &[&'static str]) -> Self {
+        self.modules.extend(names);
+        self
+    }
+
+    /// Sets a shell variable for the script.
+    #[must_use]
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Attaches a file as `/dev/member/NAME`. `logical_block` is 512 or 4096 bytes.
+    pub fn disk(&mut self, name: &str, file: &Path, logical_block: u32) {
+        self.disks.push(Disk { name: name.to_owned(), file: file.to_owned(), logical_block });
+    }
+
+    /// Puts a program of the host, with its libraries, into the guest as `/sbin/NAME`.
+    #[must_use]
+    pub fn program(mut self, name: &str, path: &Path) -> Self {
+        self.programs.push((name.to_owned(), path.to_owned()));
+        self
+    }
+
+    /// Boots, runs the script, waits for the end. An error if the script failed, the time ran out, or the guest went
+    /// down without a word; it names the log in `directory`.
+    pub fn run(&self, image: &Image, directory: &Path) -> Result<Outcome> {
+        let log = directory.join(format!("{}.log", self.name));
+        let archive = directory.join(format!("{}.cpio", self.name));
+        let results = directory.join(format!("{}.results", self.name));
+        self.write_archive(image, &archive)?;
+        let _ = fs::remove_file(&results);
+        let ended = self.boot(image, &archive, &results, &log);
+        let _ = fs::remove_file(&archive);
+        let outcome = parse(&fs::read_to_string(&results).unwrap_or_default());
+        ended.with_context(|| format!("see {}", log.display()))?;
+        match (outcome.exit, outcome.cut) {
+            (Some(0), _) | (None, true) => Ok(outcome),
+            (Some(status), _) => {
+                let why = outcome.why.unwrap_or_else(|| format!("status {status}"));
+                bail!("guest script of {}: {why}; see {}", self.name, log.display())
+            }
+            (None, false) => bail!("the guest went down without a word; see {}", log.display()),
+        }
+    }
+
+    /// The cached root and, behind it, what is for this boot only.
+    fn write_archive(&self, image: &Image, path: &Path) -> Result<()> {
+        let mut job = Archive::default();
+        job.file("job/modules", 0o644, self.modules.join("\n").as_bytes());
+        let mut environment = String::new();
+        for (name, value) in &self.environment {
+            writeln!(environment, "export {name}='{value}'")?;
+        }
+        job.file("job/environment", 0o644, environment.as_bytes());
+        let mut disks = String::new();
+        for (lun, disk) in self.disks.iter().enumerate() {
+            writeln!(disks, "{lun} {}", disk.name)?;
+        }
+        job.file("job/disks", 0o644, disks.as_bytes());
+        job.file("job/run.sh", 0o755, format!("{LIBRARY}\n{}", self.script).as_bytes());
+        let mut present = BTreeSet::new();
+        for (name, program) in &self.programs {
+            image::add_program(&mut job, &mut present, name, program)?;
+        }
+        fs::copy(&image.archive, path)?;
+        File::options().append(true).open(path)?.write_all(&job.finish())?;
+        Ok(())
+    }
+
+    fn boot(&self, image: &Image, archive: &Path, results: &Path, log: &Path) -> Result<()> {
+        let child = self.command(image, archive, results).spawn().context("start qemu-system-x86_64")?;
+        let mut guest = Guest { child };
+        let console = guest.child.stdout.take().context("the console is a pipe")?;
+        let logger = stamp(console, File::create(log)?);
+        let start = Instant::now();
+        let ended = loop {
+            if let Some(status) = guest.child.try_wait()? {
+                break if status.success() { Ok(()) } else { bail!("QEMU ended with {status}") };
+            }
+            if fs::read_to_string(results).is_ok_and(|text| text.contains("@cut")) {
+                break guest.child.kill().context("cut the power");
+            }
+            if start.elapsed() > self.time_limit {
+                bail!("{} was not done after {} s", self.name, self.time_limit.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        drop(guest);
+        let _ = logger.join();
+        ended
+    }
+
+    fn command(&self, image: &Image, archive: &Path, results: &Path) -> Command {
+        // setpriv: the guest ends with us, even if we are killed.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
+        command.args([
+            "-machine",
+            "q35",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max",
+            "-smp",
+            "2",
+            "-m",
+            "1G",
+        ]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(archive);
+        command.args(["-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nokaslr"]);
+        command.args(["-serial", "stdio", "-serial"]).arg(format!("file:{}", results.display()));
+        command.args(["-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile="]);
+        command.args(["-device", "virtio-scsi-pci,id=scsi0"]);
+        for (lun, disk) in self.disks.iter().enumerate() {
+            command.arg("-drive").arg(format!(
+                "file={},if=none,id=disk{lun},format=raw,cache=writeback,discard=unmap",
+                disk.file.display()
+            ));
+            command.arg("-device").arg(format!(
+                "scsi-hd,drive=disk{lun},bus=scsi0.0,scsi-id=0,lun={lun},logical_block_size={0},\
+                 physical_block_size={0}",
+                disk.logical_block
+            ));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command
+    }
+}
+
+/// A running QEMU, ended when this goes out of scope.
+struct Guest {
+    child: Child,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Copies the console into the log, each line with the seconds since the start.
+fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
+    let start = Instant::now();
+    std::thread::spawn(move || {
+        let mut console = BufReader::new(console);
+        let mut line = Vec::new();
+        while console.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line);
+            let _ = writeln!(log, "{:8.3} {}", start.elapsed().as_secs_f64(), text.trim_end());
+            line.clear();
+        }
+    })
+}
+
+fn parse(results: &str) -> Outcome {
+    let mut outcome = Outcome::default();
+    for line in results.lines().map(str::trim_end) {
+        if let Some(rest) = line.strip_prefix("@out ") {
+            let (name, value) = rest.split_once(' ').unwrap_or((rest, ""));
+            outcome.outputs.push((name.to_owned(), value.to_owned()));
+        } else if let Some(why) = line.strip_prefix("@why ") {
+            outcome.why = Some(why.to_owned());
+        } else if let Some(status) = line.strip_prefix("@exit ") {
+            outcome.exit = status.parse().ok();
+        } else if line == "@cut" {
+            outcome.cut = true;
+        }
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_keep_their_order_and_the_last_one_wins() {
+        let outcome = parse("@out a 1 2\r\n@out b\n@out a 3\nnoise\n@exit 0\n");
+        assert_eq!(outcome.all("a"), ["1 2", "3"]);
+        assert_eq!(outcome.last("a").unwrap(), "3");
+        assert_eq!(outcome.last("b").unwrap(), "");
+        assert!(outcome.last("c").is_err());
+        assert_eq!(outcome.exit, Some(0));
+    }
+
+    #[test]
+    fn a_guest_that_ends_without_a_status_is_not_a_success() {
+        let outcome = parse("@out a 1\n@why it broke\n");
+        assert_eq!((outcome.exit, outcome.cut), (None, false));
+        assert_eq!(outcome.why.as_deref(), Some("it broke"));
+    }
+}
