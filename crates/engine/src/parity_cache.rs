@@ -100,6 +100,18 @@ impl ParityCache {
         }
     }
 
+    /// Forgets every row that the chunk range `start..end` touches.
+    pub fn remove_rows(&self, stripe: u64, start: u32, end: u32) {
+        if !self.is_enabled() || start == end {
+            return;
+        }
+        for row in start / ROW_BYTES..=(end - 1) / ROW_BYTES {
+            for parity in [Parity::P, Parity::Q] {
+                self.remove(&Key { stripe, row, parity, generation: 0 });
+            }
+        }
+    }
+
     /// Keeps `row`, 4 KiB that the members hold durably or in their caches.
     pub fn insert(&self, key: Key, row: Slice) {
         debug_assert_eq!(row.len(), ROW_BYTES as usize);

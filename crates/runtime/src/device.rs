@@ -121,4 +121,7 @@ pub trait Device {
 pub trait DeviceSource: Send + Sync {
     /// The device as the current shard uses it.
     fn attach(&self) -> Result<std::rc::Rc<dyn Device>, DeviceError>;
+
+    /// Name for messages: a path or an address.
+    fn name(&self) -> String;
 }

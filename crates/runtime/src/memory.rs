@@ -107,6 +107,10 @@ impl DeviceSource for MemorySource {
     fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
         Ok(MemoryDevice::new(&self.name, Arc::clone(&self.memory), self.logical_block))
     }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
 }
 
 impl Device for MemoryDevice {

@@ -68,7 +68,7 @@ pub enum WritePolicy {
 }
 
 /// What a read from a member costs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Price {
     /// Nanoseconds for a request of no bytes.
     pub latency_ns: u32,

@@ -1,0 +1,345 @@
+//! From devices to an array: read what every member says, decide who is current, refuse what would lose data.
+//!
+//! The freshest superblock decides (highest events); members at most one event behind are current, and their roles come
+//! from the freshest one's table, never from their own (md-format.md section 4). Everything is checked before
+//! anything is written.
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_md::{
+    bad_blocks::{BadBlocks, BadBlocksError},
+    bitmap::{BitmapError, BitmapImage},
+    superblock::{
+        ErrorKind, RefusedReason, ReadOnlyReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
+        Support, candidate_sectors, event_is_current,
+    },
+    units::SECTOR_BYTES,
+};
+use pinstripe_runtime::{Device, DeviceError, DeviceSource, shard};
+use thiserror::Error;
+
+use crate::{
+    geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
+    mutants::{Mutant, active},
+    options::ArrayOptions,
+};
+
+/// Why devices can't be served as an array. Nothing has been changed on them.
+#[derive(Debug, Error)]
+pub enum AssembleError {
+    /// No device was given.
+    #[error("no device was given")]
+    NoDevices,
+    /// A device can't be read.
+    #[error("{name}: can't be read: {error}")]
+    Device {
+        /// The device.
+        name: String,
+        /// Why.
+        error: DeviceError,
+    },
+    /// A device has no superblock, or a damaged or unknown one.
+    #[error("{name}: {error}")]
+    Superblock {
+        /// The device.
+        name: String,
+        /// Why.
+        error: SuperblockError,
+    },
+    /// Two devices belong to different arrays.
+    #[error("{first} belongs to array {first_array}, but {second} to {second_array}: give the members of one array only")]
+    DifferentArrays {
+        /// A device.
+        first: String,
+        /// Its array's name or identity.
+        first_array: String,
+        /// Another.
+        second: String,
+        /// Its array's.
+        second_array: String,
+    },
+    /// The array is of a kind that isn't served.
+    #[error("{0}")]
+    Refused(RefusedReason),
+    /// The geometry makes no sense.
+    #[error("the array's geometry can't be served: {0}")]
+    Geometry(#[from] GeometryError),
+    /// Two devices claim one slot.
+    #[error("{first} and {second} both claim slot {slot}: one is a copy of the other; give only the right one")]
+    Duplicate {
+        /// A device.
+        first: String,
+        /// Another.
+        second: String,
+        /// The slot.
+        slot: usize,
+    },
+    /// More members are missing than the level can bear.
+    #[error("{present} of {needed} members are here, and the level bears {redundancy} missing{}", stale_words(stale))]
+    TooFewMembers {
+        /// Members that are here and current.
+        present: usize,
+        /// Members of the array.
+        needed: usize,
+        /// How many may be missing.
+        redundancy: usize,
+        /// Devices that were left out because their superblocks are old.
+        stale: Vec<StaleMember>,
+    },
+    /// Dirty and degraded (C19).
+    #[error("the array was not stopped cleanly and {missing} of its members is missing: parity can't be trusted to stand in for it, and sectors that were being written may read wrong. Bring the missing member back, or use --force to accept that")]
+    DirtyDegraded {
+        /// How many are missing.
+        missing: usize,
+    },
+    /// The bitmap can't be used.
+    #[error("{name}: the bitmap can't be read: {error}")]
+    Bitmap {
+        /// The device.
+        name: String,
+        /// Why.
+        error: BitmapError,
+    },
+    /// A bad-block log can't be used, so it isn't known what must not be read.
+    #[error("{name}: the bad-block log can't be read: {error}")]
+    BadBlocks {
+        /// The device.
+        name: String,
+        /// Why.
+        error: BadBlocksError,
+    },
+}
+
+/// A device that was left out because it missed something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaleMember {
+    /// The device.
+    pub name: String,
+    /// Its events.
+    pub events: u64,
+    /// The freshest's events.
+    pub current: u64,
+}
+
+fn stale_words(stale: &[StaleMember]) -> String {
+    use std::fmt::Write;
+    let mut words = String::new();
+    for member in stale {
+        let _ = write!(words, "; {} is stale (events {}, the array's are {})", member.name, member.events, member.current);
+    }
+    words
+}
+
+/// A member as it was found.
+pub(crate) struct Found {
+    pub(crate) source: Arc<dyn DeviceSource>,
+    pub(crate) device: Rc<dyn Device>,
+    pub(crate) superblock: Superblock,
+    pub(crate) bad_blocks: BadBlocks,
+}
+
+/// What assembly decided, before anything is written.
+pub(crate) struct Assembled {
+    pub(crate) geometry: Geometry,
+    /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
+    pub(crate) seats: Vec<Option<Found>>,
+    pub(crate) freshest: Superblock,
+    pub(crate) bitmap: Option<BitmapImage>,
+    /// Why nothing may be written, if so.
+    pub(crate) read_only: Option<ReadOnlyReason>,
+    pub(crate) stale: Vec<StaleMember>,
+    /// The array was stopped uncleanly, or its resync was not over: from which member sector parity can't be trusted.
+    pub(crate) dirty_from: Option<u64>,
+}
+
+/// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
+pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, AssembleError> {
+    let name = &device.info().name;
+    let sectors = device.info().size / SECTOR_BYTES;
+    let mut damaged = None;
+    for place in candidate_sectors(sectors) {
+        let buffer = shard::buffer(SUPERBLOCK_BYTES_MAX);
+        let outcome = device.read(place.0 * SECTOR_BYTES, buffer).await;
+        outcome.result.map_err(|error| AssembleError::Device { name: name.clone(), error })?;
+        match Superblock::decode(outcome.buffer.as_deref().unwrap_or_default(), place, sectors) {
+            Ok(superblock) => return Ok(Some(superblock)),
+            Err(error) if error.kind() == ErrorKind::NotMd => {}
+            Err(error) => damaged = damaged.or(Some(error)),
+        }
+    }
+    damaged.map_or(Ok(None), |error| Err(AssembleError::Superblock { name: name.clone(), error }))
+}
+
+/// Reads everything, decides, writes nothing.
+pub(crate) async fn assemble(sources: Vec<Arc<dyn DeviceSource>>, options: &ArrayOptions) -> Result<Assembled, AssembleError> {
+    let mut found = Vec::new();
+    for source in sources {
+        found.push(read_member(source).await?);
+    }
+    let freshest = freshest(&found)?;
+    let read_only = match freshest.support() {
+        Support::Full => None,
+        Support::ReadOnly(reason) => Some(reason),
+        Support::Refused(reason) => return Err(AssembleError::Refused(reason)),
+    };
+    let geometry = geometry(&freshest, &found)?;
+    let (seats, stale) = seat(&freshest, found, geometry.members())?;
+    let missing = seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
+    if missing > geometry.redundancy() {
+        let (present, needed, redundancy) = (geometry.members() - missing, geometry.members(), geometry.redundancy());
+        return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
+    }
+    let dirty_from = match freshest.array.resync_offset {
+        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
+        _ => None,
+    };
+    if dirty_from.is_some() && missing > 0 && !options.force && !active(Mutant::DirtyDegradedStarted) {
+        return Err(AssembleError::DirtyDegraded { missing });
+    }
+    let bitmap = read_bitmap(&freshest, &seats).await?;
+    // Forced: what parity says is taken for true, as mdadm does.
+    let dirty_from = dirty_from.filter(|_| missing == 0);
+    Ok(Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from })
+}
+
+fn is_whole(member: &Found) -> bool {
+    member.superblock.member.recovery_offset.is_none()
+}
+
+async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleError> {
+    let device = source.attach().map_err(|error| AssembleError::Device { name: source.name(), error })?;
+    let name = device.info().name.clone();
+    let superblock = read_superblock(&*device).await?;
+    let superblock = superblock.ok_or(AssembleError::Superblock { name: name.clone(), error: SuperblockError::NoMagic })?;
+    let mut bad_blocks = BadBlocks::default();
+    if let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
+        && log.in_use
+    {
+        let bytes = read_bytes(&*device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
+        bad_blocks = BadBlocks::decode(&bytes, log.shift).map_err(|error| AssembleError::BadBlocks { name, error })?;
+    }
+    Ok(Found { source, device, superblock, bad_blocks })
+}
+
+async fn read_bytes(device: &dyn Device, offset: u64, length: u64) -> Result<Vec<u8>, AssembleError> {
+    let block = u64::from(device.info().logical_block);
+    let (start, end) = (offset - offset % block, (offset + length).next_multiple_of(block));
+    let outcome = device.read(start, shard::buffer(usize::try_from(end - start).unwrap_or(usize::MAX))).await;
+    outcome.result.map_err(|error| AssembleError::Device { name: device.info().name.clone(), error })?;
+    let bytes = outcome.buffer.as_deref().unwrap_or_default();
+    let skip = usize::try_from(offset - start).unwrap_or(usize::MAX);
+    Ok(bytes[skip..skip + usize::try_from(length).unwrap_or(usize::MAX)].to_vec())
+}
+
+/// The superblock with the most events; an error if the devices are not of one array.
+fn freshest(found: &[Found]) -> Result<Superblock, AssembleError> {
+    let first = found.first().ok_or(AssembleError::NoDevices)?;
+    for other in &found[1..] {
+        if first.superblock.same_array(&other.superblock).is_err() {
+            return Err(AssembleError::DifferentArrays {
+                first: first.device.info().name.clone(),
+                first_array: array_words(&first.superblock),
+                second: other.device.info().name.clone(),
+                second_array: array_words(&other.superblock),
+            });
+        }
+    }
+    let newest = found.iter().max_by_key(|member| member.superblock.array.events).unwrap_or(first);
+    Ok(newest.superblock.clone())
+}
+
+fn array_words(superblock: &Superblock) -> String {
+    format!("{} ({})", superblock.array.name.short(), superblock.array.set_uuid)
+}
+
+fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, AssembleError> {
+    let array = &freshest.array;
+    let block = found.iter().map(|m| m.device.info().logical_block).max().unwrap_or(512).max(512);
+    let chunk = u32::try_from(array.chunk.0 * SECTOR_BYTES).unwrap_or(u32::MAX);
+    let members = usize::try_from(array.raid_disks).unwrap_or(usize::MAX);
+    if array.level.has_parity() {
+        let bytes = array.component_sectors().0 * SECTOR_BYTES;
+        let layout = ParityLayout::from_md(array.level.number(), array.layout.to_word().unwrap_or(0))?;
+        return Ok(Geometry::Parity(ParityGeometry::new(layout, members, chunk, block, bytes)?));
+    }
+    // Every member gives what it has, so all must be here before the zones are known.
+    let mut sizes = vec![None; members];
+    for member in found {
+        if let Role::Slot(slot) = member.superblock.role_in(array)
+            && let Some(size) = sizes.get_mut(usize::from(slot.0))
+        {
+            *size = Some(member.superblock.member.data_size.0 * SECTOR_BYTES);
+        }
+    }
+    let present = sizes.iter().flatten().count();
+    let sizes: Option<Vec<u64>> = sizes.into_iter().collect();
+    let sizes = sizes.ok_or(AssembleError::TooFewMembers { present, needed: members, redundancy: 0, stale: Vec::new() })?;
+    let word = array.layout.to_word().unwrap_or(0);
+    let assumed = Raid0Layout::from_md(word).unwrap_or(Raid0Layout::Original);
+    let geometry = Raid0Geometry::new(assumed, chunk, block, &sizes)?;
+    if !geometry.is_layout_irrelevant() {
+        // Members of different sizes, and the superblock doesn't say which of MD's two maps was used.
+        Raid0Layout::from_md(word)?;
+    }
+    Ok(Geometry::Raid0(geometry))
+}
+
+/// Who holds which slot. A device that replaces another, still whole one is left out: the other has everything.
+fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<(Vec<Option<Found>>, Vec<StaleMember>), AssembleError> {
+    let current = freshest.array.events;
+    let mut seats: Vec<Option<Found>> = (0..members).map(|_| None).collect();
+    let mut stale = Vec::new();
+    for member in found {
+        let name = member.device.info().name.clone();
+        let events = member.superblock.array.events;
+        let Role::Slot(slot) = member.superblock.role_in(&freshest.array) else {
+            if matches!(member.superblock.own_role(), Role::Slot(_)) {
+                stale.push(StaleMember { name, events, current });
+            }
+            continue;
+        };
+        if !event_is_current(current, events) && !active(Mutant::StaleMemberAccepted) {
+            stale.push(StaleMember { name, events, current });
+            continue;
+        }
+        if member.superblock.member.replacement {
+            continue;
+        }
+        let seat = &mut seats[usize::from(slot.0)];
+        if let Some(other) = seat {
+            let first = other.device.info().name.clone();
+            return Err(AssembleError::Duplicate { first, second: name, slot: usize::from(slot.0) });
+        }
+        *seat = Some(member);
+    }
+    Ok((seats, stale))
+}
+
+/// The OR of all current members' bitmaps (C8). A bitmap older than the superblocks counts as all ones.
+async fn read_bitmap(freshest: &Superblock, seats: &[Option<Found>]) -> Result<Option<BitmapImage>, AssembleError> {
+    if freshest.array.bitmap_offset.is_none() {
+        return Ok(None);
+    }
+    let mut merged: Option<BitmapImage> = None;
+    for member in seats.iter().flatten() {
+        let name = &member.device.info().name;
+        let wrap = |error| AssembleError::Bitmap { name: name.clone(), error };
+        let Some(sector) = member.superblock.bitmap_sector() else { continue };
+        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
+        let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
+        let bytes = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, header.sectors().0 * SECTOR_BYTES).await?;
+        let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;
+        if !image.header().is_valid_for(freshest.array.events) || image.header().stale {
+            image.set_range(0..image.header().bit_count());
+        }
+        match &mut merged {
+            None => merged = Some(image),
+            Some(merged) => {
+                if !merged.merge(&image) {
+                    merged.set_range(0..merged.header().bit_count());
+                }
+            }
+        }
+    }
+    Ok(merged)
+}

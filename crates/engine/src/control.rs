@@ -1,0 +1,410 @@
+//! The controller: one task on the home shard that alone changes membership and superblocks.
+//!
+//! It is driven by state, not by messages: it looks at what is wanted (members reported as failed, writers at the gate,
+//! commands) and does the most urgent thing whole, then looks again. So superblock updates are serial and nothing that
+//! was asked for can be lost between two messages (C2).
+//!
+//! An update of the superblocks writes, in this order: the bitmap's header on every member (C9); one member's superblock
+//! alone; all others. A crash can't tear all copies. If a member fails meanwhile, it is dropped and the update starts
+//! again with one event more. A failure beyond redundancy is not written down (C3).
+
+use std::{cell::Cell, rc::Rc, sync::Arc};
+
+use pinstripe_md::units::SECTOR_BYTES;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
+
+use crate::{
+    array::Home,
+    error::{IoError, MemberError, Operation},
+    mutants::{Mutant, active},
+    records::MemberState,
+    shared::Failure,
+    snapshot::{MemberId, Seat, Snapshot},
+};
+
+/// What the controller is asked to do. The answer comes through the reply.
+pub(crate) enum Command {
+    /// Seats a new device, whose superblock is ready, in a slot.
+    Seat { member: MemberId, reply: Reply },
+    /// A recovering member has everything.
+    Recovered { member: MemberId, reply: Reply },
+    /// Notes how far a recovery is.
+    Checkpoint { member: MemberId, offset: u64, reply: Reply },
+    /// Replaces the write-intent table.
+    Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
+    /// Writes clean superblocks and ends.
+    Stop { reply: Reply },
+}
+
+/// What happens to the bitmap on disk with a new table.
+pub(crate) enum IntentChange {
+    Remove,
+    Add { offset: i32, image: pinstripe_md::bitmap::BitmapImage },
+}
+
+/// Where a command's answer goes.
+pub(crate) struct Reply(pub(crate) Rc<ReplyState>);
+
+#[derive(Default)]
+pub(crate) struct ReplyState {
+    pub(crate) answer: Cell<Option<Result<(), IoError>>>,
+    pub(crate) ready: pinstripe_runtime::Signal,
+}
+
+impl Reply {
+    fn send(self, answer: Result<(), IoError>) {
+        self.0.answer.set(Some(answer));
+        self.0.ready.notify();
+    }
+}
+
+impl Home {
+    /// The controller's life.
+    pub(crate) async fn control(self: Rc<Self>) {
+        let shared = Arc::clone(self.shared());
+        let mut entered = 0;
+        loop {
+            let work = shared.knock.wait_until(|| self.has_work());
+            let idle = if shared.admission.is_open() {
+                shard::timeout(shared.options.safe_mode_delay_ns, work).await.is_none()
+            } else {
+                work.await;
+                false
+            };
+            if shared.has_failures() {
+                self.drop_failed().await;
+            } else if shared.admission.is_wanted() && !shared.admission.is_open() {
+                self.make_dirty().await;
+            } else if let Some(command) = self.take_command() {
+                if self.execute(command).await {
+                    return;
+                }
+            } else if idle {
+                let now = shared.admission.entered();
+                if std::mem::replace(&mut entered, now) == now {
+                    self.make_clean().await;
+                }
+            }
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        let admission = &self.shared().admission;
+        self.shared().has_failures() || admission.is_wanted() && !admission.is_open() || self.has_commands()
+    }
+
+    /// Runs a command. True if it was the last.
+    async fn execute(&self, command: Command) -> bool {
+        match command {
+            Command::Seat { member, reply } => {
+                let slot = self.records.borrow().members[member.0].slot;
+                let arrived = Arc::clone(&self.records.borrow().members[member.0].member);
+                self.records.borrow_mut().seat(member, slot);
+                self.change(|seats| seats[slot] = Seat::Recovering(arrived)).await;
+                reply.send(self.update_superblocks().await);
+            }
+            Command::Recovered { member, reply } => reply.send(self.recovered(member).await),
+            Command::Checkpoint { member, offset, reply } => {
+                self.records.borrow_mut().checkpoint(member, offset);
+                reply.send(self.update_superblocks().await);
+            }
+            Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
+            Command::Stop { reply } => {
+                self.shared().admission.close_for_good().await;
+                // What the last writers reported comes first.
+                while self.shared().has_failures() && !self.shared().has_failed() {
+                    self.drop_failed().await;
+                }
+                self.stopped.set(true);
+                reply.send(self.write_clean().await);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Publishes a membership with other seats and waits until every write under the old one is over (C1).
+    async fn change(&self, change: impl FnOnce(&mut Vec<Seat>)) {
+        let old = self.shared().snapshot();
+        let mut seats = old.seats.clone();
+        change(&mut seats);
+        self.shared().publish(Snapshot::new(old.generation + 1, seats, Arc::clone(&old.intent)));
+        self.shared().admission.drained().await;
+        self.work.notify();
+    }
+
+    /// Takes the reported members out of the membership and records that.
+    async fn drop_failed(&self) {
+        if self.unseat(self.shared().take_failures()).await {
+            // The error is in `has_failed`, where everyone who waits for it looks.
+            let _ = self.update_superblocks().await;
+        }
+    }
+
+    /// Drops members, in memory. False if nothing is to be recorded: they were out already, or too many are.
+    async fn unseat(&self, failures: Vec<Failure>) -> bool {
+        let snapshot = self.shared().snapshot();
+        let mut leaving: Vec<(usize, Failure)> = Vec::new();
+        for failure in failures {
+            if let Some(slot) = snapshot.slot_of(failure.member)
+                && leaving.iter().all(|(taken, _)| *taken != slot)
+            {
+                leaving.push((slot, failure));
+            }
+        }
+        if leaving.is_empty() {
+            return false;
+        }
+        let lost = leaving.iter().filter(|(slot, _)| !snapshot.missing.contains(*slot)).count();
+        if snapshot.missing.len() + lost > self.shared().geometry.redundancy() {
+            // C3: nothing is written down; an outage of all must not make all faulty.
+            for (_, failure) in leaving {
+                self.note(&failure.error);
+            }
+            self.shared().fail();
+            self.work.notify();
+            return false;
+        }
+        for (_, failure) in &leaving {
+            self.note(&failure.error);
+            self.records.borrow_mut().fail(failure.member, failure.error.clone());
+        }
+        self.change(|seats| {
+            for (slot, _) in &leaving {
+                seats[*slot] = Seat::Empty;
+            }
+        })
+        .await;
+        true
+    }
+
+    /// Opens the gate: dirty superblocks first.
+    async fn make_dirty(&self) {
+        self.dirty.set(true);
+        if active(Mutant::NeverDirty) || self.update_superblocks().await.is_ok() {
+            self.shared().admission.take_wanted();
+            self.shared().admission.open();
+        }
+    }
+
+    /// Closes the gate, if nobody writes, and marks the superblocks clean.
+    async fn make_clean(&self) {
+        if self.shared().admission.try_close() {
+            // A failure is in the books already; the array just stays dirty.
+            let _ = self.write_clean().await;
+        }
+    }
+
+    /// Clean superblocks, after a flush of every member that covers all writes (C4). The gate is closed.
+    async fn write_clean(&self) -> Result<(), IoError> {
+        let shared = self.shared();
+        if self.is_static() {
+            return Ok(());
+        }
+        if shared.has_failed() {
+            return Err(IoError::Failed);
+        }
+        if !active(Mutant::CleanWithoutFlush) {
+            let view = self.volume.inner.view();
+            let failed = self.volume.inner.flush_members(&view).await;
+            if !failed.is_empty() {
+                let failures = failed.into_iter().filter_map(|(slot, error)| {
+                    let (member, _) = view.member(slot)?;
+                    Some(failure(slot, member.id, &member.name, Operation::Flush, 0, error))
+                });
+                let failures = failures.collect();
+                if !self.unseat(failures).await {
+                    return Err(IoError::Failed);
+                }
+                // Without these members: what they missed is not clean, but the others have it all.
+                return Box::pin(self.write_clean()).await;
+            }
+        }
+        self.dirty.set(false);
+        self.update_superblocks().await
+    }
+
+    /// Writes every member's superblock with what the books say now, until all that are left have it.
+    pub(crate) async fn update_superblocks(&self) -> Result<(), IoError> {
+        if self.is_static() {
+            return Ok(());
+        }
+        loop {
+            if self.shared().has_failed() {
+                return Err(IoError::Failed);
+            }
+            let snapshot = self.shared().snapshot();
+            let dirty_from = self.dirty_from(&snapshot);
+            let now = (self.shared().options.wall_clock)();
+            self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
+            let failures = self.write_everywhere().await;
+            if failures.is_empty() {
+                self.shared().set_durable(snapshot.generation);
+                return Ok(());
+            }
+            if !self.unseat(failures).await {
+                return Err(IoError::Failed);
+            }
+        }
+    }
+
+    /// From which member byte parity can't be trusted after a crash; `None` for clean.
+    fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
+        if self.dirty.get() {
+            return Some(0);
+        }
+        let intent = &snapshot.intent;
+        (0..intent.len()).find(|&region| intent.needs_resync(region..=region)).map(|region| region as u64 * intent.region_bytes())
+    }
+
+    /// One round of bitmap headers and superblocks. Who failed.
+    async fn write_everywhere(&self) -> Vec<Failure> {
+        let _pages = self.lock_pages().await;
+        let mut failures = self.write_bitmap_pages(&[0]).await;
+        let count = self.records.borrow().active().count();
+        for range in [0..1.min(count), 1.min(count)..count] {
+            let mut writes = Vec::new();
+            {
+                let records = self.records.borrow();
+                for book in records.active().skip(range.start).take(range.len()) {
+                    let block = u64::from(book.device.info().logical_block);
+                    let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
+                    let outcome = match book.superblock.encode(block) {
+                        Ok(bytes) => Ok(book.device.write(offset, copy(&bytes), true)),
+                        // Our own output breaks a rule: nothing is written, and the member is given up rather than damaged.
+                        Err(_) => Err(DeviceError::of(DeviceErrorKind::Invalid)),
+                    };
+                    writes.push((book.slot, book.member.id, book.member.name.clone(), offset, outcome));
+                }
+            }
+            for (slot, id, name, offset, outcome) in writes {
+                let result = match outcome {
+                    Ok(submission) => submission.await.result.map(|_| ()),
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = result {
+                    failures.push(failure(slot, id, &name, Operation::Metadata, offset, error));
+                }
+            }
+        }
+        failures
+    }
+
+    /// Writes pages of the bitmap to every member. The caller holds the page lock. Who failed.
+    pub(crate) async fn write_bitmap_pages(&self, pages: &[usize]) -> Vec<Failure> {
+        let mut writes = Vec::new();
+        {
+            let records = self.records.borrow();
+            let Some(bitmap) = &records.bitmap else { return Vec::new() };
+            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            for book in records.active() {
+                let Some(sector) = book.superblock.bitmap_sector() else { continue };
+                let block = book.device.info().logical_block as usize;
+                for &page in pages {
+                    let start = page * 4096;
+                    let end = (start + 4096).min(length.next_multiple_of(block)).min(bitmap.as_bytes().len());
+                    if start < end {
+                        let offset = sector.0 * SECTOR_BYTES + start as u64;
+                        let write = book.device.write(offset, copy(&bitmap.as_bytes()[start..end]), true);
+                        writes.push((book.slot, book.member.id, book.member.name.clone(), offset, write));
+                    }
+                }
+            }
+        }
+        let mut failures = Vec::new();
+        for (slot, id, name, offset, write) in writes {
+            if let Err(error) = write.await.result {
+                failures.push(failure(slot, id, &name, Operation::Metadata, offset, error));
+            }
+        }
+        failures
+    }
+
+    /// A member is whole: it is flushed, recorded, and read from now on (C4).
+    async fn recovered(&self, id: MemberId) -> Result<(), IoError> {
+        let (slot, member) = {
+            let records = self.records.borrow();
+            let book = &records.members[id.0];
+            if book.state != MemberState::Recovering {
+                return Err(IoError::Failed);
+            }
+            (book.slot, Arc::clone(&book.member))
+        };
+        let view = self.volume.inner.view();
+        if !active(Mutant::RecoveryWithoutFlush) {
+            let failed = self.volume.inner.flush_members(&view).await;
+            for (slot, error) in failed {
+                self.volume.inner.report(&view, slot, Operation::Flush, 0, error);
+            }
+            if self.shared().has_failures() {
+                self.drop_failed().await;
+            }
+            if self.shared().snapshot().slot_of(id).is_none() {
+                return Err(IoError::Failed);
+            }
+        }
+        self.records.borrow_mut().recovered(id);
+        self.change(|seats| seats[slot] = Seat::InSync(member)).await;
+        let snapshot = self.shared().snapshot();
+        self.update_superblocks().await?;
+        if snapshot.is_complete() {
+            snapshot.intent.recovered();
+        }
+        Ok(())
+    }
+
+    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: a removed bitmap leaves the superblocks
+    /// after the new table is in use everywhere; a new one begins all set, and is on the members before the superblocks name it.
+    async fn swap_intent(&self, intent: Arc<crate::intent::IntentTable>, change: IntentChange) -> Result<(), IoError> {
+        let old = self.shared().snapshot();
+        let publish = || async {
+            let now = self.shared().snapshot();
+            self.shared().publish(Snapshot::new(now.generation + 1, now.seats.clone(), Arc::clone(&intent)));
+            self.shared().admission.drained().await;
+            old.intent.wanted.notify();
+            self.work.notify();
+        };
+        match change {
+            IntentChange::Remove => {
+                publish().await;
+                let mut records = self.records.borrow_mut();
+                records.array.bitmap_offset = None;
+                records.bitmap = None;
+                drop(records);
+                self.update_superblocks().await
+            }
+            IntentChange::Add { offset, image } => {
+                {
+                    let mut records = self.records.borrow_mut();
+                    records.array.bitmap_offset = Some(offset);
+                    records.bitmap = Some(image);
+                    let array = records.array.clone();
+                    for book in &mut records.members {
+                        book.superblock.array = array.clone();
+                    }
+                }
+                let pages: Vec<usize> = (0..self.records.borrow().bitmap.as_ref().map_or(0, |b| b.page_count())).collect();
+                let failures = {
+                    let _pages = self.lock_pages().await;
+                    self.write_bitmap_pages(&pages).await
+                };
+                if !failures.is_empty() && !self.unseat(failures).await {
+                    return Err(IoError::Failed);
+                }
+                self.update_superblocks().await?;
+                publish().await;
+                self.update_superblocks().await
+            }
+        }
+    }
+}
+
+fn failure(slot: usize, member: MemberId, name: &str, operation: Operation, offset: u64, error: DeviceError) -> Failure {
+    Failure { member, error: MemberError { slot, name: name.to_owned(), operation, offset, error } }
+}
+
+fn copy(bytes: &[u8]) -> pinstripe_runtime::Slice {
+    let mut buffer = shard::buffer(bytes.len());
+    buffer.copy_from_slice(bytes);
+    buffer.freeze()
+}

@@ -1,0 +1,74 @@
+//! What can go wrong with a request, and what the user can do about it.
+
+use pinstripe_runtime::DeviceError;
+use thiserror::Error;
+
+use crate::geometry::RangeError;
+
+/// What was being done to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A flush of the member's cache.
+    Flush,
+    /// A write of metadata: superblock or bitmap.
+    Metadata,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Metadata => "metadata write",
+        })
+    }
+}
+
+/// A request on a member that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{operation} of slot {slot} ({name}) at byte {offset} of the device: {error}")]
+pub struct MemberError {
+    /// The member's slot in the array.
+    pub slot: usize,
+    /// The member's device.
+    pub name: String,
+    /// What was being done.
+    pub operation: Operation,
+    /// Where, in bytes from the start of the device.
+    pub offset: u64,
+    /// What the device said.
+    pub error: DeviceError,
+}
+
+/// Why a read, write, flush or discard of the array failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum IoError {
+    /// Outside the array or not aligned; nothing was done.
+    #[error("{0}")]
+    Range(#[from] RangeError),
+    /// The array is served read-only; nothing was done.
+    #[error("the array is read-only")]
+    ReadOnly,
+    /// The array is being stopped; nothing was done.
+    #[error("the array is stopping")]
+    Stopping,
+    /// More members failed than the level can bear. What can still be read is read; nothing more is acknowledged.
+    #[error("more members have failed than the array can bear; check the connection of its devices, then stop the array and assemble it again")]
+    Failed,
+    /// A sector can't be read and can't be reconstructed.
+    #[error("stripe {stripe} can't be read: {missing} of its chunks are missing or unreadable")]
+    Unreadable {
+        /// The stripe.
+        stripe: u64,
+        /// How many chunks of it can't be read.
+        missing: usize,
+    },
+    /// A member failed and there is nothing to take its place (level 0).
+    #[error("{0}")]
+    Member(MemberError),
+}

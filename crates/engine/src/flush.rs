@@ -1,0 +1,112 @@
+//! Flush, and zeroing of whole stripes.
+
+use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
+
+use crate::{
+    error::{IoError, Operation},
+    geometry::{Geometry, StripeId},
+    mutants::{Mutant, active},
+    snapshot::{MemberId, View},
+    stripe_table::Entered,
+    volume::VolumeInner,
+};
+
+impl VolumeInner {
+    /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped before this returns: the
+    /// kernel reports lost writes once, so the flush is never tried again.
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        if self.shared.has_failed() {
+            return Err(IoError::Failed);
+        }
+        let view = self.view();
+        if active(Mutant::FlushSkipped) {
+            return Ok(());
+        }
+        let failed = self.flush_members(&view).await;
+        if matches!(self.shared.geometry, Geometry::Raid0(_)) {
+            return failed.into_iter().next().map_or(Ok(()), |slot| Err(self.striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
+        }
+        for (slot, error) in failed {
+            if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error) {
+                self.shared.dropped(member).await?;
+            }
+        }
+        // Writes that this flush covers may have been made without a member that the superblocks still call current (C2).
+        self.shared.durable(view.snapshot.generation).await
+    }
+
+    /// Flushes every member of `view`; who failed, and how.
+    pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
+        let mut set = self.sets.take();
+        let mut slots = [0; crate::geometry::MEMBERS_MAX];
+        for slot in 0..view.devices.len() {
+            if let Some((_, device)) = view.member(slot) {
+                slots[set.push(device.flush())] = slot;
+            }
+        }
+        set.wait().await;
+        let failed = (0..set.len()).filter_map(|index| set.take(index).result.err().map(|error| (slots[index], error))).collect();
+        set.clear();
+        self.sets.give(set);
+        failed
+    }
+
+    /// Whether every member can make ranges read back zero (C6).
+    pub(crate) fn can_zero(&self) -> bool {
+        let view = self.view();
+        view.devices.iter().flatten().all(|device| device.info().zeroes == ZeroedReads::Zero)
+    }
+
+    /// Zeroes one whole stripe on all members, parity included: P and Q of zeroes are zero. False if a member can't after all; the
+    /// stripe is then written by other means or left, but never half zeroed with parity that does not match.
+    pub(crate) async fn zero_stripe(&self, stripe: StripeId) -> Result<bool, IoError> {
+        let geometry = self.parity_geometry();
+        let Entered::Owner(_claim, _) = self.shared.stripes.claim(self.shard, stripe.0, None).await else {
+            unreachable!("an exclusive claim never joins");
+        };
+        let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
+        let (pass, view) = loop {
+            let pass = self.shared.admission.enter(self.shard, &self.shared.knock).await.map_err(|_| IoError::Stopping)?;
+            let view = self.view();
+            if view.snapshot.generation == pass.generation() {
+                break (pass, view);
+            }
+        };
+        let intent = &view.snapshot.intent;
+        let mark = intent.mark(intent.regions(offset, chunk), stripe.0);
+        intent.durable(&mark).await;
+        self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        let (unsupported, dropped) = self.zero_members(&view, offset, chunk).await;
+        if !view.snapshot.absent().is_empty() {
+            intent.set_missed(intent.regions(offset, chunk));
+        }
+        let generation = pass.generation();
+        drop((mark, pass));
+        for member in dropped {
+            self.shared.dropped(member).await?;
+        }
+        self.shared.durable(generation).await?;
+        Ok(!unsupported)
+    }
+
+    /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so that the row stays
+    /// consistent; then the answer is true. The members that failed come with it.
+    async fn zero_members(&self, view: &View, offset: u64, chunk: u64) -> (bool, Vec<MemberId>) {
+        let (mut unsupported, mut dropped) = (false, Vec::new());
+        for slot in 0..view.devices.len() {
+            let Some((member, device)) = view.member(slot) else { continue };
+            let at = member.data_offset + offset;
+            let mut result = device.write_zeroes(at, chunk).await.result;
+            if result.is_err_and(|e| e.kind == DeviceErrorKind::Unsupported) {
+                unsupported = true;
+                let zeroes = pinstripe_runtime::shard::zeroed(usize::try_from(chunk).unwrap_or(usize::MAX));
+                result = device.write(at, zeroes.freeze(), false).await.result;
+            }
+            if let Err(error) = result {
+                view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
+                dropped.extend(self.report(view, slot, Operation::Write, at, error));
+            }
+        }
+        (unsupported, dropped)
+    }
+}

@@ -1,0 +1,196 @@
+//! What a batch of writes leaves in one stripe: every sector once (C11).
+
+use pinstripe_runtime::{Buffer, Slice, shard};
+
+/// A write's part in one stripe.
+pub struct Piece {
+    /// First byte within the stripe's data.
+    pub start: u32,
+    /// The bytes.
+    pub data: Slice,
+    /// Whether it must be durable when it is acknowledged.
+    pub fua: bool,
+}
+
+/// Bytes to be written into one column, not touching the next extent of the column.
+pub struct Extent {
+    /// The data column.
+    pub column: usize,
+    /// First byte within the chunk.
+    pub start: u32,
+    /// The bytes.
+    pub data: Slice,
+}
+
+impl Extent {
+    /// The byte behind the last.
+    pub fn end(&self) -> u32 {
+        self.start + length(&self.data)
+    }
+
+    /// The bytes of the chunk range `from..to`, which must be inside.
+    pub fn range(&self, from: u32, to: u32) -> &[u8] {
+        &self.data[(from - self.start) as usize..(to - self.start) as usize]
+    }
+}
+
+fn length(data: &Slice) -> u32 {
+    u32::try_from(data.len()).unwrap_or(u32::MAX)
+}
+
+/// Pieces merged in arrival order. Reusable.
+#[derive(Default)]
+pub struct Image {
+    /// Sorted, not overlapping; each a part of one piece.
+    parts: Vec<(u32, Slice)>,
+    scratch: Vec<(u32, Slice)>,
+    extents: Vec<Extent>,
+    fua: bool,
+    pieces: usize,
+}
+
+impl Image {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.extents.clear();
+        self.fua = false;
+        self.pieces = 0;
+    }
+
+    /// Lays `piece` over what came before it.
+    pub fn add(&mut self, piece: Piece) {
+        self.fua |= piece.fua;
+        self.pieces += 1;
+        let (start, end) = (piece.start, piece.start + length(&piece.data));
+        if self.parts.last().is_none_or(|(at, data)| at + length(data) <= start) {
+            self.parts.push((start, piece.data));
+            return;
+        }
+        self.scratch.clear();
+        for (at, data) in self.parts.drain(..) {
+            let part_end = at + length(&data);
+            if at < start {
+                self.scratch.push((at, data.slice(0, (part_end.min(start) - at) as usize)));
+            }
+            if part_end > end {
+                let from = at.max(end);
+                self.scratch.push((from, data.slice((from - at) as usize, (part_end - from) as usize)));
+            }
+        }
+        let place = self.scratch.partition_point(|(at, _)| *at < start);
+        self.scratch.insert(place, (start, piece.data));
+        std::mem::swap(&mut self.parts, &mut self.scratch);
+    }
+
+    /// Cuts the image into columns of `chunk` bytes and joins what touches. Call after the last [`Image::add`].
+    pub fn build_extents(&mut self, chunk: u32) {
+        self.extents.clear();
+        let mut index = 0;
+        while index < self.parts.len() {
+            let (start, _) = self.parts[index];
+            let mut end = start;
+            let first = index;
+            while let Some((at, data)) = self.parts.get(index).filter(|(at, _)| *at == end) {
+                end = at + length(data);
+                index += 1;
+            }
+            self.add_run(first..index, start, end, chunk);
+        }
+    }
+
+    /// Adds the extents of one unbroken run of parts.
+    fn add_run(&mut self, parts: std::ops::Range<usize>, start: u32, end: u32, chunk: u32) {
+        let mut at = start;
+        while at < end {
+            let stop = end.min((at / chunk + 1) * chunk);
+            let data = self.bytes(parts.clone(), at, stop);
+            self.extents.push(Extent { column: (at / chunk) as usize, start: at % chunk, data });
+            at = stop;
+        }
+    }
+
+    /// The bytes `from..to` of a run of parts: a view if one part has them all, else a copy.
+    fn bytes(&self, parts: std::ops::Range<usize>, from: u32, to: u32) -> Slice {
+        let parts = &self.parts[parts];
+        let first = parts.partition_point(|(at, data)| at + length(data) <= from);
+        let (at, data) = &parts[first];
+        if at + length(data) >= to {
+            return data.slice((from - at) as usize, (to - from) as usize);
+        }
+        let mut whole: Buffer = shard::buffer((to - from) as usize);
+        for (at, data) in parts[first..].iter().take_while(|(at, _)| *at < to) {
+            let (begin, stop) = (from.max(*at), to.min(at + length(data)));
+            whole[(begin - from) as usize..(stop - from) as usize]
+                .copy_from_slice(&data[(begin - at) as usize..(stop - at) as usize]);
+        }
+        whole.freeze()
+    }
+
+    /// The extents, by column and start.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The extent of `column` that holds the chunk range `from..to`.
+    pub fn find(&self, column: usize, from: u32, to: u32) -> Option<&Extent> {
+        self.extents.iter().find(|e| e.column == column && e.start <= from && to <= e.end())
+    }
+
+    /// Whether any piece must be durable when it is acknowledged.
+    pub fn fua(&self) -> bool {
+        self.fua
+    }
+
+    /// How many pieces were merged.
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Bytes that are covered.
+    pub fn bytes_covered(&self) -> u32 {
+        self.parts.iter().map(|(_, data)| length(data)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinstripe_runtime::Pool;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pieces_merge_in_arrival_order_and_every_sector_is_there_once(
+            pieces in proptest::collection::vec((0u32..40, 1u32..20), 1..12), chunk_log in 1u32..5
+        ) {
+            let pool = Pool::new(0);
+            let world = pinstripe_runtime::Shard::new(&pinstripe_runtime::ShardConfig { index: 0, arena_bytes: 0, clock: None });
+            let _entered = world.enter();
+            let chunk = 1 << chunk_log;
+            let mut model = [None; 64];
+            let mut image = Image::default();
+            for (number, (start, length)) in pieces.into_iter().enumerate() {
+                let mut data = pool.buffer(length as usize);
+                for (i, byte) in data.iter_mut().enumerate() {
+                    *byte = u8::try_from(number * 20 + i).unwrap();
+                    model[start as usize + i] = Some(*byte);
+                }
+                image.add(Piece { start, data: data.freeze(), fua: false });
+            }
+            image.build_extents(chunk);
+            let mut seen = [None; 64];
+            let mut last = None;
+            for extent in image.extents() {
+                prop_assert!(extent.end() <= chunk);
+                prop_assert!(last.is_none_or(|(column, end)| column < extent.column || end < extent.start));
+                last = Some((extent.column, extent.end()));
+                for (i, byte) in extent.data.iter().enumerate() {
+                    let at = extent.column * chunk as usize + extent.start as usize + i;
+                    prop_assert!(seen[at].replace(*byte).is_none());
+                }
+            }
+            prop_assert_eq!(model, seen);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Deliberate defects, to show that the simulator's oracle finds them. Compiled only with the feature `mutants`, which no
+//! product build has; without it every question is `false` at compile time.
+
+macro_rules! mutants {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A rule that is broken on purpose.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mutant {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Mutant {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+    };
+}
+
+mutants! {
+    /// Read-modify-write on a row that isn't in sync (C10).
+    RmwOutOfSync,
+    /// Q updated with the coefficient of the next column.
+    WrongCoefficient,
+    /// The parity cache keeps what a write has made old (C13).
+    StaleParityCache,
+    /// A degraded write is acknowledged before the superblocks know (C2).
+    AcknowledgeBeforeSuperblocks,
+    /// The batch is laid over in reverse order of arrival (C11).
+    BatchReversed,
+    /// A write that joins is acknowledged, but not written.
+    FollowerLost,
+    /// Data is written before its intent bit is durable (C7).
+    DataBeforeIntent,
+    /// Bits are cleared without the second sweep and without a flush (C4).
+    BitClearedEarly,
+    /// The superblocks are marked clean without a flush (C4).
+    CleanWithoutFlush,
+    /// A flush request is answered without flushing the members (C5).
+    FlushSkipped,
+    /// FUA reaches the data but not the parity (C5).
+    FuaOnDataOnly,
+    /// A failed write is not taken as the member's failure.
+    WriteErrorIgnored,
+    /// Recovery marks its target whole without flushing it (C4).
+    RecoveryWithoutFlush,
+    /// A recovering member is left out of writes (C1).
+    RecoveringNotWritten,
+    /// A read error is answered with what the failed read left in the buffer.
+    ReadErrorIgnored,
+    /// The region's resync mark is dropped before the resync has run (C8).
+    ResyncMarkForgotten,
+    /// Degraded reads don't claim the stripe.
+    DegradedReadWithoutClaim,
+    /// The superblocks stay clean while data is written.
+    NeverDirty,
+    /// A dirty and degraded array is started (C19).
+    DirtyDegradedStarted,
+    /// A stale member is taken back as current.
+    StaleMemberAccepted,
+}
+
+#[cfg(feature = "mutants")]
+thread_local! {
+    static ACTIVE: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Turns one defect on for this thread, or all off.
+#[cfg(feature = "mutants")]
+pub fn activate(mutant: Option<Mutant>) {
+    ACTIVE.with(|active| active.set(mutant));
+}
+
+/// Whether a defect is turned on.
+#[cfg(feature = "mutants")]
+pub(crate) fn active(mutant: Mutant) -> bool {
+    ACTIVE.with(|active| active.get() == Some(mutant))
+}
+
+/// Never, in a product build.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "the question must vanish from the hot path")]
+pub(crate) const fn active(_: Mutant) -> bool {
+    false
+}

@@ -1,0 +1,45 @@
+//! How an array behaves; nothing of this is on disk.
+
+use crate::plan::WritePolicy;
+
+/// See the module. [`ArrayOptions::default`] is what a user gets.
+#[derive(Clone, Debug)]
+pub struct ArrayOptions {
+    /// How to choose between the two parity updates.
+    pub policy: WritePolicy,
+    /// Bytes of parity kept; 0 turns the cache off.
+    pub parity_cache_bytes: usize,
+    /// Serve reads only; nothing on the members changes.
+    pub read_only: bool,
+    /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
+    pub force: bool,
+    /// Idle time after which the superblocks are marked clean, in nanoseconds (MD: safe_mode_delay).
+    pub safe_mode_delay_ns: u64,
+    /// Time between two sweeps of the bitmap, in nanoseconds (MD: daemon_sleep); the bitmap's own value if `None`.
+    pub sweep_ns: Option<u64>,
+    /// How long a write of a sequential stream may wait for its neighbours, in nanoseconds.
+    pub gather_ns: u64,
+    /// Stripes that resync, rebuild and scrub have under way at a time.
+    pub maintenance_depth: usize,
+    /// Most writes in one batch.
+    pub batch_max: usize,
+    /// Seconds since 1970, for the superblocks' time of update.
+    pub wall_clock: fn() -> u64,
+}
+
+impl Default for ArrayOptions {
+    fn default() -> Self {
+        Self {
+            policy: WritePolicy::Cost,
+            parity_cache_bytes: 64 << 20,
+            read_only: false,
+            force: false,
+            safe_mode_delay_ns: 200_000_000,
+            sweep_ns: None,
+            gather_ns: 200_000,
+            maintenance_depth: 8,
+            batch_max: 256,
+            wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+        }
+    }
+}

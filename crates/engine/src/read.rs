@@ -1,0 +1,153 @@
+//! Reads: straight from the member where it can answer, from the others under the stripe's claim where it can't.
+
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Submission, shard};
+
+use crate::{
+    error::{IoError, Operation},
+    geometry::{ParityGeometry, Piece, Set64},
+    row::Want,
+    snapshot::View,
+    stripe_table::Entered,
+    volume::VolumeInner,
+};
+
+impl VolumeInner {
+    /// Reads from a parity array: every chunk at once, and then one by one what could not be answered.
+    pub(crate) async fn read_parity(
+        &self,
+        geometry: &ParityGeometry,
+        offset: u64,
+        mut rest: Buffer,
+    ) -> (Result<(), IoError>, Buffer) {
+        let Ok(mut pieces) = geometry.pieces(offset, rest.len() as u64) else {
+            unreachable!("the range was checked");
+        };
+        let Some(first) = pieces.next() else { return (Ok(()), rest) };
+        if first.length as usize == rest.len() {
+            return self.read_piece(geometry, &first, rest).await;
+        }
+        let mut set = self.sets.take();
+        let view = self.view();
+        for piece in std::iter::once(first).chain(pieces.clone()) {
+            let buffer = rest.split_to(piece.length as usize);
+            // Inline answers of a memory device make this a plain loop.
+            set.push(self.submit_piece(geometry, &view, &piece, buffer));
+        }
+        set.wait().await;
+        let mut whole: Option<Buffer> = None;
+        let mut result = Ok(());
+        for (index, piece) in std::iter::once(first).chain(pieces).enumerate() {
+            let outcome = set.take(index);
+            let Some(buffer) = outcome.buffer else { unreachable!("a read gives its buffer back") };
+            let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
+            let buffer = if outcome.result.is_ok() && self.still_holds(&view, slot) {
+                buffer
+            } else {
+                let (again, buffer) = self.read_piece(geometry, &piece, buffer).await;
+                result = result.and(again);
+                buffer
+            };
+            match &mut whole {
+                None => whole = Some(buffer),
+                Some(whole) => whole.unsplit(buffer),
+            }
+        }
+        set.clear();
+        self.sets.give(set);
+        (result, whole.unwrap_or(rest))
+    }
+
+    fn submit_piece(&self, geometry: &ParityGeometry, view: &View, piece: &Piece, buffer: Buffer) -> Submission {
+        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+        match view.readable(slot, offset, piece.length.into()) {
+            Some((member, device)) => {
+                self.counters().member_reads.add(1);
+                self.counters().member_read_bytes.add(piece.length.into());
+                device.read(member.data_offset + offset, buffer)
+            }
+            None => Submission::done(Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Media)), Some(buffer)),
+        }
+    }
+
+    /// Whether the member that answered under `view` is still in sync in that slot (C1).
+    fn still_holds(&self, view: &View, slot: usize) -> bool {
+        if self.shared.admission.generation() == view.snapshot.generation {
+            return true;
+        }
+        let now = self.view();
+        !now.snapshot.missing.contains(slot)
+            && now.snapshot.seats[slot].member().map(|m| m.id) == view.snapshot.seats[slot].member().map(|m| m.id)
+    }
+
+    /// Reads a part of one chunk.
+    async fn read_piece(&self, geometry: &ParityGeometry, piece: &Piece, mut buffer: Buffer) -> (Result<(), IoError>, Buffer) {
+        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+        loop {
+            let view = self.view();
+            let Some((member, _)) = view.readable(slot, offset, piece.length.into()) else {
+                return self.read_reconstructed(piece, buffer, None).await;
+            };
+            let started = if self.sample() { Some(shard::now()) } else { None };
+            let outcome = self.submit_piece(geometry, &view, piece, buffer).await;
+            let Some(back) = outcome.buffer else { unreachable!("a read gives its buffer back") };
+            buffer = back;
+            match outcome.result {
+                Ok(_) if self.still_holds(&view, slot) => {
+                    if let Some(started) = started {
+                        member.cost.record_read(piece.length.into(), shard::now() - started);
+                    }
+                    return (Ok(()), buffer);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    if error.kind != DeviceErrorKind::Media {
+                        self.report(&view, slot, Operation::Read, member.data_offset + offset, error);
+                    }
+                    let repair = (error.kind == DeviceErrorKind::Media).then_some(slot);
+                    return self.read_reconstructed(piece, buffer, repair).await;
+                }
+            }
+        }
+    }
+
+    /// Answers from the other members, under the claim; with `repair`, rewrites the sectors of that slot in the same claim (C14).
+    async fn read_reconstructed(&self, piece: &Piece, mut buffer: Buffer, repair: Option<usize>) -> (Result<(), IoError>, Buffer) {
+        let Entered::Owner(claim, _) = self.shared.stripes.claim(self.shard, piece.stripe.0, None).await else {
+            unreachable!("an exclusive claim never joins");
+        };
+        let view = self.view();
+        let mut row = self.rows.take();
+        let range = (piece.chunk_offset, piece.chunk_offset + piece.length);
+        let avoid = repair.map_or(Set64::EMPTY, Set64::only);
+        let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
+        let result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+        if let (Ok(()), Some(bytes)) = (&result, row.data.get(piece.column).cloned().flatten()) {
+            self.counters().reconstructed_reads.add(1);
+            buffer.copy_from_slice(&bytes);
+            if let Some(slot) = repair {
+                self.rewrite(&view, slot, piece, bytes).await;
+            }
+        }
+        row.clear(0);
+        self.rows.give(row);
+        drop(claim);
+        (result, buffer)
+    }
+
+    /// Rewrites sectors that could not be read. A member that can't take them fails.
+    async fn rewrite(&self, view: &View, slot: usize, piece: &Piece, bytes: pinstripe_runtime::Slice) {
+        if self.shared.options.read_only || !self.still_holds(view, slot) {
+            return;
+        }
+        let offset = self.parity_geometry().member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+        let Some((member, device)) = view.readable(slot, offset, piece.length.into()) else { return };
+        match device.write(member.data_offset + offset, bytes, false).await.result {
+            Ok(_) => self.counters().corrected_reads.add(1),
+            Err(error) => {
+                self.report(view, slot, Operation::Write, member.data_offset + offset, error);
+            }
+        }
+    }
+}

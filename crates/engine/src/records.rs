@@ -1,0 +1,143 @@
+//! The home shard's books: what the next superblocks will say, which devices there are, the bitmap as it is on disk.
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_md::{
+    bitmap::BitmapImage,
+    identity::Timestamp,
+    superblock::{ArrayRecord, MemberRecord, ResyncOffset, Role, Superblock},
+    units::{MemberSlot, SECTOR_BYTES, Sector},
+};
+use pinstripe_runtime::{Device, DeviceSource};
+
+use crate::{
+    assembly::Found,
+    error::MemberError,
+    snapshot::{Member, MemberId},
+};
+
+/// What became of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// Has everything.
+    InSync,
+    /// Is being rebuilt.
+    Recovering,
+    /// Was dropped.
+    Failed(MemberError),
+}
+
+/// One device that was ever attached.
+pub(crate) struct MemberBook {
+    pub(crate) member: Arc<Member>,
+    pub(crate) device: Rc<dyn Device>,
+    pub(crate) superblock: Superblock,
+    pub(crate) slot: usize,
+    pub(crate) state: MemberState,
+}
+
+/// See the module.
+pub(crate) struct Records {
+    /// The freshest record; every superblock gets it.
+    pub(crate) array: ArrayRecord,
+    /// By [`MemberId`].
+    pub(crate) members: Vec<MemberBook>,
+    pub(crate) bitmap: Option<BitmapImage>,
+}
+
+impl Records {
+    /// Books of what assembly found.
+    pub(crate) fn new(array: ArrayRecord, seats: Vec<Option<Found>>, bitmap: Option<BitmapImage>) -> Self {
+        let mut records = Self { array, members: Vec::new(), bitmap };
+        for (slot, found) in seats.into_iter().enumerate() {
+            if let Some(Found { source, device, superblock, bad_blocks }) = found {
+                let state = if superblock.member.recovery_offset.is_some() { MemberState::Recovering } else { MemberState::InSync };
+                records.enter(source, device, superblock, bad_blocks, slot, state);
+            }
+        }
+        records
+    }
+
+    /// Enters a device.
+    pub(crate) fn enter(
+        &mut self,
+        source: Arc<dyn DeviceSource>,
+        device: Rc<dyn Device>,
+        superblock: Superblock,
+        bad_blocks: pinstripe_md::bad_blocks::BadBlocks,
+        slot: usize,
+        state: MemberState,
+    ) -> Arc<Member> {
+        let member = Arc::new(Member {
+            id: MemberId(self.members.len()),
+            name: device.info().name.clone(),
+            source,
+            data_offset: superblock.member.data_offset.0 * SECTOR_BYTES,
+            bad_blocks,
+            cost: crate::cost::MemberCost::default(),
+        });
+        self.members.push(MemberBook { member: Arc::clone(&member), device, superblock, slot, state });
+        member
+    }
+
+    pub(crate) fn book(&mut self, id: MemberId) -> &mut MemberBook {
+        &mut self.members[id.0]
+    }
+
+    /// Devices that are written to, in order.
+    pub(crate) fn active(&self) -> impl Iterator<Item = &MemberBook> {
+        self.members.iter().filter(|book| !matches!(book.state, MemberState::Failed(_)))
+    }
+
+    /// Sets a device's entry in the roles table.
+    pub(crate) fn set_role(&mut self, id: MemberId, role: Role) {
+        let number = usize::from(self.members[id.0].superblock.member.dev_number.0);
+        if let Some(entry) = self.array.roles.get_mut(number) {
+            *entry = role;
+        }
+    }
+
+    /// Drops a device: the others will say that it is faulty; its own superblock stays as it is.
+    pub(crate) fn fail(&mut self, id: MemberId, error: MemberError) {
+        self.set_role(id, Role::Faulty);
+        self.book(id).state = MemberState::Failed(error);
+    }
+
+    /// A device became whole.
+    pub(crate) fn recovered(&mut self, id: MemberId) {
+        let book = self.book(id);
+        book.state = MemberState::InSync;
+        book.superblock.member.recovery_offset = None;
+    }
+
+    /// Everything below `offset` bytes of a recovering device is valid.
+    pub(crate) fn checkpoint(&mut self, id: MemberId, offset: u64) {
+        let member: &mut MemberRecord = &mut self.book(id).superblock.member;
+        if member.recovery_offset.is_some() {
+            member.recovery_offset = Some(Sector(offset / SECTOR_BYTES));
+        }
+    }
+
+    /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with it.
+    pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
+        self.array.events += 1;
+        self.array.updated = Timestamp::new(now, 0);
+        self.array.resync_offset = dirty_from.map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
+        let events = self.array.events;
+        if let Some(bitmap) = &mut self.bitmap {
+            let cleared = if complete { events } else { bitmap.header().events_cleared };
+            bitmap.set_events(events, cleared);
+        }
+        for book in &mut self.members {
+            if !matches!(book.state, MemberState::Failed(_)) {
+                book.superblock.array = self.array.clone();
+            }
+        }
+    }
+
+    /// Gives a device a seat.
+    pub(crate) fn seat(&mut self, id: MemberId, slot: usize) {
+        let slot = MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX));
+        self.set_role(id, Role::Slot(slot));
+    }
+}

@@ -1,0 +1,204 @@
+//! All data of a row range of one stripe, whatever is missing: read what is needed, reconstruct the rest.
+//!
+//! This is the one place that decodes. Degraded reads, reconstruct-writes, read repair, resync, rebuild and scrub
+//! all use it, each under the claim of the stripe.
+
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet};
+
+use crate::{
+    decode::Sources,
+    error::{IoError, Operation},
+    geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    snapshot::View,
+    volume::VolumeInner,
+};
+
+/// A row range of a stripe. Reusable.
+#[derive(Default)]
+pub(crate) struct Row {
+    /// By data column: the bytes, as far as they were needed.
+    pub(crate) data: Vec<Option<Slice>>,
+    /// P as it is on the member, if it was read.
+    pub(crate) p: Option<Slice>,
+    /// Q as it is on the member, if it was read.
+    pub(crate) q: Option<Slice>,
+    /// Slots whose sectors could not be read although the member is in sync.
+    pub(crate) unreadable: Set64,
+    set: SubmissionSet,
+    asked: Vec<usize>,
+}
+
+/// What of a row is wanted.
+#[derive(Clone, Copy)]
+pub(crate) struct Want {
+    /// Data columns.
+    pub(crate) columns: Set64,
+    /// P and Q too, as far as their members can be read.
+    pub(crate) parity: bool,
+    /// Slots not to read from.
+    pub(crate) avoid: Set64,
+}
+
+impl Row {
+    pub(crate) fn clear(&mut self, columns: usize) {
+        self.data.clear();
+        self.data.resize(columns, None);
+        self.p = None;
+        self.q = None;
+        self.unreadable = Set64::EMPTY;
+    }
+
+    fn has(&self, map: StripeMap, slot: usize) -> bool {
+        self.part(map, slot).is_some()
+    }
+
+    fn part(&self, map: StripeMap, slot: usize) -> Option<&Slice> {
+        match map.role(low(slot)) {
+            crate::geometry::Role::Data(column) => self.data[column].as_ref(),
+            crate::geometry::Role::P => self.p.as_ref(),
+            crate::geometry::Role::Q => self.q.as_ref(),
+        }
+    }
+
+    fn put(&mut self, map: StripeMap, slot: usize, bytes: Slice) {
+        match map.role(low(slot)) {
+            crate::geometry::Role::Data(column) => self.data[column] = Some(bytes),
+            crate::geometry::Role::P => self.p = Some(bytes),
+            crate::geometry::Role::Q => self.q = Some(bytes),
+        }
+    }
+}
+
+fn low(slot: usize) -> MemberSlot {
+    MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX))
+}
+
+impl VolumeInner {
+    /// Reads the chunk range `from..to` of `stripe` into `row` until every column of `want` is known. The caller holds the claim.
+    pub(crate) async fn read_row(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        want: Want,
+        row: &mut Row,
+    ) -> Result<(), IoError> {
+        let map = self.parity_geometry().slots(stripe);
+        row.clear(map.columns());
+        loop {
+            let slots = self.slots_to_read(view, map, stripe, (from, to), want, row)?;
+            if slots.is_empty() {
+                break;
+            }
+            self.read_slots(view, stripe, (from, to), slots, map, row).await;
+        }
+        self.reconstruct(map, want.columns, (to - from) as usize, row).map_err(|missing| IoError::Unreadable { stripe: stripe.0, missing })
+    }
+
+    /// Which slots must still be read. Every wanted column that is lost needs all other columns and as many parities as columns are
+    /// lost in all.
+    fn slots_to_read(
+        &self,
+        view: &View,
+        map: StripeMap,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        want: Want,
+        row: &Row,
+    ) -> Result<Set64, IoError> {
+        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let readable = |slot: usize| {
+            !want.avoid.contains(slot)
+                && !row.unreadable.contains(slot)
+                && view.readable(slot, offset, u64::from(to - from)).is_some()
+        };
+        let data_slot = |column| map.data_slot(column).index();
+        let lost: Set64 = (0..map.columns()).filter(|&c| row.data[c].is_none() && !readable(data_slot(c))).collect();
+        let mut slots: Set64 = want.columns.without(lost).iter().map(data_slot).collect();
+        let parities = [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index);
+        let parities: Set64 = parities.filter(|&slot| readable(slot)).collect();
+        if want.parity {
+            slots = slots.or(parities);
+        }
+        if !lost.and(want.columns).is_empty() {
+            let unreadable = IoError::Unreadable { stripe: stripe.0, missing: lost.len() };
+            let intent = &view.snapshot.intent;
+            // C10: parity that may not match can't stand in for data.
+            if parities.len() < lost.len() || intent.needs_resync(intent.regions(offset, u64::from(to - from))) {
+                return Err(unreadable);
+            }
+            slots = slots.or((0..map.columns()).filter(|&c| !lost.contains(c)).map(data_slot).collect());
+            slots = slots.or(parities.iter().take(lost.len()).collect());
+        }
+        Ok(slots.iter().filter(|&slot| !row.has(map, slot)).collect())
+    }
+
+    async fn read_slots(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        slots: Set64,
+        map: StripeMap,
+        row: &mut Row,
+    ) {
+        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let (mut set, mut asked) = (std::mem::take(&mut row.set), std::mem::take(&mut row.asked));
+        for slot in slots {
+            if let Some(submission) = self.submit_read(view, slot, offset, pinstripe_runtime::shard::buffer((to - from) as usize)) {
+                set.push(submission);
+                asked.push(slot);
+            }
+        }
+        set.wait().await;
+        for (index, slot) in asked.drain(..).enumerate() {
+            let outcome = set.take(index);
+            match (outcome.result, outcome.buffer) {
+                (Ok(_), Some(buffer)) => row.put(map, slot, buffer.freeze()),
+                (Err(error), _) => {
+                    row.unreadable.insert(slot);
+                    if error.kind != DeviceErrorKind::Media {
+                        self.report(view, slot, Operation::Read, offset, error);
+                    }
+                }
+                (Ok(_), None) => row.unreadable.insert(slot),
+            }
+        }
+        set.clear();
+        (row.set, row.asked) = (set, asked);
+    }
+
+    /// Submits a read of a member, at an offset relative to its data.
+    pub(crate) fn submit_read(
+        &self,
+        view: &View,
+        slot: usize,
+        offset: u64,
+        buffer: Buffer,
+    ) -> Option<pinstripe_runtime::Submission> {
+        let (member, device) = view.member(slot)?;
+        self.counters().member_reads.add(1);
+        self.counters().member_read_bytes.add(buffer.len() as u64);
+        Some(device.read(member.data_offset + offset, buffer))
+    }
+
+    fn reconstruct(&self, map: StripeMap, wanted: Set64, length: usize, row: &mut Row) -> Result<(), usize> {
+        let lost: Set64 = (0..map.columns()).filter(|&c| row.data[c].is_none()).collect();
+        if lost.and(wanted).is_empty() {
+            return Ok(());
+        }
+        let mut data = [None; MEMBERS_MAX];
+        for (column, bytes) in row.data.iter().enumerate() {
+            data[column] = bytes.as_deref();
+        }
+        let sources = Sources { data: &data[..map.columns()], p: row.p.as_deref(), q: row.q.as_deref() };
+        let mut first = pinstripe_runtime::shard::buffer(length);
+        let mut second = pinstripe_runtime::shard::buffer(if lost.len() > 1 { length } else { 0 });
+        let mut both = [&mut first[..], &mut second[..]];
+        sources.recover_data(self.kernel, map, &mut both[..lost.len().min(2)]).map_err(|_| lost.len())?;
+        for (column, bytes) in lost.iter().zip([first, second]) {
+            row.data[column] = Some(bytes.freeze());
+        }
+        Ok(())
+    }
+}

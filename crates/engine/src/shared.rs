@@ -1,0 +1,181 @@
+//! What the shards of one array share. Small, and each part lock-free or locked only for moments; all else is shard-local.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_utils::CachePadded;
+use pinstripe_runtime::{
+    ShardHandle, Signal,
+    atomics::{AtomicBool, AtomicU64, Ordering},
+};
+
+use crate::{
+    admission::Admission,
+    error::{IoError, MemberError},
+    geometry::Geometry,
+    image::Piece,
+    options::ArrayOptions,
+    parity_cache::ParityCache,
+    snapshot::{MemberId, Snapshot},
+    statistics::Counters,
+    stripe_table::StripeTable,
+};
+
+/// What a batch answers.
+pub type Answer = Result<(), IoError>;
+
+/// Slots of the stripe table.
+const STRIPE_SLOTS: usize = 1 << 14;
+/// Requests of one shard that may wait for claims at a time.
+const WAITERS_PER_SHARD: usize = 4096;
+
+/// See the module.
+pub struct Shared {
+    /// The shape of the array.
+    pub geometry: Geometry,
+    /// How it behaves.
+    pub options: ArrayOptions,
+    /// Who writes which stripe.
+    pub stripes: StripeTable<Piece, Answer>,
+    /// Who may write at all.
+    pub admission: Admission,
+    /// Parity written lately.
+    pub cache: ParityCache,
+    /// For the controller: a member failed, the gate is wanted, a command came.
+    pub knock: Signal,
+    /// Which stripes were written lately, to tell sequential streams.
+    pub recent: RecentStripes,
+    /// All shards that serve the array; the first is its home.
+    pub shards: Vec<ShardHandle>,
+    /// By shard.
+    pub counters: Box<[CachePadded<Counters>]>,
+    current: Mutex<Arc<Snapshot>>,
+    /// The generation up to which the superblocks on disk know the membership.
+    durable: AtomicU64,
+    durable_changed: Signal,
+    failures: Mutex<Vec<Failure>>,
+    /// Too many members failed (C3), or the superblocks can't be written.
+    failed: AtomicBool,
+}
+
+/// Stripes written lately, by the low bits of their number: enough to see that a stripe's predecessor was written just
+/// before it, on whatever shard. A wrong answer costs a short wait or a pre-read, nothing else.
+pub struct RecentStripes([AtomicU64; 64]);
+
+impl Default for RecentStripes {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(u64::MAX)))
+    }
+}
+
+impl RecentStripes {
+    /// Notes a write of `stripe`; whether its predecessor was written lately.
+    pub fn note(&self, stripe: u64) -> bool {
+        let at = |stripe: u64| &self.0[usize::from(stripe.to_le_bytes()[0]) % self.0.len()];
+        at(stripe).store(stripe, Ordering::Relaxed);
+        stripe > 0 && at(stripe - 1).load(Ordering::Relaxed) == stripe - 1
+    }
+}
+
+/// A member that failed and shall be dropped.
+pub struct Failure {
+    /// Which.
+    pub member: MemberId,
+    /// Why.
+    pub error: MemberError,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// An array at the generation of `snapshot`, with the gate closed.
+    pub fn new(geometry: Geometry, options: ArrayOptions, snapshot: Snapshot, shards: Vec<ShardHandle>) -> Self {
+        let count = shards.len();
+        Self {
+            geometry,
+            stripes: StripeTable::new(STRIPE_SLOTS, count, WAITERS_PER_SHARD),
+            admission: Admission::new(count, snapshot.generation),
+            cache: ParityCache::new(options.parity_cache_bytes),
+            options,
+            knock: Signal::default(),
+            recent: RecentStripes::default(),
+            shards,
+            counters: (0..count).map(|_| CachePadded::default()).collect(),
+            durable: AtomicU64::new(snapshot.generation),
+            durable_changed: Signal::default(),
+            current: Mutex::new(Arc::new(snapshot)),
+            failures: Mutex::default(),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// The membership now.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&locked(&self.current))
+    }
+
+    /// Makes `snapshot`, of the next generation, the current one. Its generation isn't durable yet.
+    pub fn publish(&self, snapshot: Snapshot) {
+        let generation = snapshot.generation;
+        *locked(&self.current) = Arc::new(snapshot);
+        self.admission.publish(generation);
+    }
+
+    /// The superblocks on disk know the membership of `generation`.
+    pub fn set_durable(&self, generation: u64) {
+        self.durable.store(generation, Ordering::SeqCst);
+        self.durable_changed.notify();
+    }
+
+    /// Waits until the superblocks on disk know the membership of `generation` (C2).
+    pub async fn durable(&self, generation: u64) -> Result<(), IoError> {
+        if self.durable.load(Ordering::SeqCst) >= generation && !self.has_failed() {
+            return Ok(());
+        }
+        self.durable_changed
+            .wait_until(|| self.durable.load(Ordering::SeqCst) >= generation || self.has_failed())
+            .await;
+        if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+    }
+
+    /// Has `member` dropped, soon.
+    pub fn report(&self, member: MemberId, error: MemberError) {
+        locked(&self.failures).push(Failure { member, error });
+        self.knock.notify();
+    }
+
+    /// Waits until `member` is out of the membership, durably; an error if the array can't do without it.
+    pub async fn dropped(&self, member: MemberId) -> Result<(), IoError> {
+        self.durable_changed
+            .wait_until(|| {
+                let snapshot = self.snapshot();
+                self.has_failed()
+                    || snapshot.slot_of(member).is_none() && self.durable.load(Ordering::SeqCst) >= snapshot.generation
+            })
+            .await;
+        if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+    }
+
+    /// The members that were reported since the last call.
+    pub fn take_failures(&self) -> Vec<Failure> {
+        std::mem::take(&mut *locked(&self.failures))
+    }
+
+    /// Whether members were reported.
+    pub fn has_failures(&self) -> bool {
+        !locked(&self.failures).is_empty()
+    }
+
+    /// Nothing is acknowledged any more (C3).
+    pub fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        self.admission.halt();
+        self.durable_changed.notify();
+    }
+
+    /// Whether [`Shared::fail`] was called.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+}

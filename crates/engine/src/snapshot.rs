@@ -1,0 +1,139 @@
+//! The membership: who holds which slot, as one immutable value with a generation (C1).
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_md::bad_blocks::BadBlocks;
+use pinstripe_runtime::{Device, DeviceSource};
+
+use crate::{cost::MemberCost, geometry::Set64, intent::IntentTable};
+
+/// A device that was attached to the array; never reused for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub usize);
+
+/// What all shards know of a member. Constant but for its measurements.
+pub struct Member {
+    /// Which device.
+    pub id: MemberId,
+    /// Name for messages.
+    pub name: String,
+    /// Where each shard gets its handle.
+    pub source: Arc<dyn DeviceSource>,
+    /// Where data begins on the device, in bytes.
+    pub data_offset: u64,
+    /// Ranges that must not be read, in absolute sectors of the device.
+    pub bad_blocks: BadBlocks,
+    /// What its requests cost, measured.
+    pub cost: MemberCost,
+}
+
+/// Who holds a slot.
+#[derive(Clone)]
+pub enum Seat {
+    /// Nobody.
+    Empty,
+    /// A member that has everything.
+    InSync(Arc<Member>),
+    /// A member that is being rebuilt: it gets every write, and no read.
+    Recovering(Arc<Member>),
+}
+
+impl Seat {
+    /// The member that takes writes.
+    pub fn member(&self) -> Option<&Arc<Member>> {
+        match self {
+            Self::Empty => None,
+            Self::InSync(member) | Self::Recovering(member) => Some(member),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Snapshot {
+    /// Counts the changes.
+    pub generation: u64,
+    /// By slot.
+    pub seats: Vec<Seat>,
+    /// Slots that can't be read: empty or recovering.
+    pub missing: Set64,
+    /// Slots of members that are being rebuilt.
+    pub recovering: Set64,
+    /// Slots of members with known bad blocks.
+    pub with_bad_blocks: Set64,
+    /// The write intent that goes with this membership.
+    pub intent: Arc<IntentTable>,
+}
+
+impl Snapshot {
+    /// A snapshot with the sets made from the seats.
+    pub fn new(generation: u64, seats: Vec<Seat>, intent: Arc<IntentTable>) -> Self {
+        let slots = |wanted: fn(&Seat) -> bool| -> Set64 { (0..seats.len()).filter(|&slot| wanted(&seats[slot])).collect() };
+        let missing = slots(|s| !matches!(s, Seat::InSync(_)));
+        let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
+        let with_bad_blocks = slots(|s| s.member().is_some_and(|member| !member.bad_blocks.is_empty()));
+        Self { generation, seats, missing, recovering, with_bad_blocks, intent }
+    }
+
+    /// Slots that can't even be written.
+    pub fn absent(&self) -> Set64 {
+        self.missing.without(self.recovering)
+    }
+
+    /// Whether every slot is held by a member that has everything.
+    pub fn is_complete(&self) -> bool {
+        self.missing.is_empty()
+    }
+
+    /// The slot that `member` holds.
+    pub fn slot_of(&self, member: MemberId) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.member().is_some_and(|m| m.id == member))
+    }
+}
+
+/// A snapshot with one shard's device handles, by slot.
+pub struct View {
+    /// The membership.
+    pub snapshot: Arc<Snapshot>,
+    /// The devices of the members, `None` where the seat is empty.
+    pub devices: Vec<Option<Rc<dyn Device>>>,
+}
+
+impl View {
+    /// The member and device of a slot, if anybody holds it.
+    pub fn member(&self, slot: usize) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
+        self.snapshot.seats[slot].member().zip(self.devices[slot].as_ref())
+    }
+
+    /// The member and device of a slot that has everything, if `length` bytes at member offset `offset` are not known to be bad there.
+    pub fn readable(&self, slot: usize, offset: u64, length: u64) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
+        if self.snapshot.missing.contains(slot) {
+            return None;
+        }
+        self.member(slot).filter(|(member, _)| !member.is_bad(offset, length))
+    }
+}
+
+impl View {
+    /// The slots that can't be read in a range of member bytes: missing, being rebuilt, or with a known bad block there.
+    pub fn unreadable(&self, offset: u64, length: u64) -> Set64 {
+        let mut slots = self.snapshot.missing;
+        for slot in self.snapshot.with_bad_blocks {
+            if self.snapshot.seats[slot].member().is_some_and(|member| member.is_bad(offset, length)) {
+                slots.insert(slot);
+            }
+        }
+        slots
+    }
+}
+
+impl Member {
+    /// Whether a range (in bytes, relative to the data) overlaps a known bad block.
+    pub fn is_bad(&self, offset: u64, length: u64) -> bool {
+        if self.bad_blocks.is_empty() {
+            return false;
+        }
+        let (start, end) = (self.data_offset + offset, self.data_offset + offset + length);
+        self.bad_blocks.first_overlap(start / 512..end.div_ceil(512)).is_some()
+    }
+}

@@ -1,0 +1,99 @@
+//! Counters of what the array did. Each shard counts in its own cache line; reading adds them up.
+
+use pinstripe_runtime::atomics::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One shard's counters.
+        #[derive(Default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: Counter,)*
+        }
+
+        /// The sum over all shards.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Statistics {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Statistics {
+            /// Adds up the counters of all shards.
+            pub fn sum<'a>(shards: impl Iterator<Item = &'a Counters>) -> Self {
+                let mut sum = Self::default();
+                for shard in shards {
+                    $(sum.$name += shard.$name.value();)*
+                }
+                sum
+            }
+
+            /// Names and values, in a fixed order.
+            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// User reads.
+    reads,
+    /// Bytes that users read.
+    read_bytes,
+    /// User writes.
+    writes,
+    /// Bytes that users wrote.
+    write_bytes,
+    /// User flushes.
+    flushes,
+    /// Reads from members, for whatever purpose.
+    member_reads,
+    /// Bytes read from members.
+    member_read_bytes,
+    /// Writes to members, for whatever purpose.
+    member_writes,
+    /// Bytes written to members.
+    member_write_bytes,
+    /// Stripe writes: batches.
+    batches,
+    /// Writes that joined another's batch.
+    joins,
+    /// Batches in which something joined between the pre-read and the freeze.
+    joined_late,
+    /// Row ranges updated by read-modify-write.
+    rmw_runs,
+    /// Row ranges updated by reconstruct-write.
+    rcw_runs,
+    /// Row ranges written in full.
+    full_runs,
+    /// Bytes read from members before a stripe write.
+    pre_read_bytes,
+    /// Of those, bytes of columns that were not written (reconstruct-write).
+    reconstruct_read_bytes,
+    /// Parity rows of 4 KiB that the cache had.
+    cache_hits,
+    /// Parity rows of 4 KiB that had to be read.
+    cache_misses,
+    /// Reads that were answered from the other members.
+    reconstructed_reads,
+    /// Sectors' ranges rewritten after a read error.
+    corrected_reads,
+    /// Stripe writes planned anew because the membership changed or a member failed.
+    replans,
+}
+
+/// One counter, written by one shard and read by any.
+#[derive(Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        // Only its own shard writes it: no locked instruction is needed.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+
+    /// The value.
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}

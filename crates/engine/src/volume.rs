@@ -1,0 +1,298 @@
+//! The array as one shard uses it: reads, writes, flushes, discards.
+//!
+//! A [`Volume`] is the shard's handle: the shared state, this shard's devices, and its pools of contexts, so that a
+//! request allocates nothing once they are warm.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
+
+use pinstripe_parity::Kernel;
+use pinstripe_runtime::{
+    Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, Slice, Submission, SubmissionSet, ZeroedReads,
+    shard,
+};
+
+use crate::{
+    cost::SAMPLE_EVERY,
+    error::{IoError, MemberError, Operation},
+    fan_out::FanOut,
+    geometry::{Geometry, ParityGeometry, StripeId},
+    image::Piece,
+    row::Row,
+    shared::{Answer, Shared},
+    snapshot::{Member, MemberId, View},
+    statistics::Counters,
+    write::WriteContext,
+};
+
+/// An array on one shard. Cheap to clone.
+#[derive(Clone)]
+pub struct Volume {
+    pub(crate) inner: Rc<VolumeInner>,
+}
+
+pub(crate) struct VolumeInner {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) shard: usize,
+    pub(crate) kernel: &'static Kernel,
+    view: RefCell<Rc<View>>,
+    /// By [`MemberId`].
+    devices: RefCell<Vec<Option<Rc<dyn Device>>>>,
+    pub(crate) write_contexts: Pooled<WriteContext>,
+    pub(crate) rows: Pooled<Row>,
+    pub(crate) sets: Pooled<SubmissionSet>,
+    requests: Cell<u32>,
+}
+
+/// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
+pub(crate) struct Pooled<T>(RefCell<Vec<Box<T>>>);
+
+impl<T: Default> Pooled<T> {
+    fn new() -> Self {
+        Self(RefCell::default())
+    }
+
+    pub(crate) fn take(&self) -> Box<T> {
+        self.0.borrow_mut().pop().unwrap_or_default()
+    }
+
+    pub(crate) fn give(&self, value: Box<T>) {
+        self.0.borrow_mut().push(value);
+    }
+}
+
+impl Volume {
+    /// The array on the current shard, which must be one of `shared.shards`.
+    pub fn new(shared: Arc<Shared>) -> Self {
+        let snapshot = shared.snapshot();
+        let shard = shard::index();
+        let position = shared.shards.iter().position(|s| s.index() == shard);
+        let inner = VolumeInner {
+            shard: position.expect("a volume is opened on a shard of its array"),
+            kernel: pinstripe_parity::kernel(),
+            view: RefCell::new(Rc::new(View { snapshot, devices: Vec::new() })),
+            devices: RefCell::default(),
+            write_contexts: Pooled::new(),
+            rows: Pooled::new(),
+            sets: Pooled::new(),
+            requests: Cell::new(0),
+            shared,
+        };
+        inner.adopt();
+        Self { inner: Rc::new(inner) }
+    }
+
+    /// What it shares with the other shards.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.inner.shared.geometry.array_bytes()
+    }
+
+    /// Reads `buffer.len()` bytes from `offset`; the buffer comes back, its content unspecified after an error.
+    pub async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), IoError>, Buffer) {
+        let length = buffer.len() as u64;
+        if let Err(error) = self.inner.shared.geometry.check_range(offset, length) {
+            return (Err(error.into()), buffer);
+        }
+        self.inner.counters().reads.add(1);
+        self.inner.counters().read_bytes.add(length);
+        match &self.inner.shared.geometry {
+            Geometry::Raid0(geometry) => self.inner.read_striped(geometry, offset, buffer).await,
+            Geometry::Parity(geometry) => self.inner.read_parity(geometry, offset, buffer).await,
+        }
+    }
+
+    /// Writes `data` at `offset`; with `fua` it is durable when this returns.
+    pub async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), IoError> {
+        let length = data.len() as u64;
+        self.inner.check_write(offset, length)?;
+        self.inner.counters().writes.add(1);
+        self.inner.counters().write_bytes.add(length);
+        match &self.inner.shared.geometry {
+            Geometry::Raid0(geometry) => self.inner.write_striped(geometry, offset, data, fua).await,
+            Geometry::Parity(geometry) => self.write_parity(geometry, offset, data, fua).await,
+        }
+    }
+
+    async fn write_parity(&self, geometry: &ParityGeometry, offset: u64, data: Slice, fua: bool) -> Answer {
+        let (stripe, start) = geometry.locate(offset);
+        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        if length <= geometry.stripe_bytes() - start {
+            return self.inner.write_stripe(stripe, Piece { start, data, fua }).await;
+        }
+        let all = FanOut::new();
+        for part in geometry.stripe_pieces(offset, length.into())? {
+            let data = data.slice(usize::try_from(part.request_offset).unwrap_or(usize::MAX), part.length as usize);
+            let (volume, branch) = (self.clone(), all.branch());
+            shard::spawn(async move {
+                let piece = Piece { start: part.start, data, fua };
+                branch.finish(volume.inner.write_stripe(part.stripe, piece).await);
+            });
+        }
+        all.wait().await
+    }
+
+    /// Makes every write that was acknowledged before this call durable.
+    pub async fn flush(&self) -> Result<(), IoError> {
+        self.inner.counters().flushes.add(1);
+        self.inner.flush().await
+    }
+
+    /// Tells that a range is not needed. Whole stripes read back zero afterwards where every member can zero; the rest stays as it
+    /// is (C6).
+    pub async fn discard(&self, offset: u64, length: u64) -> Result<(), IoError> {
+        self.inner.check_write(offset, length)?;
+        self.zero_whole_stripes(offset, length).await.map(|_| ())
+    }
+
+    /// Makes a range read back zero.
+    pub async fn write_zeroes(&self, offset: u64, length: u64, fua: bool) -> Result<(), IoError> {
+        self.inner.check_write(offset, length)?;
+        let (from, to) = if fua { (offset, offset) } else { self.zero_whole_stripes(offset, length).await? };
+        let end = offset + length;
+        for (start, stop) in if from < to { [(offset, from), (to, end)] } else { [(offset, end), (end, end)] } {
+            self.write_zero_bytes(start, stop, fua).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_zero_bytes(&self, start: u64, stop: u64, fua: bool) -> Result<(), IoError> {
+        const STEP: u64 = 1 << 20;
+        if start == stop {
+            return Ok(());
+        }
+        let zeroes = shard::zeroed(usize::try_from(STEP.min(stop - start)).unwrap_or(usize::MAX)).freeze();
+        let mut at = start;
+        while at < stop {
+            let length = STEP.min(stop - at);
+            let part = zeroes.slice(0, usize::try_from(length).unwrap_or(usize::MAX));
+            self.write(at, part, fua).await?;
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Zeroes the whole stripes of a range where the members can. Returns the range that it zeroed.
+    async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
+        let Geometry::Parity(geometry) = &self.inner.shared.geometry else { return Ok((offset, offset)) };
+        let stripe_bytes = u64::from(geometry.stripe_bytes());
+        let (first, last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        if first >= last || !self.inner.can_zero() {
+            return Ok((offset, offset));
+        }
+        for stripe in first..last {
+            if !self.inner.zero_stripe(StripeId(stripe)).await? {
+                // A member that can't after all: what was zeroed until now is zero, the rest is left.
+                return Ok((first * stripe_bytes, stripe * stripe_bytes));
+            }
+        }
+        Ok((first * stripe_bytes, last * stripe_bytes))
+    }
+}
+
+impl VolumeInner {
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.shared.counters[self.shard]
+    }
+
+    fn check_write(&self, offset: u64, length: u64) -> Result<(), IoError> {
+        self.shared.geometry.check_range(offset, length)?;
+        if self.shared.options.read_only { Err(IoError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// The membership as this shard sees it, brought up to date.
+    pub(crate) fn view(&self) -> Rc<View> {
+        if self.view.borrow().snapshot.generation != self.shared.admission.generation() {
+            self.adopt();
+        }
+        Rc::clone(&self.view.borrow())
+    }
+
+    fn adopt(&self) {
+        let snapshot = self.shared.snapshot();
+        let devices = snapshot.seats.iter().map(|seat| seat.member().map(|member| self.device(member))).collect();
+        *self.view.borrow_mut() = Rc::new(View { snapshot, devices });
+    }
+
+    /// This shard's handle to a member's device.
+    pub(crate) fn device(&self, member: &Member) -> Rc<dyn Device> {
+        let MemberId(index) = member.id;
+        let mut devices = self.devices.borrow_mut();
+        if devices.len() <= index {
+            devices.resize(index + 1, None);
+        }
+        let attach = || member.source.attach().unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
+        Rc::clone(devices[index].get_or_insert_with(attach))
+    }
+
+    /// Whether the next request shall be timed.
+    pub(crate) fn sample(&self) -> bool {
+        let count = self.requests.get().wrapping_add(1);
+        self.requests.set(count);
+        count.is_multiple_of(SAMPLE_EVERY)
+    }
+
+    /// Drops a member that failed, and returns what it was dropped for.
+    pub(crate) fn report(&self, view: &View, slot: usize, operation: Operation, offset: u64, error: DeviceError) -> Option<MemberId> {
+        let (member, _) = view.member(slot)?;
+        let error = MemberError { slot, name: member.name.clone(), operation, offset, error };
+        self.shared.report(member.id, error);
+        Some(member.id)
+    }
+
+    pub(crate) fn parity_geometry(&self) -> &ParityGeometry {
+        match &self.shared.geometry {
+            Geometry::Parity(geometry) => geometry,
+            Geometry::Raid0(_) => unreachable!("level 0 has no stripes to claim"),
+        }
+    }
+}
+
+/// Stands for a device that a shard could not attach: every request fails, so the member is dropped by the usual way.
+struct Unattached {
+    info: DeviceInfo,
+    error: DeviceError,
+}
+
+impl Unattached {
+    fn new(name: &str, error: DeviceError) -> Self {
+        let info = DeviceInfo {
+            name: name.to_owned(),
+            size: 0,
+            logical_block: 512,
+            volatile_cache: false,
+            zeroes: ZeroedReads::Unsupported,
+            discards: false,
+        };
+        // Whatever it was, retrying or correcting sectors won't help.
+        Self { info, error: DeviceError { kind: DeviceErrorKind::Gone, ..error } }
+    }
+}
+
+impl Device for Unattached {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+    fn read(&self, _: u64, buffer: Buffer) -> Submission {
+        Submission::done(Err(self.error), Some(buffer))
+    }
+    fn write(&self, _: u64, _: Slice, _: bool) -> Submission {
+        Submission::done(Err(self.error), None)
+    }
+    fn flush(&self) -> Submission {
+        Submission::done(Err(self.error), None)
+    }
+    fn discard(&self, _: u64, _: u64) -> Submission {
+        Submission::done(Err(self.error), None)
+    }
+    fn write_zeroes(&self, _: u64, _: u64) -> Submission {
+        Submission::done(Err(self.error), None)
+    }
+}

@@ -1,0 +1,581 @@
+//! The stripe write: one task from claim to release, in two phases.
+//!
+//! ```text
+//!   claim ─> gather ─> plan ─> pre-read ┬─> freeze ─> (plan again if others joined) ─> parity ─> write members ─> release
+//!                              intent ──┘     ^ same-stripe writes join until here
+//! ```
+//!
+//! - *Plan* is made under a [`Pass`](crate::admission::Pass): the membership can't change without this write being waited
+//!   for. If it has changed by the freeze, everything but the batch is thrown away and planned anew (C1).
+//! - *Freeze* is the last look at who has arrived (C11); the image is final then, and each sector is written once.
+//! - Nothing is written before the intent of every row is durable (C7), and intent is kept until every member has answered.
+//! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
+//!   member that the plan had to leave out.
+
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
+
+use crate::{
+    decode::{Sources, encode, exponent},
+    error::{IoError, Operation},
+    geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    image::{Image, Piece},
+    intent::Mark,
+    mutants::{Mutant, active},
+    parity_cache::{Key, Parity, ROW_BYTES},
+    plan::{Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, Written, plan_into},
+    shared::{Answer, Shared},
+    snapshot::{MemberId, Snapshot, View},
+    stripe_table::{Claim, Entered},
+    volume::VolumeInner,
+};
+
+/// Parity of runs up to this many bytes is worth keeping.
+const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
+
+/// What a stripe write works with; pooled.
+#[derive(Default)]
+pub(crate) struct WriteContext {
+    image: Image,
+    plan: Plan,
+    held: Held,
+    /// New parity by run of the plan.
+    parity: Vec<[Option<Slice>; 2]>,
+    /// Slots whose sectors could not be read.
+    avoid: Set64,
+    set: SubmissionSet,
+    /// The transfer of each request in the set.
+    requests: Vec<Transfer>,
+    /// Members that failed a write and must be out before the acknowledgement.
+    dropped: Vec<MemberId>,
+}
+
+/// Old bytes that are at hand: read from members, or kept by the parity cache.
+#[derive(Default)]
+struct Held {
+    transfers: Vec<Transfer>,
+    bytes: Vec<Slice>,
+    rows: Vec<(Parity, u32, Slice)>,
+}
+
+/// Why a batch starts over.
+enum Again {
+    /// The membership changed, or a source could not be read.
+    Replan,
+    Fatal(IoError),
+}
+
+impl From<IoError> for Again {
+    fn from(error: IoError) -> Self {
+        Self::Fatal(error)
+    }
+}
+
+impl VolumeInner {
+    /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
+    pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
+        match self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await {
+            // The owner vanished only if the array is being torn down.
+            Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
+            Entered::Owner(claim, piece) => {
+                let mut context = self.write_contexts.take();
+                context.begin(piece);
+                let answer = self.write_batch(stripe, claim, &mut context).await;
+                context.end();
+                self.write_contexts.give(context);
+                answer
+            }
+        }
+    }
+
+    async fn write_batch(&self, stripe: StripeId, mut claim: Claim<'_, Piece, Answer>, context: &mut WriteContext) -> Answer {
+        self.counters().batches.add(1);
+        self.gather(stripe, &mut claim, context).await;
+        let answer = loop {
+            match self.attempt(stripe, &mut claim, context).await {
+                Ok(generation) => break self.acknowledge(generation, context).await,
+                Err(Again::Replan) => self.counters().replans.add(1),
+                Err(Again::Fatal(error)) => break Err(error),
+            }
+        };
+        claim.finish(&answer);
+        answer
+    }
+
+    /// One pass through both phases. Returns the generation under which the batch was written.
+    async fn attempt(&self, stripe: StripeId, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> Result<u64, Again> {
+        let shared = &*self.shared;
+        let pass = shared.admission.enter(self.shard, &shared.knock).await.map_err(|_| shared.refusal())?;
+        let view = self.view();
+        if view.snapshot.generation != pass.generation() {
+            return Err(Again::Replan);
+        }
+        context.held.clear();
+        self.join(claim, context);
+        let mark = self.prepare(&view, stripe, context).await?;
+
+        // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
+        let late = if self.join(claim, context) > 0 {
+            self.counters().joined_late.add(1);
+            Some(self.prepare(&view, stripe, context).await?)
+        } else {
+            None
+        };
+        if shared.admission.generation() != pass.generation() {
+            return Err(Again::Replan);
+        }
+        self.encode(stripe, &view.snapshot, context)?;
+        self.write_members(&view, stripe, context).await;
+        self.keep_parity(&view.snapshot, stripe, context);
+        if !(context.dropped.is_empty() && view.snapshot.absent().is_empty()) {
+            let (offset, length) = self.rows(stripe, context);
+            view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, length));
+        }
+        drop((mark, late));
+        Ok(pass.generation())
+    }
+
+    /// Plans the image as it is, reads what the plan needs, and makes its intent durable meanwhile.
+    async fn prepare<'v>(&self, view: &'v View, stripe: StripeId, context: &mut WriteContext) -> Result<Mark<'v>, Again> {
+        self.plan(view, stripe, context)?;
+        let (offset, length) = self.rows(stripe, context);
+        let intent = &view.snapshot.intent;
+        let mark = intent.mark(intent.regions(offset, length), stripe.0);
+        // Asks for the bits now, so that they are written while we read.
+        let durable = intent.is_durable(&mark);
+        self.pre_read(view, stripe, context).await?;
+        if !durable && !active(Mutant::DataBeforeIntent) {
+            intent.durable(&mark).await;
+        }
+        Ok(mark)
+    }
+
+    /// Lets what has arrived join the batch.
+    fn join(&self, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> usize {
+        if !claim.has_arrivals() {
+            return 0;
+        }
+        let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
+        let image = &mut context.image;
+        let joined = claim.join(room, |piece| {
+            if !active(Mutant::FollowerLost) {
+                image.add(piece);
+            }
+        });
+        self.counters().joins.add(joined as u64);
+        joined
+    }
+
+    /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them.
+    async fn gather(&self, stripe: StripeId, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) {
+        let full = self.parity_geometry().stripe_bytes();
+        let sequential = self.shared.recent.note(stripe.0);
+        if !sequential || context.image.bytes_covered() == full {
+            return;
+        }
+        let deadline = shard::now() + self.shared.options.gather_ns;
+        shard::yield_now().await;
+        self.join(claim, context);
+        while context.image.bytes_covered() < full && self.shared.admission.writers() > 0 && shard::now() < deadline {
+            shard::sleep(self.shared.options.gather_ns / 16).await;
+            self.join(claim, context);
+        }
+    }
+
+    fn plan(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
+        let geometry = self.parity_geometry();
+        context.image.build_extents(geometry.chunk_bytes());
+        let (snapshot, offset, chunk) = (&view.snapshot, geometry.member_offset(stripe), geometry.chunk_bytes());
+        let intent = &snapshot.intent;
+        let facts = Stripe {
+            map: geometry.slots(stripe),
+            chunk_bytes: chunk,
+            unreadable: context.avoid.or(view.unreadable(offset, chunk.into())),
+            unwritable: snapshot.absent(),
+            in_sync: !intent.needs_resync(intent.regions(offset, chunk.into())) || active(Mutant::RmwOutOfSync),
+        };
+        let image = context.image.extents().iter().map(|e| Written { column: e.column, start: e.start, end: e.end() });
+        let Held { transfers, rows, .. } = &mut context.held;
+        let mut sources = PlanFacts { volume: self, snapshot, stripe, rows };
+        plan_into(&mut context.plan, &facts, self.shared.options.policy, image, transfers, &mut sources).map_err(|error| {
+            let missing = facts.unreadable.or(facts.unwritable).len();
+            Again::Fatal(match error {
+                PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
+                PlanError::BeyondRedundancy { .. } => IoError::Failed,
+                PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
+            })
+        })?;
+        let recovers = |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
+        if !facts.in_sync && context.plan.runs().iter().any(recovers) {
+            // C10: parity that may not match can't stand in for data.
+            return Err(IoError::Unreadable { stripe: stripe.0, missing: facts.unreadable.len() }.into());
+        }
+        Ok(())
+    }
+
+    /// The member range that the batch touches: offset and length.
+    fn rows(&self, stripe: StripeId, context: &WriteContext) -> (u64, u64) {
+        let (start, end) = context.plan.span();
+        (self.parity_geometry().member_offset(stripe) + u64::from(start), u64::from(end - start))
+    }
+
+    /// Reads what the plan needs and what is not there yet. A member that can't be read is avoided in the next plan.
+    async fn pre_read(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
+        let totals = context.plan.totals();
+        self.counters().pre_read_bytes.add(totals.read_bytes);
+        self.counters().reconstruct_read_bytes.add(totals.reconstruct_read_bytes);
+        if context.plan.needs_no_reads() {
+            return Ok(());
+        }
+        let offset = self.parity_geometry().member_offset(stripe);
+        for &transfer in context.plan.reads() {
+            let buffer = shard::buffer(transfer.length() as usize);
+            if let Some(submission) = self.submit_read(view, transfer.slot.index(), offset + u64::from(transfer.start), buffer) {
+                context.set.push(submission);
+                context.requests.push(transfer);
+            }
+        }
+        let started = self.sample().then(shard::now);
+        context.set.wait().await;
+        let mut failed = false;
+        for (index, transfer) in context.requests.drain(..).enumerate() {
+            let outcome = context.set.take(index);
+            let slot = transfer.slot.index();
+            match (outcome.result, outcome.buffer) {
+                (Ok(bytes), Some(buffer)) => {
+                    if let (Some(started), Some((member, _))) = (started, view.member(slot)) {
+                        member.cost.record_read(bytes as u64, shard::now() - started);
+                    }
+                    context.held.transfers.push(transfer);
+                    context.held.bytes.push(buffer.freeze());
+                }
+                (result, _) => {
+                    failed = true;
+                    context.avoid.insert(slot);
+                    if let Err(error) = result
+                        && error.kind != DeviceErrorKind::Media
+                    {
+                        self.report(view, slot, Operation::Read, offset + u64::from(transfer.start), error);
+                    }
+                }
+            }
+        }
+        context.set.clear();
+        if failed { Err(Again::Replan) } else { Ok(()) }
+    }
+
+    /// Computes the new parity of every run. From here on the image doesn't change.
+    fn encode(&self, stripe: StripeId, snapshot: &Snapshot, context: &mut WriteContext) -> Result<(), IoError> {
+        let map = self.parity_geometry().slots(stripe);
+        let totals = context.plan.totals();
+        self.counters().full_runs.add(totals.full_runs.into());
+        self.counters().rmw_runs.add(totals.rmw_runs.into());
+        self.counters().rcw_runs.add(totals.rcw_runs.into());
+        self.counters().cache_hits.add(totals.cached_bytes / u64::from(ROW_BYTES));
+        context.parity.clear();
+        for run in context.plan.runs() {
+            let writes = |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
+            let targets = [writes(Some(map.p_slot())), writes(map.q_slot())];
+            let parity = match run.method {
+                Method::DataOnly => [None, None],
+                Method::Rmw => self.encode_delta(map, run, targets, &context.image, &mut context.held),
+                Method::Full => self.encode_whole(map, run, targets, Recovery::None, &context.image, &mut context.held)?,
+                Method::Rcw(recovery) => self.encode_whole(map, run, targets, recovery, &context.image, &mut context.held)?,
+            };
+            context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
+        }
+        Ok(())
+    }
+
+    /// Read-modify-write: new parity from old parity and the change of each written column.
+    fn encode_delta(&self, map: StripeMap, run: &Run, targets: [bool; 2], image: &Image, held: &mut Held) -> [Option<Buffer>; 2] {
+        let [p, q] = targets;
+        let mut p = p.then(|| held.take_parity(map, Parity::P, run));
+        let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
+        for column in run.written {
+            let old = held.range(map.data_slot(column), run.start, run.end);
+            let new = new_bytes(image, column, run);
+            let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
+            match (&mut p, &mut q) {
+                (Some(p), Some(q)) => self.kernel.update_pq(p, q, &old, new, exponent),
+                (Some(p), None) => self.kernel.update_p(p, &old, new),
+                (None, Some(q)) => self.kernel.update_q(q, &old, new, exponent),
+                (None, None) => {}
+            }
+        }
+        [p, q]
+    }
+
+    /// Full-stripe and reconstruct-write: new parity from all columns, of which lost ones are recovered first.
+    fn encode_whole(
+        &self,
+        map: StripeMap,
+        run: &Run,
+        targets: [bool; 2],
+        recovery: Recovery,
+        image: &Image,
+        held: &mut Held,
+    ) -> Result<[Option<Buffer>; 2], IoError> {
+        let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
+        let unwritten = Set64::below(map.columns()).without(run.written);
+        let lost = match recovery {
+            Recovery::None => Set64::EMPTY,
+            Recovery::One { column, .. } => Set64::only(column),
+            Recovery::Two { columns: [a, b] } => Set64::only(a).or(Set64::only(b)),
+        };
+        let needed = if lost.is_empty() { unwritten } else { Set64::below(map.columns()).without(lost) };
+        for column in needed {
+            old[column] = Some(held.range(map.data_slot(column), run.start, run.end));
+        }
+        if !lost.is_empty() {
+            self.recover(map, run, recovery, lost, &mut old[..map.columns()], held)?;
+        }
+        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+        for (column, bytes) in data[..map.columns()].iter_mut().enumerate() {
+            *bytes = if run.written.contains(column) { new_bytes(image, column, run) } else { old[column].as_deref().unwrap_or(&[]) };
+        }
+        let mut parity = targets.map(|wanted| wanted.then(|| shard::buffer(run.length() as usize)));
+        let [p, q] = &mut parity;
+        encode(self.kernel, map, &data[..map.columns()], p.as_deref_mut(), q.as_deref_mut());
+        Ok(parity)
+    }
+
+    /// Recovers the old bytes of lost columns from the others and from old parity.
+    fn recover(
+        &self,
+        map: StripeMap,
+        run: &Run,
+        recovery: Recovery,
+        lost: Set64,
+        old: &mut [Option<Slice>],
+        held: &mut Held,
+    ) -> Result<(), IoError> {
+        let uses = |parity| match recovery {
+            Recovery::None => false,
+            Recovery::One { from, .. } => from == parity,
+            Recovery::Two { .. } => true,
+        };
+        let p = uses(Parity::P).then(|| held.parity(map, Parity::P, run));
+        let q = uses(Parity::Q).then(|| held.parity(map, Parity::Q, run));
+        let mut data: [Option<&[u8]>; MEMBERS_MAX] = [None; MEMBERS_MAX];
+        for (bytes, known) in data.iter_mut().zip(old.iter()) {
+            *bytes = known.as_deref();
+        }
+        let sources = Sources { data: &data[..map.columns()], p: p.as_deref(), q: q.as_deref() };
+        let length = run.length() as usize;
+        let (mut first, mut second) = (shard::buffer(length), shard::buffer(length));
+        let mut out = [&mut first[..], &mut second[..]];
+        sources.recover_data(self.kernel, map, &mut out[..lost.len()]).map_err(|_| IoError::Failed)?;
+        for (column, bytes) in lost.iter().zip([first, second]) {
+            old[column] = Some(bytes.freeze());
+        }
+        Ok(())
+    }
+
+    /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted and reported.
+    async fn write_members(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
+        let geometry = self.parity_geometry();
+        let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
+        let WriteContext { image, plan, parity, set, requests, .. } = context;
+        let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
+            let skip = active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
+            if let Some((member, device)) = view.member(slot.index()).filter(|_| !skip) {
+                self.counters().member_writes.add(1);
+                self.counters().member_write_bytes.add(data.len() as u64);
+                set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
+                requests.push(Transfer { slot, start, end: start });
+            }
+        };
+        for extent in image.extents() {
+            submit(map.data_slot(extent.column), extent.start, &extent.data, fua);
+        }
+        for (run, parity) in plan.runs().iter().zip(parity.iter()) {
+            self.forget_parity(stripe, run);
+            for (bytes, slot) in parity.iter().zip([Some(map.p_slot()), map.q_slot()]) {
+                if let (Some(bytes), Some(slot)) = (bytes, slot) {
+                    submit(slot, run.start, bytes, fua && !active(Mutant::FuaOnDataOnly));
+                }
+            }
+        }
+        let started = self.sample().then(shard::now);
+        set.wait().await;
+        for (index, transfer) in requests.drain(..).enumerate() {
+            let slot = transfer.slot.index();
+            match set.take(index).result {
+                Ok(bytes) => {
+                    if let (Some(started), Some((member, _))) = (started, view.member(slot)) {
+                        member.cost.record_write(bytes as u64, shard::now() - started);
+                    }
+                }
+                Err(_) if active(Mutant::WriteErrorIgnored) => {}
+                Err(error) => {
+                    let at = base + u64::from(transfer.start);
+                    context.dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                }
+            }
+        }
+        set.clear();
+    }
+
+    /// Before parity of a run is written, the cache must not have it any more (C13).
+    fn forget_parity(&self, stripe: StripeId, run: &Run) {
+        if !active(Mutant::StaleParityCache) {
+            self.shared.cache.remove_rows(stripe.0, run.start, run.end);
+        }
+    }
+
+    /// After success the cache may have the rows that were written whole.
+    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &WriteContext) {
+        if !self.shared.cache.is_enabled() || !context.dropped.is_empty() {
+            return;
+        }
+        for (run, parity) in context.plan.runs().iter().zip(&context.parity) {
+            if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full {
+                continue;
+            }
+            for (bytes, parity) in parity.iter().zip([Parity::P, Parity::Q]) {
+                let Some(bytes) = bytes else { continue };
+                for row in run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES {
+                    let part = bytes.slice((row * ROW_BYTES - run.start) as usize, ROW_BYTES as usize);
+                    let key = Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
+                    self.shared.cache.insert(key, part);
+                }
+            }
+        }
+    }
+
+    /// The batch is on the members. It may be acknowledged once the superblocks know who missed it (C2).
+    async fn acknowledge(&self, generation: u64, context: &mut WriteContext) -> Answer {
+        if active(Mutant::AcknowledgeBeforeSuperblocks) {
+            return Ok(());
+        }
+        for member in context.dropped.drain(..) {
+            self.shared.dropped(member).await?;
+        }
+        self.shared.durable(generation).await
+    }
+}
+
+/// The written bytes of a column over a run.
+fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
+    image.find(column, run.start, run.end).map_or(&[], |extent| extent.range(run.start, run.end))
+}
+
+/// What the planner asks: prices of members, and what the parity cache has.
+struct PlanFacts<'a> {
+    volume: &'a VolumeInner,
+    snapshot: &'a Snapshot,
+    stripe: StripeId,
+    rows: &'a mut Vec<(Parity, u32, Slice)>,
+}
+
+impl Facts for PlanFacts<'_> {
+    fn price(&self, slot: MemberSlot) -> Price {
+        self.snapshot.seats[slot.index()].member().map_or_else(Price::default, |member| member.cost.read())
+    }
+
+    fn is_cached(&mut self, parity: Parity, row: u32) -> bool {
+        if self.rows.iter().any(|(p, r, _)| (*p, *r) == (parity, row)) {
+            return true;
+        }
+        let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
+        let found = self.volume.shared.cache.lookup(&key);
+        self.volume.counters().cache_misses.add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
+        found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
+    }
+}
+
+impl Held {
+    fn clear(&mut self) {
+        self.transfers.clear();
+        self.bytes.clear();
+        self.rows.clear();
+    }
+
+    /// The old bytes `start..end` of a member's chunk, which the plan had read.
+    fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
+        let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
+        if let Some(index) = whole {
+            return self.bytes[index].slice((start - self.transfers[index].start) as usize, (end - start) as usize);
+        }
+        let mut buffer = shard::buffer((end - start) as usize);
+        let mut known = 0;
+        for (transfer, bytes) in self.transfers.iter().zip(&self.bytes).filter(|(t, _)| t.slot == slot) {
+            known += copy_overlap(&mut buffer, start, bytes, transfer.start);
+        }
+        assert_eq!(known, buffer.len(), "old bytes {start}..{end} of slot {slot} were not all read, or twice");
+        buffer.freeze()
+    }
+
+    /// Old parity of a run, from reads and cached rows.
+    fn parity(&self, map: StripeMap, parity: Parity, run: &Run) -> Slice {
+        let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
+        let reads = || self.transfers.iter().zip(&self.bytes).filter(|(t, _)| Some(t.slot) == slot);
+        if let Some((transfer, bytes)) = reads().find(|(t, _)| t.start <= run.start && run.end <= t.end) {
+            return bytes.slice((run.start - transfer.start) as usize, run.length() as usize);
+        }
+        let mut buffer = shard::buffer(run.length() as usize);
+        let mut known = 0;
+        for (transfer, bytes) in reads() {
+            known += copy_overlap(&mut buffer, run.start, bytes, transfer.start);
+        }
+        for (_, row, bytes) in self.rows.iter().filter(|(p, ..)| *p == parity) {
+            known += copy_overlap(&mut buffer, run.start, bytes, row * ROW_BYTES);
+        }
+        assert!(known >= buffer.len(), "old parity of rows {}..{} is not all at hand", run.start, run.end);
+        buffer.freeze()
+    }
+
+    /// Old parity of a run in memory of our own, to be updated in place.
+    fn take_parity(&mut self, map: StripeMap, parity: Parity, run: &Run) -> Buffer {
+        let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
+        let exact = |t: &Transfer| Some(t.slot) == slot && (t.start, t.end) == (run.start, run.end);
+        let bytes = if let Some(index) = self.transfers.iter().position(exact) {
+            self.transfers.swap_remove(index);
+            self.bytes.swap_remove(index)
+        } else {
+            self.parity(map, parity, run)
+        };
+        bytes.try_into_buffer().unwrap_or_else(|shared| {
+            let mut own = shard::buffer(shared.len());
+            own.copy_from_slice(&shared);
+            own
+        })
+    }
+}
+
+/// Copies what `from`, which begins at `from_start`, has of the range that begins at `to_start`. Returns how many bytes.
+fn copy_overlap(to: &mut [u8], to_start: u32, from: &[u8], from_start: u32) -> usize {
+    let (to_start, from_start) = (to_start as usize, from_start as usize);
+    let (begin, end) = (to_start.max(from_start), (to_start + to.len()).min(from_start + from.len()));
+    if begin >= end {
+        return 0;
+    }
+    to[begin - to_start..end - to_start].copy_from_slice(&from[begin - from_start..end - from_start]);
+    end - begin
+}
+
+impl Shared {
+    /// Why nobody is let in.
+    pub(crate) fn refusal(&self) -> IoError {
+        if self.has_failed() { IoError::Failed } else { IoError::Stopping }
+    }
+}
+
+impl WriteContext {
+    fn begin(&mut self, piece: Option<Piece>) {
+        if let Some(piece) = piece {
+            self.image.add(piece);
+        }
+        self.avoid = Set64::EMPTY;
+    }
+
+    /// Lets go of every buffer; the vectors are used again.
+    fn end(&mut self) {
+        self.image.clear();
+        self.held.clear();
+        self.parity.clear();
+        self.set.clear();
+        self.requests.clear();
+        self.dropped.clear();
+    }
+}
