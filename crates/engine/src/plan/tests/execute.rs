@@ -199,10 +199,10 @@ impl Model {
         let known = Known { map, data: &old_data, p: old_p, q: old_q };
         match run.method {
             Method::Rcw(Recovery::One { column, from: Parity::P }) => {
-                row[column] = Some(known.through_p(column))
+                row[column] = Some(known.through_p(column));
             }
             Method::Rcw(Recovery::One { column, from: Parity::Q }) => {
-                row[column] = Some(known.through_q(column))
+                row[column] = Some(known.through_q(column));
             }
             Method::Rcw(Recovery::Two { columns }) => {
                 assert!(columns[0] < columns[1]);

@@ -28,8 +28,8 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 33) % bound
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() >> 33).unwrap() % bound
     }
 
     fn byte(&mut self) -> u8 {
@@ -90,12 +90,8 @@ impl World {
     fn random(members: usize, random: &mut Random) -> Self {
         let prices = (0..members)
             .map(|_| Price {
-                latency_ns: u32::try_from(
-                    [0, 100, 5000, 80_000][random.below(4) as usize] + random.below(50),
-                )
-                .unwrap(),
-                ns_per_kib: u32::try_from([40, 350, 9000][random.below(3) as usize] + random.below(30))
-                    .unwrap(),
+                latency_ns: [0, 100, 5000, 80_000][random.below(4)] + u32::from(random.byte()),
+                ns_per_kib: [40, 350, 9000][random.below(3)] + u32::from(random.byte()),
             })
             .collect();
         Self { prices, cached: 0, may_ask: true }

@@ -134,18 +134,25 @@ fn bytes_by_slot(map: StripeMap, each: &Described, run: Run, world: &World) -> V
     reads
 }
 
-/// The objective of `Cost` in floating point, from its definition.
-fn price(map: StripeMap, each: &Described, run: Run, world: &World) -> f64 {
-    let times = bytes_by_slot(map, each, run, world).into_iter().filter(|(_, bytes)| *bytes > 0).map(
-        |(slot, bytes)| {
-            let price = world.prices[slot];
-            f64::from(price.latency_ns) + bytes as f64 / 1024.0 * f64::from(price.ns_per_kib)
-        },
-    );
-    let (longest, sum) =
-        times.fold((0.0, 0.0), |(longest, sum): (f64, f64), time| (longest.max(time), sum + time));
-    let compute = (each.kernel_sources * u64::from(run.length()) * COMPUTE_NS_PER_KIB) as f64 / 1024.0;
-    longest + sum / map.members() as f64 + compute
+/// The objective of `Cost` from its definition, times the members and 1024 so that it is a whole number.
+fn price(map: StripeMap, each: &Described, run: Run, world: &World) -> u64 {
+    let times: Vec<u64> = bytes_by_slot(map, each, run, world)
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(slot, bytes)| (world.prices[slot], bytes))
+        .map(|(price, bytes)| 1024 * u64::from(price.latency_ns) + bytes * u64::from(price.ns_per_kib))
+        .collect();
+    let compute = each.kernel_sources * u64::from(run.length()) * COMPUTE_NS_PER_KIB;
+    (times.iter().max().unwrap_or(&0) + compute) * map.members() as u64 + times.iter().sum::<u64>()
+}
+
+/// Bytes that are read from each slot.
+fn sums_by_slot(reads: impl Iterator<Item = (usize, u64)>) -> [u64; 8] {
+    let mut by_slot = [0; 8];
+    for (slot, bytes) in reads {
+        by_slot[slot] += bytes;
+    }
+    by_slot
 }
 
 #[test]
@@ -157,7 +164,7 @@ fn each_policy_chooses_what_brute_force_over_its_objective_chooses() {
         for (unreadable, unwritable) in memberships(members, layout.parities()) {
             let stripe = Stripe { unreadable, unwritable, ..healthy(map) };
             for columns in 1..(1u64 << map.columns()) - 1 {
-                let range = [(0, 512), (0, 8192), (3584, 5120)][random.below(3) as usize];
+                let range = [(0, 512), (0, 8192), (3584, 5120)][random.below(3)];
                 let image: Vec<Written> =
                     Set64(columns).iter().map(|column| written(column, range.0, range.1)).collect();
                 let mut world = World::random(members, &mut random);
@@ -204,19 +211,14 @@ fn check_choice(
         }
         (WritePolicy::AlwaysRmw, rmw, _) => assert_eq!(is_rmw, rmw.is_some()),
         (WritePolicy::Cost, ..) => {
-            let best = candidates.iter().map(|each| price(map, each, run, world)).fold(f64::MAX, f64::min);
-            let reads_of = |transfers: &[Transfer]| {
-                let mut by_slot = [0u64; 8];
-                transfers.iter().for_each(|read| by_slot[read.slot.index()] += u64::from(read.length()));
-                by_slot
-            };
-            let chosen = candidates.iter().filter(|each| each.is_rmw == is_rmw).find(|each| {
-                let mut by_slot = [0u64; 8];
-                bytes_by_slot(map, each, run, world).iter().for_each(|(slot, bytes)| by_slot[*slot] += bytes);
-                by_slot == reads_of(plan.reads())
-            });
-            let chosen = price(map, chosen.expect("one of the candidates"), run, world);
-            assert!(chosen <= best * (1.0 + 1e-9), "{chosen} is not the least, {best}");
+            let best = candidates.iter().map(|each| price(map, each, run, world)).min();
+            let reads = plan.reads().iter().map(|read| (read.slot.index(), u64::from(read.length())));
+            let reads = sums_by_slot(reads);
+            let chosen = candidates
+                .iter()
+                .filter(|each| each.is_rmw == is_rmw)
+                .find(|each| sums_by_slot(bytes_by_slot(map, each, run, world).into_iter()) == reads);
+            assert_eq!(chosen.map(|each| price(map, each, run, world)), best);
         }
         _ => {}
     }
@@ -226,11 +228,12 @@ fn check_choice(
 fn reads_equal_straids_equations_on_a_complete_array() {
     for (layout, members) in [(RAID5, 3), (RAID5, 6), (RAID5, 12), (RAID6, 6), (RAID6, 12)] {
         let map = stripe_map(layout, members, 3);
-        let (k, parities) = (map.columns() as u64, layout.parities() as u64);
+        let k = map.columns();
         for count in 1..k {
-            let image: Vec<Written> = (0..count).map(|column| written(column as usize, 512, 4608)).collect();
+            let image: Vec<Written> = (0..count).map(|column| written(column, 512, 4608)).collect();
             let plan_of = |policy| planned(&healthy(map), policy, &image, &mut World::plain(members));
-            let (equation_1, equation_2) = (4096 * (count + parities), 4096 * (k - count));
+            let (equation_1, equation_2) =
+                (4096 * (count + layout.parities()) as u64, 4096 * (k - count) as u64);
             assert_eq!(plan_of(WritePolicy::AlwaysRmw).totals().read_bytes, equation_1);
             assert_eq!(plan_of(WritePolicy::MinReads).totals().read_bytes, equation_1.min(equation_2));
             let threshold = if equation_1 <= equation_2 + 4096 { equation_1 } else { equation_2 };
