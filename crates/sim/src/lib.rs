@@ -16,17 +16,21 @@
 
 pub mod disk;
 pub mod faults;
+pub mod ledger;
 pub mod medium;
 pub mod rng;
 mod source;
+pub mod stamp;
 pub mod stream;
 pub mod trace;
 pub mod world;
 
 pub use disk::{DiskCounters, SimDevice, SimDisk, SimDiskConfig};
 pub use faults::{Fault, Trigger};
+pub use ledger::{FlushId, Ledger, ReadId, Violation, WriteId, Wrong};
 pub use medium::SECTOR;
 pub use rng::Rng;
+pub use stamp::Contents;
 pub use stream::{SimStream, SimStreamConfig};
 pub use trace::{Ending, Event, Operation, Trace};
 pub use world::{LeakReport, Schedule, Stuck, World, WorldConfig};

@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(fork.draw(), FORK_OF_1);
     }
 
-    /// Computed apart, from the reference code of the generator's authors. They may never change.
+    /// Computed apart, by another implementation of the published algorithm. They may never change.
     const STREAM_OF_1: [u64; 3] = [0xf9d2_0113_ec80_c6d5, 0xd16e_236e_5cdc_6563, 0x68a4_0f27_8366_062a];
     const FORK_OF_1: u64 = 0xa5de_d98b_9520_6aa9;
 
