@@ -153,7 +153,7 @@ fn measure(round: Vec<u8>) -> (u64, u128) {
     let there = Rc::clone(&result);
     shard.spawn(async move {
         let start = Instant::now();
-        assert_eq!(server.serve(script).await, SessionEnd::Closed);
+        assert_eq!(server.serve(Rc::new(script)).await, SessionEnd::Closed);
         let per_request = start.elapsed().as_nanos() / u128::from(REQUESTS + REQUESTS_WARM);
         there.set((ALLOCATIONS.get() - counted_from.get(), per_request));
     });
