@@ -13,6 +13,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use pinstripe_runtime::{Buffer, Slice, Stream, shard};
 
@@ -28,8 +29,8 @@ const LINGER_NANOSECONDS: u64 = 10_000_000_000;
 const BATCH_BYTES: usize = 64 << 10;
 
 /// A connection, as its tasks and the server see it.
-pub(super) struct Link<T> {
-    pub stream: T,
+pub(super) struct Link<T: ?Sized> {
+    pub stream: Rc<T>,
     outgoing: RefCell<Outgoing>,
     requests: Cell<usize>,
     held_bytes: Cell<usize>,
@@ -77,8 +78,8 @@ impl Outgoing {
     }
 }
 
-impl<T: Stream> Link<T> {
-    pub fn new(stream: T) -> Self {
+impl<T: Stream + ?Sized> Link<T> {
+    pub fn new(stream: Rc<T>) -> Self {
         Self {
             stream,
             outgoing: RefCell::default(),
@@ -247,7 +248,7 @@ pub(super) trait Stoppable {
     fn cut(&self);
 }
 
-impl<T: Stream> Stoppable for Link<T> {
+impl<T: Stream + ?Sized> Stoppable for Link<T> {
     fn stop(&self) {
         self.stopping.set(true);
         self.sender.wake();

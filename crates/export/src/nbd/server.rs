@@ -125,7 +125,7 @@ impl<S: BlockService> Server<S> {
 
     /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the connection is
     /// in flight and its stream is closed.
-    pub async fn serve<T: Stream + 'static>(&self, stream: T) -> SessionEnd {
+    pub async fn serve<T: Stream + ?Sized + 'static>(&self, stream: Rc<T>) -> SessionEnd {
         let server = &*self.0;
         if server.stopping.get() || self.connections() >= CONNECTIONS_MAX {
             stream.shutdown();

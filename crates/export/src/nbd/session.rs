@@ -38,7 +38,7 @@ const HEADROOM: usize = 4 << 10;
 const HANDSHAKE_NANOSECONDS: u64 = 30_000_000_000;
 
 /// Received bytes that the core hasn't taken yet.
-struct Inbound<T> {
+struct Inbound<T: ?Sized> {
     link: Rc<Link<T>>,
     /// Absent only during a receive.
     staging: Option<Buffer>,
@@ -48,7 +48,7 @@ struct Inbound<T> {
     window: usize,
 }
 
-impl<T: Stream> Inbound<T> {
+impl<T: Stream + ?Sized> Inbound<T> {
     fn new(link: Rc<Link<T>>) -> Self {
         Self { link, staging: Some(shard::buffer(STAGING_BYTES)), start: 0, end: 0, window: STAGING_BYTES }
     }
@@ -84,7 +84,7 @@ impl<T: Stream> Inbound<T> {
 }
 
 /// Runs a connection from greeting to end; `link`'s sender must be running.
-pub(super) async fn run<T: Stream + 'static, S: BlockService>(
+pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     link: &Rc<Link<T>>,
     exports: &[ExportInfo],
     services: &[S],
@@ -112,7 +112,7 @@ pub(super) async fn run<T: Stream + 'static, S: BlockService>(
     receiver.run().await
 }
 
-async fn handshake<T: Stream>(
+async fn handshake<T: Stream + ?Sized>(
     inbound: &mut Inbound<T>,
     exports: &[ExportInfo],
 ) -> Result<Negotiated, SessionEnd> {
@@ -142,13 +142,13 @@ async fn handshake<T: Stream>(
 }
 
 /// The receiver of the transmission phase.
-struct Receiver<T, S> {
+struct Receiver<T: ?Sized, S> {
     inbound: Inbound<T>,
     core: Transmission,
     requests: Requests<T, S>,
 }
 
-impl<T: Stream + 'static, S: BlockService> Receiver<T, S> {
+impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
     async fn run(&mut self) -> SessionEnd {
         loop {
             if self.inbound.bytes().is_empty() && !self.inbound.more().await {
@@ -278,19 +278,19 @@ fn held_bytes(operation: Operation) -> usize {
 }
 
 /// What a request's task needs.
-struct Requests<T, S> {
+struct Requests<T: ?Sized, S> {
     link: Rc<Link<T>>,
     service: S,
     replies: Replies,
 }
 
-impl<T, S: Clone> Clone for Requests<T, S> {
+impl<T: ?Sized, S: Clone> Clone for Requests<T, S> {
     fn clone(&self) -> Self {
         Self { link: Rc::clone(&self.link), service: self.service.clone(), replies: self.replies }
     }
 }
 
-impl<T: Stream, S: BlockService> Requests<T, S> {
+impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
     async fn read(&self, cookie: u64, offset: u64, length: u32) {
         let bytes = length as usize;
         let reply = self.replies.read(cookie, offset, length);

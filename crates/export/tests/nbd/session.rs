@@ -10,7 +10,7 @@ use pinstripe_runtime::{Stream, shard};
 use proptest::prelude::*;
 
 use crate::client::{choose, reply, request};
-use crate::world::{Array, Pipe, Random, Shared, pipe, run};
+use crate::world::{Array, Pipe, Random, pipe, run};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -28,7 +28,7 @@ fn connect(
 ) -> (Rc<Pipe>, shard::JoinHandle<SessionEnd>) {
     let (client, there) = pipe(random, capacity);
     let server = server.clone();
-    (client, shard::spawn_joined(async move { server.serve(Shared(there)).await }))
+    (client, shard::spawn_joined(async move { server.serve(there).await }))
 }
 
 /// A world with one array of `size` bytes and one client that has chosen it.

@@ -77,7 +77,7 @@ struct Half {
     writer_gone: bool,
     /// Nothing more will be read: writes fail.
     reader_gone: bool,
-    reading: Option<(*mut u8, usize, Completion)>,
+    reading: Option<Completion>,
     writing: Option<(Slice, Completion)>,
 }
 
@@ -103,21 +103,6 @@ pub fn pipe(random: &Rc<Random>, capacity: usize) -> (Rc<Pipe>, Rc<Pipe>) {
     (end(&a, &b), end(&b, &a))
 }
 
-/// The server takes its stream by value; the tests keep a handle.
-pub struct Shared(pub Rc<Pipe>);
-
-impl Stream for Shared {
-    fn receive(&self, buffer: Buffer) -> Submission {
-        self.0.receive(buffer)
-    }
-    fn send(&self, data: Slice) -> Submission {
-        self.0.send(data)
-    }
-    fn shutdown(&self) {
-        self.0.shutdown();
-    }
-}
-
 const GONE: DeviceErrorKind = DeviceErrorKind::Gone;
 
 impl Pipe {
@@ -135,16 +120,19 @@ impl Pipe {
             let mut half = half.borrow_mut();
             let half = &mut *half;
             if !half.data.is_empty()
-                && let Some((target, length, completion)) = half.reading.take()
+                && let Some(completion) = half.reading.take()
             {
-                let count = self.part(half.data.len().min(length));
-                let bytes: Vec<u8> = half.data.drain(..count).collect();
-                // SAFETY: `target` is the start of a buffer of `length >= count` bytes that the shard's slot owns until
-                // `finish`, and that nobody else can reach meanwhile, as if a kernel wrote there.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, count) };
+                let count = completion.with_payload(|payload| {
+                    let Payload::Buffer(buffer) = payload else { panic!("a receive has a buffer") };
+                    let count = self.part(half.data.len().min(buffer.len()));
+                    for (target, byte) in buffer.iter_mut().zip(half.data.drain(..count)) {
+                        *target = byte;
+                    }
+                    count
+                });
                 completion.finish(Ok(count));
             } else if (half.writer_gone || half.reader_gone) && half.reading.is_some() {
-                half.reading.take().unwrap().2.finish(Ok(0));
+                half.reading.take().unwrap().finish(Ok(0));
             } else if (half.writer_gone || half.reader_gone) && half.writing.is_some() {
                 half.writing.take().unwrap().1.finish(Err(DeviceError::of(GONE)));
             } else if half.data.len() < self.capacity && half.writing.is_some() {
@@ -195,11 +183,10 @@ impl Pipe {
 }
 
 impl Stream for Pipe {
-    fn receive(&self, mut buffer: Buffer) -> Submission {
+    fn receive(&self, buffer: Buffer) -> Submission {
         assert!(!buffer.is_empty());
-        let target = (buffer.as_mut_ptr(), buffer.len());
         let (submission, completion) = Submission::pending(Payload::Buffer(buffer));
-        let waiting = self.input.borrow_mut().reading.replace((target.0, target.1, completion));
+        let waiting = self.input.borrow_mut().reading.replace(completion);
         assert!(waiting.is_none(), "two receives at a time");
         self.pump(&self.input);
         submission
