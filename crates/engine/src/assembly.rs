@@ -260,7 +260,7 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     if array.level.has_parity() {
         let bytes = array.component_sectors().0 * SECTOR_BYTES;
         let layout = ParityLayout::from_md(array.level.number(), array.layout.to_word().unwrap_or(0))?;
-        return Ok(Geometry::Parity(ParityGeometry::new(layout, members, chunk, block, bytes)?));
+        return Ok(Geometry::Parity(ParityGeometry::new(layout, members, chunk, bytes, block)?));
     }
     // Every member gives what it has, so all must be here before the zones are known.
     let mut sizes = vec![None; members];

@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Recovered { member: MemberId, reply: Reply },
     /// Notes how far a recovery is.
     Checkpoint { member: MemberId, offset: u64, reply: Reply },
+    /// Writes the superblocks anew: a resync is over.
+    Refresh { reply: Reply },
     /// Replaces the write-intent table.
     Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
     /// Writes clean superblocks and ends.
@@ -73,7 +75,7 @@ impl Home {
             };
             if shared.has_failures() {
                 self.drop_failed().await;
-            } else if shared.admission.is_wanted() && !shared.admission.is_open() {
+            } else if self.wants_dirty(&shared.admission) {
                 self.make_dirty().await;
             } else if let Some(command) = self.take_command() {
                 if self.execute(command).await {
@@ -90,7 +92,11 @@ impl Home {
 
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
-        self.shared().has_failures() || admission.is_wanted() && !admission.is_open() || self.has_commands()
+        self.shared().has_failures() || self.wants_dirty(admission) || self.has_commands()
+    }
+
+    fn wants_dirty(&self, admission: &crate::admission::Admission) -> bool {
+        admission.is_wanted() && !admission.is_open() && !admission.is_halted()
     }
 
     /// Runs a command. True if it was the last.
@@ -108,6 +114,7 @@ impl Home {
                 self.records.borrow_mut().checkpoint(member, offset);
                 reply.send(self.update_superblocks().await);
             }
+            Command::Refresh { reply } => reply.send(self.update_superblocks().await),
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
             Command::Stop { reply } => {
                 self.shared().admission.close_for_good().await;

@@ -244,10 +244,10 @@ impl IntentTable {
         false
     }
 
-    /// The cleared bits of `regions` are on the members, or could not be written: then they stay set.
-    pub fn cleared(&self, regions: &[usize], written: bool) {
+    /// The bits of `regions` are not counted on any more: the next write sets them again.
+    pub fn cleared(&self, regions: &[usize]) {
         for &region in regions {
-            self.update(region, |word| word & !STATE | if written { CLEAN } else { SET });
+            self.update(region, |word| word & !STATE | CLEAN);
         }
         self.changed.notify();
     }
@@ -355,7 +355,7 @@ mod tests {
         assert!(table.try_clear(5));
         let late = table.mark(5..=5, 9);
         assert!(!table.is_durable(&late), "a writer that sees Clearing waits");
-        table.cleared(&[5], true);
+        table.cleared(&[5]);
         assert!(!table.is_durable(&late));
         assert_eq!(commit(&table), [5], "and sets the bit again");
     }

@@ -2,19 +2,27 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod array;
+pub mod assembly;
+mod control;
 pub mod cost;
+pub mod create;
 pub mod decode;
+pub mod detail;
 pub mod error;
 mod fan_out;
 mod flush;
 pub mod geometry;
 pub mod image;
 pub mod intent;
+mod intent_writer;
+pub mod maintenance;
 pub mod mutants;
 pub mod options;
 pub mod parity_cache;
 pub mod plan;
 mod read;
+pub mod records;
 mod row;
 pub mod shared;
 pub mod snapshot;

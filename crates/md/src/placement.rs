@@ -428,6 +428,27 @@ pub fn place_spare(
     Ok(superblock)
 }
 
+/// Where a bitmap of `sectors` can be put on a member that has none, in sectors from its superblock: right behind the
+/// superblock of formats 1.1 and 1.2, right before the bad-block log or the superblock of 1.0. `None` if there is no room.
+pub fn bitmap_place(superblock: &Superblock, sectors: SectorCount) -> Option<i32> {
+    let member = &superblock.member;
+    let log = member.bad_block_log.map(|log| i64::from(log.offset));
+    let needed = i64::try_from(sectors.0.next_multiple_of(8)).ok()?;
+    let relative = |sector: u64| i64::try_from(sector).ok()?.checked_sub(i64::try_from(member.super_offset.0).ok()?);
+    let (start, end) = match member.version {
+        MetadataVersion::V1_0 => {
+            let end = log.unwrap_or(0).min(0);
+            let data_end = relative(member.data_offset.0.checked_add(member.data_size.0)?)?;
+            (end - needed, if end - needed >= data_end { end } else { i64::MIN })
+        }
+        MetadataVersion::V1_1 | MetadataVersion::V1_2 => {
+            let data = relative(member.data_offset.0)?;
+            (8, log.filter(|log| *log > 0).map_or(data, |log| log.min(data)))
+        }
+    };
+    (start + needed <= end).then(|| i32::try_from(start).ok()).flatten()
+}
+
 /// Sectors that mdadm sets aside for a bitmap on a device (or component) of this size.
 pub fn bitmap_reservation(sectors: u64) -> u64 {
     const GIB: u64 = 1 << 21;

@@ -43,6 +43,8 @@ pub enum DeviceErrorKind {
     Invalid,
     /// The device is full of requests or memory was short: the request was not tried.
     Busy,
+    /// It was taken out of service on purpose.
+    Removed,
     /// Any other error.
     Other,
 }
@@ -89,6 +91,7 @@ impl DeviceError {
             DeviceErrorKind::Unsupported => "the device does not support this operation",
             DeviceErrorKind::Invalid => "the request does not fit the device",
             DeviceErrorKind::Busy => "the device is out of resources",
+            DeviceErrorKind::Removed => "it was taken out by command",
             DeviceErrorKind::Other => "the device failed",
         }
     }

@@ -1,0 +1,477 @@
+//! An array in service: what its owner holds on the home shard.
+//!
+//! The home shard runs the controller (`control`), the intent writer and the sweeper (`intent_writer`), and resync, rebuild
+//! and scrub (`maintenance`). All other shards only read and write, through their own [`Volume`].
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    rc::Rc,
+    sync::Arc,
+};
+
+use pinstripe_md::{
+    bad_blocks::BadBlocks,
+    bitmap::{BitmapHeader, BitmapImage, Fill},
+    identity::Uuid,
+    placement::{NewDevice, PlacementError, place_spare},
+    superblock::{ReadOnlyReason, Superblock},
+    units::{SECTOR_BYTES, Sector, SectorCount},
+};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, ShardHandle, Signal, shard};
+use thiserror::Error;
+
+use crate::{
+    assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
+    control::{Command, IntentChange, Reply, ReplyState},
+    error::{IoError, MemberError, Operation},
+    geometry::Geometry,
+    intent::IntentTable,
+    maintenance::SyncProgress,
+    options::ArrayOptions,
+    records::{MemberState, Records},
+    shared::Shared,
+    snapshot::{MemberId, Seat, Snapshot},
+    volume::Volume,
+};
+
+/// Regions of an array without a bitmap: only marks in memory.
+const REGION_BYTES_WITHOUT_BITMAP: u64 = 64 << 20;
+
+/// An array in service. Lives on its home shard; cheap to clone.
+#[derive(Clone)]
+pub struct Array {
+    pub(crate) home: Rc<Home>,
+}
+
+/// The home shard's state.
+pub(crate) struct Home {
+    pub(crate) volume: Volume,
+    pub(crate) records: RefCell<Records>,
+    /// Writes may have happened since the superblocks were last marked clean.
+    pub(crate) dirty: Cell<bool>,
+    pub(crate) stopped: Cell<bool>,
+    /// For maintenance: something may be to do.
+    pub(crate) work: Signal,
+    pub(crate) sync: RefCell<Option<SyncProgress>>,
+    pub(crate) checks_wanted: Cell<u64>,
+    pub(crate) checks_done: Cell<u64>,
+    pub(crate) check_result: RefCell<Option<Result<CheckReport, IoError>>>,
+    commands: RefCell<VecDeque<Command>>,
+    pages_locked: Cell<bool>,
+    pages_unlocked: Signal,
+    read_only: Option<ReadOnlyReason>,
+    stale: Vec<StaleMember>,
+    last_errors: RefCell<VecDeque<MemberError>>,
+}
+
+/// What a scrub found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Stripes that were compared.
+    pub stripes: u64,
+    /// Sectors of rows (4 KiB each) whose parity does not match, as MD counts them.
+    pub mismatched_sectors: u64,
+    /// Stripes that could not be read whole.
+    pub unreadable_stripes: u64,
+}
+
+/// Why a command on a running array failed. Nothing has changed.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    /// No such slot.
+    #[error("there is no slot {slot}; the array has {slots}")]
+    NoSuchSlot {
+        /// The slot.
+        slot: usize,
+        /// How many there are.
+        slots: usize,
+    },
+    /// Nobody holds it.
+    #[error("slot {0} is empty already")]
+    SlotEmpty(usize),
+    /// The array can't do without it.
+    #[error("slot {0} is needed: without it the array would have lost data; nothing was done")]
+    SlotNeeded(usize),
+    /// There is nothing to rebuild.
+    #[error("no slot is empty: a member must have failed before another can take its place")]
+    NoEmptySlot,
+    /// Level 0 has no redundancy.
+    #[error("a level 0 array can't change its members")]
+    NoRedundancy,
+    /// The array isn't written.
+    #[error("the array is read-only")]
+    ReadOnly,
+    /// A device can't be used.
+    #[error("{name}: {error}")]
+    Device {
+        /// The device.
+        name: String,
+        /// Why.
+        error: DeviceError,
+    },
+    /// A device doesn't fit.
+    #[error("{name}: {error}")]
+    Placement {
+        /// The device.
+        name: String,
+        /// Why.
+        error: PlacementError,
+    },
+    /// The device is in the array already.
+    #[error("{0} is a member of this array already")]
+    AlreadyMember(String),
+    /// C20.
+    #[error("{name}: its logical block of {block} bytes is larger than the array's {array} bytes")]
+    LogicalBlock {
+        /// The device.
+        name: String,
+        /// Its logical block.
+        block: u32,
+        /// The array's.
+        array: u32,
+    },
+    /// The bitmap has no room or is there already.
+    #[error("{0}")]
+    Bitmap(String),
+    /// The array failed meanwhile.
+    #[error("{0}")]
+    Io(#[from] IoError),
+}
+
+/// Holds the right to write bitmap pages: one write per page at a time (C7).
+pub(crate) struct PagesLock<'h>(&'h Home);
+
+impl Drop for PagesLock<'_> {
+    fn drop(&mut self) {
+        self.0.pages_locked.set(false);
+        self.0.pages_unlocked.notify();
+    }
+}
+
+impl Home {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        self.volume.shared()
+    }
+
+    /// Whether nothing on the members may change, or there is nothing that could (level 0).
+    pub(crate) fn is_static(&self) -> bool {
+        self.shared().options.read_only || matches!(self.shared().geometry, Geometry::Raid0(_))
+    }
+
+    pub(crate) async fn lock_pages(&self) -> PagesLock<'_> {
+        self.pages_unlocked.wait_until(|| !self.pages_locked.replace(true)).await;
+        PagesLock(self)
+    }
+
+    pub(crate) fn take_command(&self) -> Option<Command> {
+        self.commands.borrow_mut().pop_front()
+    }
+
+    pub(crate) fn has_commands(&self) -> bool {
+        !self.commands.borrow().is_empty()
+    }
+
+    /// Has the controller do something, and waits for it.
+    pub(crate) async fn command(&self, make: impl FnOnce(Reply) -> Command) -> Result<(), IoError> {
+        if self.stopped.get() {
+            return Err(IoError::Stopping);
+        }
+        let state = Rc::new(ReplyState::default());
+        self.commands.borrow_mut().push_back(make(Reply(Rc::clone(&state))));
+        self.shared().knock.notify();
+        state.ready.wait_for(|| state.answer.take()).await
+    }
+
+    /// Keeps an error for `detail`.
+    pub(crate) fn note(&self, error: &MemberError) {
+        let mut errors = self.last_errors.borrow_mut();
+        errors.push_back(error.clone());
+        if errors.len() > 16 {
+            errors.pop_front();
+        }
+    }
+}
+
+impl Array {
+    /// Reads the members, checks that the array can be served, and starts serving it on `shards`, of which the current one must be the
+    /// first. Writes nothing until the first write; an unclean array is resynced in the background.
+    pub async fn assemble(
+        sources: Vec<Arc<dyn DeviceSource>>,
+        mut options: ArrayOptions,
+        shards: Vec<ShardHandle>,
+    ) -> Result<Self, AssembleError> {
+        let assembled = assemble(sources, &options).await?;
+        options.read_only |= assembled.read_only.is_some();
+        let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
+            assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1) * 1_000_000_000
+        });
+        let array = Self::start(assembled, options, shards);
+        let home = &array.home;
+        shard::spawn(Rc::clone(home).control());
+        if !home.is_static() {
+            shard::spawn(Rc::clone(home).write_intent());
+            shard::spawn(Rc::clone(home).sweep(sweep_ns));
+        }
+        shard::spawn(Rc::clone(home).maintain());
+        Ok(array)
+    }
+
+    fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
+        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from } = assembled;
+        let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from));
+        let records = Records::new(freshest.array, seats, bitmap);
+        let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
+        for book in &records.members {
+            let member = Arc::clone(&book.member);
+            taken[book.slot] = if book.state == MemberState::Recovering { Seat::Recovering(member) } else { Seat::InSync(member) };
+        }
+        let snapshot = Snapshot::new(1, taken, intent);
+        if !snapshot.is_complete() {
+            // What a missing member may have missed stays marked until it is rebuilt (C8).
+            let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
+            all.for_each(|region| snapshot.intent.set_missed(region..=region));
+        }
+        let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
+        let home = Home {
+            volume: Volume::new(shared),
+            records: RefCell::new(records),
+            dirty: Cell::new(false),
+            stopped: Cell::new(false),
+            work: Signal::default(),
+            sync: RefCell::default(),
+            checks_wanted: Cell::new(0),
+            checks_done: Cell::new(0),
+            check_result: RefCell::default(),
+            commands: RefCell::default(),
+            pages_locked: Cell::new(false),
+            pages_unlocked: Signal::default(),
+            read_only,
+            stale,
+            last_errors: RefCell::default(),
+        };
+        Self { home: Rc::new(home) }
+    }
+
+    /// What every shard needs for its [`Volume`].
+    pub fn shared(&self) -> &Arc<Shared> {
+        self.home.shared()
+    }
+
+    /// The home shard's volume.
+    pub fn volume(&self) -> &Volume {
+        &self.home.volume
+    }
+
+    /// Why the array is served read-only although that was not asked for.
+    pub fn read_only_reason(&self) -> Option<ReadOnlyReason> {
+        self.home.read_only
+    }
+
+    /// Devices that were given but are out of date.
+    pub fn stale_members(&self) -> &[StaleMember] {
+        &self.home.stale
+    }
+
+    /// The latest errors for which members were dropped, oldest first.
+    pub fn last_errors(&self) -> Vec<MemberError> {
+        self.home.last_errors.borrow().iter().cloned().collect()
+    }
+
+    fn check_change(&self) -> Result<(), CommandError> {
+        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
+            return Err(CommandError::NoRedundancy);
+        }
+        if self.shared().options.read_only { Err(CommandError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Drops the member of a slot, as if it had failed. Refused if the array can't do without it.
+    pub async fn fail(&self, slot: usize) -> Result<(), CommandError> {
+        self.check_change()?;
+        let snapshot = self.shared().snapshot();
+        let slots = snapshot.seats.len();
+        let seat = snapshot.seats.get(slot).ok_or(CommandError::NoSuchSlot { slot, slots })?;
+        let member = seat.member().ok_or(CommandError::SlotEmpty(slot))?;
+        let whole = matches!(seat, Seat::InSync(_));
+        if whole && snapshot.missing.len() >= self.shared().geometry.redundancy() {
+            return Err(CommandError::SlotNeeded(slot));
+        }
+        let error = DeviceError::of(DeviceErrorKind::Removed);
+        let error = MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
+        self.shared().report(member.id, error);
+        Ok(self.shared().dropped(member.id).await?)
+    }
+
+    /// Puts a device into the lowest empty slot and rebuilds onto it in the background. Whatever it holds is lost. `uuid` is its new
+    /// identity. Returns the slot.
+    pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<usize, CommandError> {
+        self.check_change()?;
+        let snapshot = self.shared().snapshot();
+        let slot = snapshot.seats.iter().position(|seat| seat.member().is_none()).ok_or(CommandError::NoEmptySlot)?;
+        let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
+        let (name, info) = (device.info().name.clone(), device.info().clone());
+        let block = self.shared().geometry.logical_block();
+        if info.logical_block > block {
+            return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
+        }
+        let superblock = self.spare_superblock(&name, &info, uuid)?;
+        if let Ok(Some(old)) = read_superblock(&*device).await
+            && self.home.records.borrow().active().any(|book| book.superblock.member.device_uuid == old.member.device_uuid)
+        {
+            return Err(CommandError::AlreadyMember(name));
+        }
+        self.write_new_bitmap(&name, &*device, &superblock).await?;
+        let member =
+            self.home.records.borrow_mut().enter(source, device, superblock, BadBlocks::default(), slot, MemberState::Recovering);
+        self.home.command(|reply| Command::Seat { member: member.id, reply }).await?;
+        Ok(slot)
+    }
+
+    fn spare_superblock(&self, name: &str, info: &pinstripe_runtime::DeviceInfo, uuid: Uuid) -> Result<Superblock, CommandError> {
+        let records = self.home.records.borrow();
+        let Some(model) = records.active().next() else { return Err(CommandError::Io(IoError::Failed)) };
+        let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
+        let mut template = model.superblock.clone();
+        template.array = records.array.clone();
+        let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid };
+        let placed = place_spare(&template, device, &in_use, info.logical_block.into());
+        let mut superblock = placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })?;
+        superblock.member.recovery_offset = Some(Sector(0));
+        Ok(superblock)
+    }
+
+    /// The bitmap as it is, on a device that joins: its superblock will say that there is one.
+    async fn write_new_bitmap(&self, name: &str, device: &dyn pinstripe_runtime::Device, superblock: &Superblock) -> Result<(), CommandError> {
+        let bytes = self.home.records.borrow().bitmap.as_ref().map(|bitmap| {
+            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            let length = length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
+            bitmap.as_bytes()[..length].to_vec()
+        });
+        let (Some(bytes), Some(sector)) = (bytes, superblock.bitmap_sector()) else { return Ok(()) };
+        let mut buffer = shard::buffer(bytes.len());
+        buffer.copy_from_slice(&bytes);
+        let written = device.write(sector.0 * SECTOR_BYTES, buffer.freeze(), true).await.result;
+        written.map(|_| ()).map_err(|error| CommandError::Device { name: name.to_owned(), error })
+    }
+
+    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in [`Array::progress`].
+    pub async fn check(&self) -> Result<CheckReport, CommandError> {
+        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
+            return Err(CommandError::NoRedundancy);
+        }
+        let home = &self.home;
+        home.checks_wanted.set(home.checks_wanted.get() + 1);
+        let ticket = home.checks_wanted.get();
+        home.work.notify();
+        home.work.wait_until(|| home.checks_done.get() >= ticket || home.stopped.get()).await;
+        let result = home.check_result.borrow().clone();
+        result.map_or(Err(IoError::Stopping.into()), |result| Ok(result?))
+    }
+
+    /// What resync, rebuild or scrub is under way.
+    pub fn progress(&self) -> Option<SyncProgress> {
+        self.home.sync.borrow().clone()
+    }
+
+    /// Ends in-flight writes, marks the superblocks clean, and ends the array's tasks. New requests fail.
+    pub async fn stop(&self) -> Result<(), IoError> {
+        let result = self.home.command(|reply| Command::Stop { reply }).await;
+        self.home.work.notify();
+        self.shared().snapshot().intent.wanted.notify();
+        result
+    }
+
+    /// Removes the bitmap from a live array.
+    pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
+        self.check_change()?;
+        let now = self.shared().snapshot();
+        if !now.intent.is_persistent() {
+            return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
+        }
+        let intent = Arc::new(self.successor(&now.intent, REGION_BYTES_WITHOUT_BITMAP, false));
+        Ok(self.home.command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply }).await?)
+    }
+
+    /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
+    pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
+        self.check_change()?;
+        let now = self.shared().snapshot();
+        if now.intent.is_persistent() {
+            return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
+        }
+        let (offset, image) = self.new_bitmap(region_bytes)?;
+        let intent = self.successor(&now.intent, region_bytes.into(), true);
+        // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
+        (0..intent.len()).for_each(|region| intent.load_set(region));
+        let change = IntentChange::Add { offset, image };
+        Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
+    }
+
+    /// A table with other regions and the marks of the old one.
+    fn successor(&self, old: &IntentTable, region_bytes: u64, persistent: bool) -> IntentTable {
+        let Geometry::Parity(geometry) = &self.shared().geometry else { unreachable!("checked by the caller") };
+        let new = IntentTable::new(geometry.member_bytes(), region_bytes, persistent);
+        for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
+            for region in new.regions(region as u64 * old.region_bytes(), old.region_bytes()) {
+                new.set_needs_resync(region);
+            }
+        }
+        if !self.shared().snapshot().is_complete() {
+            new.set_missed(0..=new.len() - 1);
+        }
+        new
+    }
+
+    /// Where a new bitmap goes, and its first content.
+    fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
+        let records = self.home.records.borrow();
+        let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
+        let size = SectorCount(records.array.size.0);
+        let header = BitmapHeader::new(records.array.set_uuid, size, region_bytes).map_err(wrong)?;
+        let offset = records
+            .active()
+            .map(|book| pinstripe_md::placement::bitmap_place(&book.superblock, header.sectors()))
+            .reduce(|a, b| if a == b { a } else { None })
+            .flatten();
+        let offset = offset.ok_or_else(|| {
+            CommandError::Bitmap(format!("there is no room for a bitmap with regions of {region_bytes} bytes: choose larger ones"))
+        })?;
+        Ok((offset, BitmapImage::new(header, Fill::Dirty).map_err(wrong)?))
+    }
+
+    /// The books, for `detail`.
+    pub(crate) fn records(&self) -> std::cell::Ref<'_, Records> {
+        self.home.records.borrow()
+    }
+
+    /// The devices that were ever attached: name, slot and state, by id.
+    pub fn members(&self) -> Vec<(MemberId, String, usize, MemberState)> {
+        let records = self.records();
+        records.members.iter().map(|b| (b.member.id, b.member.name.clone(), b.slot, b.state.clone())).collect()
+    }
+}
+
+/// The table that goes with what assembly found.
+fn initial_intent(geometry: &Geometry, bitmap: Option<&BitmapImage>, dirty_from: Option<u64>) -> IntentTable {
+    let member_bytes = match geometry {
+        Geometry::Parity(geometry) => geometry.member_bytes(),
+        Geometry::Raid0(_) => 1,
+    };
+    let region_bytes = bitmap.map_or(REGION_BYTES_WITHOUT_BITMAP, |b| b.header().chunk().0 * SECTOR_BYTES);
+    let intent = IntentTable::new(member_bytes, region_bytes, bitmap.is_some());
+    if let Some(bitmap) = bitmap {
+        for bit in bitmap.set_bits() {
+            if let Some(region) = usize::try_from(bit).ok().filter(|region| *region < intent.len()) {
+                intent.load_set(region);
+            }
+        }
+    }
+    let Some(from) = dirty_from else { return intent };
+    let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
+    for region in first.min(intent.len())..intent.len() {
+        if bitmap.is_none() || intent.is_set(region) {
+            intent.set_needs_resync(region);
+        }
+    }
+    intent
+}

@@ -1,0 +1,173 @@
+//! What `pinstripe detail` shows: the state of a running array as plain values.
+
+use pinstripe_md::superblock::Role;
+
+use crate::{
+    array::Array,
+    error::MemberError,
+    geometry::Geometry,
+    maintenance::SyncProgress,
+    records::MemberState,
+    snapshot::Seat,
+    statistics::Statistics,
+};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Detail {
+    /// The array's name, without the host.
+    pub name: String,
+    /// Its identity, as mdadm prints it.
+    pub uuid: String,
+    /// MD's level number.
+    pub level: i32,
+    /// mdadm's name of the layout; empty on level 0.
+    pub layout: String,
+    /// Chunk in bytes.
+    pub chunk_bytes: u32,
+    /// Logical block in bytes.
+    pub logical_block: u32,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// `clean`, `active`, `read-only` or `failed`.
+    pub state: &'static str,
+    /// Slots without a member that has everything.
+    pub missing: usize,
+    /// The superblocks' events.
+    pub events: u64,
+    /// By slot.
+    pub slots: Vec<SlotDetail>,
+    /// Devices that were dropped.
+    pub failed: Vec<FailedMember>,
+    /// The bitmap, if there is one.
+    pub bitmap: Option<BitmapDetail>,
+    /// Regions whose parity may not match.
+    pub regions_to_resync: usize,
+    /// What resync, rebuild or scrub is under way.
+    pub sync: Option<SyncProgress>,
+    /// Counters since the assembly.
+    pub statistics: Statistics,
+    /// The latest errors for which members were dropped.
+    pub last_errors: Vec<MemberError>,
+    /// What the user can do, if something is wrong.
+    pub advice: Option<&'static str>,
+}
+
+/// A slot.
+#[derive(Clone, Debug)]
+pub struct SlotDetail {
+    /// `in-sync`, `recovering` or `missing`.
+    pub state: &'static str,
+    /// The device, if somebody holds the slot.
+    pub device: Option<String>,
+    /// Latency of a small read in nanoseconds, as measured.
+    pub read_latency_ns: u32,
+    /// Latency of a small write in nanoseconds, as measured.
+    pub write_latency_ns: u32,
+}
+
+/// A dropped device.
+#[derive(Clone, Debug)]
+pub struct FailedMember {
+    /// The device.
+    pub device: String,
+    /// The slot that it held.
+    pub slot: usize,
+    /// Why it was dropped.
+    pub error: MemberError,
+}
+
+/// The bitmap.
+#[derive(Clone, Copy, Debug)]
+pub struct BitmapDetail {
+    /// Bytes of a member per bit.
+    pub chunk_bytes: u64,
+    /// Bits.
+    pub bits: usize,
+    /// Bits that are set.
+    pub bits_set: usize,
+}
+
+impl Array {
+    /// The array's state now.
+    pub fn detail(&self) -> Detail {
+        let shared = self.shared();
+        let snapshot = shared.snapshot();
+        let records = self.records();
+        let intent = &snapshot.intent;
+        let bitmap = intent.is_persistent().then(|| BitmapDetail {
+            chunk_bytes: intent.region_bytes(),
+            bits: intent.len(),
+            bits_set: intent.set_count(),
+        });
+        let failed = records.members.iter().filter_map(|book| match &book.state {
+            MemberState::Failed(error) => {
+                Some(FailedMember { device: book.member.name.clone(), slot: book.slot, error: error.clone() })
+            }
+            _ => None,
+        });
+        Detail {
+            name: records.array.name.short(),
+            uuid: records.array.set_uuid.to_string(),
+            level: shared.geometry.level(),
+            layout: match &shared.geometry {
+                Geometry::Parity(geometry) => geometry.layout().name().to_owned(),
+                Geometry::Raid0(_) => String::new(),
+            },
+            chunk_bytes: shared.geometry.chunk_bytes(),
+            logical_block: shared.geometry.logical_block(),
+            size_bytes: shared.geometry.array_bytes(),
+            state: self.state(),
+            missing: snapshot.missing.len(),
+            events: records.array.events,
+            slots: snapshot.seats.iter().map(slot_detail).collect(),
+            failed: failed.collect(),
+            bitmap,
+            regions_to_resync: intent.resync_count(),
+            sync: self.progress(),
+            statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
+            last_errors: self.last_errors(),
+            advice: self.advice(snapshot.missing.without(snapshot.recovering).len()),
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        let shared = self.shared();
+        if shared.has_failed() {
+            "failed"
+        } else if shared.options.read_only {
+            "read-only"
+        } else if shared.admission.is_open() {
+            "active"
+        } else {
+            "clean"
+        }
+    }
+
+    fn advice(&self, empty: usize) -> Option<&'static str> {
+        if self.shared().has_failed() {
+            return Some("too many members failed: check the connection of the devices, stop the array, and assemble it again");
+        }
+        (empty > 0).then_some("a member is missing: put a device in with `pinstripe add`, and its content is rebuilt")
+    }
+
+    /// How many devices the roles table names in slots, for tests.
+    pub fn seated_roles(&self) -> usize {
+        self.records().array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
+    }
+}
+
+fn slot_detail(seat: &Seat) -> SlotDetail {
+    let state = match seat {
+        Seat::Empty => "missing",
+        Seat::InSync(_) => "in-sync",
+        Seat::Recovering(_) => "recovering",
+    };
+    let member = seat.member();
+    SlotDetail {
+        state,
+        device: member.map(|m| m.name.clone()),
+        read_latency_ns: member.map_or(0, |m| m.cost.read().latency_ns),
+        write_latency_ns: member.map_or(0, |m| m.cost.write().latency_ns),
+    }
+}

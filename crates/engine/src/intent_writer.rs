@@ -1,0 +1,106 @@
+//! The bitmap on the members: bits set before data changes, cleared lazily.
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_md::bitmap::bit_position;
+use pinstripe_runtime::shard;
+
+use crate::{
+    array::Home,
+    error::Operation,
+    intent::IntentTable,
+    mutants::{Mutant, active},
+    shared::Failure,
+};
+
+impl Home {
+    /// Writes requested bits: one group commit serves everybody who asked before it began (C7).
+    pub(crate) async fn write_intent(self: Rc<Self>) {
+        loop {
+            let intent = Arc::clone(&self.shared().snapshot().intent);
+            let replaced = || !Arc::ptr_eq(&intent, &self.shared().snapshot().intent);
+            intent.wanted.wait_until(|| intent.has_requests() || replaced() || self.stopped.get()).await;
+            if self.stopped.get() {
+                return;
+            }
+            // Writers under an old table are waited for before it is out of use, so its requests are served to the last.
+            if intent.has_requests() {
+                self.commit(&intent).await;
+            }
+        }
+    }
+
+    async fn commit(&self, intent: &IntentTable) {
+        let lock = self.lock_pages().await;
+        let regions = intent.take_requests();
+        let pages = self.change_bits(&regions, true);
+        let failures = self.write_bitmap_pages(&pages).await;
+        drop(lock);
+        // A member that could not take the bit is dropped; on load all current members' bits count.
+        self.report_failures(failures);
+        intent.set(&regions);
+    }
+
+    /// Sets or clears bits in the image and returns the pages that changed.
+    fn change_bits(&self, regions: &[usize], set: bool) -> Vec<usize> {
+        let mut records = self.records.borrow_mut();
+        let Some(bitmap) = &mut records.bitmap else { return Vec::new() };
+        let mut pages = Vec::new();
+        for &region in regions {
+            let changed = if set { bitmap.set(region as u64) } else { bitmap.clear(region as u64) };
+            if changed && let Some(place) = bit_position(region as u64) {
+                pages.push(place.page);
+            }
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        pages
+    }
+
+    fn report_failures(&self, failures: Vec<Failure>) {
+        for failure in failures {
+            self.shared().report(failure.member, failure.error);
+        }
+    }
+
+    /// Clears the bits of regions that were idle for two sweeps, after a flush of every member (C4); never while degraded (C8).
+    pub(crate) async fn sweep(self: Rc<Self>, interval_ns: u64) {
+        while shard::timeout(interval_ns, self.work.wait_until(|| self.stopped.get())).await.is_none() {
+            let snapshot = self.shared().snapshot();
+            if self.shared().has_failed() || !snapshot.is_complete() || !snapshot.intent.is_persistent() {
+                continue;
+            }
+            self.sweep_once(&snapshot.intent).await;
+        }
+    }
+
+    async fn sweep_once(&self, intent: &IntentTable) {
+        let mut candidates = intent.sweep_candidates();
+        if active(Mutant::BitClearedEarly) {
+            candidates = (0..intent.len()).filter(|&region| intent.is_set(region)).collect();
+            let _lock = self.lock_pages().await;
+            let pages = self.change_bits(&candidates, false);
+            self.write_bitmap_pages(&pages).await;
+            return;
+        }
+        if candidates.is_empty() {
+            return;
+        }
+        let view = self.volume.inner.view();
+        let failed = self.volume.inner.flush_members(&view).await;
+        if !failed.is_empty() {
+            for (slot, error) in failed {
+                self.volume.inner.report(&view, slot, Operation::Flush, 0, error);
+            }
+            return;
+        }
+        candidates.retain(|&region| intent.try_clear(region));
+        let lock = self.lock_pages().await;
+        let pages = self.change_bits(&candidates, false);
+        let failures = self.write_bitmap_pages(&pages).await;
+        drop(lock);
+        self.report_failures(failures);
+        // Clear even if a member could not write it: the next write sets the bit on all that are left.
+        intent.cleared(&candidates);
+    }
+}

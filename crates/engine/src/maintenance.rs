@@ -1,0 +1,400 @@
+//! Resync, rebuild and scrub: a walk over stripes, each under its claim, beside the users' I/O.
+//!
+//! One task on the home shard looks at what is to do and does one thing at a time: a recovering member is rebuilt; a complete array
+//! whose regions need it is resynced; then scrubs that were asked for. Whenever the membership changes, the walk ends and the
+//! task looks again. Several stripes are under way at a time, so that the members are busy, and the walk yields between stripes.
+
+use std::{cell::Cell, ops::Range, rc::Rc};
+
+use pinstripe_runtime::{Slice, shard};
+
+use crate::{
+    array::{CheckReport, Home},
+    control::Command,
+    decode::encode,
+    error::{IoError, Operation},
+    geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
+    mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
+    row::{Row, Want},
+    shared::Answer,
+    snapshot::{MemberId, View},
+    stripe_table::Entered,
+    volume::VolumeInner,
+};
+
+/// Sectors of a row, which MD counts mismatches in.
+const ROW_SECTORS: u64 = ROW_BYTES as u64 / 512;
+/// A recovery's progress is recorded after about so much time.
+const CHECKPOINT_NS: u64 = 10_000_000_000;
+/// Stripes between two looks at the clock.
+const LEG_STRIPES: u64 = 256;
+/// How long to wait before a resync that met errors is tried again.
+const RETRY_NS: u64 = 10_000_000_000;
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncAction {
+    /// Parity is made to match data after an unclean stop.
+    Resync,
+    /// A member is rebuilt.
+    Recovery,
+    /// Parity is compared with data.
+    Check,
+}
+
+impl SyncAction {
+    /// MD's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resync => "resync",
+            Self::Recovery => "recover",
+            Self::Check => "check",
+        }
+    }
+}
+
+/// How far it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncProgress {
+    /// What is being done.
+    pub action: SyncAction,
+    /// Stripes done.
+    pub done: u64,
+    /// Stripes to do.
+    pub total: u64,
+    /// When it began, by the shard's clock.
+    pub started_ns: u64,
+    /// Sectors of rows that did not match, so far.
+    pub mismatched_sectors: u64,
+    /// Stripes that could not be read whole.
+    pub errors: u64,
+}
+
+/// What one walk shares among its workers.
+struct Walk {
+    action: SyncAction,
+    target: Option<(usize, MemberId)>,
+    generation: u64,
+    next: Cell<u64>,
+    end: u64,
+    mismatched: Cell<u64>,
+    errors: Cell<u64>,
+    aborted: Cell<bool>,
+}
+
+enum Job {
+    Recover(usize, MemberId),
+    Resync,
+    Check,
+    Stop,
+}
+
+impl Home {
+    /// The maintenance task's life.
+    pub(crate) async fn maintain(self: Rc<Self>) {
+        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
+            return;
+        }
+        loop {
+            let job = self.work.wait_for(|| self.job()).await;
+            let whole = match job {
+                Job::Stop => return,
+                Job::Recover(slot, member) => self.recover(slot, member).await,
+                Job::Resync => self.resync().await,
+                Job::Check => self.scrub().await,
+            };
+            *self.sync.borrow_mut() = None;
+            if !whole && !self.stopped.get() {
+                // Something was in the way. If it was the membership, the next look sees it; if sectors, not too soon.
+                let generation = self.shared().snapshot().generation;
+                let changed = || self.stopped.get() || self.shared().snapshot().generation != generation;
+                shard::timeout(RETRY_NS, self.work.wait_until(changed)).await;
+            }
+        }
+    }
+
+    fn job(&self) -> Option<Job> {
+        if self.stopped.get() {
+            return Some(Job::Stop);
+        }
+        let shared = self.shared();
+        if shared.has_failed() {
+            return None;
+        }
+        let snapshot = shared.snapshot();
+        if !self.is_static() {
+            if let Some(slot) = snapshot.recovering.iter().next()
+                && let Some(member) = snapshot.seats[slot].member()
+            {
+                return Some(Job::Recover(slot, member.id));
+            }
+            if snapshot.is_complete() && snapshot.intent.resync_count() > 0 {
+                return Some(Job::Resync);
+            }
+        }
+        (self.checks_wanted.get() > self.checks_done.get()).then_some(Job::Check)
+    }
+
+    fn begin(&self, action: SyncAction, done: u64, total: u64) {
+        let progress = SyncProgress { action, done, total, started_ns: shard::now(), mismatched_sectors: 0, errors: 0 };
+        *self.sync.borrow_mut() = Some(progress);
+    }
+
+    /// Walks `stripes` with several workers. True if every one of them was done, errors counted or not.
+    async fn walk(self: &Rc<Self>, action: SyncAction, target: Option<(usize, MemberId)>, stripes: Range<u64>) -> Rc<Walk> {
+        let walk = Rc::new(Walk {
+            action,
+            target,
+            generation: self.shared().snapshot().generation,
+            next: Cell::new(stripes.start),
+            end: stripes.end,
+            mismatched: Cell::new(0),
+            errors: Cell::new(0),
+            aborted: Cell::new(false),
+        });
+        let all = crate::fan_out::FanOut::new();
+        for _ in 0..self.shared().options.maintenance_depth.max(1) {
+            let (home, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
+            shard::spawn(async move {
+                home.work_along(&walk).await;
+                branch.finish(Ok(()));
+            });
+        }
+        // The workers' results are in the walk.
+        let _: Answer = all.wait().await;
+        if let Some(progress) = &mut *self.sync.borrow_mut() {
+            progress.mismatched_sectors += walk.mismatched.get();
+            progress.errors += walk.errors.get();
+        }
+        walk
+    }
+
+    async fn work_along(&self, walk: &Walk) {
+        let volume = &self.volume.inner;
+        let mut row = volume.rows.take();
+        loop {
+            let stripe = walk.next.get();
+            if stripe >= walk.end || walk.aborted.get() {
+                break;
+            }
+            walk.next.set(stripe + 1);
+            let result = volume.sync_stripe(walk, StripeId(stripe), &mut row).await;
+            match result {
+                Ok(mismatched) => walk.mismatched.set(walk.mismatched.get() + mismatched),
+                Err(IoError::Unreadable { .. }) => walk.errors.set(walk.errors.get() + 1),
+                Err(_) => walk.aborted.set(true),
+            }
+            if self.stopped.get() {
+                walk.aborted.set(true);
+            }
+            if let Some(progress) = &mut *self.sync.borrow_mut() {
+                progress.done += 1;
+            }
+            shard::yield_now().await;
+        }
+        row.clear(0);
+        volume.rows.give(row);
+    }
+
+    /// Rebuilds a member from where its superblock says. True if it is whole now.
+    async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
+        let geometry = self.volume.inner.parity_geometry();
+        let valid = self.records.borrow().members[member.0].superblock.member.recovery_offset.map_or(0, |s| s.0 * 512);
+        let (mut next, end) = (valid / u64::from(geometry.chunk_bytes()), geometry.stripes());
+        self.begin(SyncAction::Recovery, next, end);
+        let mut recorded = shard::now();
+        while next < end {
+            let leg = next..end.min(next + LEG_STRIPES);
+            next = leg.end;
+            let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg).await;
+            if walk.aborted.get() || walk.errors.get() > 0 {
+                return self.give_up(slot, member, &walk);
+            }
+            if next < end && shard::now() - recorded >= CHECKPOINT_NS {
+                recorded = shard::now();
+                if !self.record_recovery(member, next * u64::from(geometry.chunk_bytes())).await {
+                    return false;
+                }
+            }
+        }
+        self.command(|reply| Command::Recovered { member, reply }).await.is_ok()
+    }
+
+    /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is dropped.
+    fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
+        if !walk.aborted.get() {
+            let view = self.volume.inner.view();
+            let unreadable = pinstripe_runtime::DeviceError::of(pinstripe_runtime::DeviceErrorKind::Media);
+            if view.snapshot.slot_of(member) == Some(slot) {
+                self.volume.inner.report(&view, slot, Operation::Read, 0, unreadable);
+            }
+        }
+        false
+    }
+
+    /// Everything below `offset` is on the target: flushed, then recorded (C4).
+    async fn record_recovery(&self, member: MemberId, offset: u64) -> bool {
+        let view = self.volume.inner.view();
+        if !self.volume.inner.flush_members(&view).await.is_empty() {
+            return false;
+        }
+        self.command(|reply| Command::Checkpoint { member, offset, reply }).await.is_ok()
+    }
+
+    /// Resyncs every region that needs it. True if none is left.
+    async fn resync(self: &Rc<Self>) -> bool {
+        let geometry = self.volume.inner.parity_geometry();
+        let chunk = u64::from(geometry.chunk_bytes());
+        let snapshot = self.shared().snapshot();
+        let intent = &snapshot.intent;
+        let regions: Vec<usize> = (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
+        let stripes_of = |region: usize| {
+            let start = region as u64 * intent.region_bytes();
+            let end = (start + intent.region_bytes()).min(geometry.member_bytes());
+            start / chunk..end.div_ceil(chunk).min(geometry.stripes())
+        };
+        self.begin(SyncAction::Resync, 0, regions.iter().map(|&r| stripes_of(r).end - stripes_of(r).start).sum());
+        let mut whole = true;
+        for region in regions {
+            if active(Mutant::ResyncMarkForgotten) {
+                intent.resynced(region);
+                continue;
+            }
+            let walk = self.walk(SyncAction::Resync, None, stripes_of(region)).await;
+            if walk.aborted.get() {
+                return false;
+            }
+            // C4: parity must be on the members before anything may say that it matches.
+            let view = self.volume.inner.view();
+            if walk.errors.get() > 0 || !self.volume.inner.flush_members(&view).await.is_empty() {
+                whole = false;
+                continue;
+            }
+            intent.resynced(region);
+        }
+        // What was not dirty for writers is clean now: the superblocks may say so.
+        if whole && !self.shared().admission.is_open() && !self.dirty.get() {
+            whole = self.command(|reply| Command::Refresh { reply }).await.is_ok();
+        }
+        whole
+    }
+
+    /// Compares every stripe.
+    async fn scrub(self: &Rc<Self>) -> bool {
+        let tickets = self.checks_wanted.get();
+        let stripes = self.volume.inner.parity_geometry().stripes();
+        self.begin(SyncAction::Check, 0, stripes);
+        let walk = self.walk(SyncAction::Check, None, 0..stripes).await;
+        let result = if walk.aborted.get() {
+            Err(if self.stopped.get() { IoError::Stopping } else { IoError::Failed })
+        } else {
+            Ok(CheckReport {
+                stripes,
+                mismatched_sectors: walk.mismatched.get(),
+                unreadable_stripes: walk.errors.get(),
+            })
+        };
+        *self.check_result.borrow_mut() = Some(result);
+        self.checks_done.set(tickets);
+        self.work.notify();
+        true
+    }
+}
+
+impl VolumeInner {
+    /// Does one stripe of a walk, under its claim. Returns the sectors of rows that did not match.
+    async fn sync_stripe(&self, walk: &Walk, stripe: StripeId, row: &mut Row) -> Result<u64, IoError> {
+        let Entered::Owner(_claim, _) = self.shared.stripes.claim(self.shard, stripe.0, None).await else {
+            unreachable!("an exclusive claim never joins");
+        };
+        let view = self.view();
+        if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
+            return Err(IoError::Stopping);
+        }
+        match walk.target {
+            Some((slot, _)) => self.rebuild_chunk(&view, stripe, slot, row).await.map(|()| 0),
+            None => self.compare_stripe(&view, stripe, walk.action == SyncAction::Resync, row).await,
+        }
+    }
+
+    /// Writes the target's chunk of a stripe, made from all others.
+    async fn rebuild_chunk(&self, view: &View, stripe: StripeId, slot: usize, row: &mut Row) -> Result<(), IoError> {
+        let geometry = self.parity_geometry();
+        let (map, chunk) = (geometry.slots(stripe), geometry.chunk_bytes());
+        let role = map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX)));
+        let columns = match role {
+            Role::Data(column) => Set64::only(column),
+            Role::P | Role::Q => Set64::below(map.columns()),
+        };
+        let want = Want { columns, parity: false, avoid: Set64::only(slot) };
+        self.read_row(view, stripe, (0, chunk), want, row).await?;
+        let bytes = match role {
+            Role::Data(column) => row.data[column].take().ok_or(IoError::Failed)?,
+            Role::P => self.parity_of(map, row, chunk, true, false).0.ok_or(IoError::Failed)?,
+            Role::Q => self.parity_of(map, row, chunk, false, true).1.ok_or(IoError::Failed)?,
+        };
+        self.write_sync(view, slot, geometry.member_offset(stripe), bytes).await
+    }
+
+    async fn write_sync(&self, view: &View, slot: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
+        let Some((member, device)) = view.member(slot) else { return Err(IoError::Stopping) };
+        self.counters().member_writes.add(1);
+        self.counters().member_write_bytes.add(bytes.len() as u64);
+        if let Err(error) = device.write(member.data_offset + offset, bytes, false).await.result {
+            self.report(view, slot, Operation::Write, member.data_offset + offset, error);
+            return Err(IoError::Stopping);
+        }
+        Ok(())
+    }
+
+    fn parity_of(&self, map: StripeMap, row: &Row, length: u32, p: bool, q: bool) -> (Option<Slice>, Option<Slice>) {
+        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+        for (bytes, known) in data.iter_mut().zip(&row.data) {
+            *bytes = known.as_deref().unwrap_or(&[]);
+        }
+        let mut p = p.then(|| shard::buffer(length as usize));
+        let mut q = q.then(|| shard::buffer(length as usize));
+        encode(self.kernel, map, &data[..map.columns()], p.as_deref_mut(), q.as_deref_mut());
+        (p.map(pinstripe_runtime::Buffer::freeze), q.map(pinstripe_runtime::Buffer::freeze))
+    }
+
+    /// Compares parity with data, and with `correct` makes parity match. Returns the sectors of rows that did not.
+    async fn compare_stripe(&self, view: &View, stripe: StripeId, correct: bool, row: &mut Row) -> Result<u64, IoError> {
+        let geometry = self.parity_geometry();
+        let (map, chunk) = (geometry.slots(stripe), geometry.chunk_bytes());
+        let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
+        self.read_row(view, stripe, (0, chunk), want, row).await?;
+        let (p, q) = self.parity_of(map, row, chunk, row.p.is_some(), row.q.is_some());
+        let mut mismatched = Set64::EMPTY;
+        let mut rows = 0;
+        let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];
+        let different = |from: usize, to: usize| {
+            pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[from..to] != new[from..to]))
+        };
+        for from in (0..chunk as usize).step_by(ROW_BYTES as usize) {
+            rows += u64::from(different(from, from + ROW_BYTES as usize));
+        }
+        for (old, new, slot) in &pairs {
+            if let (Some(old), Some(new), Some(slot)) = (old, new, slot)
+                && old[..] != new[..]
+            {
+                mismatched.insert(slot.index());
+            }
+        }
+        if correct && !mismatched.is_empty() {
+            self.shared.cache.remove_rows(stripe.0, 0, chunk);
+            for (bytes, slot) in [(p, Some(map.p_slot())), (q, map.q_slot())] {
+                if let (Some(bytes), Some(slot)) = (bytes, slot)
+                    && mismatched.contains(slot.index())
+                {
+                    self.write_sync(view, slot.index(), geometry.member_offset(stripe), bytes).await?;
+                }
+            }
+        }
+        if correct && !row.unreadable.is_empty() {
+            return Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() });
+        }
+        Ok(rows * ROW_SECTORS)
+    }
+}
