@@ -291,6 +291,11 @@ impl DeviceSource for SimSource {
         let shared = shared.ok_or(DeviceError::of(DeviceErrorKind::Gone))?;
         Ok(Rc::new(SimDevice { shared, shard: shard::index() }))
     }
+
+    fn name(&self) -> String {
+        let shared = DISKS.with_borrow(|(_, disks)| disks.get(&self.key).and_then(std::rc::Weak::upgrade));
+        shared.map_or_else(|| "a disk of a world that is gone".to_owned(), |shared| shared.info.name.clone())
+    }
 }
 
 /// A [`SimDisk`] as one shard uses it.
