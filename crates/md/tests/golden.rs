@@ -16,6 +16,7 @@ use pinstripe_md::superblock::{
     ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, Support, candidate_sectors, event_is_current,
 };
 use pinstripe_md::units::{DeviceNumber, MemberSlot, Sector, SectorCount};
+use proptest::prelude::*;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -493,4 +494,98 @@ fn a_journal_stopped_cleanly_holds_nothing_that_the_members_do_not() {
         seed.checksum(page) == checksums[0]
     });
     assert!(on_a_member);
+}
+
+/// Some superblock of the set, with its place and its device's size.
+fn any_superblock() -> impl Strategy<Value = (&'static [u8], Sector, u64)> {
+    let places: Vec<_> = cases(|_| true)
+        .flat_map(|(_, images)| images)
+        .map(|image| {
+            let member = find(image).member;
+            (
+                &at(image, member.super_offset)[..SUPERBLOCK_BYTES_MAX],
+                member.super_offset,
+                member.device_sectors,
+            )
+        })
+        .collect();
+    prop::sample::select(places)
+}
+
+/// Some bitmap of the set.
+fn any_bitmap() -> impl Strategy<Value = &'static [u8]> {
+    let bitmaps: Vec<_> = cases(|_| true)
+        .flat_map(|(_, images)| images)
+        .filter_map(|image| Some(&at(image, find(image).bitmap_sector()?)[..4096]))
+        .collect();
+    prop::sample::select(bitmaps)
+}
+
+fn damaged(bytes: &[u8], changes: &[(prop::sample::Index, u8)], cut: Option<prop::sample::Index>) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for (at, byte) in changes {
+        let at = at.index(bytes.len());
+        bytes[at] = *byte;
+    }
+    bytes.truncate(cut.map_or(bytes.len(), |cut| cut.index(bytes.len())));
+    bytes
+}
+
+/// The checksum made right, as md-format.md section 2.1 has it.
+fn with_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
+    let Some(max_dev) = bytes.get(220..224) else { return bytes };
+    let covered = 256 + 2 * usize::from(u16::from_le_bytes([max_dev[0], max_dev[1]]));
+    if covered <= bytes.len() {
+        bytes[216..220].fill(0);
+        let word = |w: &[u8]| w.iter().rev().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
+        let sum: u64 = bytes[..covered].chunks(4).map(word).sum();
+        let folded = (sum & 0xffff_ffff) + (sum >> 32);
+        bytes[216..220].copy_from_slice(&folded.to_le_bytes()[..4]);
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_corrupt_or_truncated_superblock_panics_or_passes_for_whole(
+        (bytes, sector, device_sectors) in any_superblock(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        // Half of the damage goes where it matters: into the first 512 bytes.
+        let bytes = if changes.len() % 2 == 0 { bytes } else { &bytes[..512] };
+        let torn = damaged(bytes, &changes, cut);
+        // A sum can't tell two changes that cancel, but it tells every single one.
+        if changes.len() <= 1 {
+            let torn_in_use = torn.len() < 512 || torn[..512] != bytes[..512];
+            prop_assert_eq!(Superblock::decode(&torn, sector, device_sectors).is_err(), torn_in_use);
+        }
+        let forged = with_checksum(torn);
+        if let Ok(superblock) = Superblock::decode(&forged, sector, device_sectors) {
+            superblock.support();
+            if let Ok(again) = superblock.encode(512) {
+                let covered = 256 + 2 * superblock.array.roles.len();
+                prop_assert_eq!(&again[..covered], &forged[..covered]);
+            }
+        }
+    }
+
+    #[test]
+    fn no_corrupt_or_truncated_bitmap_panics(
+        bytes in any_bitmap(),
+        changes in prop::collection::vec((0usize..300, any::<u8>()), 0..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let mut bytes = bytes.to_vec();
+        for (at, byte) in changes {
+            bytes[at] = byte;
+        }
+        let bytes = damaged(&bytes, &[], cut);
+        if let Ok(image) = BitmapImage::decode(&bytes) {
+            prop_assert_eq!(&image.as_bytes()[..bytes.len().min(4096)], &bytes[..bytes.len().min(4096)]);
+            prop_assert!(image.set_bits().all(|bit| bit < image.header().bit_count()));
+        }
+    }
 }

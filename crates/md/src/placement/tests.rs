@@ -155,6 +155,27 @@ fn a_spare_gets_a_number_that_nobody_has_and_a_place_like_its_template() {
     }
 }
 
+#[test]
+fn a_spare_keeps_byte_224_of_its_array() {
+    let mut member =
+        wish(MetadataVersion::V1_2, 24576, 32, BITMAP_64K).place().unwrap().superblocks.remove(0);
+    member.array.logical_block_size = 4096;
+    let spare = place_spare(&member, device(24576), &[], 512).unwrap();
+    assert_eq!(spare.encode(512).unwrap()[224..228], 4096u32.to_le_bytes());
+}
+
+#[test]
+fn a_large_bitmap_of_version_1_0_makes_the_data_end_before_it() {
+    let fine = NewBitmap::Internal { chunk_bytes: Some(4096) };
+    let placed = wish(MetadataVersion::V1_0, 1 << 20, 32, fine).place().unwrap();
+    let (superblock, bitmap) = (&placed.superblocks[0], placed.bitmap.unwrap());
+    let sectors = bitmap.as_bytes().len() as u64 / 512;
+    assert_eq!(sectors, 40, "five pages, more than the eight sectors set aside");
+    let start = superblock.bitmap_sector().unwrap().0;
+    assert_eq!(start + sectors, superblock.bad_block_log_sector().unwrap().0);
+    assert!(superblock.member.data_size.0 <= start);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
