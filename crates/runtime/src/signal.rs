@@ -13,8 +13,15 @@ use crate::{
 /// fences between make sure that one of the two sees the other.
 #[derive(Default)]
 pub struct Signal {
-    waiters: Mutex<Vec<Waker>>,
+    waiters: Mutex<Waiters>,
     count: AtomicU32,
+}
+
+#[derive(Default)]
+struct Waiters {
+    wakers: Vec<Waker>,
+    /// Empty; its memory serves the next round, so that waiting does not allocate after warm-up.
+    spare: Vec<Waker>,
 }
 
 impl Signal {
@@ -24,13 +31,19 @@ impl Signal {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let waiters = {
+        let mut wakers = {
             let mut waiters = lock(&self.waiters);
             self.count.store(0, Ordering::SeqCst);
-            std::mem::take(&mut *waiters)
+            let spare = std::mem::take(&mut waiters.spare);
+            std::mem::replace(&mut waiters.wakers, spare)
         };
-        for waiter in waiters {
-            waiter.wake();
+        // Outside of the lock: a waker may come back here.
+        for waker in wakers.drain(..) {
+            waker.wake();
+        }
+        let mut waiters = lock(&self.waiters);
+        if waiters.spare.capacity() < wakers.capacity() {
+            waiters.spare = wakers;
         }
     }
 
@@ -59,8 +72,8 @@ impl Signal {
     /// Has `waker` woken by the next [`Signal::notify`]; look at the state after this call, not before.
     pub fn register(&self, waker: &Waker) {
         let mut waiters = lock(&self.waiters);
-        if !waiters.iter().any(|w| w.will_wake(waker)) {
-            waiters.push(waker.clone());
+        if !waiters.wakers.iter().any(|w| w.will_wake(waker)) {
+            waiters.wakers.push(waker.clone());
         }
         self.count.store(1, Ordering::SeqCst);
         drop(waiters);

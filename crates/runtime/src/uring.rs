@@ -189,8 +189,8 @@ where
         let index = handle.index();
         shards[index] = Some(handle);
     }
-    let context = Context { shards: shards.into_iter().flatten().collect(), arenas_registered };
-    workers.finish(&context);
+    let shards: Option<Arc<[ShardHandle]>> = shards.into_iter().collect();
+    workers.finish(shards.map(|shards| Context { shards, arenas_registered }).as_ref());
     Ok(value.recv().unwrap_or_else(|_| unreachable!("main ended, or its panic went on above")))
 }
 
@@ -219,11 +219,13 @@ impl Workers {
         Ok(())
     }
 
-    /// Lets them run and waits for all.
-    fn finish(mut self, context: &Context) {
+    /// Lets them run and waits for all. Without a context, one of them has panicked and the others must not start.
+    fn finish(mut self, context: Option<&Context>) {
         for start in self.starts.drain(..) {
-            // A shard that panicked reports so below.
-            let _ = start.send(context.clone());
+            if let Some(context) = context {
+                // It fails if the thread has ended, which shows below.
+                let _ = start.send(context.clone());
+            }
         }
         let mut panic = None;
         for thread in self.threads.drain(..) {

@@ -64,7 +64,9 @@ fn drive(mailbox: &Mailbox, kernel: &Kernel, mut turn: impl FnMut(), done: impl 
 /// Random and priority schedules: the first find common interleavings, the second rare ones of few switches.
 fn check(test: fn()) {
     shuttle::check_random(test, 4000);
-    shuttle::check_pct(test, 4000, 3);
+    for depth in [3, 5] {
+        shuttle::check_pct(test, 10_000, depth);
+    }
 }
 
 #[test]

@@ -174,12 +174,20 @@ fn timers_fire_in_order_and_not_early() {
 
 #[test]
 fn a_sleeping_shard_needs_no_cpu() {
-    let used = run(2, |_| async {
-        let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let before = cpu();
+    let used = run(2, |context| async move {
+        let other = &context.shards()[1];
+        let cpu = || async {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            time.tv_sec * 1_000_000_000 + time.tv_nsec
+        };
+        // It has slept and was woken before: that must leave nothing behind.
+        for _ in 0..10 {
+            shard::sleep(1_000_000).await;
+            other.call(|| async {}).await;
+        }
+        let before = (cpu().await, other.call(cpu).await);
         shard::sleep(200_000_000).await;
-        let after = cpu();
-        (after.tv_sec - before.tv_sec) * 1_000_000_000 + after.tv_nsec - before.tv_nsec
+        (cpu().await - before.0) + (other.call(cpu).await - before.1)
     });
     assert!(used < 20_000_000, "{used} ns of CPU in 200 ms of sleep");
 }
@@ -421,17 +429,27 @@ fn memory_of_another_shard_can_be_written_and_read() {
     let path = folder.file("member", 1 << 20);
     run(2, move |context| async move {
         let open = OpenFile::open(&path, &OpenOptions::default()).unwrap();
-        let make = || async {
-            let mut buffer = shard::buffer(64 << 10);
-            buffer.fill(0x5A);
-            buffer
-        };
-        let data = context.shards()[1].call(make).await.freeze();
-        let buffer = context.shards()[1].call(|| async { shard::zeroed(64 << 10) }).await;
-        assert!(shard::with_current(|shard| !data.is_from(shard.pool()) && !buffer.is_from(shard.pool())));
-        let device = open.attach();
-        device.write(0, data.clone(), false).await.result.unwrap();
-        assert!(device.read(0, buffer).await.buffer.unwrap()[..] == data[..]);
+        // In both directions, so that one of the arenas lies above the other.
+        for user in 0..2 {
+            let owner = &context.shards()[1 - user];
+            let data = owner
+                .call(|| async {
+                    let mut buffer = shard::buffer(64 << 10);
+                    buffer.fill(0x5A);
+                    buffer.freeze()
+                })
+                .await;
+            let buffer = owner.call(|| async { shard::zeroed(64 << 10) }).await;
+            let open = Arc::clone(&open);
+            let work = move || async move {
+                assert!(shard::with_current(|shard| !data.is_from(shard.pool())));
+                assert!(shard::with_current(|shard| !buffer.is_from(shard.pool())));
+                let device = open.attach();
+                device.write(0, data.clone(), false).await.result.unwrap();
+                assert!(device.read(0, buffer).await.buffer.unwrap()[..] == data[..]);
+            };
+            context.shards()[user].call(work).await;
+        }
     });
 }
 
@@ -479,7 +497,7 @@ fn a_locked_file_is_held_until_the_last_handle_goes() {
         let device = open.attach();
         drop(open);
         let error = OpenFile::open(&path, &OpenOptions::default()).err().unwrap();
-        assert!(matches!(&error, OpenError::Busy { holder: Holder::OurSelves, .. }), "{error}");
+        assert!(matches!(&error, OpenError::Busy { holder: Holder::Ourselves, .. }), "{error}");
         let reader = OpenOptions { read_only: true, ..OpenOptions::default() };
         assert!(OpenFile::open(&path, &reader).is_err());
         let onlooker = OpenOptions { exclusive: false, ..reader };
@@ -630,7 +648,7 @@ fn random_requests_equal_a_model_on_a_block_device() {
             assert_eq!(info.zeroes, ZeroedReads::Zero);
             assert!(info.discards);
             let error = OpenFile::open(&path, &OpenOptions::default()).err().unwrap();
-            assert!(matches!(&error, OpenError::Busy { holder: Holder::OurSelves, .. }), "{error}");
+            assert!(matches!(&error, OpenError::Busy { holder: Holder::Ourselves, .. }), "{error}");
             exercise(context, Arc::clone(&open), 0x5EED).await;
             let device = open.attach();
             device.write(0, shard::zeroed(1 << 20).freeze(), true).await.result.unwrap();

@@ -442,3 +442,41 @@ fn register_arena(ring: &IoUring, pool: &Pool) -> (usize, usize) {
 pub(super) fn failed(kind: DeviceErrorKind) -> Submission {
     Submission::done(Err(DeviceError::of(kind)), None)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_do_not_fit_wait_in_order_and_reach_the_kernel() {
+        let driver = Driver::new(&Pool::new(0), 0).unwrap();
+        let count = 3 * u64::from(SUBMISSIONS) + 5;
+        // As if the kernel had refused to take any for a while.
+        for i in 0..count {
+            driver.backlog.borrow_mut().push_back(opcode::Nop::new().build().user_data(i));
+        }
+        driver.push(opcode::Nop::new().build().user_data(count));
+        let mut seen = Vec::new();
+        while seen.len() <= usize::try_from(count).unwrap() {
+            driver.submit();
+            seen.extend(driver.ring.borrow_mut().completion().map(|c| c.user_data()));
+        }
+        assert_eq!(seen, (0..=count).collect::<Vec<_>>());
+        assert!(driver.backlog.borrow().is_empty());
+    }
+
+    #[test]
+    fn only_memory_of_the_own_arena_has_a_registered_index() {
+        let (ours, other) = (Pool::new(1 << 20), Pool::new(1 << 20));
+        let driver = Driver::new(&ours, 0).unwrap();
+        if !driver.arena_registered() {
+            return;
+        }
+        let (base, bytes) = ours.arena();
+        assert_eq!(driver.fixed_index(base, bytes), Some(0));
+        assert_eq!(driver.fixed_index(base, bytes + 1), None);
+        assert_eq!(driver.fixed_index(base.wrapping_sub(1), 1), None);
+        assert_eq!(driver.fixed_index(base.wrapping_add(bytes), 1), None);
+        assert_eq!(driver.fixed_index(other.arena().0, 4096), None);
+    }
+}

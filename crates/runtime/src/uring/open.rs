@@ -54,7 +54,7 @@ pub enum Holder {
     /// Processes that have it open, by name and number.
     Process(String, u32),
     /// This process itself.
-    OurSelves,
+    Ourselves,
     /// Could not be found out.
     Unknown,
 }
@@ -66,7 +66,7 @@ impl fmt::Display for Holder {
             Holder::Device(path) => write!(f, "is in use by the device {path}"),
             Holder::Mount(path) => write!(f, "is mounted at {path}"),
             Holder::Process(name, id) => write!(f, "is held by another process: {name} ({id})"),
-            Holder::OurSelves => write!(f, "is held by this process already"),
+            Holder::Ourselves => write!(f, "is held by this process already"),
             Holder::Unknown => write!(f, "is in use by another process or by the kernel"),
         }
     }
@@ -375,7 +375,7 @@ fn holder_process(stat: &Stat, is_block: bool) -> Option<Holder> {
                 continue;
             }
             if id == std::process::id() {
-                ourselves = Some(Holder::OurSelves);
+                ourselves = Some(Holder::Ourselves);
                 break;
             }
             let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();

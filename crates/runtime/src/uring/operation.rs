@@ -306,3 +306,55 @@ fn discard_entry(fd: types::Fd, offset: u64, length: u64) -> squeue::Entry {
     command[..8].copy_from_slice(&length.to_ne_bytes());
     opcode::UringCmd16::new(fd, BLOCK_DISCARD).cmd(command).addr(Some(offset)).build()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uring::{RuntimeConfig, run};
+
+    /// Feeds `results` of the kernel to an operation of 8192 bytes in blocks of 512, and shows each step with the bytes
+    /// done.
+    fn steps(kind: fn() -> Kind, results: Vec<i32>) -> Vec<(Step, u64)> {
+        let made = run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty());
+            let descriptor = Descriptor::new(File::new(fd.unwrap()));
+            let mut operation = Operation::new(kind(), &descriptor).range(4096, 8192, 512);
+            results.iter().map(|&result| (operation.advance(result, false), operation.done)).collect()
+        });
+        made.unwrap()
+    }
+
+    fn failed(errno: i32) -> Step {
+        Step::Failed(DeviceError::from_errno(errno))
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_from_its_last_whole_block() {
+        let expected = [(Step::Again, 512), (Step::Again, 1024), (Step::Done(8192), 1024)];
+        assert_eq!(steps(|| Kind::Read, vec![1023, 700, 7168]), expected);
+        assert_eq!(steps(|| Kind::Write { fua: true }, vec![1023, 700, 7168]), expected);
+    }
+
+    #[test]
+    fn a_transfer_that_gets_nowhere_fails() {
+        assert_eq!(steps(|| Kind::Read, vec![512, 0]), [(Step::Again, 512), (failed(libc::EIO), 512)]);
+        let stuck = steps(|| Kind::Write { fua: false }, vec![100; RETRIES_MAX as usize + 1]);
+        assert_eq!(stuck.last(), Some(&(failed(libc::EIO), 0)));
+        let busy = steps(|| Kind::Read, vec![-libc::EAGAIN; RETRIES_MAX as usize + 1]);
+        assert_eq!(busy[RETRIES_MAX as usize - 1], (Step::Again, 0));
+        assert_eq!(busy.last(), Some(&(failed(libc::EAGAIN), 0)));
+    }
+
+    #[test]
+    fn a_failed_flush_is_never_tried_again() {
+        for errno in [libc::EIO, libc::EINTR, libc::EAGAIN] {
+            assert_eq!(steps(|| Kind::Flush, vec![-errno]), [(failed(errno), 0)]);
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_the_discard_command_gets_the_older_request() {
+        let made = steps(|| Kind::Discard, vec![-libc::EINVAL, 0]);
+        assert_eq!(made, [(Step::Again, 0), (Step::Done(0), 0)]);
+    }
+}
