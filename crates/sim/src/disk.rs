@@ -214,7 +214,7 @@ impl SimDisk {
 
     /// Where shards of this thread attach.
     pub fn source(&self) -> Arc<dyn DeviceSource> {
-        Arc::new(SimSource { key: self.key })
+        Arc::new(SimSource { key: self.key, name: self.info().name.clone() })
     }
 
     /// The disk as the current shard uses it.
@@ -283,6 +283,7 @@ impl SimDisk {
 /// A [`SimDisk`] as a [`DeviceSource`]: valid on the thread of its world.
 struct SimSource {
     key: u64,
+    name: String,
 }
 
 impl DeviceSource for SimSource {
@@ -290,6 +291,10 @@ impl DeviceSource for SimSource {
         let shared = DISKS.with_borrow(|(_, disks)| disks.get(&self.key).and_then(std::rc::Weak::upgrade));
         let shared = shared.ok_or(DeviceError::of(DeviceErrorKind::Gone))?;
         Ok(Rc::new(SimDevice { shared, shard: shard::index() }))
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
     }
 }
 
