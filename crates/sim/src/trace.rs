@@ -52,6 +52,7 @@ impl Ending {
                 DeviceErrorKind::Unsupported => "unsupported",
                 DeviceErrorKind::Invalid => "invalid",
                 DeviceErrorKind::Busy => "busy",
+                DeviceErrorKind::Removed => "removed",
                 DeviceErrorKind::Other => "other",
             }),
         }
