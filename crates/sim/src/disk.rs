@@ -214,7 +214,7 @@ impl SimDisk {
 
     /// Where shards of this thread attach.
     pub fn source(&self) -> Arc<dyn DeviceSource> {
-        Arc::new(SimSource { key: self.key })
+        Arc::new(SimSource { key: self.key, name: self.info().name.clone() })
     }
 
     /// The disk as the current shard uses it.
@@ -283,6 +283,7 @@ impl SimDisk {
 /// A [`SimDisk`] as a [`DeviceSource`]: valid on the thread of its world.
 struct SimSource {
     key: u64,
+    name: String,
 }
 
 impl DeviceSource for SimSource {
@@ -293,8 +294,7 @@ impl DeviceSource for SimSource {
     }
 
     fn name(&self) -> String {
-        let shared = DISKS.with_borrow(|(_, disks)| disks.get(&self.key).and_then(std::rc::Weak::upgrade));
-        shared.map_or_else(|| "a disk of a world that is gone".to_owned(), |shared| shared.info.name.clone())
+        self.name.clone()
     }
 }
 

@@ -1,4 +1,5 @@
 //! What a simulated disk promises and what it does not: one test for each.
+#![allow(clippy::unwrap_used, reason = "a test may stop at whatever it did not expect")]
 
 use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
 
@@ -26,7 +27,13 @@ fn on<T: 'static>(
     world.block_on(0, "client", 100_000, async move { client(disk.attach()).await }).unwrap()
 }
 
-async fn write(device: &dyn Device, offset: u64, length: usize, value: u8, fua: bool) -> Result<usize, DeviceErrorKind> {
+async fn write(
+    device: &dyn Device,
+    offset: u64,
+    length: usize,
+    value: u8,
+    fua: bool,
+) -> Result<usize, DeviceErrorKind> {
     let mut data = shard::buffer(length);
     data.fill(value);
     device.write(offset, data.freeze(), fua).await.result.map_err(|error| error.kind)
@@ -51,7 +58,8 @@ fn reads_see_what_was_written() {
             write(&*device, 512, 5 * 4096, 7, false).await.unwrap();
             read(&*device, 0, 6 * 4096).await.unwrap()
         });
-        let expected: Vec<u8> = (0..6 * 4096).map(|at| if (512..512 + 5 * 4096).contains(&at) { 7 } else { 0 }).collect();
+        let expected: Vec<u8> =
+            (0..6 * 4096).map(|at| if (512..512 + 5 * 4096).contains(&at) { 7 } else { 0 }).collect();
         assert_eq!(read, expected);
         assert!(world.leak_report().is_clean(), "{}", world.leak_report());
     }
@@ -162,7 +170,8 @@ fn a_write_in_flight_at_a_crash_happens_whole_torn_or_not_at_all() {
 #[test]
 fn a_crash_does_not_tear_below_the_tear_unit() {
     for seed in 0..100 {
-        let config = SimDiskConfig { logical_block: 4096, tear_bytes: 4096, ..SimDiskConfig::new("disk", 64 * KIB) };
+        let config =
+            SimDiskConfig { logical_block: 4096, tear_bytes: 4096, ..SimDiskConfig::new("disk", 64 * KIB) };
         let (mut world, disk) = world_with(seed, config);
         on(&mut world, &disk, async |device| {
             for value in 1..4 {

