@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod golden;
+mod nbd;
 mod packages;
 mod pattern;
 mod steps;
@@ -92,7 +93,11 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Vm { only, keep, .. } => vm::run(root, only.as_deref(), keep),
         Task::Golden { directory } => golden::make(root, &root.join(directory)),
-        Task::Pattern(PatternTask::Write { path, runs }) => pattern::write(&path, &runs),
-        Task::Pattern(PatternTask::Verify { path, blocks, runs }) => pattern::verify(&path, blocks, &runs),
+        Task::Pattern(PatternTask::Write { path, runs }) => {
+            pattern::write(&mut pattern::open(&path, true)?, &runs)
+        }
+        Task::Pattern(PatternTask::Verify { path, blocks, runs }) => {
+            pattern::verify(&mut pattern::open(&path, false)?, blocks, &runs)
+        }
     }
 }

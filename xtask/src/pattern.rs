@@ -82,17 +82,46 @@ pub fn list(runs: &[Run]) -> String {
     runs.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Writes the first generation of each run to a file or block device, in order, and makes it durable.
-pub fn write(path: &Path, runs: &[Run]) -> Result<()> {
-    let file = File::options().write(true).open(path).with_context(|| format!("open {}", path.display()))?;
+/// Something that holds blocks: a file, a block device, an NBD export. Offsets are bytes.
+pub trait Store {
+    /// Fills `bytes` from `offset`.
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<()>;
+    /// Writes `bytes` at `offset`.
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Makes what was written durable.
+    fn flush(&mut self) -> Result<()>;
+}
+
+impl Store for File {
+    fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        Ok(self.read_exact_at(bytes, offset)?)
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        Ok(self.write_all_at(bytes, offset)?)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(self.sync_all()?)
+    }
+}
+
+/// Opens a file or block device for [`write()`] and [`verify`].
+pub fn open(path: &Path, writable: bool) -> Result<File> {
+    File::options().read(true).write(writable).open(path).with_context(|| format!("open {}", path.display()))
+}
+
+/// Writes the first generation of each run, in order, and makes it durable.
+pub fn write(store: &mut impl Store, runs: &[Run]) -> Result<()> {
     for run in runs {
         for first in run.blocks.clone().step_by(usize::try_from(BATCH)?) {
             let end = run.blocks.end.min(first + BATCH);
-            file.write_all_at(&render(first..end, run.generations[0]), first * BLOCK as u64)
-                .with_context(|| format!("write block {first} of {}", path.display()))?;
+            store
+                .write(first * BLOCK as u64, &render(first..end, run.generations[0]))
+                .with_context(|| format!("write block {first}"))?;
         }
     }
-    file.sync_all().with_context(|| format!("flush {}", path.display()))
+    store.flush().context("flush")
 }
 
 /// The bytes of these blocks.
@@ -106,15 +135,13 @@ pub fn render(blocks: Range<u64>, generation: u8) -> Vec<u8> {
 
 /// Verifies the first `blocks` blocks: later runs override earlier ones, the rest is zero. The error names the first
 /// wrong blocks.
-pub fn verify(path: &Path, blocks: u64, runs: &[Run]) -> Result<()> {
-    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+pub fn verify(store: &mut impl Store, blocks: u64, runs: &[Run]) -> Result<()> {
     let mut wrong = Vec::new();
     let mut bytes = vec![0; BLOCK * usize::try_from(BATCH)?];
     for first in (0..blocks).step_by(usize::try_from(BATCH)?) {
         let end = blocks.min(first + BATCH);
         let part = &mut bytes[..BLOCK * usize::try_from(end - first)?];
-        file.read_exact_at(part, first * BLOCK as u64)
-            .with_context(|| format!("read block {first} of {}", path.display()))?;
+        store.read(first * BLOCK as u64, part).with_context(|| format!("read block {first}"))?;
         let blocks = (first..end).zip(part.chunks_exact(BLOCK));
         wrong.extend(
             blocks
@@ -125,7 +152,7 @@ pub fn verify(path: &Path, blocks: u64, runs: &[Run]) -> Result<()> {
     ensure!(blocks > 0, "nothing to verify");
     if !wrong.is_empty() {
         let shown = wrong.iter().take(5).cloned().collect::<Vec<_>>().join("; ");
-        bail!("{}: {} of {blocks} blocks wrong: {shown}", path.display(), wrong.len());
+        bail!("{} of {blocks} blocks wrong: {shown}", wrong.len());
     }
     Ok(())
 }
@@ -186,14 +213,14 @@ mod tests {
     fn what_was_written_verifies_and_a_single_wrong_byte_does_not() {
         let path = scratch("verify", 300);
         let runs = [Run::new(0..200, 1), Run::new(5..6, 2), Run::new(299..300, 1)];
-        write(&path, &runs).unwrap();
-        verify(&path, 300, &runs).unwrap();
+        let mut file = open(&path, true).unwrap();
+        write(&mut file, &runs).unwrap();
+        verify(&mut file, 300, &runs).unwrap();
         for place in [0, 5 * BLOCK + 4095, 250 * BLOCK + 7] {
-            let file = File::options().read(true).write(true).open(&path).unwrap();
             let mut byte = [0];
             file.read_exact_at(&mut byte, place as u64).unwrap();
             file.write_all_at(&[byte[0] ^ 1], place as u64).unwrap();
-            let error = verify(&path, 300, &runs).unwrap_err().to_string();
+            let error = verify(&mut file, 300, &runs).unwrap_err().to_string();
             assert!(error.contains(&format!("block {} holds", place / BLOCK)), "{error}");
             file.write_all_at(&byte, place as u64).unwrap();
         }
@@ -203,14 +230,14 @@ mod tests {
     #[test]
     fn a_cut_write_may_be_old_or_new_by_sector_but_nothing_else() {
         let path = scratch("torn", 1);
-        write(&path, &[Run::new(0..1, 1)]).unwrap();
-        let file = File::options().write(true).open(&path).unwrap();
+        let mut file = open(&path, true).unwrap();
+        write(&mut file, &[Run::new(0..1, 1)]).unwrap();
         file.write_all_at(&render(0..1, 2)[..SECTOR], 0).unwrap();
         let both: Run = "0:1=1,2".parse().unwrap();
-        verify(&path, 1, std::slice::from_ref(&both)).unwrap();
-        assert!(verify(&path, 1, &[Run::new(0..1, 2)]).is_err());
+        verify(&mut file, 1, std::slice::from_ref(&both)).unwrap();
+        assert!(verify(&mut file, 1, &[Run::new(0..1, 2)]).is_err());
         file.write_all_at(b"x", 100).unwrap();
-        assert!(verify(&path, 1, &[both]).is_err());
+        assert!(verify(&mut file, 1, &[both]).is_err());
         std::fs::remove_file(path).unwrap();
     }
 

@@ -15,15 +15,54 @@ say() {
 die() {
     echo "@why $*" >&3
     echo "FAILED: $*"
+    dmesg | tail -n 30
     exit 1
 }
 
-# members NAME COUNT: the devices /dev/member/NAME-0 .. NAME-(COUNT-1).
-members() {
+# present NAME COUNT MISSING: the devices of the slots 0 .. COUNT-1 that are not in the list MISSING (`1,2`, `-`).
+present() {
     m_i=0
     while [ $m_i -lt "$2" ]; do
-        printf '/dev/member/%s-%s ' "$1" $m_i
+        case ",$3," in
+        *",$m_i,"*) ;;
+        *) printf '/dev/member/%s-%s ' "$1" $m_i ;;
+        esac
         m_i=$((m_i + 1))
+    done
+}
+
+# expected NAME: the runs that the array must hold.
+expected() {
+    cat "/job/expected/$1"
+}
+
+# expect_content NAME DEVICE: the device must hold just what is expected of NAME (its first word).
+expect_content() {
+    # shellcheck disable=SC2046
+    xtask pattern verify "$2" $(($(blockdev --getsize64 "$2") / 4096)) $(expected "${1%%,*}") 2>/tmp/error ||
+        die "$1: $(cat /tmp/error)"
+}
+
+# sectors_read MEMBER: how many sectors have been read from this disk since the boot.
+sectors_read() {
+    awk '{ print $3 }' "/sys/class/block/$(basename "$(readlink "/dev/member/$1")")/stat"
+}
+
+# mdadm_create MD: makes the array that $name $level $count $chunk $layout $bitmap describe, waits for its first sync,
+# and loses the members of $missing.
+mdadm_create() {
+    c_options="--level=$level --raid-devices=$count --chunk=$chunk"
+    [ "$layout" = - ] || c_options="$c_options --layout=$layout"
+    [ "$level" = 0 ] || c_options="$c_options --bitmap=$bitmap"
+    [ "$bitmap" = none ] || c_options="$c_options --bitmap-chunk=64K"
+    # shellcheck disable=SC2046,SC2086
+    mdadm --create "/dev/$1" --quiet --run --homehost=vm --name="$name" --metadata=1.2 $c_options \
+        $(present "$name" "$count" -) || die "$name: mdadm does not create it"
+    [ "$level" = 0 ] || wait_idle "$1"
+    [ "$missing" != - ] || return 0
+    for c_slot in $(echo "$missing" | tr , ' '); do
+        mdadm --quiet "/dev/$1" --fail "/dev/member/$name-$c_slot"
+        mdadm --quiet "/dev/$1" --remove "/dev/member/$name-$c_slot"
     done
 }
 
@@ -49,6 +88,16 @@ wait_clean() {
         w_tries=$((w_tries + 1))
         [ $w_tries -lt 200 ] || die "$1 stays $(attribute "$1" array_state)"
         sleep 0.1
+    done
+}
+
+# wait_bitmap_clear NAME: until the bitmap of this array's first member has no bit set.
+wait_bitmap_clear() {
+    w_tries=0
+    until mdadm --examine-bitmap "/dev/member/$1-0" | grep -q ' 0 dirty'; do
+        w_tries=$((w_tries + 1))
+        [ $w_tries -lt 60 ] || die "$1: its bitmap does not clear: $(mdadm --examine-bitmap "/dev/member/$1-0")"
+        sleep 1
     done
 }
 

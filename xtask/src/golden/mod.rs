@@ -5,7 +5,7 @@
 //! engine's, before they become what the engine is measured by.
 
 mod layout;
-mod superblock;
+pub mod superblock;
 
 use std::fs;
 use std::path::Path;
@@ -47,7 +47,7 @@ pub fn make(root: &Path, directory: &Path) -> Result<()> {
         .variable("SECOND", &pattern::list(&second));
     for geometry in GEOMETRIES {
         geometry.make_members(&lab)?;
-        geometry.attach(&lab, &mut machine);
+        geometry.attach(&lab, &mut machine, &[]);
     }
     let outcome = lab.boot(machine)?;
     fs::create_dir_all(directory)?;

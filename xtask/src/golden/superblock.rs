@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 /// Sector of a 1.2 superblock.
 const SUPERBLOCK_SECTOR: usize = 8;
 const MAGIC: u32 = 0xa92b_4efc;
+const FEATURE_BITMAP: u32 = 1;
 /// Slots that the manifest shows.
 const ROLES_SHOWN: usize = 8;
 
@@ -101,6 +102,8 @@ fn describe(bytes: &Bytes, roles: &[u16]) -> Result<Value> {
     let role = roles.get(usize::try_from(dev_number)?).context("its number is outside the table of roles")?;
     let shown: Vec<String> = roles.iter().take(ROLES_SHOWN).map(|role| format!("{role:#06x}")).collect();
     let bitmap_offset = bytes.i32(96)?;
+    let has_bitmap = bytes.u32(8)? & FEATURE_BITMAP != 0;
+    let bitmap = has_bitmap.then(|| describe_bitmap(bytes, usize::try_from(bitmap_offset)? * 512));
     Ok(json!({
         "dev_number": dev_number,
         "role": format!("{role:#06x}"),
@@ -117,7 +120,7 @@ fn describe(bytes: &Bytes, roles: &[u16]) -> Result<Value> {
         "bblog": [bytes.i32(188)?, i32::from(bytes.u16(186)?), i32::from(bytes.array::<1>(185)?[0])],
         "sb_csum": format!("{:#010x}", bytes.u32(216)?),
         "badblocks": Value::Null,
-        "bitmap": describe_bitmap(bytes, usize::try_from(bitmap_offset)? * 512)?,
+        "bitmap": bitmap.transpose()?,
         "ppl_headers": Value::Null,
     }))
 }

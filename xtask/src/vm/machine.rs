@@ -20,6 +20,7 @@ use super::cpio::Archive;
 use super::image::{self, Image};
 
 const LIBRARY: &str = include_str!("../../vm/lib.sh");
+const SERVE: &str = include_str!("../../vm/serve.sh");
 
 /// A boot to be made.
 pub struct Machine {
@@ -30,6 +31,7 @@ pub struct Machine {
     environment: Vec<(String, String)>,
     disks: Vec<Disk>,
     programs: Vec<(String, PathBuf)>,
+    files: Vec<(String, Vec<u8>)>,
     time_limit: Duration,
 }
 
@@ -70,6 +72,7 @@ impl Machine {
             environment: Vec::new(),
             disks: Vec::new(),
             programs: Vec::new(),
+            files: Vec::new(),
             time_limit: Duration::from_mins(5),
         }
     }
@@ -91,6 +94,11 @@ impl Machine {
     /// Attaches a file as `/dev/member/NAME`. `logical_block` is 512 or 4096 bytes.
     pub fn disk(&mut self, name: &str, file: &Path, logical_block: u32) {
         self.disks.push(Disk { name: name.to_owned(), file: file.to_owned(), logical_block });
+    }
+
+    /// Puts a file into the guest as `/job/PATH`.
+    pub fn file(&mut self, path: &str, contents: Vec<u8>) {
+        self.files.push((path.to_owned(), contents));
     }
 
     /// Puts a program of the host, with its libraries, into the guest as `/sbin/NAME`.
@@ -136,7 +144,11 @@ impl Machine {
             writeln!(disks, "{lun} {}", disk.name)?;
         }
         job.file("job/disks", 0o644, disks.as_bytes());
+        job.file("job/serve.sh", 0o644, SERVE.as_bytes());
         job.file("job/run.sh", 0o755, format!("{LIBRARY}\n{}", self.script).as_bytes());
+        for (path, contents) in &self.files {
+            job.file(&format!("job/{path}"), 0o644, contents);
+        }
         let mut present = BTreeSet::new();
         for (name, program) in &self.programs {
             image::add_program(&mut job, &mut present, name, program)?;

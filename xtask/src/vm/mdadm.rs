@@ -1,45 +1,43 @@
-//! Scenarios in which the kernel's MD is alone with its arrays: they try the harness.
+//! Scenarios in which the kernel's MD is alone with its arrays: they try the harness itself.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::Lab;
+use super::crash;
 use super::machine::Machine;
 use super::members::{self, Geometry};
-use crate::pattern;
 
 const GEOMETRIES: &[Geometry] = &[
     Geometry::new("l0", 0, 4, 64, ""),
     Geometry::new("l4", 4, 4, 16, ""),
     Geometry::new("l5", 5, 4, 64, "left-symmetric"),
+    Geometry::new("l5-degraded", 5, 4, 64, "left-symmetric").degraded(&[1]),
     Geometry::new("l6", 6, 5, 16, "left-symmetric").without_bitmap().with_4k_blocks(),
+    Geometry::new("l6-degraded", 6, 5, 16, "left-symmetric").degraded(&[0, 3]),
 ];
 
-/// mdadm creates, the pattern is written; a second boot assembles, verifies and scrubs.
+/// mdadm creates, the pattern is written; a second boot assembles, verifies, rebuilds and scrubs.
 pub fn alone(lab: &Lab) -> Result<()> {
     let mut create = Machine::new("create", include_str!("../../vm/mdadm-create.sh"));
-    let mut verify = Machine::new("verify", include_str!("../../vm/kernel-verify.sh"));
     for geometry in GEOMETRIES {
         geometry.make_members(lab)?;
-        geometry.attach(lab, &mut create);
-        geometry.attach(lab, &mut verify);
+        geometry.attach(lab, &mut create, &members::first_writes());
     }
-    let first = members::first_writes();
-    let lines = members::lines(GEOMETRIES);
-    let levels = ["raid0", "raid456"];
-    let made = lab.boot(
-        create.modules(&levels).variable("ARRAYS", &lines).variable("WRITES", &pattern::list(&first)),
-    )?;
-    ensure!(made.last("made")? == "l6", "not every array was made: {made:?}");
-    let seen = lab.boot(
-        verify
-            .modules(&levels)
-            .variable("ARRAYS", &lines)
-            .variable("EXPECTED", &pattern::list(&first))
-            .variable("WRITES", ""),
-    )?;
-    for geometry in GEOMETRIES {
-        let verified = seen.all("verified").contains(&geometry.name);
-        verified.then_some(()).with_context(|| format!("{} was not verified", geometry.name))?;
+    let made = lab.boot(create.modules(super::LEVELS).variable("ARRAYS", &members::lines(GEOMETRIES)))?;
+    ensure!(made.all("made").len() == GEOMETRIES.len(), "not every array was made: {made:?}");
+    lab.kernel_verifies("verify", GEOMETRIES, |_| members::first_writes(), &[]).map(|_| ())
+}
+
+/// The power fails while the kernel writes; after the next boot's resync every block is old or new and the scrub is
+/// clean.
+pub fn cut(lab: &Lab) -> Result<()> {
+    let left = crash::cut_the_kernel(lab)?;
+    let outcome =
+        lab.kernel_verifies("verify", crash::KERNEL_ARRAYS, |geometry| left[geometry.name].clone(), &[])?;
+    for geometry in crash::KERNEL_ARRAYS {
+        let synced = crash::sectors_synced(&outcome, geometry)?;
+        let is_partial = synced < geometry.member_bytes / 512 / 2;
+        ensure!(is_partial == geometry.bitmap, "{}: {synced} sectors read for the resync", geometry.name);
     }
     Ok(())
 }

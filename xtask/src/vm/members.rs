@@ -25,15 +25,29 @@ pub struct Geometry {
     pub bitmap: bool,
     /// Bytes of a logical block of the members, 512 or 4096.
     pub logical_block: u32,
+    /// Slots whose members are lost before anything is written.
+    pub missing: &'static [u32],
+    /// Bytes of every member.
+    pub member_bytes: u64,
 }
 
-/// Bytes of every member: small, so that a resync under emulation takes a second.
+/// Bytes of a member unless told: small, so that a resync under emulation takes a second.
 pub const MEMBER_BYTES: u64 = 12 << 20;
 
 impl Geometry {
-    /// A geometry with 512-byte blocks and a bitmap.
+    /// A complete array with 512-byte blocks and, unless its level is 0, a bitmap.
     pub const fn new(name: &'static str, level: u32, members: u32, chunk: u32, layout: &'static str) -> Self {
-        Self { name, level, members, chunk, layout, bitmap: true, logical_block: 512 }
+        Self {
+            name,
+            level,
+            members,
+            chunk,
+            layout,
+            bitmap: level != 0,
+            logical_block: 512,
+            missing: &[],
+            member_bytes: MEMBER_BYTES,
+        }
     }
 
     /// The same without a bitmap.
@@ -50,27 +64,58 @@ impl Geometry {
         self
     }
 
-    /// Makes the member files, sparse.
+    /// The same without these slots' members.
+    #[must_use]
+    pub const fn degraded(mut self, missing: &'static [u32]) -> Self {
+        self.missing = missing;
+        self
+    }
+
+    /// The same with larger members.
+    #[must_use]
+    pub const fn with_members_of(mut self, bytes: u64) -> Self {
+        self.member_bytes = bytes;
+        self
+    }
+
+    /// Makes the member files, sparse, one for each slot.
     pub fn make_members(&self, lab: &Lab) -> Result<Vec<PathBuf>> {
+        (0..self.members).map(|slot| lab.sparse_file(&self.file_name(slot), self.member_bytes)).collect()
+    }
+
+    /// The member files that are not missing.
+    pub fn present(&self, lab: &Lab) -> Vec<PathBuf> {
         (0..self.members)
-            .map(|slot| lab.sparse_file(&format!("{}-{slot}.img", self.name), MEMBER_BYTES))
+            .filter(|slot| !self.missing.contains(slot))
+            .map(|slot| self.file(lab, slot))
             .collect()
     }
 
-    /// Attaches the member files to a machine as `/dev/member/NAME-SLOT`.
-    pub fn attach(&self, lab: &Lab, machine: &mut Machine) {
-        for slot in 0..self.members {
-            let name = format!("{}-{slot}", self.name);
-            let file = lab.directory.join(format!("{name}.img"));
-            machine.disk(&name, &file, self.logical_block);
-        }
+    /// The member file of a slot.
+    pub fn file(&self, lab: &Lab, slot: u32) -> PathBuf {
+        lab.directory.join(self.file_name(slot))
     }
 
-    /// One line for the guest's scripts: name, level, members, chunk, layout (`-` if none), bitmap.
+    /// The name of a slot's member file in the scenario's folder.
+    pub fn file_name(&self, slot: u32) -> String {
+        format!("{}-{slot}.img", self.name)
+    }
+
+    /// Attaches all member files to a machine as `/dev/member/NAME-SLOT`, and says what the array must hold.
+    pub fn attach(&self, lab: &Lab, machine: &mut Machine, expected: &[Run]) {
+        for slot in 0..self.members {
+            machine.disk(&format!("{}-{slot}", self.name), &self.file(lab, slot), self.logical_block);
+        }
+        machine.file(&format!("expected/{}", self.name), crate::pattern::list(expected).into_bytes());
+    }
+
+    /// One line for the guest's scripts: name, level, members, chunk, layout, bitmap, missing slots (`-` for none).
     pub fn line(&self) -> String {
         let layout = if self.layout.is_empty() { "-" } else { self.layout };
         let bitmap = if self.bitmap { "internal" } else { "none" };
-        format!("{} {} {} {} {layout} {bitmap}", self.name, self.level, self.members, self.chunk)
+        let missing: Vec<String> = self.missing.iter().map(ToString::to_string).collect();
+        let missing = if missing.is_empty() { "-".to_owned() } else { missing.join(",") };
+        format!("{} {} {} {} {layout} {bitmap} {missing}", self.name, self.level, self.members, self.chunk)
     }
 }
 
@@ -82,4 +127,12 @@ pub fn lines(geometries: &[Geometry]) -> String {
 /// What is written first: the start of the array over many stripes, and a stretch in the middle.
 pub fn first_writes() -> Vec<Run> {
     vec![Run::new(0..640, 1), Run::new(4000..4100, 1)]
+}
+
+/// What is written over it: single blocks and short runs, which cost partial stripe writes.
+pub fn second_writes() -> Vec<Run> {
+    [1..3, 7..8, 18..19, 33..36, 64..65, 100..102, 255..256, 300..301, 411..412, 500..501, 511..512, 639..641]
+        .into_iter()
+        .map(|blocks| Run::new(blocks, 2))
+        .collect()
 }

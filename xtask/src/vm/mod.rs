@@ -4,19 +4,28 @@
 //! boots a [`machine::Machine`] on the same files, and compares. Guest halves are the scripts in `xtask/vm/`.
 
 pub mod cpio;
+mod crash;
+mod faults;
+mod filesystem;
+mod fio;
 pub mod image;
+mod interop;
 pub mod machine;
 mod mdadm;
 pub mod members;
+mod server;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use self::image::Image;
 use self::machine::{Machine, Outcome};
+use self::members::Geometry;
+use crate::pattern::{self, Run};
 
 /// Something that is tried with the kernel.
 struct Scenario {
@@ -25,11 +34,61 @@ struct Scenario {
     run: fn(&Lab) -> Result<()>,
 }
 
-const SCENARIOS: &[Scenario] = &[Scenario {
-    name: "mdadm-alone",
-    about: "the harness itself: mdadm's arrays written in the guest hold the pattern in a second boot, scrub clean",
-    run: mdadm::alone,
-}];
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "mdadm-alone",
+        about: "the harness: mdadm's arrays, degraded ones too, hold the pattern in a second boot and scrub clean",
+        run: mdadm::alone,
+    },
+    Scenario {
+        name: "mdadm-cut",
+        about: "the harness: power fails under the kernel's writes, blocks are old or new after the next boot",
+        run: mdadm::cut,
+    },
+    Scenario {
+        name: "ours-in-kernel",
+        about: "created by us, written over NBD, equal and clean in the kernel, written there, equal with us",
+        run: interop::ours,
+    },
+    Scenario {
+        name: "mdadm-with-us",
+        about: "created by mdadm, degraded ones too; read, written and rebuilt by us, equal and clean in the kernel",
+        run: interop::theirs,
+    },
+    Scenario {
+        name: "our-server-dies",
+        about: "kill -9 of our server under writes: the kernel resyncs from our bitmap and finds nothing wrong",
+        run: crash::our_server_dies,
+    },
+    Scenario {
+        name: "kernel-dies",
+        about: "power fails under the kernel's writes: we resync from its bitmap, and both find nothing wrong",
+        run: crash::kernel_dies,
+    },
+    Scenario {
+        name: "ext4",
+        about: "ext4 over nbd-client: mkfs, copy, fsck; again with a member lost",
+        run: filesystem::ext4,
+    },
+    Scenario {
+        name: "read-error",
+        about: "dm-flakey under a member of our server in the guest: reads are served and the chunk is rewritten",
+        run: faults::read_error,
+    },
+    Scenario {
+        name: "write-error",
+        about: "dm-error under a member of our server in the guest: the member is failed, nothing else",
+        run: faults::write_error,
+    },
+    Scenario {
+        name: "fio-verify",
+        about: "fio with verification over NBD on every level, complete and degraded (no boot)",
+        run: fio::verify,
+    },
+];
+
+/// Modules of the levels that we serve.
+const LEVELS: &[&str] = &["raid0", "raid456"];
 
 /// What a scenario works with.
 pub struct Lab {
@@ -38,6 +97,10 @@ pub struct Lab {
     pub directory: PathBuf,
     /// This program, which the guest uses to write and verify the pattern.
     pub xtask: PathBuf,
+    /// Our command.
+    pub pinstripe: PathBuf,
+    /// A folder with a short path, for sockets.
+    pub sockets: PathBuf,
 }
 
 impl Lab {
@@ -46,7 +109,41 @@ impl Lab {
         let directory = base.join(name);
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory)?;
-        Ok(Self { image: image::prepare(base)?, directory, xtask: std::env::current_exe()? })
+        let sockets = std::env::temp_dir().join(format!("pinstripe-vm-{}", std::process::id()));
+        fs::create_dir_all(&sockets)?;
+        let pinstripe = base.with_file_name("release").join("pinstripe");
+        Ok(Self {
+            image: image::prepare(base)?,
+            directory,
+            xtask: std::env::current_exe()?,
+            pinstripe,
+            sockets,
+        })
+    }
+
+    /// Boots the kernel on these arrays: each must hold what is expected of it and scrub clean; missing members are put
+    /// in again and rebuilt; then `writes` go to it.
+    fn kernel_verifies(
+        &self,
+        name: &str,
+        geometries: &[Geometry],
+        expected: impl Fn(&Geometry) -> Vec<Run>,
+        writes: &[Run],
+    ) -> Result<Outcome> {
+        let mut machine = Machine::new(name, include_str!("../../vm/kernel-verify.sh"))
+            .modules(LEVELS)
+            .variable("ARRAYS", &members::lines(geometries))
+            .variable("RESTORE", "yes")
+            .variable("WRITES", &pattern::list(writes));
+        for geometry in geometries {
+            geometry.attach(self, &mut machine, &expected(geometry));
+        }
+        let outcome = self.boot(machine)?;
+        for geometry in geometries {
+            let is_verified = outcome.all("verified").contains(&geometry.name);
+            ensure!(is_verified, "{} was not verified", geometry.name);
+        }
+        Ok(outcome)
     }
 
     /// A sparse file of this many bytes in the scenario's folder.
@@ -59,6 +156,12 @@ impl Lab {
     /// Boots the machine on the cached image; logs go to the scenario's folder.
     pub fn boot(&self, machine: Machine) -> Result<Outcome> {
         machine.program("xtask", &self.xtask).run(&self.image, &self.directory)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.sockets);
     }
 }
 
@@ -77,6 +180,7 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
         bail!("no scenario has {:?} in its name; `cargo xtask vm --list` shows them", only.unwrap_or(""));
     }
     crate::packages::ensure()?;
+    build_command(root)?;
     let base = root.join("target/vm");
     let mut failed = Vec::new();
     for scenario in &chosen {
@@ -95,6 +199,17 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
+    Ok(())
+}
+
+/// Builds our command as users get it.
+fn build_command(root: &Path) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--release", "--package", "pinstripe"])
+        .current_dir(root)
+        .status()?;
+    ensure!(status.success(), "pinstripe does not build");
     Ok(())
 }
 

@@ -1,0 +1,36 @@
+//! Real errors of the block layer under our server, which runs in the guest.
+
+use anyhow::{Result, ensure};
+
+use super::Lab;
+use super::machine::Machine;
+use super::members::{self, Geometry};
+
+const GEOMETRIES: &[Geometry] =
+    &[Geometry::new("f5", 5, 4, 64, "left-symmetric"), Geometry::new("f6", 6, 5, 64, "left-symmetric")];
+
+/// dm-flakey refuses to read a chunk of a member: the read is served, the chunk is written anew.
+pub fn read_error(lab: &Lab) -> Result<()> {
+    in_the_guest(lab, include_str!("../../vm/read-error.sh"), "rewritten")
+}
+
+/// dm-error refuses all I/O of a part of a member: writes go on without it, and the kernel finds a degraded array.
+pub fn write_error(lab: &Lab) -> Result<()> {
+    in_the_guest(lab, include_str!("../../vm/write-error.sh"), "degraded")
+}
+
+fn in_the_guest(lab: &Lab, script: &'static str, proof: &str) -> Result<()> {
+    let mut machine = Machine::new("fault", script);
+    for geometry in GEOMETRIES {
+        geometry.make_members(lab)?;
+        geometry.attach(lab, &mut machine, &members::first_writes());
+    }
+    let machine = machine
+        .modules(super::LEVELS)
+        .modules(&["nbd", "dm-mod", "dm-flakey"])
+        .program("pinstripe", &lab.pinstripe)
+        .variable("ARRAYS", &members::lines(GEOMETRIES));
+    let outcome = lab.boot(machine)?;
+    ensure!(outcome.all(proof).len() == GEOMETRIES.len(), "not every array was tried: {outcome:?}");
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Our command on the host: creating arrays, serving them, asking the running server.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::Lab;
+use super::members::Geometry;
+use crate::nbd::Client;
+
+/// How long a server may take to answer its socket, or to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `pinstripe create` over these devices, with further options.
+pub fn create(lab: &Lab, geometry: &Geometry, devices: &[PathBuf], options: &[&str]) -> Result<()> {
+    let mut command = Command::new(&lab.pinstripe);
+    command.args(["create", "--name", geometry.name, "--level", &geometry.level.to_string()]);
+    command.args(["--chunk", &format!("{}K", geometry.chunk)]);
+    if !geometry.layout.is_empty() {
+        command.args(["--layout", geometry.layout]);
+    }
+    command.args(["--bitmap", if geometry.bitmap { "internal" } else { "none" }]);
+    command.args(options).args(devices);
+    said(&mut command).map(|_| ())
+}
+
+/// A `pinstripe serve` of ours; ended without mercy when it goes out of scope.
+pub struct Server {
+    child: Child,
+    pinstripe: PathBuf,
+    log: PathBuf,
+    /// Its NBD socket.
+    pub socket: PathBuf,
+    control: PathBuf,
+    /// The port on the loopback address where it serves too.
+    pub port: u16,
+}
+
+impl Server {
+    /// Serves these devices, on a unix socket and on a TCP port, and waits until it answers.
+    pub fn start(lab: &Lab, name: &str, devices: &[PathBuf]) -> Result<Self> {
+        let socket = lab.sockets.join(format!("{name}.nbd"));
+        let control = lab.sockets.join(format!("{name}.control"));
+        for stale in [&socket, &control] {
+            match std::fs::remove_file(stale) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let log = lab.directory.join(format!("{name}.server.log"));
+        let output = File::options().create(true).append(true).open(&log)?;
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(&lab.pinstripe)
+            .args(["serve", "--shards", "2", "--nbd"])
+            .arg(format!("unix:{}", socket.display()))
+            .args(["--nbd", &format!("tcp:127.0.0.1:{port}"), "--control"])
+            .arg(&control)
+            .args(devices)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .context("start pinstripe serve")?;
+        let mut server = Self { child, pinstripe: lab.pinstripe.clone(), log, socket, control, port };
+        server.wait_until_ready().with_context(|| format!("serve {name}; see {}", server.log.display()))?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("it ended with {status}");
+            }
+            match Client::connect(&self.socket) {
+                Ok(_) => return Ok(()),
+                Err(error) if start.elapsed() > PATIENCE => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// A new NBD connection.
+    pub fn client(&self) -> Result<Client> {
+        Client::connect(&self.socket)
+    }
+
+    /// The address of its export for libnbd's programs and fio.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// `pinstripe detail --json`.
+    pub fn detail(&self) -> Result<Value> {
+        let output = said(Command::new(&self.pinstripe).args(["detail", "--json"]).arg(&self.control))?;
+        serde_json::from_slice(&output.stdout).context("detail --json")
+    }
+
+    /// Waits until no resync or rebuild runs and no member is missing.
+    pub fn wait_until_in_sync(&self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let detail = self.detail()?;
+            if detail["sync_action"] == "idle" && detail["degraded"] == 0 {
+                return Ok(());
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("it does not come in sync: {detail}");
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// `pinstripe check`: an error if it counts mismatches.
+    pub fn check(&self) -> Result<()> {
+        said(Command::new(&self.pinstripe).arg("check").arg(&self.control)).map(|_| ())
+    }
+
+    /// `pinstripe fail`.
+    pub fn fail(&self, slot: u32) -> Result<()> {
+        let mut command = Command::new(&self.pinstripe);
+        said(command.arg("fail").arg(&self.control).arg(slot.to_string())).map(|_| ())
+    }
+
+    /// `pinstripe add`: puts a device in and lets it rebuild in the background.
+    pub fn add(&self, device: &Path) -> Result<()> {
+        said(Command::new(&self.pinstripe).arg("add").arg(&self.control).arg(device)).map(|_| ())
+    }
+
+    /// `pinstripe stop`: the server must end with status 0.
+    pub fn stop(mut self) -> Result<()> {
+        said(Command::new(&self.pinstripe).arg("stop").arg(&self.control))?;
+        self.wait_for_end()
+    }
+
+    /// SIGTERM: the server must end with status 0.
+    pub fn terminate(mut self) -> Result<()> {
+        said(Command::new("kill").args(["-TERM", &self.child.id().to_string()]))?;
+        self.wait_for_end()
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    fn wait_for_end(&mut self) -> Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("serve ended with {status}; see {}", self.log.display()),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        bail!("serve does not end; see {}", self.log.display())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command; its own words come back in the error.
+pub fn said(command: &mut Command) -> Result<Output> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("run {command:?}"))?;
+    if !output.status.success() {
+        let words = [output.stdout.trim_ascii(), output.stderr.trim_ascii()].concat();
+        bail!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&words));
+    }
+    Ok(output)
+}
