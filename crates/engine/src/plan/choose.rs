@@ -127,33 +127,43 @@ impl<'a> Chooser<'a> {
         if run.written == self.all {
             return Ok(nothing(Method::Full));
         }
-        let [rcw, rcw_other] = self.reconstruct_writes(run);
-        let rmw = self.read_modify_write(run);
+        let reconstruct = self.reconstruct_writes(run);
+        let modify = self.read_modify_write(run);
         for (parity, state) in [(Parity::P, self.p), (Parity::Q, self.q)] {
             // Asking the cache takes a lock: not for what no candidate would use.
-            let mut candidates = [rcw, rcw_other, rmw].into_iter().flatten();
-            let used = candidates.any(|each| if parity == Parity::P { each.p } else { each.q });
-            if used && state == ParityState::Ready {
+            let mut candidates = reconstruct.iter().flatten().chain(&modify);
+            let is_used = candidates.any(|each| if parity == Parity::P { each.p } else { each.q });
+            if is_used && state == ParityState::Ready {
                 self.find_old_parity(run, parity, &mut old[parity as usize], facts);
             }
         }
-        let weigh = |candidate: Candidate| (candidate, self.weight(run, &candidate, old, facts));
-        let rcw = match (rcw.map(weigh), rcw_other.map(weigh)) {
-            (Some(one), Some(other)) if other.1 < one.1 => Some(other),
-            (one, other) => one.or(other),
-        };
-        match (rcw, rmw.map(weigh)) {
-            (None, None) => Err(PlanError::Unreadable { start: run.start, end: run.end }),
-            (None, Some(only)) | (Some(only), None) => Ok(only.0),
-            (Some(rcw), Some(rmw)) => {
-                let modify = match self.policy {
-                    WritePolicy::MinReads | WritePolicy::Cost => rmw.1 < rcw.1,
-                    WritePolicy::ModThreshold => rmw.1 <= rcw.1 + u64::from(run.length()),
-                    WritePolicy::AlwaysRmw => true,
-                };
-                Ok(if modify { rmw.0 } else { rcw.0 })
-            }
+        self.decide(run, reconstruct, modify, old, facts)
+            .ok_or(PlanError::Unreadable { start: run.start, end: run.end })
+    }
+
+    /// What the policy says of the candidates; `None` if there are none.
+    fn decide(
+        &self,
+        run: &Run,
+        reconstruct: [Option<Candidate>; 2],
+        modify: Option<Candidate>,
+        old: &[OldParity; 2],
+        facts: &impl Facts,
+    ) -> Option<Candidate> {
+        if self.policy == WritePolicy::AlwaysRmw && modify.is_some() {
+            return modify;
         }
+        let weigh = |candidate: Candidate| (self.weight(run, &candidate, old, facts), candidate);
+        // The first of equals: through P.
+        let lightest = reconstruct.into_iter().flatten().map(weigh).min_by_key(|(weight, _)| *weight);
+        let (Some((rcw, reconstruct)), Some((rmw, modify))) = (lightest, modify.map(weigh)) else {
+            return modify.or(lightest.map(|(_, candidate)| candidate));
+        };
+        let prefers_rmw = match self.policy {
+            WritePolicy::ModThreshold => rmw <= rcw + u64::from(run.length()),
+            _ => rmw < rcw,
+        };
+        Some(if prefers_rmw { modify } else { reconstruct })
     }
 
     /// Needs old data and old parity of all that changes, and that they belong together.
@@ -236,9 +246,7 @@ impl<'a> Chooser<'a> {
         };
         for column in candidate.columns {
             let slot = self.map.data_slot(column);
-            let mut bytes = 0;
-            uncovered(self.held, slot, run.start, run.end, |start, end| bytes += u64::from(end - start));
-            add(slot, bytes);
+            add(slot, self.bytes_to_read(slot, run));
         }
         for (parity, needed) in [(Parity::P, candidate.p), (Parity::Q, candidate.q)] {
             if let Some(slot) = self.parity_slot(parity).filter(|_| needed) {
@@ -250,6 +258,16 @@ impl<'a> Chooser<'a> {
         }
         let sources = self.kernel_sources(run, candidate) * u64::from(run.length());
         bill.total(self.map.members() as u64, sources)
+    }
+
+    /// What of a data column is not held.
+    fn bytes_to_read(&self, slot: MemberSlot, run: &Run) -> u64 {
+        if self.held.is_empty() {
+            return run.length().into();
+        }
+        let mut bytes = 0;
+        uncovered(self.held, slot, run.start, run.end, |start, end| bytes += u64::from(end - start));
+        bytes
     }
 
     /// How many ranges of the run's length the kernels read.

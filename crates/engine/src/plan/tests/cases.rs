@@ -1,5 +1,7 @@
 //! Correctness: every image, every membership within redundancy, every policy.
 
+use proptest::prelude::*;
+
 use super::execute::Model;
 use super::*;
 
@@ -125,4 +127,36 @@ fn every_raid6_plan_ends_with_right_data_and_parity() {
 #[test]
 fn raid6_of_six_with_ddf_exponents_ends_with_right_data_and_parity() {
     try_all_images(ParityLayout::Raid6(Raid6Layout::DdfNContinue), 6);
+}
+
+/// A wide stripe of any layout, a few members lost, and several writes of any size that may overlap.
+fn wide_write() -> impl Strategy<Value = (Stripe, Vec<Written>)> {
+    let layouts: Vec<ParityLayout> = ParityLayout::all().collect();
+    (prop::sample::select(layouts), 0usize..30, 0u64..100, any::<[u8; 4]>(), 0usize..=2, 0u8..4)
+        .prop_flat_map(|(layout, extra, stripe, dice, losses, sync)| {
+            let members = (layout.members_min() + extra).max(3);
+            let map = stripe_map(layout, members, stripe);
+            let lost = dice[..losses.min(layout.parities())].iter().map(|die| usize::from(*die) % members);
+            let unreadable: Set64 = lost.collect();
+            let unwritable = if dice[2] < 128 { unreadable } else { Set64::EMPTY };
+            let stripe = Stripe { unreadable, unwritable, in_sync: sync != 0, ..healthy(map) };
+            let blocks = CHUNK / BLOCK;
+            let range = (0..map.columns(), 0..blocks, 1..=blocks).prop_map(move |(column, first, count)| {
+                written(column, first * BLOCK, (first + count).min(blocks) * BLOCK)
+            });
+            (Just(stripe), prop::collection::vec(range, 1..24))
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn wide_stripes_with_many_joined_writes_end_with_right_data_and_parity(
+        (stripe, image) in wide_write(), earlier in 0usize..24, policy in prop::sample::select(&POLICIES), seed in 1u64..
+    ) {
+        let earlier = if earlier % 2 == 0 { 0 } else { earlier.min(image.len()) };
+        let mut plans = [Plan::new(), Plan::new()];
+        try_write(&stripe, policy, &image, &image[..earlier], &mut plans, &mut Random(seed));
+    }
 }
