@@ -70,9 +70,11 @@ const fn logarithms() -> [u8; 256] {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use tables::{BIT_MATRICES, NIBBLE_PRODUCTS};
+pub(crate) use tables::BIT_MATRICES;
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
+pub(crate) use tables::NIBBLE_PRODUCTS;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod tables {
     use super::multiply;
 
@@ -90,6 +92,7 @@ mod tables {
 
     /// The matrix of each factor in the order of `GF2P8AFFINEQB`: byte `7 - i` of the word selects the bits of the
     /// operand whose sum is bit `i` of the product (Intel SDM volume 2, GF2P8AFFINEQB).
+    #[cfg(target_arch = "x86_64")]
     pub(crate) static BIT_MATRICES: [u64; 256] = bit_matrices();
 
     #[expect(clippy::cast_possible_truncation, reason = "the counters stay below 256 and 16")]
@@ -108,6 +111,7 @@ mod tables {
         tables
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[expect(clippy::cast_possible_truncation, reason = "the factor stays below 256")]
     const fn bit_matrices() -> [u64; 256] {
         let mut matrices = [0; 256];

@@ -213,6 +213,10 @@ fn detect() -> Vec<Kernel> {
             }
         }
     }
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    if std::arch::is_aarch64_feature_detected!("neon") {
+        kernels.push(Kernel { name: "neon", operations: &crate::aarch64::neon::OPERATIONS });
+    }
     kernels
 }
 

@@ -13,23 +13,28 @@
 //! | `avx2`   | AVX2                          | 32              | two nibble tables (`PSHUFB`)                   |
 //! | `avx512` | AVX-512 F, BW                 | 64              | two nibble tables (`VPSHUFB`)                  |
 //! | `gfni`   | AVX-512 F, BW and GFNI        | 64              | one 8x8 bit matrix (`GF2P8AFFINEQB`)           |
+//! | `neon`   | AArch64, little-endian        | 16              | two nibble tables (`TBL`)                      |
 //!
 //! [`kernel`] is the best one this processor has, chosen once; the environment variable [`KERNEL_VARIABLE`] overrides
-//! the choice and [`selection`] says what came of that. There is no NEON kernel: other processors get `scalar`.
+//! the choice and [`selection`] says what came of that. NEON has been tested under
+//! qemu-user only, and its non-temporal stores are plain ones.
 //!
 //! **Where to read on.** `kernel` holds the public operations and checks what they are given, `field` the arithmetic on
-//! single bytes, `scalar` the oracle, `vector` the same operations once for every register width, `x86` the registers.
+//! single bytes, `scalar` the oracle, `vector` the same operations once for every register width, `x86` and `aarch64` the
+//! registers.
 //!
 //! **Safety.** The vector code works on raw pointers, and is entered only through the methods of [`Kernel`], which
 //! assert (in release builds too) that all slices of a call have the same length.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod aarch64;
 mod field;
 mod kernel;
 mod scalar;
 mod select;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::kernel::Kernel;
 
-/// The environment variable that overrides the choice of kernel: `scalar`, `avx2`, `avx512` or `gfni`. Unset or empty
+/// The environment variable that overrides the choice of kernel: `scalar`, `avx2`, `avx512`, `gfni` or `neon`. Unset or empty
 /// means the best.
 pub const KERNEL_VARIABLE: &str = "PINSTRIPE_PARITY";
 
@@ -71,10 +71,11 @@ pub fn select(name: &str) -> Result<&'static Kernel, SelectError> {
 }
 
 /// The kernels that not every processor has, and what they need.
-const ELSEWHERE: [(&str, &str); 3] = [
+const ELSEWHERE: [(&str, &str); 4] = [
     ("avx2", "an x86-64 processor with AVX2"),
     ("avx512", "an x86-64 processor with AVX-512 F and BW"),
     ("gfni", "an x86-64 processor with AVX-512 F and BW and with GFNI"),
+    ("neon", "a little-endian AArch64 processor with NEON"),
 ];
 
 /// What the value of the environment variable leads to; empty stands for unset.

@@ -263,6 +263,25 @@ fn the_oracle_agrees_with_the_sum_of_products_for_all_255_columns() {
     }
 }
 
+/// A comparison gathers the differences of several registers: two that are alike must not hide each other.
+#[test]
+fn equal_differences_in_different_places_do_not_hide_each_other() {
+    for kernel in Kernel::supported() {
+        for (first, second) in [(0, 16), (0, 32), (5, 5 + 64), (64, 512 - 64), (100, 100 + 128), (1, 1000)] {
+            let mut data = [0; 1024];
+            let zero = data;
+            data[first] = 0xa5;
+            data[second] = 0xa5;
+            let name = kernel.name();
+            assert!(!kernel.is_zero(&data), "{name} {first} {second}");
+            assert!(!kernel.equal(&data, &zero), "{name} {first} {second}");
+            assert!(!kernel.pq_matches(&data, &data, &[Some(&zero)]), "{name} {first} {second}");
+            // The same difference in P and in Q.
+            assert!(!kernel.pq_matches(&data, &data, &[Some(&zero), Some(&zero)]), "{name} {first} {second}");
+        }
+    }
+}
+
 #[test]
 fn no_sources_and_no_columns_give_zero() {
     for kernel in Kernel::supported() {
