@@ -204,7 +204,8 @@ impl Array {
         let assembled = assemble(sources, &options).await?;
         options.read_only |= assembled.read_only.is_some();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
-            assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1) * 1_000_000_000
+            assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
+                * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
         let home = &array.home;
@@ -224,7 +225,11 @@ impl Array {
         let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
         for book in &records.members {
             let member = Arc::clone(&book.member);
-            taken[book.slot] = if book.state == MemberState::Recovering { Seat::Recovering(member) } else { Seat::InSync(member) };
+            taken[book.slot] = if book.state == MemberState::Recovering {
+                Seat::Recovering(member)
+            } else {
+                Seat::InSync(member)
+            };
         }
         let snapshot = Snapshot::new(1, taken, intent);
         if !snapshot.is_complete() {
@@ -297,7 +302,8 @@ impl Array {
             return Err(CommandError::SlotNeeded(slot));
         }
         let error = DeviceError::of(DeviceErrorKind::Removed);
-        let error = MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
+        let error =
+            MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
         self.shared().report(member.id, error);
         Ok(self.shared().dropped(member.id).await?)
     }
@@ -307,7 +313,11 @@ impl Array {
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<usize, CommandError> {
         self.check_change()?;
         let snapshot = self.shared().snapshot();
-        let slot = snapshot.seats.iter().position(|seat| seat.member().is_none()).ok_or(CommandError::NoEmptySlot)?;
+        let slot = snapshot
+            .seats
+            .iter()
+            .position(|seat| seat.member().is_none())
+            .ok_or(CommandError::NoEmptySlot)?;
         let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();
@@ -316,18 +326,34 @@ impl Array {
         }
         let superblock = self.spare_superblock(&name, &info, uuid)?;
         if let Ok(Some(old)) = read_superblock(&*device).await
-            && self.home.records.borrow().active().any(|book| book.superblock.member.device_uuid == old.member.device_uuid)
+            && self
+                .home
+                .records
+                .borrow()
+                .active()
+                .any(|book| book.superblock.member.device_uuid == old.member.device_uuid)
         {
             return Err(CommandError::AlreadyMember(name));
         }
         self.write_new_bitmap(&name, &*device, &superblock).await?;
-        let member =
-            self.home.records.borrow_mut().enter(source, device, superblock, BadBlocks::default(), slot, MemberState::Recovering);
+        let member = self.home.records.borrow_mut().enter(
+            source,
+            device,
+            superblock,
+            BadBlocks::default(),
+            slot,
+            MemberState::Recovering,
+        );
         self.home.command(|reply| Command::Seat { member: member.id, reply }).await?;
         Ok(slot)
     }
 
-    fn spare_superblock(&self, name: &str, info: &pinstripe_runtime::DeviceInfo, uuid: Uuid) -> Result<Superblock, CommandError> {
+    fn spare_superblock(
+        &self,
+        name: &str,
+        info: &pinstripe_runtime::DeviceInfo,
+        uuid: Uuid,
+    ) -> Result<Superblock, CommandError> {
         let records = self.home.records.borrow();
         let Some(model) = records.active().next() else { return Err(CommandError::Io(IoError::Failed)) };
         let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
@@ -335,16 +361,23 @@ impl Array {
         template.array = records.array.clone();
         let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid };
         let placed = place_spare(&template, device, &in_use, info.logical_block.into());
-        let mut superblock = placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })?;
+        let mut superblock =
+            placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })?;
         superblock.member.recovery_offset = Some(Sector(0));
         Ok(superblock)
     }
 
     /// The bitmap as it is, on a device that joins: its superblock will say that there is one.
-    async fn write_new_bitmap(&self, name: &str, device: &dyn pinstripe_runtime::Device, superblock: &Superblock) -> Result<(), CommandError> {
+    async fn write_new_bitmap(
+        &self,
+        name: &str,
+        device: &dyn pinstripe_runtime::Device,
+        superblock: &Superblock,
+    ) -> Result<(), CommandError> {
         let bytes = self.home.records.borrow().bitmap.as_ref().map(|bitmap| {
             let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
-            let length = length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
+            let length =
+                length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
             bitmap.as_bytes()[..length].to_vec()
         });
         let (Some(bytes), Some(sector)) = (bytes, superblock.bitmap_sector()) else { return Ok(()) };
@@ -403,13 +436,15 @@ impl Array {
         let intent = self.successor(&now.intent, region_bytes.into(), true);
         // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
-        let change = IntentChange::Add { offset, image };
+        let change = IntentChange::Add { offset, image: Box::new(image) };
         Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
     }
 
     /// A table with other regions and the marks of the old one.
     fn successor(&self, old: &IntentTable, region_bytes: u64, persistent: bool) -> IntentTable {
-        let Geometry::Parity(geometry) = &self.shared().geometry else { unreachable!("checked by the caller") };
+        let Geometry::Parity(geometry) = &self.shared().geometry else {
+            unreachable!("checked by the caller")
+        };
         let new = IntentTable::new(geometry.member_bytes(), region_bytes, persistent);
         for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
             for region in new.regions(region as u64 * old.region_bytes(), old.region_bytes()) {
@@ -434,7 +469,9 @@ impl Array {
             .reduce(|a, b| if a == b { a } else { None })
             .flatten();
         let offset = offset.ok_or_else(|| {
-            CommandError::Bitmap(format!("there is no room for a bitmap with regions of {region_bytes} bytes: choose larger ones"))
+            CommandError::Bitmap(format!(
+                "there is no room for a bitmap with regions of {region_bytes} bytes: choose larger ones"
+            ))
         })?;
         Ok((offset, BitmapImage::new(header, Fill::Dirty).map_err(wrong)?))
     }
@@ -447,7 +484,11 @@ impl Array {
     /// The devices that were ever attached: name, slot and state, by id.
     pub fn members(&self) -> Vec<(MemberId, String, usize, MemberState)> {
         let records = self.records();
-        records.members.iter().map(|b| (b.member.id, b.member.name.clone(), b.slot, b.state.clone())).collect()
+        records
+            .members
+            .iter()
+            .map(|b| (b.member.id, b.member.name.clone(), b.slot, b.state.clone()))
+            .collect()
     }
 }
 

@@ -10,8 +10,8 @@ use pinstripe_md::{
     bad_blocks::{BadBlocks, BadBlocksError},
     bitmap::{BitmapError, BitmapImage},
     superblock::{
-        ErrorKind, RefusedReason, ReadOnlyReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
-        Support, candidate_sectors, event_is_current,
+        ErrorKind, ReadOnlyReason, RefusedReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock,
+        SuperblockError, Support, candidate_sectors, event_is_current,
     },
     units::SECTOR_BYTES,
 };
@@ -47,7 +47,9 @@ pub enum AssembleError {
         error: SuperblockError,
     },
     /// Two devices belong to different arrays.
-    #[error("{first} belongs to array {first_array}, but {second} to {second_array}: give the members of one array only")]
+    #[error(
+        "{first} belongs to array {first_array}, but {second} to {second_array}: give the members of one array only"
+    )]
     DifferentArrays {
         /// A device.
         first: String,
@@ -65,7 +67,9 @@ pub enum AssembleError {
     #[error("the array's geometry can't be served: {0}")]
     Geometry(#[from] GeometryError),
     /// Two devices claim one slot.
-    #[error("{first} and {second} both claim slot {slot}: one is a copy of the other; give only the right one")]
+    #[error(
+        "{first} and {second} both claim slot {slot}: one is a copy of the other; give only the right one"
+    )]
     Duplicate {
         /// A device.
         first: String,
@@ -75,7 +79,10 @@ pub enum AssembleError {
         slot: usize,
     },
     /// More members are missing than the level can bear.
-    #[error("{present} of {needed} members are here, and the level bears {redundancy} missing{}", stale_words(stale))]
+    #[error(
+        "{present} of {needed} members are here, and the level bears {redundancy} missing{}",
+        stale_words(stale)
+    )]
     TooFewMembers {
         /// Members that are here and current.
         present: usize,
@@ -87,7 +94,9 @@ pub enum AssembleError {
         stale: Vec<StaleMember>,
     },
     /// Dirty and degraded (C19).
-    #[error("the array was not stopped cleanly and {missing} of its members is missing: parity can't be trusted to stand in for it, and sectors that were being written may read wrong. Bring the missing member back, or use --force to accept that")]
+    #[error(
+        "the array was not stopped cleanly and {missing} of its members is missing: parity can't be trusted to stand in for it, and sectors that were being written may read wrong. Bring the missing member back, or use --force to accept that"
+    )]
     DirtyDegraded {
         /// How many are missing.
         missing: usize,
@@ -125,7 +134,11 @@ fn stale_words(stale: &[StaleMember]) -> String {
     use std::fmt::Write;
     let mut words = String::new();
     for member in stale {
-        let _ = write!(words, "; {} is stale (events {}, the array's are {})", member.name, member.events, member.current);
+        let _ = write!(
+            words,
+            "; {} is stale (events {}, the array's are {})",
+            member.name, member.events, member.current
+        );
     }
     words
 }
@@ -171,7 +184,10 @@ pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, 
 }
 
 /// Reads everything, decides, writes nothing.
-pub(crate) async fn assemble(sources: Vec<Arc<dyn DeviceSource>>, options: &ArrayOptions) -> Result<Assembled, AssembleError> {
+pub(crate) async fn assemble(
+    sources: Vec<Arc<dyn DeviceSource>>,
+    options: &ArrayOptions,
+) -> Result<Assembled, AssembleError> {
     let mut found = Vec::new();
     for source in sources {
         found.push(read_member(source).await?);
@@ -186,7 +202,8 @@ pub(crate) async fn assemble(sources: Vec<Arc<dyn DeviceSource>>, options: &Arra
     let (seats, stale) = seat(&freshest, found, geometry.members())?;
     let missing = seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
     if missing > geometry.redundancy() {
-        let (present, needed, redundancy) = (geometry.members() - missing, geometry.members(), geometry.redundancy());
+        let (present, needed, redundancy) =
+            (geometry.members() - missing, geometry.members(), geometry.redundancy());
         return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
     }
     let dirty_from = match freshest.array.resync_offset {
@@ -210,13 +227,15 @@ async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleErr
     let device = source.attach().map_err(|error| AssembleError::Device { name: source.name(), error })?;
     let name = device.info().name.clone();
     let superblock = read_superblock(&*device).await?;
-    let superblock = superblock.ok_or(AssembleError::Superblock { name: name.clone(), error: SuperblockError::NoMagic })?;
+    let superblock = superblock
+        .ok_or(AssembleError::Superblock { name: name.clone(), error: SuperblockError::NoMagic })?;
     let mut bad_blocks = BadBlocks::default();
     if let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
         && log.in_use
     {
         let bytes = read_bytes(&*device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
-        bad_blocks = BadBlocks::decode(&bytes, log.shift).map_err(|error| AssembleError::BadBlocks { name, error })?;
+        bad_blocks =
+            BadBlocks::decode(&bytes, log.shift).map_err(|error| AssembleError::BadBlocks { name, error })?;
     }
     Ok(Found { source, device, superblock, bad_blocks })
 }
@@ -273,7 +292,12 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     }
     let present = sizes.iter().flatten().count();
     let sizes: Option<Vec<u64>> = sizes.into_iter().collect();
-    let sizes = sizes.ok_or(AssembleError::TooFewMembers { present, needed: members, redundancy: 0, stale: Vec::new() })?;
+    let sizes = sizes.ok_or(AssembleError::TooFewMembers {
+        present,
+        needed: members,
+        redundancy: 0,
+        stale: Vec::new(),
+    })?;
     let word = array.layout.to_word().unwrap_or(0);
     let assumed = Raid0Layout::from_md(word).unwrap_or(Raid0Layout::Original);
     let geometry = Raid0Geometry::new(assumed, chunk, block, &sizes)?;
@@ -285,7 +309,11 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
 }
 
 /// Who holds which slot. A device that replaces another, still whole one is left out: the other has everything.
-fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<(Vec<Option<Found>>, Vec<StaleMember>), AssembleError> {
+fn seat(
+    freshest: &Superblock,
+    found: Vec<Found>,
+    members: usize,
+) -> Result<(Vec<Option<Found>>, Vec<StaleMember>), AssembleError> {
     let current = freshest.array.events;
     let mut seats: Vec<Option<Found>> = (0..members).map(|_| None).collect();
     let mut stale = Vec::new();
@@ -316,7 +344,10 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<(Vec
 }
 
 /// The OR of all current members' bitmaps (C8). A bitmap older than the superblocks counts as all ones.
-async fn read_bitmap(freshest: &Superblock, seats: &[Option<Found>]) -> Result<Option<BitmapImage>, AssembleError> {
+async fn read_bitmap(
+    freshest: &Superblock,
+    seats: &[Option<Found>],
+) -> Result<Option<BitmapImage>, AssembleError> {
     if freshest.array.bitmap_offset.is_none() {
         return Ok(None);
     }
@@ -327,7 +358,8 @@ async fn read_bitmap(freshest: &Superblock, seats: &[Option<Found>]) -> Result<O
         let Some(sector) = member.superblock.bitmap_sector() else { continue };
         let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
         let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
-        let bytes = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, header.sectors().0 * SECTOR_BYTES).await?;
+        let bytes =
+            read_bytes(&*member.device, sector.0 * SECTOR_BYTES, header.sectors().0 * SECTOR_BYTES).await?;
         let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;
         if !image.header().is_valid_for(freshest.array.events) || image.header().stale {
             image.set_range(0..image.header().bit_count());

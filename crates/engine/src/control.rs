@@ -10,10 +10,11 @@
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use pinstripe_md::units::SECTOR_BYTES;
+use pinstripe_md::{bitmap::BitmapImage, units::SECTOR_BYTES};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use crate::{
+    admission::Admission,
     array::Home,
     error::{IoError, MemberError, Operation},
     mutants::{Mutant, active},
@@ -41,7 +42,7 @@ pub(crate) enum Command {
 /// What happens to the bitmap on disk with a new table.
 pub(crate) enum IntentChange {
     Remove,
-    Add { offset: i32, image: pinstripe_md::bitmap::BitmapImage },
+    Add { offset: i32, image: Box<BitmapImage> },
 }
 
 /// Where a command's answer goes.
@@ -75,7 +76,7 @@ impl Home {
             };
             if shared.has_failures() {
                 self.drop_failed().await;
-            } else if self.wants_dirty(&shared.admission) {
+            } else if wants_dirty(&shared.admission) {
                 self.make_dirty().await;
             } else if let Some(command) = self.take_command() {
                 if self.execute(command).await {
@@ -92,11 +93,7 @@ impl Home {
 
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
-        self.shared().has_failures() || self.wants_dirty(admission) || self.has_commands()
-    }
-
-    fn wants_dirty(&self, admission: &crate::admission::Admission) -> bool {
-        admission.is_wanted() && !admission.is_open() && !admission.is_halted()
+        self.shared().has_failures() || wants_dirty(admission) || self.has_commands()
     }
 
     /// Runs a command. True if it was the last.
@@ -261,7 +258,9 @@ impl Home {
             return Some(0);
         }
         let intent = &snapshot.intent;
-        (0..intent.len()).find(|&region| intent.needs_resync(region..=region)).map(|region| region as u64 * intent.region_bytes())
+        (0..intent.len())
+            .find(|&region| intent.needs_resync(region..=region))
+            .map(|region| region as u64 * intent.region_bytes())
     }
 
     /// One round of bitmap headers and superblocks. Who failed.
@@ -362,7 +361,11 @@ impl Home {
 
     /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: a removed bitmap leaves the superblocks
     /// after the new table is in use everywhere; a new one begins all set, and is on the members before the superblocks name it.
-    async fn swap_intent(&self, intent: Arc<crate::intent::IntentTable>, change: IntentChange) -> Result<(), IoError> {
+    async fn swap_intent(
+        &self,
+        intent: Arc<crate::intent::IntentTable>,
+        change: IntentChange,
+    ) -> Result<(), IoError> {
         let old = self.shared().snapshot();
         let publish = || async {
             let now = self.shared().snapshot();
@@ -374,23 +377,25 @@ impl Home {
         match change {
             IntentChange::Remove => {
                 publish().await;
-                let mut records = self.records.borrow_mut();
-                records.array.bitmap_offset = None;
-                records.bitmap = None;
-                drop(records);
+                {
+                    let mut records = self.records.borrow_mut();
+                    records.array.bitmap_offset = None;
+                    records.bitmap = None;
+                }
                 self.update_superblocks().await
             }
             IntentChange::Add { offset, image } => {
                 {
                     let mut records = self.records.borrow_mut();
                     records.array.bitmap_offset = Some(offset);
-                    records.bitmap = Some(image);
+                    records.bitmap = Some(*image);
                     let array = records.array.clone();
                     for book in &mut records.members {
                         book.superblock.array = array.clone();
                     }
                 }
-                let pages: Vec<usize> = (0..self.records.borrow().bitmap.as_ref().map_or(0, |b| b.page_count())).collect();
+                let count = self.records.borrow().bitmap.as_ref().map_or(0, BitmapImage::page_count);
+                let pages: Vec<usize> = (0..count).collect();
                 let failures = {
                     let _pages = self.lock_pages().await;
                     self.write_bitmap_pages(&pages).await
@@ -406,7 +411,19 @@ impl Home {
     }
 }
 
-fn failure(slot: usize, member: MemberId, name: &str, operation: Operation, offset: u64, error: DeviceError) -> Failure {
+/// Whether writers wait at a closed gate.
+fn wants_dirty(admission: &Admission) -> bool {
+    admission.is_wanted() && !admission.is_open() && !admission.is_halted()
+}
+
+fn failure(
+    slot: usize,
+    member: MemberId,
+    name: &str,
+    operation: Operation,
+    offset: u64,
+    error: DeviceError,
+) -> Failure {
     Failure { member, error: MemberError { slot, name: name.to_owned(), operation, offset, error } }
 }
 

@@ -39,7 +39,8 @@ pub async fn create(wish: &NewArray, devices: &[Rc<dyn Device>]) -> Result<Place
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
         if let (Some(bitmap), Some(sector)) = (&placed.bitmap, superblock.bitmap_sector()) {
             let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
-            let length = length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
+            let length =
+                length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
             write(&**device, sector.0 * SECTOR_BYTES, &bitmap.as_bytes()[..length]).await?;
         }
     }
@@ -47,7 +48,11 @@ pub async fn create(wish: &NewArray, devices: &[Rc<dyn Device>]) -> Result<Place
         write(&**device, superblock.member.super_offset.0 * SECTOR_BYTES, bytes).await?;
     }
     for device in devices {
-        device.flush().await.result.map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
+        device
+            .flush()
+            .await
+            .result
+            .map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
     }
     Ok(placed)
 }

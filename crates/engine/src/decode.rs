@@ -34,7 +34,12 @@ impl Sources<'_> {
     }
 
     /// Recovers the lost data columns, in ascending order, one into each of `out` (as many as are lost, one or two).
-    pub fn recover_data(&self, kernel: &Kernel, map: StripeMap, out: &mut [&mut [u8]]) -> Result<(), Insufficient> {
+    pub fn recover_data(
+        &self,
+        kernel: &Kernel,
+        map: StripeMap,
+        out: &mut [&mut [u8]],
+    ) -> Result<(), Insufficient> {
         let mut lost = (0..self.data.len()).filter(|&c| self.data[c].is_none());
         match (lost.next(), lost.next(), lost.next()) {
             (None, ..) => Ok(()),
@@ -51,7 +56,9 @@ impl Sources<'_> {
                 Ok(())
             }
             (Some(a), Some(b), None) => {
-                let ([out_a, out_b], Some(p), Some(q)) = (out, self.p, self.q) else { return Err(Insufficient) };
+                let ([out_a, out_b], Some(p), Some(q)) = (out, self.p, self.q) else {
+                    return Err(Insufficient);
+                };
                 out_a.copy_from_slice(p);
                 self.survivors(kernel, out_a);
                 out_b.copy_from_slice(q);

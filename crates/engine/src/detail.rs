@@ -3,13 +3,8 @@
 use pinstripe_md::superblock::Role;
 
 use crate::{
-    array::Array,
-    error::MemberError,
-    geometry::Geometry,
-    maintenance::SyncProgress,
-    records::MemberState,
-    snapshot::Seat,
-    statistics::Statistics,
+    array::Array, error::MemberError, geometry::Geometry, maintenance::SyncProgress, records::MemberState,
+    snapshot::Seat, statistics::Statistics,
 };
 
 /// See the module.
@@ -146,9 +141,13 @@ impl Array {
 
     fn advice(&self, empty: usize) -> Option<&'static str> {
         if self.shared().has_failed() {
-            return Some("too many members failed: check the connection of the devices, stop the array, and assemble it again");
+            return Some(
+                "too many members failed: check the connection of the devices, stop the array, and assemble it again",
+            );
         }
-        (empty > 0).then_some("a member is missing: put a device in with `pinstripe add`, and its content is rebuilt")
+        (empty > 0).then_some(
+            "a member is missing: put a device in with `pinstripe add`, and its content is rebuilt",
+        )
     }
 
     /// How many devices the roles table names in slots, for tests.

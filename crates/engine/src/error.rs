@@ -58,7 +58,9 @@ pub enum IoError {
     #[error("the array is stopping")]
     Stopping,
     /// More members failed than the level can bear. What can still be read is read; nothing more is acknowledged.
-    #[error("more members have failed than the array can bear; check the connection of its devices, then stop the array and assemble it again")]
+    #[error(
+        "more members have failed than the array can bear; check the connection of its devices, then stop the array and assemble it again"
+    )]
     Failed,
     /// A sector can't be read and can't be reconstructed.
     #[error("stripe {stripe} can't be read: {missing} of its chunks are missing or unreadable")]

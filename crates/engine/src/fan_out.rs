@@ -24,7 +24,8 @@ pub(crate) struct Branch(Rc<RefCell<State>>);
 impl FanOut {
     pub(crate) fn new() -> Self {
         let free = FREE.with(|free| free.borrow_mut().pop());
-        let state = free.unwrap_or_else(|| Rc::new(RefCell::new(State { left: 0, answer: Ok(()), waker: None })));
+        let state =
+            free.unwrap_or_else(|| Rc::new(RefCell::new(State { left: 0, answer: Ok(()), waker: None })));
         *state.borrow_mut() = State { left: 0, answer: Ok(()), waker: None };
         Self(state)
     }

@@ -8,6 +8,7 @@ use crate::{
     mutants::{Mutant, active},
     snapshot::{MemberId, View},
     stripe_table::Entered,
+    striped::striped_error,
     volume::VolumeInner,
 };
 
@@ -24,7 +25,10 @@ impl VolumeInner {
         }
         let failed = self.flush_members(&view).await;
         if matches!(self.shared.geometry, Geometry::Raid0(_)) {
-            return failed.into_iter().next().map_or(Ok(()), |slot| Err(self.striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
+            return failed
+                .into_iter()
+                .next()
+                .map_or(Ok(()), |slot| Err(striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
         }
         for (slot, error) in failed {
             if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error) {
@@ -45,7 +49,9 @@ impl VolumeInner {
             }
         }
         set.wait().await;
-        let failed = (0..set.len()).filter_map(|index| set.take(index).result.err().map(|error| (slots[index], error))).collect();
+        let failed = (0..set.len())
+            .filter_map(|index| set.take(index).result.err().map(|error| (slots[index], error)))
+            .collect();
         set.clear();
         self.sets.give(set);
         failed
@@ -66,7 +72,12 @@ impl VolumeInner {
         };
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let (pass, view) = loop {
-            let pass = self.shared.admission.enter(self.shard, &self.shared.knock).await.map_err(|_| IoError::Stopping)?;
+            let pass = self
+                .shared
+                .admission
+                .enter(self.shard, &self.shared.knock)
+                .await
+                .map_err(|_| IoError::Stopping)?;
             let view = self.view();
             if view.snapshot.generation == pass.generation() {
                 break (pass, view);

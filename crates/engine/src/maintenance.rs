@@ -137,12 +137,18 @@ impl Home {
     }
 
     fn begin(&self, action: SyncAction, done: u64, total: u64) {
-        let progress = SyncProgress { action, done, total, started_ns: shard::now(), mismatched_sectors: 0, errors: 0 };
+        let progress =
+            SyncProgress { action, done, total, started_ns: shard::now(), mismatched_sectors: 0, errors: 0 };
         *self.sync.borrow_mut() = Some(progress);
     }
 
     /// Walks `stripes` with several workers. True if every one of them was done, errors counted or not.
-    async fn walk(self: &Rc<Self>, action: SyncAction, target: Option<(usize, MemberId)>, stripes: Range<u64>) -> Rc<Walk> {
+    async fn walk(
+        self: &Rc<Self>,
+        action: SyncAction,
+        target: Option<(usize, MemberId)>,
+        stripes: Range<u64>,
+    ) -> Rc<Walk> {
         let walk = Rc::new(Walk {
             action,
             target,
@@ -200,7 +206,11 @@ impl Home {
     /// Rebuilds a member from where its superblock says. True if it is whole now.
     async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
         let geometry = self.volume.inner.parity_geometry();
-        let valid = self.records.borrow().members[member.0].superblock.member.recovery_offset.map_or(0, |s| s.0 * 512);
+        let valid = self.records.borrow().members[member.0]
+            .superblock
+            .member
+            .recovery_offset
+            .map_or(0, |s| s.0 * 512);
         let (mut next, end) = (valid / u64::from(geometry.chunk_bytes()), geometry.stripes());
         self.begin(SyncAction::Recovery, next, end);
         let mut recorded = shard::now();
@@ -248,13 +258,18 @@ impl Home {
         let chunk = u64::from(geometry.chunk_bytes());
         let snapshot = self.shared().snapshot();
         let intent = &snapshot.intent;
-        let regions: Vec<usize> = (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
+        let regions: Vec<usize> =
+            (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
         let stripes_of = |region: usize| {
             let start = region as u64 * intent.region_bytes();
             let end = (start + intent.region_bytes()).min(geometry.member_bytes());
             start / chunk..end.div_ceil(chunk).min(geometry.stripes())
         };
-        self.begin(SyncAction::Resync, 0, regions.iter().map(|&r| stripes_of(r).end - stripes_of(r).start).sum());
+        self.begin(
+            SyncAction::Resync,
+            0,
+            regions.iter().map(|&r| stripes_of(r).end - stripes_of(r).start).sum(),
+        );
         let mut whole = true;
         for region in regions {
             if active(Mutant::ResyncMarkForgotten) {
@@ -319,7 +334,13 @@ impl VolumeInner {
     }
 
     /// Writes the target's chunk of a stripe, made from all others.
-    async fn rebuild_chunk(&self, view: &View, stripe: StripeId, slot: usize, row: &mut Row) -> Result<(), IoError> {
+    async fn rebuild_chunk(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        slot: usize,
+        row: &mut Row,
+    ) -> Result<(), IoError> {
         let geometry = self.parity_geometry();
         let (map, chunk) = (geometry.slots(stripe), geometry.chunk_bytes());
         let role = map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX)));
@@ -348,7 +369,14 @@ impl VolumeInner {
         Ok(())
     }
 
-    fn parity_of(&self, map: StripeMap, row: &Row, length: u32, p: bool, q: bool) -> (Option<Slice>, Option<Slice>) {
+    fn parity_of(
+        &self,
+        map: StripeMap,
+        row: &Row,
+        length: u32,
+        p: bool,
+        q: bool,
+    ) -> (Option<Slice>, Option<Slice>) {
         let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
         for (bytes, known) in data.iter_mut().zip(&row.data) {
             *bytes = known.as_deref().unwrap_or(&[]);
@@ -360,7 +388,13 @@ impl VolumeInner {
     }
 
     /// Compares parity with data, and with `correct` makes parity match. Returns the sectors of rows that did not.
-    async fn compare_stripe(&self, view: &View, stripe: StripeId, correct: bool, row: &mut Row) -> Result<u64, IoError> {
+    async fn compare_stripe(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        correct: bool,
+        row: &mut Row,
+    ) -> Result<u64, IoError> {
         let geometry = self.parity_geometry();
         let (map, chunk) = (geometry.slots(stripe), geometry.chunk_bytes());
         let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };

@@ -57,7 +57,13 @@ impl VolumeInner {
         (result, whole.unwrap_or(rest))
     }
 
-    fn submit_piece(&self, geometry: &ParityGeometry, view: &View, piece: &Piece, buffer: Buffer) -> Submission {
+    fn submit_piece(
+        &self,
+        geometry: &ParityGeometry,
+        view: &View,
+        piece: &Piece,
+        buffer: Buffer,
+    ) -> Submission {
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
         let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         match view.readable(slot, offset, piece.length.into()) {
@@ -66,7 +72,10 @@ impl VolumeInner {
                 self.counters().member_read_bytes.add(piece.length.into());
                 device.read(member.data_offset + offset, buffer)
             }
-            None => Submission::done(Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Media)), Some(buffer)),
+            None => Submission::done(
+                Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Media)),
+                Some(buffer),
+            ),
         }
     }
 
@@ -77,11 +86,17 @@ impl VolumeInner {
         }
         let now = self.view();
         !now.snapshot.missing.contains(slot)
-            && now.snapshot.seats[slot].member().map(|m| m.id) == view.snapshot.seats[slot].member().map(|m| m.id)
+            && now.snapshot.seats[slot].member().map(|m| m.id)
+                == view.snapshot.seats[slot].member().map(|m| m.id)
     }
 
     /// Reads a part of one chunk.
-    async fn read_piece(&self, geometry: &ParityGeometry, piece: &Piece, mut buffer: Buffer) -> (Result<(), IoError>, Buffer) {
+    async fn read_piece(
+        &self,
+        geometry: &ParityGeometry,
+        piece: &Piece,
+        mut buffer: Buffer,
+    ) -> (Result<(), IoError>, Buffer) {
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
         let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         loop {
@@ -113,8 +128,14 @@ impl VolumeInner {
     }
 
     /// Answers from the other members, under the claim; with `repair`, rewrites the sectors of that slot in the same claim (C14).
-    async fn read_reconstructed(&self, piece: &Piece, mut buffer: Buffer, repair: Option<usize>) -> (Result<(), IoError>, Buffer) {
-        let Entered::Owner(claim, _) = self.shared.stripes.claim(self.shard, piece.stripe.0, None).await else {
+    async fn read_reconstructed(
+        &self,
+        piece: &Piece,
+        mut buffer: Buffer,
+        repair: Option<usize>,
+    ) -> (Result<(), IoError>, Buffer) {
+        let Entered::Owner(claim, _) = self.shared.stripes.claim(self.shard, piece.stripe.0, None).await
+        else {
             unreachable!("an exclusive claim never joins");
         };
         let view = self.view();

@@ -51,7 +51,11 @@ impl Records {
         let mut records = Self { array, members: Vec::new(), bitmap };
         for (slot, found) in seats.into_iter().enumerate() {
             if let Some(Found { source, device, superblock, bad_blocks }) = found {
-                let state = if superblock.member.recovery_offset.is_some() { MemberState::Recovering } else { MemberState::InSync };
+                let state = if superblock.member.recovery_offset.is_some() {
+                    MemberState::Recovering
+                } else {
+                    MemberState::InSync
+                };
                 records.enter(source, device, superblock, bad_blocks, slot, state);
             }
         }
@@ -122,7 +126,8 @@ impl Records {
     pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
         self.array.events += 1;
         self.array.updated = Timestamp::new(now, 0);
-        self.array.resync_offset = dirty_from.map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
+        self.array.resync_offset = dirty_from
+            .map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
         let events = self.array.events;
         if let Some(bitmap) = &mut self.bitmap {
             let cleared = if complete { events } else { bitmap.header().events_cleared };

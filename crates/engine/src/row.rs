@@ -92,7 +92,8 @@ impl VolumeInner {
             }
             self.read_slots(view, stripe, (from, to), slots, map, row).await;
         }
-        self.reconstruct(map, want.columns, (to - from) as usize, row).map_err(|missing| IoError::Unreadable { stripe: stripe.0, missing })
+        self.reconstruct(map, want.columns, (to - from) as usize, row)
+            .map_err(|missing| IoError::Unreadable { stripe: stripe.0, missing })
     }
 
     /// Which slots must still be read. Every wanted column that is lost needs all other columns and as many parities as columns are
@@ -113,7 +114,8 @@ impl VolumeInner {
                 && view.readable(slot, offset, u64::from(to - from)).is_some()
         };
         let data_slot = |column| map.data_slot(column).index();
-        let lost: Set64 = (0..map.columns()).filter(|&c| row.data[c].is_none() && !readable(data_slot(c))).collect();
+        let lost: Set64 =
+            (0..map.columns()).filter(|&c| row.data[c].is_none() && !readable(data_slot(c))).collect();
         let mut slots: Set64 = want.columns.without(lost).iter().map(data_slot).collect();
         let parities = [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index);
         let parities: Set64 = parities.filter(|&slot| readable(slot)).collect();
@@ -124,7 +126,9 @@ impl VolumeInner {
             let unreadable = IoError::Unreadable { stripe: stripe.0, missing: lost.len() };
             let intent = &view.snapshot.intent;
             // C10: parity that may not match can't stand in for data.
-            if parities.len() < lost.len() || intent.needs_resync(intent.regions(offset, u64::from(to - from))) {
+            if parities.len() < lost.len()
+                || intent.needs_resync(intent.regions(offset, u64::from(to - from)))
+            {
                 return Err(unreadable);
             }
             slots = slots.or((0..map.columns()).filter(|&c| !lost.contains(c)).map(data_slot).collect());
@@ -145,7 +149,9 @@ impl VolumeInner {
         let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
         let (mut set, mut asked) = (std::mem::take(&mut row.set), std::mem::take(&mut row.asked));
         for slot in slots {
-            if let Some(submission) = self.submit_read(view, slot, offset, pinstripe_runtime::shard::buffer((to - from) as usize)) {
+            if let Some(submission) =
+                self.submit_read(view, slot, offset, pinstripe_runtime::shard::buffer((to - from) as usize))
+            {
                 set.push(submission);
                 asked.push(slot);
             }

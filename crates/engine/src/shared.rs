@@ -90,7 +90,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     /// An array at the generation of `snapshot`, with the gate closed.
-    pub fn new(geometry: Geometry, options: ArrayOptions, snapshot: Snapshot, shards: Vec<ShardHandle>) -> Self {
+    pub fn new(
+        geometry: Geometry,
+        options: ArrayOptions,
+        snapshot: Snapshot,
+        shards: Vec<ShardHandle>,
+    ) -> Self {
         let count = shards.len();
         Self {
             geometry,
@@ -151,7 +156,8 @@ impl Shared {
             .wait_until(|| {
                 let snapshot = self.snapshot();
                 self.has_failed()
-                    || snapshot.slot_of(member).is_none() && self.durable.load(Ordering::SeqCst) >= snapshot.generation
+                    || snapshot.slot_of(member).is_none()
+                        && self.durable.load(Ordering::SeqCst) >= snapshot.generation
             })
             .await;
         if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }

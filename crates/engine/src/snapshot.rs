@@ -68,7 +68,9 @@ pub struct Snapshot {
 impl Snapshot {
     /// A snapshot with the sets made from the seats.
     pub fn new(generation: u64, seats: Vec<Seat>, intent: Arc<IntentTable>) -> Self {
-        let slots = |wanted: fn(&Seat) -> bool| -> Set64 { (0..seats.len()).filter(|&slot| wanted(&seats[slot])).collect() };
+        let slots = |wanted: fn(&Seat) -> bool| -> Set64 {
+            (0..seats.len()).filter(|&slot| wanted(&seats[slot])).collect()
+        };
         let missing = slots(|s| !matches!(s, Seat::InSync(_)));
         let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
         let with_bad_blocks = slots(|s| s.member().is_some_and(|member| !member.bad_blocks.is_empty()));

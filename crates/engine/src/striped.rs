@@ -10,14 +10,23 @@ use crate::{
 };
 
 impl VolumeInner {
-    pub(crate) async fn read_striped(&self, geometry: &Raid0Geometry, offset: u64, mut rest: Buffer) -> (Result<(), IoError>, Buffer) {
-        let Ok(extents) = geometry.extents(offset, rest.len() as u64) else { unreachable!("the range was checked") };
+    pub(crate) async fn read_striped(
+        &self,
+        geometry: &Raid0Geometry,
+        offset: u64,
+        mut rest: Buffer,
+    ) -> (Result<(), IoError>, Buffer) {
+        let Ok(extents) = geometry.extents(offset, rest.len() as u64) else {
+            unreachable!("the range was checked")
+        };
         let view = self.view();
         let mut set = self.sets.take();
         let mut places = Vec::new();
         for extent in extents {
             let buffer = rest.split_to(usize::try_from(extent.length).unwrap_or(usize::MAX));
-            if let Some(submission) = self.submit_read(&view, extent.slot.index(), extent.member_offset, buffer) {
+            if let Some(submission) =
+                self.submit_read(&view, extent.slot.index(), extent.member_offset, buffer)
+            {
                 set.push(submission);
                 places.push((extent.slot.index(), extent.member_offset));
             }
@@ -26,7 +35,8 @@ impl VolumeInner {
         let (mut whole, mut result) = (None, Ok(()));
         for (index, (slot, at)) in places.into_iter().enumerate() {
             let outcome = set.take(index);
-            let answer = outcome.result.map(|_| ()).map_err(|e| self.striped_error(&view, slot, Operation::Read, at, e));
+            let answer =
+                outcome.result.map(|_| ()).map_err(|e| striped_error(&view, slot, Operation::Read, at, e));
             result = result.and(answer);
             whole = join(whole, outcome.buffer);
         }
@@ -35,7 +45,13 @@ impl VolumeInner {
         (result, whole.unwrap_or(rest))
     }
 
-    pub(crate) async fn write_striped(&self, geometry: &Raid0Geometry, offset: u64, data: Slice, fua: bool) -> Result<(), IoError> {
+    pub(crate) async fn write_striped(
+        &self,
+        geometry: &Raid0Geometry,
+        offset: u64,
+        data: Slice,
+        fua: bool,
+    ) -> Result<(), IoError> {
         let view = self.view();
         let mut set = self.sets.take();
         let mut places = Vec::new();
@@ -45,7 +61,11 @@ impl VolumeInner {
             if let Some((member, device)) = view.member(extent.slot.index()) {
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(extent.length);
-                set.push(device.write(member.data_offset + extent.member_offset, data.slice(done, length), fua));
+                set.push(device.write(
+                    member.data_offset + extent.member_offset,
+                    data.slice(done, length),
+                    fua,
+                ));
                 places.push((extent.slot.index(), extent.member_offset));
             }
             done += length;
@@ -54,18 +74,25 @@ impl VolumeInner {
         let mut result = Ok(());
         for (index, (slot, at)) in places.into_iter().enumerate() {
             let answer = set.take(index).result.map(|_| ());
-            result = result.and(answer.map_err(|e| self.striped_error(&view, slot, Operation::Write, at, e)));
+            result = result.and(answer.map_err(|e| striped_error(&view, slot, Operation::Write, at, e)));
         }
         set.clear();
         self.sets.give(set);
         result
     }
+}
 
-    pub(crate) fn striped_error(&self, view: &View, slot: usize, operation: Operation, at: u64, error: DeviceError) -> IoError {
-        let Some((member, _)) = view.member(slot) else { return IoError::Failed };
-        let offset = member.data_offset + at;
-        IoError::Member(MemberError { slot, name: member.name.clone(), operation, offset, error })
-    }
+/// The error of a request that a member failed.
+pub(crate) fn striped_error(
+    view: &View,
+    slot: usize,
+    operation: Operation,
+    at: u64,
+    error: DeviceError,
+) -> IoError {
+    let Some((member, _)) = view.member(slot) else { return IoError::Failed };
+    let offset = member.data_offset + at;
+    IoError::Member(MemberError { slot, name: member.name.clone(), operation, offset, error })
 }
 
 fn join(whole: Option<Buffer>, next: Option<Buffer>) -> Option<Buffer> {

@@ -55,6 +55,7 @@ impl<T: Default> Pooled<T> {
         Self(RefCell::default())
     }
 
+    #[expect(clippy::unnecessary_box_returns, reason = "the box is what is used again")]
     pub(crate) fn take(&self) -> Box<T> {
         self.0.borrow_mut().pop().unwrap_or_default()
     }
@@ -129,7 +130,8 @@ impl Volume {
         }
         let all = FanOut::new();
         for part in geometry.stripe_pieces(offset, length.into())? {
-            let data = data.slice(usize::try_from(part.request_offset).unwrap_or(usize::MAX), part.length as usize);
+            let data =
+                data.slice(usize::try_from(part.request_offset).unwrap_or(usize::MAX), part.length as usize);
             let (volume, branch) = (self.clone(), all.branch());
             shard::spawn(async move {
                 let piece = Piece { start: part.start, data, fua };
@@ -157,7 +159,8 @@ impl Volume {
         self.inner.check_write(offset, length)?;
         let (from, to) = if fua { (offset, offset) } else { self.zero_whole_stripes(offset, length).await? };
         let end = offset + length;
-        for (start, stop) in if from < to { [(offset, from), (to, end)] } else { [(offset, end), (end, end)] } {
+        for (start, stop) in if from < to { [(offset, from), (to, end)] } else { [(offset, end), (end, end)] }
+        {
             self.write_zero_bytes(start, stop, fua).await?;
         }
         Ok(())
@@ -217,7 +220,8 @@ impl VolumeInner {
 
     fn adopt(&self) {
         let snapshot = self.shared.snapshot();
-        let devices = snapshot.seats.iter().map(|seat| seat.member().map(|member| self.device(member))).collect();
+        let devices =
+            snapshot.seats.iter().map(|seat| seat.member().map(|member| self.device(member))).collect();
         *self.view.borrow_mut() = Rc::new(View { snapshot, devices });
     }
 
@@ -228,7 +232,8 @@ impl VolumeInner {
         if devices.len() <= index {
             devices.resize(index + 1, None);
         }
-        let attach = || member.source.attach().unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
+        let attach =
+            || member.source.attach().unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
         Rc::clone(devices[index].get_or_insert_with(attach))
     }
 
@@ -240,7 +245,14 @@ impl VolumeInner {
     }
 
     /// Drops a member that failed, and returns what it was dropped for.
-    pub(crate) fn report(&self, view: &View, slot: usize, operation: Operation, offset: u64, error: DeviceError) -> Option<MemberId> {
+    pub(crate) fn report(
+        &self,
+        view: &View,
+        slot: usize,
+        operation: Operation,
+        offset: u64,
+        error: DeviceError,
+    ) -> Option<MemberId> {
         let (member, _) = view.member(slot)?;
         let error = MemberError { slot, name: member.name.clone(), operation, offset, error };
         self.shared.report(member.id, error);

@@ -87,7 +87,12 @@ impl VolumeInner {
         }
     }
 
-    async fn write_batch(&self, stripe: StripeId, mut claim: Claim<'_, Piece, Answer>, context: &mut WriteContext) -> Answer {
+    async fn write_batch(
+        &self,
+        stripe: StripeId,
+        mut claim: Claim<'_, Piece, Answer>,
+        context: &mut WriteContext,
+    ) -> Answer {
         self.counters().batches.add(1);
         self.gather(stripe, &mut claim, context).await;
         let answer = loop {
@@ -102,7 +107,12 @@ impl VolumeInner {
     }
 
     /// One pass through both phases. Returns the generation under which the batch was written.
-    async fn attempt(&self, stripe: StripeId, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> Result<u64, Again> {
+    async fn attempt(
+        &self,
+        stripe: StripeId,
+        claim: &mut Claim<'_, Piece, Answer>,
+        context: &mut WriteContext,
+    ) -> Result<u64, Again> {
         let shared = &*self.shared;
         let pass = shared.admission.enter(self.shard, &shared.knock).await.map_err(|_| shared.refusal())?;
         let view = self.view();
@@ -135,7 +145,12 @@ impl VolumeInner {
     }
 
     /// Plans the image as it is, reads what the plan needs, and makes its intent durable meanwhile.
-    async fn prepare<'v>(&self, view: &'v View, stripe: StripeId, context: &mut WriteContext) -> Result<Mark<'v>, Again> {
+    async fn prepare<'v>(
+        &self,
+        view: &'v View,
+        stripe: StripeId,
+        context: &mut WriteContext,
+    ) -> Result<Mark<'v>, Again> {
         self.plan(view, stripe, context)?;
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
@@ -166,7 +181,12 @@ impl VolumeInner {
     }
 
     /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them.
-    async fn gather(&self, stripe: StripeId, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) {
+    async fn gather(
+        &self,
+        stripe: StripeId,
+        claim: &mut Claim<'_, Piece, Answer>,
+        context: &mut WriteContext,
+    ) {
         let full = self.parity_geometry().stripe_bytes();
         let sequential = self.shared.recent.note(stripe.0);
         if !sequential || context.image.bytes_covered() == full {
@@ -175,7 +195,10 @@ impl VolumeInner {
         let deadline = shard::now() + self.shared.options.gather_ns;
         shard::yield_now().await;
         self.join(claim, context);
-        while context.image.bytes_covered() < full && self.shared.admission.writers() > 0 && shard::now() < deadline {
+        while context.image.bytes_covered() < full
+            && self.shared.admission.writers() > 0
+            && shard::now() < deadline
+        {
             shard::sleep(self.shared.options.gather_ns / 16).await;
             self.join(claim, context);
         }
@@ -184,27 +207,35 @@ impl VolumeInner {
     fn plan(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
         let geometry = self.parity_geometry();
         context.image.build_extents(geometry.chunk_bytes());
-        let (snapshot, offset, chunk) = (&view.snapshot, geometry.member_offset(stripe), geometry.chunk_bytes());
+        let (snapshot, offset, chunk) =
+            (&view.snapshot, geometry.member_offset(stripe), geometry.chunk_bytes());
         let intent = &snapshot.intent;
         let facts = Stripe {
             map: geometry.slots(stripe),
             chunk_bytes: chunk,
             unreadable: context.avoid.or(view.unreadable(offset, chunk.into())),
             unwritable: snapshot.absent(),
-            in_sync: !intent.needs_resync(intent.regions(offset, chunk.into())) || active(Mutant::RmwOutOfSync),
+            in_sync: !intent.needs_resync(intent.regions(offset, chunk.into()))
+                || active(Mutant::RmwOutOfSync),
         };
-        let image = context.image.extents().iter().map(|e| Written { column: e.column, start: e.start, end: e.end() });
+        let image = context.image.extents().iter().map(|e| Written {
+            column: e.column,
+            start: e.start,
+            end: e.end(),
+        });
         let Held { transfers, rows, .. } = &mut context.held;
         let mut sources = PlanFacts { volume: self, snapshot, stripe, rows };
-        plan_into(&mut context.plan, &facts, self.shared.options.policy, image, transfers, &mut sources).map_err(|error| {
-            let missing = facts.unreadable.or(facts.unwritable).len();
-            Again::Fatal(match error {
-                PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
-                PlanError::BeyondRedundancy { .. } => IoError::Failed,
-                PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
-            })
-        })?;
-        let recovers = |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
+        plan_into(&mut context.plan, &facts, self.shared.options.policy, image, transfers, &mut sources)
+            .map_err(|error| {
+                let missing = facts.unreadable.or(facts.unwritable).len();
+                Again::Fatal(match error {
+                    PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
+                    PlanError::BeyondRedundancy { .. } => IoError::Failed,
+                    PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
+                })
+            })?;
+        let recovers =
+            |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
         if !facts.in_sync && context.plan.runs().iter().any(recovers) {
             // C10: parity that may not match can't stand in for data.
             return Err(IoError::Unreadable { stripe: stripe.0, missing: facts.unreadable.len() }.into());
@@ -229,7 +260,9 @@ impl VolumeInner {
         let offset = self.parity_geometry().member_offset(stripe);
         for &transfer in context.plan.reads() {
             let buffer = shard::buffer(transfer.length() as usize);
-            if let Some(submission) = self.submit_read(view, transfer.slot.index(), offset + u64::from(transfer.start), buffer) {
+            if let Some(submission) =
+                self.submit_read(view, transfer.slot.index(), offset + u64::from(transfer.start), buffer)
+            {
                 context.set.push(submission);
                 context.requests.push(transfer);
             }
@@ -264,7 +297,12 @@ impl VolumeInner {
     }
 
     /// Computes the new parity of every run. From here on the image doesn't change.
-    fn encode(&self, stripe: StripeId, snapshot: &Snapshot, context: &mut WriteContext) -> Result<(), IoError> {
+    fn encode(
+        &self,
+        stripe: StripeId,
+        snapshot: &Snapshot,
+        context: &mut WriteContext,
+    ) -> Result<(), IoError> {
         let map = self.parity_geometry().slots(stripe);
         let totals = context.plan.totals();
         self.counters().full_runs.add(totals.full_runs.into());
@@ -273,13 +311,18 @@ impl VolumeInner {
         self.counters().cache_hits.add(totals.cached_bytes / u64::from(ROW_BYTES));
         context.parity.clear();
         for run in context.plan.runs() {
-            let writes = |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
+            let writes =
+                |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
             let targets = [writes(Some(map.p_slot())), writes(map.q_slot())];
             let parity = match run.method {
                 Method::DataOnly => [None, None],
                 Method::Rmw => self.encode_delta(map, run, targets, &context.image, &mut context.held),
-                Method::Full => self.encode_whole(map, run, targets, Recovery::None, &context.image, &mut context.held)?,
-                Method::Rcw(recovery) => self.encode_whole(map, run, targets, recovery, &context.image, &mut context.held)?,
+                Method::Full => {
+                    self.encode_whole(map, run, targets, Recovery::None, &context.image, &mut context.held)?
+                }
+                Method::Rcw(recovery) => {
+                    self.encode_whole(map, run, targets, recovery, &context.image, &mut context.held)?
+                }
             };
             context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
         }
@@ -287,7 +330,14 @@ impl VolumeInner {
     }
 
     /// Read-modify-write: new parity from old parity and the change of each written column.
-    fn encode_delta(&self, map: StripeMap, run: &Run, targets: [bool; 2], image: &Image, held: &mut Held) -> [Option<Buffer>; 2] {
+    fn encode_delta(
+        &self,
+        map: StripeMap,
+        run: &Run,
+        targets: [bool; 2],
+        image: &Image,
+        held: &mut Held,
+    ) -> [Option<Buffer>; 2] {
         let [p, q] = targets;
         let mut p = p.then(|| held.take_parity(map, Parity::P, run));
         let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
@@ -331,7 +381,11 @@ impl VolumeInner {
         }
         let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
         for (column, bytes) in data[..map.columns()].iter_mut().enumerate() {
-            *bytes = if run.written.contains(column) { new_bytes(image, column, run) } else { old[column].as_deref().unwrap_or(&[]) };
+            *bytes = if run.written.contains(column) {
+                new_bytes(image, column, run)
+            } else {
+                old[column].as_deref().unwrap_or(&[])
+            };
         }
         let mut parity = targets.map(|wanted| wanted.then(|| shard::buffer(run.length() as usize)));
         let [p, q] = &mut parity;
@@ -377,7 +431,8 @@ impl VolumeInner {
         let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
         let WriteContext { image, plan, parity, set, requests, .. } = context;
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
-            let skip = active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
+            let skip =
+                active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
             if let Some((member, device)) = view.member(slot.index()).filter(|_| !skip) {
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
@@ -429,7 +484,8 @@ impl VolumeInner {
             return;
         }
         for (run, parity) in context.plan.runs().iter().zip(&context.parity) {
-            if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full {
+            if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full
+            {
                 continue;
             }
             for (bytes, parity) in parity.iter().zip([Parity::P, Parity::Q]) {
@@ -479,7 +535,10 @@ impl Facts for PlanFacts<'_> {
         }
         let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
         let found = self.volume.shared.cache.lookup(&key);
-        self.volume.counters().cache_misses.add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
+        self.volume
+            .counters()
+            .cache_misses
+            .add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
         found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
     }
 }
@@ -495,14 +554,19 @@ impl Held {
     fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
         let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
         if let Some(index) = whole {
-            return self.bytes[index].slice((start - self.transfers[index].start) as usize, (end - start) as usize);
+            return self.bytes[index]
+                .slice((start - self.transfers[index].start) as usize, (end - start) as usize);
         }
         let mut buffer = shard::buffer((end - start) as usize);
         let mut known = 0;
         for (transfer, bytes) in self.transfers.iter().zip(&self.bytes).filter(|(t, _)| t.slot == slot) {
             known += copy_overlap(&mut buffer, start, bytes, transfer.start);
         }
-        assert_eq!(known, buffer.len(), "old bytes {start}..{end} of slot {slot} were not all read, or twice");
+        assert_eq!(
+            known,
+            buffer.len(),
+            "old bytes {start}..{end} of slot {slot} were not all read, or twice"
+        );
         buffer.freeze()
     }
 

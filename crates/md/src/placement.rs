@@ -434,7 +434,8 @@ pub fn bitmap_place(superblock: &Superblock, sectors: SectorCount) -> Option<i32
     let member = &superblock.member;
     let log = member.bad_block_log.map(|log| i64::from(log.offset));
     let needed = i64::try_from(sectors.0.next_multiple_of(8)).ok()?;
-    let relative = |sector: u64| i64::try_from(sector).ok()?.checked_sub(i64::try_from(member.super_offset.0).ok()?);
+    let relative =
+        |sector: u64| i64::try_from(sector).ok()?.checked_sub(i64::try_from(member.super_offset.0).ok()?);
     let (start, end) = match member.version {
         MetadataVersion::V1_0 => {
             let end = log.unwrap_or(0).min(0);

@@ -1,5 +1,7 @@
 //! The engine in the simulated world, one fixed scene per test: the first thing to look at when the swarm is red.
 
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{array::Array, create::create, options::ArrayOptions, volume::Volume};
@@ -17,7 +19,11 @@ const MEMBER_BYTES: u64 = 1 << 20;
 const STEPS: u64 = 3_000_000;
 
 fn wish(level: Level, members: u8, chunk: u64, bitmap: NewBitmap, initial: InitialSync) -> NewArray {
-    let layout = if level == Level::Raid4 { Layout::None } else { Layout::Parity(ParityLayout::from_name(level, "left-symmetric").unwrap()) };
+    let layout = if level == Level::Raid4 {
+        Layout::None
+    } else {
+        Layout::Parity(ParityLayout::from_name(level, "left-symmetric").unwrap())
+    };
     NewArray {
         set_uuid: Uuid([7; 16]),
         name: SetName::from_bytes([b'x'; 32]),
@@ -31,7 +37,9 @@ fn wish(level: Level, members: u8, chunk: u64, bitmap: NewBitmap, initial: Initi
         size: None,
         data_offset: Some(Sector(256)),
         logical_block_bytes: 512,
-        members: (0..members).map(|i| NewDevice { sectors: MEMBER_BYTES / 512, uuid: Uuid([i + 1; 16]) }).collect(),
+        members: (0..members)
+            .map(|i| NewDevice { sectors: MEMBER_BYTES / 512, uuid: Uuid([i + 1; 16]) })
+            .collect(),
         spares: vec![],
     }
 }
@@ -50,13 +58,17 @@ fn options() -> ArrayOptions {
 fn assemble(world: &mut World, disks: &[SimDisk], options: ArrayOptions) -> Array {
     let sources: Vec<Arc<dyn DeviceSource>> = disks.iter().map(SimDisk::source).collect();
     let shards = (0..world.shards()).map(|i| world.shard(i).handle()).collect();
-    world.block_on(0, "assemble", STEPS, async move { Array::assemble(sources, options, shards).await }).unwrap().unwrap()
+    world
+        .block_on(0, "assemble", STEPS, async move { Array::assemble(sources, options, shards).await })
+        .unwrap()
+        .unwrap()
 }
 
 fn scene(seed: u64, wish: NewArray, shards: usize) -> Scene {
     let mut world = World::new(WorldConfig::new(seed, shards));
-    let disks: Vec<SimDisk> =
-        (0..wish.members.len()).map(|i| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), MEMBER_BYTES))).collect();
+    let disks: Vec<SimDisk> = (0..wish.members.len())
+        .map(|i| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), MEMBER_BYTES)))
+        .collect();
     let devices: Vec<SimDisk> = disks.clone();
     world
         .block_on(0, "create", STEPS, async move {
@@ -71,7 +83,13 @@ fn scene(seed: u64, wish: NewArray, shards: usize) -> Scene {
 }
 
 /// Random reads, writes and flushes on one shard.
-async fn client(volume: Volume, ledger: Rc<RefCell<Ledger>>, mut rng: Rng, operations: u64, sectors_max: u64) {
+async fn client(
+    volume: Volume,
+    ledger: Rc<RefCell<Ledger>>,
+    mut rng: Rng,
+    operations: u64,
+    sectors_max: u64,
+) {
     let sectors = volume.size() / 512;
     for _ in 0..operations {
         let length = 1 + rng.below(sectors_max);
@@ -84,7 +102,8 @@ async fn client(volume: Volume, ledger: Rc<RefCell<Ledger>>, mut rng: Rng, opera
             }
             1..=3 => {
                 let id = ledger.borrow_mut().begin_read(at..at + length);
-                let (result, buffer) = volume.read(at * 512, shard::buffer(usize::try_from(length).unwrap() * 512)).await;
+                let (result, buffer) =
+                    volume.read(at * 512, shard::buffer(usize::try_from(length).unwrap() * 512)).await;
                 result.unwrap();
                 ledger.borrow_mut().check_read(id, &buffer).unwrap();
             }
@@ -104,7 +123,8 @@ impl Scene {
     fn load(&mut self, clients: u64, operations: u64) {
         let done = Rc::new(RefCell::new(0));
         for number in 0..clients {
-            let (shared, ledger, done) = (Arc::clone(self.array.shared()), Rc::clone(&self.ledger), Rc::clone(&done));
+            let (shared, ledger, done) =
+                (Arc::clone(self.array.shared()), Rc::clone(&self.ledger), Rc::clone(&done));
             let rng = self.world.rng(number);
             let shard = usize::try_from(number).unwrap() % self.world.shards();
             self.world.spawn(shard, "client", async move {
@@ -123,7 +143,8 @@ impl Scene {
                 for at in (0..sectors).step_by(64) {
                     let length = 64.min(sectors - at);
                     let id = ledger.borrow_mut().begin_read(at..at + length);
-                    let (result, buffer) = volume.read(at * 512, shard::buffer(usize::try_from(length).unwrap() * 512)).await;
+                    let (result, buffer) =
+                        volume.read(at * 512, shard::buffer(usize::try_from(length).unwrap() * 512)).await;
                     result.unwrap();
                     ledger.borrow_mut().check_read(id, &buffer).unwrap();
                 }
@@ -133,7 +154,8 @@ impl Scene {
 
     fn check(&mut self) -> u64 {
         let array = self.array.clone();
-        let report = self.world.block_on(0, "check", STEPS, async move { array.check().await }).unwrap().unwrap();
+        let report =
+            self.world.block_on(0, "check", STEPS, async move { array.check().await }).unwrap().unwrap();
         assert_eq!(report.unreadable_stripes, 0);
         report.mismatched_sectors
     }
@@ -185,7 +207,11 @@ fn a_member_may_go_under_load_and_another_takes_its_place() {
         let spare = scene.world.add_disk(SimDiskConfig::new("spare", MEMBER_BYTES));
         scene.disks[1] = spare.clone();
         let array = scene.array.clone();
-        let slot = scene.world.block_on(0, "add", STEPS, async move { array.add(spare.source(), Uuid([99; 16])).await }).unwrap().unwrap();
+        let slot = scene
+            .world
+            .block_on(0, "add", STEPS, async move { array.add(spare.source(), Uuid([99; 16])).await })
+            .unwrap()
+            .unwrap();
         assert_eq!(slot, 1);
         scene.load(4, 40);
         let array = scene.array.clone();
