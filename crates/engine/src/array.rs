@@ -396,7 +396,12 @@ impl Array {
         home.checks_wanted.set(home.checks_wanted.get() + 1);
         let ticket = home.checks_wanted.get();
         home.work.notify();
-        home.work.wait_until(|| home.checks_done.get() >= ticket || home.stopped.get()).await;
+        let over = || home.stopped.get() || self.shared().has_failed();
+        home.work.wait_until(|| home.checks_done.get() >= ticket || over()).await;
+        if home.checks_done.get() < ticket {
+            let stopping = home.stopped.get();
+            return Err(if stopping { IoError::Stopping } else { IoError::Failed }.into());
+        }
         let result = home.check_result.borrow().clone();
         result.map_or(Err(IoError::Stopping.into()), |result| Ok(result?))
     }

@@ -98,6 +98,7 @@ impl Home {
         }
         loop {
             let job = self.work.wait_for(|| self.job()).await;
+            let generation = self.shared().snapshot().generation;
             let whole = match job {
                 Job::Stop => return,
                 Job::Recover(slot, member) => self.recover(slot, member).await,
@@ -107,7 +108,6 @@ impl Home {
             *self.sync.borrow_mut() = None;
             if !whole && !self.stopped.get() {
                 // Something was in the way. If it was the membership, the next look sees it; if sectors, not too soon.
-                let generation = self.shared().snapshot().generation;
                 let changed = || self.stopped.get() || self.shared().snapshot().generation != generation;
                 shard::timeout(RETRY_NS, self.work.wait_until(changed)).await;
             }
@@ -418,17 +418,41 @@ impl VolumeInner {
         }
         if correct && !mismatched.is_empty() {
             self.shared.cache.remove_rows(stripe.0, 0, chunk);
-            for (bytes, slot) in [(p, Some(map.p_slot())), (q, map.q_slot())] {
+            for (bytes, slot) in [(&p, Some(map.p_slot())), (&q, map.q_slot())] {
                 if let (Some(bytes), Some(slot)) = (bytes, slot)
                     && mismatched.contains(slot.index())
                 {
-                    self.write_sync(view, slot.index(), geometry.member_offset(stripe), bytes).await?;
+                    self.write_sync(view, slot.index(), geometry.member_offset(stripe), bytes.clone())
+                        .await?;
                 }
             }
         }
-        if correct && !row.unreadable.is_empty() {
+        self.heal(view, stripe, row).await?;
+        Ok(rows * ROW_SECTORS)
+    }
+
+    /// Rewrites the chunks that could not be read, from the others, in the same claim (C14).
+    async fn heal(&self, view: &View, stripe: StripeId, row: &Row) -> Result<(), IoError> {
+        if row.unreadable.is_empty() {
+            return Ok(());
+        }
+        let geometry = self.parity_geometry();
+        if self.shared.options.read_only {
             return Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() });
         }
-        Ok(rows * ROW_SECTORS)
+        let map = geometry.slots(stripe);
+        self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        for slot in row.unreadable {
+            let bytes = match map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX))) {
+                Role::Data(column) => row.data[column].clone(),
+                Role::P => self.parity_of(map, row, geometry.chunk_bytes(), true, false).0,
+                Role::Q => self.parity_of(map, row, geometry.chunk_bytes(), false, true).1,
+            };
+            let bytes =
+                bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
+            self.write_sync(view, slot, geometry.member_offset(stripe), bytes).await?;
+            self.counters().corrected_reads.add(1);
+        }
+        Ok(())
     }
 }

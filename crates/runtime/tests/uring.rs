@@ -539,7 +539,7 @@ fn a_file_that_another_process_holds_is_refused_by_its_name() {
     let path = folder.file("member", 1 << 20);
     // This same program in another process, which runs the test below.
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "holds_a_file_for_another_test", "--ignored", "--nocapture"])
+        .args(["--exact", "holds_a_file_for_another_test", "--nocapture"])
         .env("PINSTRIPE_HOLD", &path)
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
@@ -565,8 +565,8 @@ fn a_file_that_another_process_holds_is_refused_by_its_name() {
     OpenFile::open(&path, &OpenOptions::default()).unwrap();
 }
 
+/// Does nothing unless the test above has started it.
 #[test]
-#[ignore = "a helper of the test above"]
 fn holds_a_file_for_another_test() {
     let Some(path) = std::env::var_os("PINSTRIPE_HOLD") else { return };
     let _open = OpenFile::open(path, &OpenOptions::default()).unwrap();
@@ -892,7 +892,7 @@ fn termination_signals_are_awaited() {
     // In a process of its own: a signal to this one would end every test.
     let run = |signal: &str| {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "waits_for_termination", "--ignored", "--nocapture"])
+            .args(["--exact", "waits_for_termination", "--nocapture"])
             .env("PINSTRIPE_SIGNAL", signal)
             .output()
             .unwrap();
@@ -902,8 +902,8 @@ fn termination_signals_are_awaited() {
     run("INT");
 }
 
+/// Does nothing unless the test above has started it.
 #[test]
-#[ignore = "a helper of the test above"]
 fn waits_for_termination() {
     let Ok(signal) = std::env::var("PINSTRIPE_SIGNAL") else { return };
     let config = RuntimeConfig { termination_signals: true, ..config(2) };

@@ -1,3 +1,5 @@
+//! What places an array must keep: mdadm's choices, and room for everything.
+
 use proptest::prelude::*;
 
 use super::*;

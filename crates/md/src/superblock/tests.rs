@@ -1,3 +1,5 @@
+//! What the superblock must keep: the traps of the format, each by its name.
+
 use proptest::prelude::*;
 
 use super::*;
