@@ -21,6 +21,7 @@ use crate::{
     records::MemberState,
     shared::Failure,
     snapshot::{MemberId, Seat, Snapshot},
+    volume::adopt_everywhere,
 };
 
 /// What the controller is asked to do. The answer comes through the reply.
@@ -134,6 +135,7 @@ impl Home {
         change(&mut seats);
         self.shared().publish(Snapshot::new(old.generation + 1, seats, Arc::clone(&old.intent)));
         self.shared().admission.drained().await;
+        adopt_everywhere(self.shared());
         self.work.notify();
     }
 

@@ -1,6 +1,9 @@
 //! The home shard's books: what the next superblocks will say, which devices there are, the bitmap as it is on disk.
 
-use std::{rc::Rc, sync::Arc};
+use std::{
+    rc::Rc,
+    sync::{Arc, Mutex},
+};
 
 use pinstripe_md::{
     bitmap::BitmapImage,
@@ -14,6 +17,7 @@ use crate::{
     assembly::Found,
     error::MemberError,
     snapshot::{Member, MemberId},
+    volume::Unattached,
 };
 
 /// What became of a device.
@@ -75,7 +79,7 @@ impl Records {
         let member = Arc::new(Member {
             id: MemberId(self.members.len()),
             name: device.info().name.clone(),
-            source,
+            source: Mutex::new(Some(source)),
             data_offset: superblock.member.data_offset.0 * SECTOR_BYTES,
             bad_blocks,
             cost: crate::cost::MemberCost::default(),
@@ -104,7 +108,10 @@ impl Records {
     /// Drops a device: the others will say that it is faulty; its own superblock stays as it is.
     pub(crate) fn fail(&mut self, id: MemberId, error: MemberError) {
         self.set_role(id, Role::Faulty);
-        self.book(id).state = MemberState::Failed(error);
+        let book = self.book(id);
+        book.member.release();
+        book.device = Rc::new(Unattached::new(&error.name, error.error));
+        book.state = MemberState::Failed(error);
     }
 
     /// A device became whole.

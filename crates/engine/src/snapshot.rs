@@ -1,9 +1,12 @@
 //! The membership: who holds which slot, as one immutable value with a generation (C1).
 
-use std::{rc::Rc, sync::Arc};
+use std::{
+    rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use pinstripe_md::bad_blocks::BadBlocks;
-use pinstripe_runtime::{Device, DeviceSource};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{cost::MemberCost, geometry::Set64, intent::IntentTable};
 
@@ -17,8 +20,8 @@ pub struct Member {
     pub id: MemberId,
     /// Name for messages.
     pub name: String,
-    /// Where each shard gets its handle.
-    pub source: Arc<dyn DeviceSource>,
+    /// Where each shard gets its handle; nothing once it was dropped.
+    pub(crate) source: Mutex<Option<Arc<dyn DeviceSource>>>,
     /// Where data begins on the device, in bytes.
     pub data_offset: u64,
     /// Ranges that must not be read, in absolute sectors of the device.
@@ -130,6 +133,17 @@ impl View {
 }
 
 impl Member {
+    /// The current shard's handle to the device.
+    pub(crate) fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        let source = self.source.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        source.map_or(Err(DeviceError::of(DeviceErrorKind::Removed)), |source| source.attach())
+    }
+
+    /// Lets go of the device: once the requests under way are over, it can be opened anew (C16).
+    pub(crate) fn release(&self) {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Whether a range (in bytes, relative to the data) overlaps a known bad block.
     pub fn is_bad(&self, offset: u64, length: u64) -> bool {
         if self.bad_blocks.is_empty() {

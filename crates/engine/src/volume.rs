@@ -5,7 +5,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    rc::Rc,
+    rc::{Rc, Weak},
     sync::Arc,
 };
 
@@ -65,6 +65,28 @@ impl<T: Default> Pooled<T> {
     }
 }
 
+thread_local! {
+    /// This thread's volumes, for [`adopt_everywhere`]. (A simulated world has all its shards on one thread.)
+    static VOLUMES: RefCell<Vec<Weak<VolumeInner>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has every shard see the current membership soon, even an idle one, so that a device that was dropped is let go of.
+pub(crate) fn adopt_everywhere(shared: &Arc<Shared>) {
+    for shard in &shared.shards {
+        let shared = Arc::clone(shared);
+        shard.send(move || {
+            let volumes = VOLUMES.with_borrow(Clone::clone);
+            for volume in volumes.iter().filter_map(Weak::upgrade) {
+                if Arc::ptr_eq(&volume.shared, &shared)
+                    && shared.shards[volume.shard].index() == shard::index()
+                {
+                    volume.view();
+                }
+            }
+        });
+    }
+}
+
 impl Volume {
     /// The array on the current shard, which must be one of `shared.shards`.
     pub fn new(shared: Arc<Shared>) -> Self {
@@ -83,7 +105,12 @@ impl Volume {
             shared,
         };
         inner.adopt();
-        Self { inner: Rc::new(inner) }
+        let inner = Rc::new(inner);
+        VOLUMES.with_borrow_mut(|volumes| {
+            volumes.retain(|volume| volume.strong_count() > 0);
+            volumes.push(Rc::downgrade(&inner));
+        });
+        Self { inner }
     }
 
     /// What it shares with the other shards.
@@ -222,6 +249,12 @@ impl VolumeInner {
         let snapshot = self.shared.snapshot();
         let devices =
             snapshot.seats.iter().map(|seat| seat.member().map(|member| self.device(member))).collect();
+        // A device that left the array is let go of; requests under way still hold it.
+        for (index, device) in self.devices.borrow_mut().iter_mut().enumerate() {
+            if snapshot.slot_of(MemberId(index)).is_none() {
+                *device = None;
+            }
+        }
         *self.view.borrow_mut() = Rc::new(View { snapshot, devices });
     }
 
@@ -232,8 +265,7 @@ impl VolumeInner {
         if devices.len() <= index {
             devices.resize(index + 1, None);
         }
-        let attach =
-            || member.source.attach().unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
+        let attach = || member.attach().unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
         Rc::clone(devices[index].get_or_insert_with(attach))
     }
 
@@ -268,13 +300,13 @@ impl VolumeInner {
 }
 
 /// Stands for a device that a shard could not attach: every request fails, so the member is dropped by the usual way.
-struct Unattached {
+pub(crate) struct Unattached {
     info: DeviceInfo,
     error: DeviceError,
 }
 
 impl Unattached {
-    fn new(name: &str, error: DeviceError) -> Self {
+    pub(crate) fn new(name: &str, error: DeviceError) -> Self {
         let info = DeviceInfo {
             name: name.to_owned(),
             size: 0,
