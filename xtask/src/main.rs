@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a contributor runs.
 #![forbid(unsafe_code)]
 
+mod fuzz;
 mod golden;
 mod nbd;
 mod packages;
@@ -40,6 +41,14 @@ enum Task {
         /// Keep the members' images of scenarios that passed, too.
         #[arg(long)]
         keep: bool,
+    },
+    /// Run the fuzz targets for a while.
+    Fuzz {
+        /// Only this target.
+        target: Option<String>,
+        /// Seconds for each.
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
     },
     /// Make the golden images that the original set lacks, with mdadm in the VM.
     Golden {
@@ -86,6 +95,7 @@ fn run(task: Task) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     match task {
         Task::Test => steps::run(root),
+        Task::Fuzz { target, seconds } => fuzz::run(root, target.as_deref(), seconds),
         Task::Tidy => tidy::run(root),
         Task::Vm { list: true, .. } => {
             vm::list();
