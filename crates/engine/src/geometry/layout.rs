@@ -1,15 +1,17 @@
-//! MD's layouts by name and number (`md-format.md` section 10).
+//! MD's layouts as the address maps need them: a level and an algorithm that belong together.
+
+use pinstripe_md::level::{Level, ParityLayout as Algorithm};
 
 use super::GeometryError;
 
-/// Which of the two historical maps a RAID0 of unequal members uses; they differ from its second zone on.
+/// Which of the two historical maps a RAID0 of unequal members uses; they differ from its second zone on. Unlike the
+/// format's, it always says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
 pub enum Raid0Layout {
     /// MD's layout 1: the member is picked by the chunk's number in the array.
-    Original = 1,
+    Original,
     /// MD's layout 2: the member is picked by the chunk's number in its zone.
-    Alternate = 2,
+    Alternate,
 }
 
 impl Raid0Layout {
@@ -23,171 +25,68 @@ impl Raid0Layout {
     }
 }
 
-/// MD's RAID5 algorithms.
+/// The layout of a parity level, the level included: one of the 21 that MD has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-#[expect(
-    missing_docs,
-    reason = "each name is MD's own and its whole meaning is the table in md-format.md 10"
-)]
-pub enum Raid5Layout {
-    LeftAsymmetric = 0,
-    RightAsymmetric = 1,
-    LeftSymmetric = 2,
-    RightSymmetric = 3,
-    ParityFirst = 4,
-    ParityLast = 5,
-}
-
-impl Raid5Layout {
-    /// All of them, in MD's order.
-    pub const ALL: [Self; 6] = [
-        Self::LeftAsymmetric,
-        Self::RightAsymmetric,
-        Self::LeftSymmetric,
-        Self::RightSymmetric,
-        Self::ParityFirst,
-        Self::ParityLast,
-    ];
-}
-
-/// MD's RAID6 algorithms. The `Ddf` ones weigh Q by the member's index; the ones that end in `6` are RAID5
-/// layouts on all members but the last, which holds Q.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
-#[expect(
-    missing_docs,
-    reason = "each name is MD's own and its whole meaning is the table in md-format.md 10"
-)]
-pub enum Raid6Layout {
-    LeftAsymmetric = 0,
-    RightAsymmetric = 1,
-    LeftSymmetric = 2,
-    RightSymmetric = 3,
-    ParityFirst = 4,
-    ParityLast = 5,
-    DdfZeroRestart = 8,
-    DdfNRestart = 9,
-    DdfNContinue = 10,
-    LeftAsymmetric6 = 16,
-    RightAsymmetric6 = 17,
-    LeftSymmetric6 = 18,
-    RightSymmetric6 = 19,
-    ParityFirst6 = 20,
-}
-
-impl Raid6Layout {
-    /// All of them, in MD's order.
-    pub const ALL: [Self; 14] = [
-        Self::LeftAsymmetric,
-        Self::RightAsymmetric,
-        Self::LeftSymmetric,
-        Self::RightSymmetric,
-        Self::ParityFirst,
-        Self::ParityLast,
-        Self::DdfZeroRestart,
-        Self::DdfNRestart,
-        Self::DdfNContinue,
-        Self::LeftAsymmetric6,
-        Self::RightAsymmetric6,
-        Self::LeftSymmetric6,
-        Self::RightSymmetric6,
-        Self::ParityFirst6,
-    ];
-}
-
-/// The layout of a parity level, the level included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ParityLayout {
-    /// Level 4: P on the last member.
-    Raid4,
-    /// Level 5.
-    Raid5(Raid5Layout),
-    /// Level 6.
-    Raid6(Raid6Layout),
+pub struct ParityLayout {
+    level: Level,
+    algorithm: Algorithm,
 }
 
 impl ParityLayout {
-    /// Every layout of every parity level.
-    pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(Self::Raid4)
-            .chain(Raid5Layout::ALL.into_iter().map(Self::Raid5))
-            .chain(Raid6Layout::ALL.into_iter().map(Self::Raid6))
+    /// Level 4: P on the last member.
+    pub const RAID4: Self = Self { level: Level::Raid4, algorithm: Algorithm::ParityLast };
+
+    /// An algorithm of level 5 or 6. Level 4 has one layout and ignores the algorithm, as MD does.
+    pub fn new(level: Level, algorithm: Algorithm) -> Result<Self, GeometryError> {
+        match level {
+            Level::Raid4 => Ok(Self::RAID4),
+            Level::Raid5 | Level::Raid6 if algorithm.belongs_to(level) => Ok(Self { level, algorithm }),
+            Level::Raid5 | Level::Raid6 => {
+                Err(GeometryError::Layout { level: level.number(), layout: algorithm.number() })
+            }
+            _ => Err(GeometryError::Level { level: level.number() }),
+        }
     }
 
-    /// From MD's level and algorithm numbers. Level 4 has one layout and ignores the number, as MD does.
+    /// From MD's level and algorithm numbers.
     pub fn from_md(level: i32, layout: u32) -> Result<Self, GeometryError> {
-        match level {
-            4 => Ok(Self::Raid4),
-            5 | 6 => Self::all()
-                .find(|each| each.level() == level && each.md_number() == layout)
+        match Level::from_number(level) {
+            Some(Level::Raid4) => Ok(Self::RAID4),
+            Some(known @ (Level::Raid5 | Level::Raid6)) => Algorithm::from_number(known, layout)
+                .map(|algorithm| Self { level: known, algorithm })
                 .ok_or(GeometryError::Layout { level, layout }),
             _ => Err(GeometryError::Level { level }),
         }
     }
 
-    /// MD's level number.
-    pub const fn level(self) -> i32 {
-        match self {
-            Self::Raid4 => 4,
-            Self::Raid5(_) => 5,
-            Self::Raid6(_) => 6,
-        }
+    /// Every layout of every parity level.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of = |level| Algorithm::all_of(level).map(move |algorithm| Self { level, algorithm });
+        std::iter::once(Self::RAID4).chain(of(Level::Raid5)).chain(of(Level::Raid6))
     }
 
-    /// MD's algorithm number (0 on level 4).
-    pub const fn md_number(self) -> u32 {
-        match self {
-            Self::Raid4 => 0,
-            Self::Raid5(layout) => layout as u32,
-            Self::Raid6(layout) => layout as u32,
-        }
+    /// MD's level number: 4, 5 or 6.
+    pub fn level(self) -> i32 {
+        self.level.number()
     }
 
-    /// The name that mdadm uses.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Raid4 => "parity-last",
-            Self::Raid5(layout) => match layout {
-                Raid5Layout::LeftAsymmetric => "left-asymmetric",
-                Raid5Layout::RightAsymmetric => "right-asymmetric",
-                Raid5Layout::LeftSymmetric => "left-symmetric",
-                Raid5Layout::RightSymmetric => "right-symmetric",
-                Raid5Layout::ParityFirst => "parity-first",
-                Raid5Layout::ParityLast => "parity-last",
-            },
-            Self::Raid6(layout) => match layout {
-                Raid6Layout::LeftAsymmetric => "left-asymmetric",
-                Raid6Layout::RightAsymmetric => "right-asymmetric",
-                Raid6Layout::LeftSymmetric => "left-symmetric",
-                Raid6Layout::RightSymmetric => "right-symmetric",
-                Raid6Layout::ParityFirst => "parity-first",
-                Raid6Layout::ParityLast => "parity-last",
-                Raid6Layout::DdfZeroRestart => "ddf-zero-restart",
-                Raid6Layout::DdfNRestart => "ddf-N-restart",
-                Raid6Layout::DdfNContinue => "ddf-N-continue",
-                Raid6Layout::LeftAsymmetric6 => "left-asymmetric-6",
-                Raid6Layout::RightAsymmetric6 => "right-asymmetric-6",
-                Raid6Layout::LeftSymmetric6 => "left-symmetric-6",
-                Raid6Layout::RightSymmetric6 => "right-symmetric-6",
-                Raid6Layout::ParityFirst6 => "parity-first-6",
-            },
-        }
+    /// The algorithm; [`Algorithm::ParityLast`] on level 4, which is what it does.
+    pub fn algorithm(self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// mdadm's name of the algorithm.
+    pub fn name(self) -> &'static str {
+        self.algorithm.name()
     }
 
     /// How many parity chunks a stripe has: 1, or 2 on level 6.
-    pub const fn parities(self) -> usize {
-        match self {
-            Self::Raid6(_) => 2,
-            _ => 1,
-        }
+    pub fn parities(self) -> usize {
+        if self.level == Level::Raid6 { 2 } else { 1 }
     }
 
     /// The fewest members: MD takes a RAID4 or RAID5 of two and a RAID6 of four.
-    pub const fn members_min(self) -> usize {
-        match self {
-            Self::Raid6(_) => 4,
-            _ => 2,
-        }
+    pub fn members_min(self) -> usize {
+        if self.level == Level::Raid6 { 4 } else { 2 }
     }
 }

@@ -18,7 +18,7 @@ mod raid0;
 #[cfg(test)]
 mod tests;
 
-pub use layout::{ParityLayout, Raid0Layout, Raid5Layout, Raid6Layout};
+pub use layout::{ParityLayout, Raid0Layout};
 pub use parity::{ParityGeometry, Piece, Pieces, Role, StripeMap, StripePiece, StripePieces};
 pub use raid0::{Extent, Raid0Geometry};
 

@@ -4,9 +4,11 @@
 //! leave out P and Q. *Rotate*: they start behind the parity and wrap around. So a [`StripeMap`] is a handful
 //! of bytes, made with one multiplication, and answers each question with a compare and an add.
 
+use pinstripe_md::level::ParityLayout as Algorithm;
+
 use super::{
-    CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, GeometryError, MemberSlot, ParityLayout, Raid5Layout, Raid6Layout,
-    RangeError, StripeId, check_array_bytes, check_common, check_range,
+    CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, GeometryError, MemberSlot, ParityLayout, RangeError, StripeId,
+    check_array_bytes, check_common, check_range,
 };
 
 /// The address map of a RAID4, RAID5 or RAID6.
@@ -58,49 +60,28 @@ struct Rule {
 }
 
 impl Rule {
-    fn of(layout: ParityLayout, members: u8) -> Self {
-        match layout {
-            ParityLayout::Raid4 => Self::new(Rotation::Fixed(members - 1), QPlace::None, None),
-            ParityLayout::Raid5(layout) => Self::of_raid5(layout, members, QPlace::None),
-            ParityLayout::Raid6(layout) => Self::of_raid6(layout, members),
-        }
-    }
-
-    fn new(rotation: Rotation, q: QPlace, rotate_from_p: Option<u8>) -> Self {
-        Self { rotation, q, rotate_from_p, ddf: false }
-    }
-
-    /// RAID5 on `members` members; also RAID6's algorithms 16 to 20, which are that plus Q on one more.
-    fn of_raid5(layout: Raid5Layout, members: u8, q: QPlace) -> Self {
-        match layout {
-            Raid5Layout::LeftAsymmetric => Self::new(Rotation::Left, q, None),
-            Raid5Layout::RightAsymmetric => Self::new(Rotation::Right, q, None),
-            Raid5Layout::LeftSymmetric => Self::new(Rotation::Left, q, Some(1)),
-            Raid5Layout::RightSymmetric => Self::new(Rotation::Right, q, Some(1)),
-            Raid5Layout::ParityFirst => Self::new(Rotation::Fixed(0), q, None),
-            Raid5Layout::ParityLast => Self::new(Rotation::Fixed(members - 1), q, None),
-        }
-    }
-
-    fn of_raid6(layout: Raid6Layout, members: u8) -> Self {
-        let ddf = |rotation, q, rotate_from_p| Self { ddf: true, ..Self::new(rotation, q, rotate_from_p) };
-        let raid5 = |layout| Self::of_raid5(layout, members - 1, QPlace::Last);
-        match layout {
-            Raid6Layout::LeftAsymmetric => Self::new(Rotation::Left, QPlace::AfterP, None),
-            Raid6Layout::RightAsymmetric => Self::new(Rotation::Right, QPlace::AfterP, None),
-            Raid6Layout::LeftSymmetric => Self::new(Rotation::Left, QPlace::AfterP, Some(2)),
-            Raid6Layout::RightSymmetric => Self::new(Rotation::Right, QPlace::AfterP, Some(2)),
-            Raid6Layout::ParityFirst => Self::new(Rotation::Fixed(0), QPlace::AfterP, None),
-            Raid6Layout::ParityLast => Self::new(Rotation::Fixed(members - 2), QPlace::AfterP, None),
-            Raid6Layout::DdfZeroRestart => ddf(Rotation::Right, QPlace::AfterP, None),
-            Raid6Layout::DdfNRestart => ddf(Rotation::LeftAhead, QPlace::AfterP, None),
-            Raid6Layout::DdfNContinue => ddf(Rotation::Left, QPlace::BeforeP, Some(1)),
-            Raid6Layout::LeftAsymmetric6 => raid5(Raid5Layout::LeftAsymmetric),
-            Raid6Layout::RightAsymmetric6 => raid5(Raid5Layout::RightAsymmetric),
-            Raid6Layout::LeftSymmetric6 => raid5(Raid5Layout::LeftSymmetric),
-            Raid6Layout::RightSymmetric6 => raid5(Raid5Layout::RightSymmetric),
-            Raid6Layout::ParityFirst6 => raid5(Raid5Layout::ParityFirst),
-        }
+    /// `columns` is also the member that holds P where P is always last (and Q, if there is one, behind it).
+    fn of(layout: ParityLayout, columns: u8) -> Self {
+        use Rotation::{Fixed, Left, LeftAhead, Right};
+        // Level 6 uses level 5's algorithms with Q next to P, or with Q on a further member (those that end in 6).
+        let (q, behind) = if layout.parities() == 2 { (QPlace::AfterP, 2) } else { (QPlace::None, 1) };
+        let (rotation, q, rotate_from_p, ddf) = match layout.algorithm() {
+            Algorithm::LeftAsymmetric => (Left, q, None, false),
+            Algorithm::RightAsymmetric => (Right, q, None, false),
+            Algorithm::LeftSymmetric => (Left, q, Some(behind), false),
+            Algorithm::RightSymmetric => (Right, q, Some(behind), false),
+            Algorithm::ParityFirst => (Fixed(0), q, None, false),
+            Algorithm::ParityLast => (Fixed(columns), q, None, false),
+            Algorithm::DdfZeroRestart => (Right, QPlace::AfterP, None, true),
+            Algorithm::DdfNRestart => (LeftAhead, QPlace::AfterP, None, true),
+            Algorithm::DdfNContinue => (Left, QPlace::BeforeP, Some(1), true),
+            Algorithm::LeftAsymmetric6 => (Left, QPlace::Last, None, false),
+            Algorithm::RightAsymmetric6 => (Right, QPlace::Last, None, false),
+            Algorithm::LeftSymmetric6 => (Left, QPlace::Last, Some(1), false),
+            Algorithm::RightSymmetric6 => (Right, QPlace::Last, Some(1), false),
+            Algorithm::ParityFirst6 => (Fixed(0), QPlace::Last, None, false),
+        };
+        Self { rotation, q, rotate_from_p, ddf }
     }
 
     /// Over how many members P (and rotated data) moves: all but a Q that stays on the last.
@@ -133,7 +114,7 @@ impl ParityGeometry {
         let too_many = |_| GeometryError::TooManyMembers { members };
         let columns = u8::try_from(columns).map_err(too_many)?;
         let members = u8::try_from(members).map_err(too_many)?;
-        let rule = Rule::of(layout, members);
+        let rule = Rule::of(layout, columns);
         Ok(Self {
             layout,
             rule,

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use pinstripe_md::level::{Level, ParityLayout as Algorithm};
+
 use super::*;
 
 const KIB: u64 = 1024;
@@ -91,7 +93,7 @@ fn every_layout_places_chunks_as_md_does() {
         let (n, layout) = (geometry.members(), geometry.layout());
         // More than three rotations of ten members.
         for stripe in 0..STRIPES {
-            let expected = table(layout.level(), layout.md_number(), n, stripe);
+            let expected = table(layout.level(), layout.algorithm().number(), n, stripe);
             let map = geometry.slots(StripeId(stripe));
             let context = format!("{layout:?}, {n} members, stripe {stripe}");
             assert_eq!(map.p_slot().index(), expected.p, "P: {context}");
@@ -131,23 +133,28 @@ fn roles_and_exponents_invert_their_maps() {
 }
 
 #[test]
-fn md_numbers_and_names_are_distinct_and_found_again() {
+fn layouts_are_those_that_md_has_and_no_others() {
     assert_eq!(ParityLayout::all().count(), 21);
     for layout in ParityLayout::all() {
-        assert_eq!(ParityLayout::from_md(layout.level(), layout.md_number()), Ok(layout));
-        let twins = ParityLayout::all().filter(|e| e.level() == layout.level() && e.name() == layout.name());
-        assert_eq!(twins.count(), 1, "{layout:?}");
+        assert_eq!(ParityLayout::from_md(layout.level(), layout.algorithm().number()), Ok(layout));
+        let level = Level::from_number(layout.level()).unwrap();
+        assert_eq!(ParityLayout::new(level, layout.algorithm()), Ok(layout));
     }
+    assert_eq!(ParityLayout::from_md(4, 77), Ok(ParityLayout::RAID4));
     assert_eq!(ParityLayout::from_md(5, 6), Err(GeometryError::Layout { level: 5, layout: 6 }));
     assert_eq!(ParityLayout::from_md(6, 7), Err(GeometryError::Layout { level: 6, layout: 7 }));
     assert_eq!(ParityLayout::from_md(10, 0), Err(GeometryError::Level { level: 10 }));
+    let misplaced = ParityLayout::new(Level::Raid5, Algorithm::DdfNContinue);
+    assert_eq!(misplaced, Err(GeometryError::Layout { level: 5, layout: 10 }));
+    let no_parity = ParityLayout::new(Level::Raid1, Algorithm::LeftSymmetric);
+    assert_eq!(no_parity, Err(GeometryError::Level { level: 1 }));
     assert_eq!(Raid0Layout::from_md(3), Err(GeometryError::Layout { level: 0, layout: 3 }));
 }
 
 #[test]
 fn impossible_arrays_are_refused_with_a_sentence() {
-    let raid5 = ParityLayout::Raid5(Raid5Layout::LeftSymmetric);
-    let raid6 = ParityLayout::Raid6(Raid6Layout::LeftSymmetric);
+    let raid5 = ParityLayout::new(Level::Raid5, Algorithm::LeftSymmetric).unwrap();
+    let raid6 = ParityLayout::new(Level::Raid6, Algorithm::LeftSymmetric).unwrap();
     let new =
         |layout, n, chunk, bytes, block| ParityGeometry::new(layout, n, chunk, bytes, block).unwrap_err();
     let mib = 1 << 20;
@@ -193,7 +200,7 @@ fn impossible_arrays_are_refused_with_a_sentence() {
 
 #[test]
 fn ranges_beyond_the_end_or_between_blocks_are_refused() {
-    let geometry = ParityGeometry::new(ParityLayout::Raid4, 3, 4096, 8192, 512).unwrap();
+    let geometry = ParityGeometry::new(ParityLayout::RAID4, 3, 4096, 8192, 512).unwrap();
     assert_eq!(geometry.array_bytes(), 16384);
     assert!(geometry.stripe_pieces(16384, 0).unwrap().next().is_none());
     assert!(matches!(geometry.stripe_pieces(16384, 512), Err(RangeError::BeyondEnd { .. })));
@@ -228,7 +235,7 @@ fn the_largest_array_still_divides_exactly() {
 /// P alone, in 64-bit arithmetic on every platform.
 fn table_p(layout: ParityLayout, n: usize, stripe: u64) -> usize {
     let period = (n * (n - 1)) as u64;
-    table(layout.level(), layout.md_number(), n, stripe % period).p
+    table(layout.level(), layout.algorithm().number(), n, stripe % period).p
 }
 
 fn parity_geometry() -> impl Strategy<Value = ParityGeometry> {

@@ -107,26 +107,26 @@ fn try_all_images(layout: ParityLayout, members: usize) {
 #[test]
 fn every_raid4_and_raid5_plan_ends_with_right_data_and_parity() {
     for members in 2..=5 {
-        try_all_images(ParityLayout::Raid4, members);
-        try_all_images(RAID5, members);
+        try_all_images(ParityLayout::RAID4, members);
+        try_all_images(raid5(), members);
     }
-    for layout in Raid5Layout::ALL {
-        try_all_images(ParityLayout::Raid5(layout), 4);
+    for layout in ParityLayout::all().filter(|layout| layout.level() == 5) {
+        try_all_images(layout, 4);
     }
 }
 
 #[test]
 fn every_raid6_plan_ends_with_right_data_and_parity() {
-    try_all_images(RAID6, 4);
-    try_all_images(RAID6, 5);
-    for layout in Raid6Layout::ALL {
-        try_all_images(ParityLayout::Raid6(layout), 4);
+    try_all_images(raid6(), 4);
+    try_all_images(raid6(), 5);
+    for layout in ParityLayout::all().filter(|layout| layout.level() == 6) {
+        try_all_images(layout, 4);
     }
 }
 
 #[test]
 fn raid6_of_six_with_ddf_exponents_ends_with_right_data_and_parity() {
-    try_all_images(ParityLayout::Raid6(Raid6Layout::DdfNContinue), 6);
+    try_all_images(ParityLayout::new(Level::Raid6, Algorithm::DdfNContinue).unwrap(), 6);
 }
 
 /// A wide stripe of any layout, a few members lost, and several writes of any size that may overlap.

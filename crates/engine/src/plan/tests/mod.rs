@@ -6,7 +6,8 @@ mod optimal;
 mod shape;
 
 use super::*;
-use crate::geometry::{ParityGeometry, ParityLayout, Raid5Layout, Raid6Layout, Role, StripeId};
+use crate::geometry::{ParityGeometry, ParityLayout, Role, StripeId};
+use pinstripe_md::level::{Level, ParityLayout as Algorithm};
 
 /// Bytes of a chunk in these tests: two rows of the parity cache.
 const CHUNK: u32 = 8192;
@@ -68,8 +69,13 @@ fn healthy(map: StripeMap) -> Stripe {
     Stripe { map, chunk_bytes: CHUNK, unreadable: Set64::EMPTY, unwritable: Set64::EMPTY, in_sync: true }
 }
 
-const RAID5: ParityLayout = ParityLayout::Raid5(Raid5Layout::LeftSymmetric);
-const RAID6: ParityLayout = ParityLayout::Raid6(Raid6Layout::LeftSymmetric);
+fn raid5() -> ParityLayout {
+    ParityLayout::new(Level::Raid5, Algorithm::LeftSymmetric).unwrap()
+}
+
+fn raid6() -> ParityLayout {
+    ParityLayout::new(Level::Raid6, Algorithm::LeftSymmetric).unwrap()
+}
 
 /// Facts with a price per slot and cached rows as a set: bit 2 * row + (1 for Q).
 struct World {

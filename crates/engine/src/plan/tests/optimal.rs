@@ -41,7 +41,7 @@ fn suffices(map: StripeMap, slots: Set64, written: Set64, targets: &[Role]) -> b
 
 #[test]
 fn min_reads_reads_no_more_members_than_any_set_of_reads_that_could_do() {
-    for (layout, members) in [(RAID5, 3), (RAID5, 5), (RAID6, 4), (RAID6, 5), (RAID6, 6)] {
+    for (layout, members) in [(raid5(), 3), (raid5(), 5), (raid6(), 4), (raid6(), 5), (raid6(), 6)] {
         let map = stripe_map(layout, members, 1);
         for (unreadable, unwritable) in memberships(members, layout.parities()) {
             let stripe = Stripe { unreadable, unwritable, ..healthy(map) };
@@ -159,7 +159,7 @@ fn sums_by_slot(reads: impl Iterator<Item = (usize, u64)>) -> [u64; 8] {
 fn each_policy_chooses_what_brute_force_over_its_objective_chooses() {
     let mut random = Random(42);
     let mut seen = [[0; 2]; 4];
-    for (layout, members) in [(RAID5, 4), (RAID5, 6), (RAID6, 5), (RAID6, 6)] {
+    for (layout, members) in [(raid5(), 4), (raid5(), 6), (raid6(), 5), (raid6(), 6)] {
         let map = stripe_map(layout, members, 2);
         for (unreadable, unwritable) in memberships(members, layout.parities()) {
             let stripe = Stripe { unreadable, unwritable, ..healthy(map) };
@@ -226,7 +226,7 @@ fn check_choice(
 
 #[test]
 fn reads_equal_straids_equations_on_a_complete_array() {
-    for (layout, members) in [(RAID5, 3), (RAID5, 6), (RAID5, 12), (RAID6, 6), (RAID6, 12)] {
+    for (layout, members) in [(raid5(), 3), (raid5(), 6), (raid5(), 12), (raid6(), 6), (raid6(), 12)] {
         let map = stripe_map(layout, members, 3);
         let k = map.columns();
         for count in 1..k {

@@ -8,12 +8,12 @@ fn transfers(list: &[(u8, u32, u32)]) -> Vec<Transfer> {
 
 /// RAID5 of six, left-symmetric, stripe 0: P on slot 5, column i on slot i.
 fn six() -> Stripe {
-    healthy(stripe_map(RAID5, 6, 0))
+    healthy(stripe_map(raid5(), 6, 0))
 }
 
 #[test]
 fn two_small_writes_in_different_rows_do_not_read_the_rows_between_them() {
-    let geometry = ParityGeometry::new(RAID5, 6, 65536, 1 << 20, 4096).unwrap();
+    let geometry = ParityGeometry::new(raid5(), 6, 65536, 1 << 20, 4096).unwrap();
     let stripe = Stripe { chunk_bytes: 65536, ..healthy(geometry.slots(StripeId(0))) };
     let image = [written(0, 0, 4096), written(3, 61440, 65536)];
     for policy in POLICIES {
@@ -92,7 +92,7 @@ fn a_row_not_in_sync_is_reconstructed_although_its_parity_is_cached() {
 
 #[test]
 fn cached_parity_is_not_read_and_tips_the_choice() {
-    let stripe = healthy(stripe_map(RAID5, 4, 0));
+    let stripe = healthy(stripe_map(raid5(), 4, 0));
     let image = [written(0, 0, 8192)];
     // k = 3: two reads either way, so MD reconstructs; with half of P cached, modifying reads less.
     let plain = planned(&stripe, WritePolicy::MinReads, &image, &mut World::plain(4));
@@ -107,7 +107,7 @@ fn cached_parity_is_not_read_and_tips_the_choice() {
 
 #[test]
 fn cost_reads_around_a_slow_member() {
-    let stripe = healthy(stripe_map(RAID5, 4, 0));
+    let stripe = healthy(stripe_map(raid5(), 4, 0));
     let image = [written(0, 0, 4096)];
     for slow in 0..4u8 {
         let mut world = World::plain(4);
@@ -176,7 +176,7 @@ fn past_redundancy_nothing_is_planned() {
 #[test]
 fn two_lost_columns_and_one_lost_parity_are_past_raid6() {
     // Slots 0 to 3 hold columns, P is on 4, Q on 5. A row that isn't in sync can't be modified instead.
-    let map = stripe_map(RAID6, 6, 1);
+    let map = stripe_map(raid6(), 6, 1);
     assert_eq!(
         (map.p_slot(), map.q_slot(), map.data_slot(0)),
         (MemberSlot(4), Some(MemberSlot(5)), MemberSlot(0))
