@@ -220,7 +220,8 @@ impl Array {
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
         let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from } = assembled;
-        let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from));
+        let intent =
+            Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, freshest.array.events == 0));
         let records = Records::new(freshest.array, seats, bitmap);
         let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
         for book in &records.members {
@@ -452,8 +453,8 @@ impl Array {
         };
         let new = IntentTable::new(geometry.member_bytes(), region_bytes, persistent);
         for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
-            for region in new.regions(region as u64 * old.region_bytes(), old.region_bytes()) {
-                new.set_needs_resync(region);
+            for successor in new.regions(region as u64 * old.region_bytes(), old.region_bytes()) {
+                new.set_needs_resync(successor, old.is_torn(region..=region));
             }
         }
         if !self.shared().snapshot().is_complete() {
@@ -498,7 +499,12 @@ impl Array {
 }
 
 /// The table that goes with what assembly found.
-fn initial_intent(geometry: &Geometry, bitmap: Option<&BitmapImage>, dirty_from: Option<u64>) -> IntentTable {
+fn initial_intent(
+    geometry: &Geometry,
+    bitmap: Option<&BitmapImage>,
+    dirty_from: Option<u64>,
+    never_started: bool,
+) -> IntentTable {
     let member_bytes = match geometry {
         Geometry::Parity(geometry) => geometry.member_bytes(),
         Geometry::Raid0(_) => 1,
@@ -513,10 +519,12 @@ fn initial_intent(geometry: &Geometry, bitmap: Option<&BitmapImage>, dirty_from:
         }
     }
     let Some(from) = dirty_from else { return intent };
+    // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
+    let torn = from == 0 && !never_started;
     let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {
-            intent.set_needs_resync(region);
+            intent.set_needs_resync(region, torn);
         }
     }
     intent

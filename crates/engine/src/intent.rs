@@ -14,8 +14,9 @@
 //! A writer increments its lane and then reads the state; the sweeper stores Clearing and then reads the lanes. Both
 //! are sequentially consistent, so a writer that goes on because it saw Set is seen by the sweeper (C7).
 //!
-//! Two sticky marks outlive the lanes (C8): *needs resync* (parity of the region may not match its data, from an unclean
-//! load) and *missed* (a member was absent from a write). Neither region's bit is cleared until a resync or recovery of the
+//! Sticky marks outlive the lanes (C8): *needs resync* (parity of the region may not match its data, because it never
+//! did or from an unclean load; in the latter case it is also *torn*: rows that were being written may be half new, so
+//! that parity can't stand in for data there) and *missed* (a member was absent from a write). Neither region's bit is cleared until a resync or recovery of the
 //! whole region has ended without an error. Without a bitmap the table keeps the marks in memory only.
 
 use std::ops::RangeInclusive;
@@ -37,6 +38,7 @@ const CLEARING: u32 = 3;
 const TOUCHED: u32 = 1 << 2;
 const NEEDS_RESYNC: u32 = 1 << 3;
 const MISSED: u32 = 1 << 4;
+const TORN: u32 = 1 << 5;
 
 /// Regions that one stripe's change touches.
 pub type Regions = RangeInclusive<usize>;
@@ -257,9 +259,14 @@ impl IntentTable {
         self.update(region, |word| word & !STATE | SET);
     }
 
-    /// Parity of the region may not match its data.
-    pub fn set_needs_resync(&self, region: usize) {
-        self.update(region, |word| word | NEEDS_RESYNC);
+    /// Parity of the region may not match its data; with `torn`, not even in rows that were written since.
+    pub fn set_needs_resync(&self, region: usize, torn: bool) {
+        self.update(region, |word| word | NEEDS_RESYNC | if torn { TORN } else { 0 });
+    }
+
+    /// Whether parity of any of `regions` can't stand in for data: rows may have been torn by a crash.
+    pub fn is_torn(&self, regions: Regions) -> bool {
+        regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & TORN != 0)
     }
 
     /// Whether parity of any of `regions` may not match (C10).
@@ -269,7 +276,7 @@ impl IntentTable {
 
     /// The whole region was resynced without an error.
     pub fn resynced(&self, region: usize) {
-        self.update(region, |word| word & !NEEDS_RESYNC | TOUCHED);
+        self.update(region, |word| word & !(NEEDS_RESYNC | TORN) | TOUCHED);
     }
 
     /// A member misses a write to `regions`.
@@ -375,7 +382,7 @@ mod tests {
     fn lanes_at_zero_is_not_in_sync() {
         let table = table();
         table.load_set(2);
-        table.set_needs_resync(2);
+        table.set_needs_resync(2, true);
         table.load_set(3);
         table.set_missed(3..=3);
         for _ in 0..3 {

@@ -125,10 +125,8 @@ impl VolumeInner {
         if !lost.and(want.columns).is_empty() {
             let unreadable = IoError::Unreadable { stripe: stripe.0, missing: lost.len() };
             let intent = &view.snapshot.intent;
-            // C10: parity that may not match can't stand in for data.
-            if parities.len() < lost.len()
-                || intent.needs_resync(intent.regions(offset, u64::from(to - from)))
-            {
+            // C10: parity of torn rows can't stand in for data.
+            if parities.len() < lost.len() || intent.is_torn(intent.regions(offset, u64::from(to - from))) {
                 return Err(unreadable);
             }
             slots = slots.or((0..map.columns()).filter(|&c| !lost.contains(c)).map(data_slot).collect());

@@ -236,8 +236,9 @@ impl VolumeInner {
             })?;
         let recovers =
             |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
-        if !facts.in_sync && context.plan.runs().iter().any(recovers) {
-            // C10: parity that may not match can't stand in for data.
+        let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, chunk.into()));
+        if torn && context.plan.runs().iter().any(recovers) {
+            // C10: parity of torn rows can't stand in for data.
             return Err(IoError::Unreadable { stripe: stripe.0, missing: facts.unreadable.len() }.into());
         }
         Ok(())

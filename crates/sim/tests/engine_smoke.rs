@@ -152,6 +152,22 @@ impl Scene {
             .unwrap();
     }
 
+    /// Reads every sector that was ever written.
+    fn read_written(&mut self) {
+        let (volume, ledger) = (self.array.volume().clone(), Rc::clone(&self.ledger));
+        let sectors: Vec<u64> = ledger.borrow().written().collect();
+        self.world
+            .block_on(0, "read written", STEPS, async move {
+                for at in sectors {
+                    let id = ledger.borrow_mut().begin_read(at..at + 1);
+                    let (result, buffer) = volume.read(at * 512, shard::buffer(512)).await;
+                    result.unwrap();
+                    ledger.borrow_mut().check_read(id, &buffer).unwrap();
+                }
+            })
+            .unwrap();
+    }
+
     fn check(&mut self) -> u64 {
         let array = self.array.clone();
         let report =
@@ -248,5 +264,17 @@ fn a_crash_in_the_middle_of_writes_loses_nothing_that_was_promised() {
         scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
         scene.read_all();
         assert_eq!(scene.check(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_member_may_go_before_the_first_resync_and_what_was_written_since_is_kept() {
+    for seed in 60..64 {
+        let mut scene = scene(seed, wish(Level::Raid5, 4, 16 << 10, NewBitmap::None, InitialSync::Resync), 2);
+        scene.load(4, 20);
+        scene.disks[2].fault(&Fault::Gone);
+        scene.load(4, 30);
+        assert_eq!(scene.array.detail().missing, 1);
+        scene.read_written();
     }
 }
