@@ -42,5 +42,5 @@ done </job/disks
 echo "ready after $(cut -d' ' -f1 /proc/uptime) s"
 
 . /job/environment
-sh -eu /job/run.sh
+sh -eu /job/run.sh </dev/null
 finish $?

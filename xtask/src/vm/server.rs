@@ -109,7 +109,7 @@ impl Server {
         let start = Instant::now();
         loop {
             let detail = self.detail()?;
-            if detail["sync_action"] == "idle" && detail["degraded"] == 0 {
+            if detail["degraded"] == false && detail["sync"].is_null() && detail["regions_to_resync"] == 0 {
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
