@@ -345,7 +345,7 @@ impl FromStr for CpuList {
 
     fn from_str(text: &str) -> Result<Self, BadCpuList> {
         let bad = || BadCpuList(text.to_owned());
-        let number = |text: &str| text.parse().ok().filter(|cpu| *cpu < CPUS_MAX).ok_or_else(bad);
+        let number = |text: &str| text.parse::<usize>().ok().filter(|cpu| *cpu < CPUS_MAX).ok_or_else(bad);
         let mut cpus = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -66,7 +66,8 @@ fn in_slot_order(arguments: &CreateArguments) -> Result<Vec<PathBuf>, Failure> {
     for path in &paths {
         // One that can't be looked at is complained about when it is opened.
         let Ok(metadata) = std::fs::metadata(path) else { continue };
-        let identity = if metadata.rdev() == 0 { (metadata.dev(), metadata.ino()) } else { (0, metadata.rdev()) };
+        let identity =
+            if metadata.rdev() == 0 { (metadata.dev(), metadata.ino()) } else { (0, metadata.rdev()) };
         if let Some((_, other)) = seen.iter().find(|(known, _)| *known == identity) {
             let (one, other) = (path.display(), other.display());
             return Err(Failure::usage(format!("{other} and {one} are one device: give each member once")));
@@ -94,21 +95,24 @@ impl Shape {
     pub fn new(level: Level, wish: &ShapeArguments, members: usize) -> Result<Self, Failure> {
         let least = usize::try_from(level.members_min()).unwrap_or(usize::MAX);
         if members < least {
-            return Err(Failure::usage(format!("{level} needs at least {least} members, and {members} were given")));
+            return Err(Failure::usage(format!(
+                "{level} needs at least {least} members, and {members} were given"
+            )));
         }
         if members > MEMBERS_MAX {
             return Err(Failure::usage(format!("{members} members: at most {MEMBERS_MAX} can be served")));
         }
         if wish.assume_clean && !level.has_parity() {
-            return Err(Failure::usage(format!("--assume-clean is for levels with parity: {level} has none")));
+            return Err(Failure::usage(format!(
+                "--assume-clean is for levels with parity: {level} has none"
+            )));
         }
         let internal = NewBitmap::Internal {
             chunk_bytes: match wish.bitmap_chunk {
                 None => None,
-                Some(chunk) => Some(
-                    u32::try_from(chunk.0)
-                        .map_err(|_| Failure::usage(format!("a bitmap chunk of {chunk}: at most 2G is possible")))?,
-                ),
+                Some(chunk) => Some(u32::try_from(chunk.0).map_err(|_| {
+                    Failure::usage(format!("a bitmap chunk of {chunk}: at most 2G is possible"))
+                })?),
             },
         };
         let bitmap = match wish.bitmap {
@@ -134,9 +138,9 @@ impl Shape {
     /// The array on these devices, in the order of their slots, with new identities.
     pub fn on(&self, devices: &[DeviceInfo]) -> Result<NewArray, Failure> {
         let set_uuid = random_uuid()?;
-        let members = devices.iter().map(|info| {
-            Ok(NewDevice { sectors: info.size / SECTOR_BYTES, uuid: random_uuid()? })
-        });
+        let members = devices
+            .iter()
+            .map(|info| Ok(NewDevice { sectors: info.size / SECTOR_BYTES, uuid: random_uuid()? }));
         let name = match self.name {
             Some(name) => name,
             None => set_uuid.to_string()[..8].parse()?,
@@ -246,10 +250,15 @@ fn named(error: &PlacementError, infos: &[DeviceInfo]) -> Failure {
 
 /// Zeroes the blocks that hold marks of what was there, but for those in the data of the new array: an array that is
 /// made anew over its old data (`--assume-clean`) keeps all of it.
-async fn wipe_marks(device: &dyn Device, contents: &Contents, data: std::ops::Range<u64>) -> Result<(), Failure> {
+async fn wipe_marks(
+    device: &dyn Device,
+    contents: &Contents,
+    data: std::ops::Range<u64>,
+) -> Result<(), Failure> {
     let block = u64::from(device.info().logical_block);
     for mark in contents.marks() {
-        let (start, end) = (mark.start / block * block, mark.end.next_multiple_of(block).min(device.info().size));
+        let (start, end) =
+            (mark.start / block * block, mark.end.next_multiple_of(block).min(device.info().size));
         if start < data.end && data.start < end {
             continue;
         }

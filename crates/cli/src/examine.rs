@@ -204,7 +204,11 @@ fn bad_block_words(log: Option<&Result<BadBlockSummary, String>>) -> String {
         Some(Ok(log)) if log.ranges.is_empty() => "none".to_owned(),
         Some(Ok(log)) => {
             let sectors: u64 = log.ranges.iter().map(|(_, count)| count).sum();
-            format!("{sectors} sectors in {} ranges, the first at sector {}", log.ranges.len(), log.ranges[0].0)
+            format!(
+                "{sectors} sectors in {} ranges, the first at sector {}",
+                log.ranges.len(),
+                log.ranges[0].0
+            )
         }
     }
 }
@@ -218,7 +222,8 @@ fn member_json(metadata: &Metadata) -> Value {
         Some(Err(error)) => json!({ "error": error }),
     };
     let bitmap = metadata.bitmap.as_ref().map(|b| b.as_ref().map(|b| json!(b)).map_err(Clone::clone));
-    let bad_blocks = metadata.bad_blocks.as_ref().map(|b| b.as_ref().map(|b| json!(b.ranges)).map_err(Clone::clone));
+    let bad_blocks =
+        metadata.bad_blocks.as_ref().map(|b| b.as_ref().map(|b| json!(b.ranges)).map_err(Clone::clone));
     let support = superblock.support();
     json!({
         "array": {

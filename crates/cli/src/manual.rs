@@ -16,10 +16,11 @@ pub fn completions(arguments: &CompletionsArguments) -> Result<(), Failure> {
 
 pub fn man(arguments: &ManArguments) -> Result<(), Failure> {
     if let Some(folder) = &arguments.folder {
-        let written = std::fs::create_dir_all(folder)
-            .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
-        return written
-            .map_err(|error| Failure::new(format!("can't write manual pages to {}: {error}", folder.display())));
+        let written =
+            std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+        return written.map_err(|error| {
+            Failure::new(format!("can't write manual pages to {}: {error}", folder.display()))
+        });
     }
     let mut page = Vec::new();
     clap_mangen::Man::new(Cli::command()).render(&mut page)?;

@@ -50,7 +50,9 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_and_without_a_unit() {
-        for (text, bytes) in [("0", 0), ("512", 512), ("64K", 65536), ("64k", 65536), ("1MiB", 1 << 20), ("2TB", 2 << 40)] {
+        for (text, bytes) in
+            [("0", 0), ("512", 512), ("64K", 65536), ("64k", 65536), ("1MiB", 1 << 20), ("2TB", 2 << 40)]
+        {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
         for bad in ["", "K", "1.5G", "-1", "64Q", "64 K", "99999999999T", "0x10"] {

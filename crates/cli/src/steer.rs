@@ -85,7 +85,8 @@ fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(),
             "recovering" => show(&bar, detail.sync.as_ref()),
             _ => {
                 bar.finish_and_clear();
-                let why = detail.errors.last().cloned().unwrap_or_else(|| "see `pinstripe detail`".to_owned());
+                let why =
+                    detail.errors.last().cloned().unwrap_or_else(|| "see `pinstripe detail`".to_owned());
                 return Err(Failure::new(format!("the rebuild of slot {slot} failed: {why}")));
             }
         }
@@ -149,7 +150,9 @@ fn bar(quiet: bool) -> ProgressBar {
     if quiet {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    if let Ok(style) = ProgressStyle::with_template("{msg:10} {bar:40} {percent:>3}% {pos}/{len} stripes, {eta} left") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg:10} {bar:40} {percent:>3}% {pos}/{len} stripes, {eta} left")
+    {
         bar.set_style(style);
     }
     bar

@@ -101,7 +101,11 @@ impl Client {
     }
 
     /// Calls `method` and waits for its result.
-    pub fn call<T: DeserializeOwned>(&mut self, method: &str, params: impl Serialize) -> Result<T, ClientError> {
+    pub fn call<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: impl Serialize,
+    ) -> Result<T, ClientError> {
         let id = self.next_id;
         self.next_id += 1;
         let params = serde_json::to_value(params).map_err(|error| self.protocol(error))?;

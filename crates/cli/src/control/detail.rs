@@ -106,7 +106,10 @@ impl Detail {
         let mut rows = vec![
             ("uuid", self.uuid.clone()),
             ("level", format!("{}{layout}, chunk {}", self.level, ByteSize(self.chunk_bytes))),
-            ("size", format!("{} in blocks of {} bytes", ByteSize(self.size_bytes), self.logical_block_bytes)),
+            (
+                "size",
+                format!("{} in blocks of {} bytes", ByteSize(self.size_bytes), self.logical_block_bytes),
+            ),
             ("state", format!("{}{degraded}", self.state)),
             ("events", self.events.to_string()),
             ("bitmap", self.bitmap_words()),
@@ -125,7 +128,12 @@ impl Detail {
             text.push('\n');
         }
         for failed in &self.failed {
-            text += &format!("  {:>3}  failed      {}: {}\n", failed.slot, printable(&failed.device), failed.error);
+            text += &format!(
+                "  {:>3}  failed      {}: {}\n",
+                failed.slot,
+                printable(&failed.device),
+                failed.error
+            );
         }
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();

@@ -131,7 +131,8 @@ pub struct CheckResult {
 
 /// Reads a request. With the error comes the id to answer with.
 pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)> {
-    let value: Value = serde_json::from_slice(line).map_err(|e| (Value::Null, CallError::new(code::PARSE, e)))?;
+    let value: Value =
+        serde_json::from_slice(line).map_err(|e| (Value::Null, CallError::new(code::PARSE, e)))?;
     let id = value.get("id").cloned();
     let to = id.clone().unwrap_or(Value::Null);
     let invalid = |message: String| (to.clone(), CallError::new(code::INVALID, message));
@@ -153,7 +154,8 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "check" => Command::Check,
         "stop" => Command::Stop,
         other => {
-            let message = format!("there is no method \"{other}\"; there are: detail, fail, add, check, stop");
+            let message =
+                format!("there is no method \"{other}\"; there are: detail, fail, add, check, stop");
             return Err((to, CallError::new(code::NO_METHOD, message)));
         }
     };
@@ -211,7 +213,8 @@ mod tests {
     #[test]
     fn an_answer_has_a_result_or_an_error() {
         assert_eq!(response(1.into(), Ok(Value::Null)), "{\"id\":1,\"jsonrpc\":\"2.0\",\"result\":null}\n");
-        let failed: Value = serde_json::from_str(&response(1.into(), Err(CallError::new(-32000, "no")))).unwrap();
+        let failed: Value =
+            serde_json::from_str(&response(1.into(), Err(CallError::new(-32000, "no")))).unwrap();
         assert_eq!(failed["error"]["message"], "no");
         assert!(failed.get("result").is_none());
     }

@@ -50,9 +50,10 @@ impl Load {
             fill(&mut expected, offset, generation);
             match buffer.iter().zip(&expected).position(|(read, written)| read != written) {
                 None => Ok(()),
-                Some(at) => {
-                    Err(Failure::new(format!("the demo failed: byte {} is not what was written", offset + at as u64)))
-                }
+                Some(at) => Err(Failure::new(format!(
+                    "the demo failed: byte {} is not what was written",
+                    offset + at as u64
+                ))),
             }
         })
     }
@@ -96,7 +97,8 @@ impl Load {
 fn fill(buffer: &mut [u8], offset: u64, generation: u64) {
     for (index, word) in (0u64..).zip(buffer.chunks_mut(8)) {
         // The mixing steps of SplitMix64.
-        let mut mixed = (offset / 8 + index).wrapping_add(generation << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut mixed =
+            (offset / 8 + index).wrapping_add(generation << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         let bytes = (mixed ^ mixed >> 31).to_le_bytes();

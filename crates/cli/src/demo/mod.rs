@@ -36,7 +36,8 @@ pub fn run(arguments: &DemoArguments) -> Result<(), Failure> {
         Some(parent) => builder.tempdir_in(parent),
         None => builder.tempdir(),
     };
-    let folder = folder.map_err(|error| Failure::new(format!("can't make a folder for the demo: {error}")))?;
+    let folder =
+        folder.map_err(|error| Failure::new(format!("can't make a folder for the demo: {error}")))?;
     let demo = Demo::new(folder.path(), arguments.size)?;
     demo.play()?;
     println!("All well, in {:.1} seconds. The files are removed again.", begun.elapsed().as_secs_f64());
@@ -64,7 +65,8 @@ impl Demo {
 
     fn play(&self) -> Result<(), Failure> {
         step(&format!("Six files of {} in {}", ByteSize(self.member_bytes), self.folder.display()));
-        let members: Vec<String> = (0..MEMBERS).map(|slot| self.file(&format!("member{slot}"))).collect::<Result<_, _>>()?;
+        let members: Vec<String> =
+            (0..MEMBERS).map(|slot| self.file(&format!("member{slot}"))).collect::<Result<_, _>>()?;
         let spare = self.file("spare")?;
         step("A RAID5 on them");
         let create = ["create", "--level", "5", "--chunk", "64K", "--name", NAME];
@@ -145,9 +147,12 @@ impl Demo {
         let reports: Vec<Value> = serde_json::from_slice(&ran.stdout)?;
         for (slot, report) in reports.iter().enumerate() {
             let (array, device) = (&report["member"]["array"], &report["member"]["device"]);
-            let whole = array["present"].as_array().is_some_and(|slots| slots.iter().all(|slot| *slot == true));
+            let whole =
+                array["present"].as_array().is_some_and(|slots| slots.iter().all(|slot| *slot == true));
             if array["clean"] != true || device["slot"] != slot || !whole {
-                return Err(Failure::new(format!("the demo failed: the superblock of slot {slot} is wrong: {report}")));
+                return Err(Failure::new(format!(
+                    "the demo failed: the superblock of slot {slot} is wrong: {report}"
+                )));
             }
         }
         println!("    {} members, all of one clean and complete array", reports.len());
@@ -161,7 +166,9 @@ fn step(what: &str) {
 
 fn bar(what: &'static str, bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(bytes).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("    {msg:7} {bar:40} {bytes}/{total_bytes} {bytes_per_sec}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("    {msg:7} {bar:40} {bytes}/{total_bytes} {bytes_per_sec}")
+    {
         bar.set_style(style);
     }
     bar

@@ -18,13 +18,22 @@ pub struct Server {
 
 impl Server {
     /// Starts it and waits until it is ready.
-    pub fn start(pinstripe: &Path, socket: &Path, control: &str, members: &[String]) -> Result<Self, Failure> {
+    pub fn start(
+        pinstripe: &Path,
+        socket: &Path,
+        control: &str,
+        members: &[String],
+    ) -> Result<Self, Failure> {
         println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock member0 ... member5");
         let mut command = Command::new(pinstripe);
-        command.args(["serve", "--json", "--control", control, "--nbd"]).arg(format!("unix:{}", socket.display()));
+        command
+            .args(["serve", "--json", "--control", control, "--nbd"])
+            .arg(format!("unix:{}", socket.display()));
         let child = command.args(members).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut server = Self { child, size_bytes: 0 };
-        let Some(output) = server.child.stdout.take() else { return Err(Failure::new("no output of the server")) };
+        let Some(output) = server.child.stdout.take() else {
+            return Err(Failure::new("no output of the server"));
+        };
         let mut lines = BufReader::new(output).lines();
         for line in lines.by_ref() {
             let line: Value = serde_json::from_str(&line?)?;
@@ -46,7 +55,11 @@ impl Server {
     /// Waits for its end after `stop`, which must be a good one.
     pub fn ended(mut self) -> Result<(), Failure> {
         let status = self.child.wait()?;
-        if status.success() { Ok(()) } else { Err(Failure::new(format!("the demo failed: the server ended with {status}"))) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(Failure::new(format!("the demo failed: the server ended with {status}")))
+        }
     }
 }
 

@@ -109,7 +109,9 @@ fn follow(device: &Probed, superblock: Superblock) -> Result<Metadata, ProbeErro
             let length = usize::from(log.size) * 512;
             let bytes = read_sectors(device, sector, length)?;
             Some(BadBlocks::decode(&bytes, log.shift).map_err(|error| error.to_string()).map(|blocks| {
-                BadBlockSummary { ranges: blocks.ranges().iter().map(|r| (r.start, r.end - r.start)).collect() }
+                BadBlockSummary {
+                    ranges: blocks.ranges().iter().map(|r| (r.start, r.end - r.start)).collect(),
+                }
             }))
         }
         _ => None,

@@ -147,6 +147,10 @@ impl Contents {
 
     /// All of it in words; empty if nothing is known.
     pub fn in_words(&self) -> Vec<String> {
-        self.metadata.iter().map(ToString::to_string).chain(self.others.iter().map(ToString::to_string)).collect()
+        self.metadata
+            .iter()
+            .map(ToString::to_string)
+            .chain(self.others.iter().map(ToString::to_string))
+            .collect()
     }
 }

@@ -217,7 +217,8 @@ fn zfs(device: &Probed) -> Result<Option<Finding>, ProbeError> {
     for label in labels.into_iter().flatten() {
         let ring = device.read(label + RING, 128 << 10)?;
         let mut blocks = (0u64..).step_by(1024).zip(ring.chunks_exact(1024));
-        let found = blocks.find(|(_, block)| block[..8] == MAGIC.to_le_bytes() || block[..8] == MAGIC.to_be_bytes());
+        let found =
+            blocks.find(|(_, block)| block[..8] == MAGIC.to_le_bytes() || block[..8] == MAGIC.to_be_bytes());
         if let Some((offset, _)) = found {
             let at = label + RING + offset;
             return Ok(Some(finding("a ZFS pool member", at..at + 8)));
@@ -272,7 +273,11 @@ fn partition_table(device: &Probed, has_boot_sector: bool) -> Result<Vec<Finding
     for at in places {
         if has(device, at, GPT)? && found.iter().all(|other: &Finding| other.mark.start != at) {
             let uuid = uuid(device, at + 56, UuidForm::Guid)?;
-            let what = if found.is_empty() { "a GPT partition table" } else { "the backup of a GPT partition table" };
+            let what = if found.is_empty() {
+                "a GPT partition table"
+            } else {
+                "the backup of a GPT partition table"
+            };
             found.push(Finding { uuid, ..finding(what, mark(at, GPT)) });
         }
     }
@@ -365,6 +370,10 @@ mod tests {
         assert_eq!(found(MIB, &mbr), ["an MBR partition table"]);
         assert_eq!(found(MIB, &[(512, b"EFI PART")]), ["a GPT partition table"]);
         assert_eq!(found(MIB, &[(MIB - 512, b"EFI PART")]), ["a GPT partition table"]);
-        assert_eq!(found(MIB, &[(510, &[0x55, 0xaa])]), Vec::<String>::new(), "a boot sector without partitions");
+        assert_eq!(
+            found(MIB, &[(510, &[0x55, 0xaa])]),
+            Vec::<String>::new(),
+            "a boot sector without partitions"
+        );
     }
 }

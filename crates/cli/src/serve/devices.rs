@@ -6,10 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pinstripe_engine::{
-    assembly::read_superblock,
-    create::create,
-};
+use pinstripe_engine::{assembly::read_superblock, create::create};
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenError, OpenFile, OpenOptions, blocking},
@@ -71,10 +68,14 @@ impl Members {
             return Self::of_memory(&arguments.devices, shape).await;
         }
         let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
-        let mut members = Self { sources: Vec::new(), files: Vec::new(), name: String::new(), uuid: String::new() };
+        let mut members =
+            Self { sources: Vec::new(), files: Vec::new(), name: String::new(), uuid: String::new() };
         for path in &arguments.devices {
             if is_memory(path) {
-                return Err(Failure::usage(format!("{} is empty memory: it goes with --create only", path.display())));
+                return Err(Failure::usage(format!(
+                    "{} is empty memory: it goes with --create only",
+                    path.display()
+                )));
             }
             let file = open(path.clone(), options.clone()).await?;
             members.files.push(Arc::downgrade(&file));
@@ -92,7 +93,8 @@ impl Members {
     /// members will be said then.
     async fn find_name(&mut self) -> Result<(), Failure> {
         for source in &self.sources {
-            let device = source.attach().map_err(|error| Failure::new(format!("{}: {error}", source.name())))?;
+            let device =
+                source.attach().map_err(|error| Failure::new(format!("{}: {error}", source.name())))?;
             if let Ok(Some(superblock)) = read_superblock(&*device).await {
                 self.name = superblock.array.name.short();
                 self.uuid = superblock.array.set_uuid.to_string();
@@ -140,9 +142,9 @@ fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
 
 async fn open(path: PathBuf, options: OpenOptions) -> Result<Arc<OpenFile>, Failure> {
     blocking(move || OpenFile::open(path, &options)).await.map_err(|error| match error {
-        OpenError::NotFound { .. } => {
-            Failure::new(format!("{error}: if the device is lost, leave it out, and the others are served degraded"))
-        }
+        OpenError::NotFound { .. } => Failure::new(format!(
+            "{error}: if the device is lost, leave it out, and the others are served degraded"
+        )),
         other => other.into(),
     })
 }

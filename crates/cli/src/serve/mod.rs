@@ -20,21 +20,17 @@ mod shards;
 mod sockets;
 mod stopping;
 
-use std::{path::PathBuf, rc::Rc, sync::Arc};
+use std::{path::PathBuf, rc::Rc};
 
 use pinstripe_engine::{array::Array, options::ArrayOptions};
 use pinstripe_runtime::{
-    ShardHandle, shard,
+    ShardHandle,
     uring::{self, Context, RuntimeConfig, termination},
 };
 use serde_json::json;
 
 use self::{
-    control::Controller,
-    devices::Members,
-    first_of::first_of,
-    journal::Journal,
-    sockets::Sockets,
+    control::Controller, devices::Members, first_of::first_of, journal::Journal, sockets::Sockets,
     stopping::Stopping,
 };
 use crate::{
@@ -201,9 +197,11 @@ impl Served {
             self.journal.warn(&reason.to_string());
         }
         if detail.degraded {
-            let missing: Vec<String> = detail.members.iter().filter(|m| m.state == "missing").map(|m| m.slot.to_string()).collect();
+            let missing: Vec<String> =
+                detail.members.iter().filter(|m| m.state == "missing").map(|m| m.slot.to_string()).collect();
             if !missing.is_empty() {
-                self.journal.warn(&format!("the array is degraded: nobody is in slot {}", missing.join(", ")));
+                self.journal
+                    .warn(&format!("the array is degraded: nobody is in slot {}", missing.join(", ")));
             }
         }
         let control = self.control_path.display().to_string();

@@ -41,7 +41,8 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     Detail {
         name: now.name,
         uuid: now.uuid,
-        level: Level::from_number(now.level).map_or_else(|| now.level.to_string(), |level| level.name().to_owned()),
+        level: Level::from_number(now.level)
+            .map_or_else(|| now.level.to_string(), |level| level.name().to_owned()),
         layout: now.layout,
         chunk_bytes: now.chunk_bytes.into(),
         logical_block_bytes: now.logical_block.into(),

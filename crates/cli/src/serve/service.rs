@@ -56,7 +56,9 @@ impl BlockService for ArrayService {
     /// A stripe, where clients can align to one, else a chunk.
     fn preferred_block(&self) -> u32 {
         match self.geometry() {
-            Geometry::Parity(geometry) if geometry.stripe_bytes().is_power_of_two() => geometry.stripe_bytes(),
+            Geometry::Parity(geometry) if geometry.stripe_bytes().is_power_of_two() => {
+                geometry.stripe_bytes()
+            }
             other => other.chunk_bytes(),
         }
     }
