@@ -30,6 +30,7 @@ use serde_json::json;
 use crate::{
     command_line::{BitmapChoice, CreateArguments, ShapeArguments},
     failure::Failure,
+    open::open,
     output::{self, printable},
     probe::{Contents, ProbeError, Probed},
     size::ByteSize,
@@ -214,7 +215,7 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
 type Opened = (Vec<Arc<OpenFile>>, Vec<Contents>);
 
 fn open_and_probe(paths: &[PathBuf]) -> Result<Opened, Failure> {
-    let files = paths.iter().map(|path| OpenFile::open(path, &OpenOptions::default()));
+    let files = paths.iter().map(|path| open(path, &OpenOptions::default()));
     let files = files.collect::<Result<Vec<_>, _>>()?;
     let contents = paths.iter().map(|path| Contents::of(&Probed::open(path)?));
     Ok((files, contents.collect::<Result<_, ProbeError>>()?))

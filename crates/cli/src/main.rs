@@ -19,6 +19,7 @@ mod demo;
 mod examine;
 mod failure;
 mod manual;
+mod open;
 mod output;
 mod probe;
 mod serve;

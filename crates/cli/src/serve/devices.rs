@@ -16,6 +16,7 @@ use crate::{
     command_line::ServeArguments,
     create::Shape,
     failure::Failure,
+    open::open,
     probe::{Contents, Probed},
     size::ByteSize,
 };
@@ -77,7 +78,7 @@ impl Members {
                     path.display()
                 )));
             }
-            let file = open(path.clone(), options.clone()).await?;
+            let file = open_member(path.clone(), options.clone()).await?;
             members.files.push(Arc::downgrade(&file));
             members.sources.push(Arc::new(FileSource(file)));
         }
@@ -140,8 +141,8 @@ fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
     Ok(Arc::new(MemorySource { name: format!("{text} #{slot}"), memory, logical_block: 512 }))
 }
 
-async fn open(path: PathBuf, options: OpenOptions) -> Result<Arc<OpenFile>, Failure> {
-    blocking(move || OpenFile::open(path, &options)).await.map_err(|error| match error {
+async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Arc<OpenFile>, Failure> {
+    blocking(move || open(&path, &options)).await.map_err(|error| match error {
         OpenError::NotFound { .. } => Failure::new(format!(
             "{error}: if the device is lost, leave it out, and the others are served degraded"
         )),
@@ -163,7 +164,7 @@ pub async fn newcomer(
     if !path.is_absolute() {
         return Err(Failure::new(format!("{}: an absolute path is needed", path.display())));
     }
-    let file = open(path.clone(), OpenOptions::default()).await?;
+    let file = open_member(path.clone(), OpenOptions::default()).await?;
     if !force {
         let looked = blocking(move || {
             let contents = Contents::of(&Probed::open(&path)?)?;

@@ -93,6 +93,10 @@ fn who_asks_for_the_end_is_answered_even_if_several_do() {
     let server = world.serve(&["--shards", "1"], &members);
     let mut lines: Vec<Line> = (0..3).map(|_| Line::connect(&server)).collect();
     for line in &mut lines {
+        // Answered, so accepted: the end refuses connections that wait.
+        line.call(r#"{"jsonrpc":"2.0","id":0,"method":"detail"}"#);
+    }
+    for line in &mut lines {
         line.send(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"stop\"}\n");
     }
     for line in &mut lines {

@@ -104,10 +104,10 @@ impl World {
         self.run(&["create"].into_iter().chain(options.iter().copied()).chain(members).collect::<Vec<_>>())
     }
 
-    /// A RAID5 called `data` on new files.
+    /// A RAID5 called `data` on new files, in sync.
     pub fn raid5(&self, count: usize) -> Vec<String> {
         let members = self.members(count);
-        self.create(&["--level", "5", "--name", "data"], &members).ok();
+        self.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
         members
     }
 
