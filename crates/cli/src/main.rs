@@ -1,3 +1,53 @@
-//! The `pinstripe` command.
+//! The `pinstripe` command: create, examine and serve arrays, and steer the ones that are served.
+//!
+//! ```text
+//!   create, examine        work on devices, with nothing running
+//!   serve                  assembles an array and serves it until it is told to stop
+//!   detail, fail, add,     talk to a running `serve` over its control socket
+//!   check, stop
+//!   demo                   plays the whole life of an array on files
+//! ```
+//!
+//! Exit status: 0 when all went well, 1 when something failed or a check found mismatches, 2 when the command line was
+//! wrong. Errors go to standard error as one sentence: what happened, to which device, and what to do.
+#![forbid(unsafe_code)]
 
-fn main() {}
+mod command_line;
+mod control;
+mod create;
+mod demo;
+mod examine;
+mod failure;
+mod manual;
+mod open;
+mod output;
+mod probe;
+mod serve;
+mod size;
+mod steer;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use command_line::{Cli, Command};
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Create(arguments) => create::run(&arguments),
+        Command::Examine(arguments) => examine::run(&arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
+        Command::Detail(arguments) => steer::detail(&arguments),
+        Command::Fail(arguments) => steer::fail(&arguments),
+        Command::Add(arguments) => steer::add(&arguments),
+        Command::Check(arguments) => steer::check(&arguments),
+        Command::Stop(arguments) => steer::stop(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Completions(arguments) => manual::completions(&arguments),
+        Command::Man(arguments) => manual::man(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

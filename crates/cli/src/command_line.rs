@@ -1,0 +1,436 @@
+//! The command line: what can be asked for, each value checked as it is read.
+
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
+use pinstripe_engine::plan::WritePolicy;
+use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
+use thiserror::Error;
+
+use crate::size::ByteSize;
+
+/// Parity RAID in user space, on Linux MD's on-disk format.
+///
+/// Arrays that mdadm made can be served, and arrays made here can be assembled by the kernel.
+#[derive(Debug, Parser)]
+#[command(name = "pinstripe", version, propagate_version = true, subcommand_required = true)]
+#[command(after_help = "Exit status: 0 success, 1 failure or mismatches found, 2 wrong usage.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a new array of devices or files.
+    Create(CreateArguments),
+    /// Say what devices hold: the array they belong to, their part in it, or anything else.
+    Examine(ExamineArguments),
+    /// Assemble an array and serve it over NBD until it is stopped.
+    ///
+    /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in flight is
+    /// finished, and the superblocks say that the array is clean.
+    Serve(Box<ServeArguments>),
+    /// Show the state of an array that is served.
+    Detail(ReadArguments),
+    /// Take a member out of an array that is served.
+    Fail(FailArguments),
+    /// Put a device into an array that is served, and rebuild onto it.
+    Add(AddArguments),
+    /// Read the whole array and compare data with parity.
+    ///
+    /// Counts mismatched sectors as MD's mismatch_cnt does, and ends with status 1 if there are any.
+    Check(CheckArguments),
+    /// Stop an array that is served, and wait until it has stopped.
+    Stop(StopArguments),
+    /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
+    Demo(DemoArguments),
+    /// Print completions for a shell.
+    Completions(CompletionsArguments),
+    /// Print the manual page, or write one for every command.
+    Man(ManArguments),
+}
+
+/// The shape of a new array, but for its level.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Shape of the new array")]
+pub struct ShapeArguments {
+    /// Bytes on one member before the next one's turn: a power of two from 4K to 1M [default: 64K]
+    #[arg(long, value_name = "SIZE", value_parser = chunk)]
+    pub chunk: Option<ByteSize>,
+    /// Where parity lies, by mdadm's names [default: left-symmetric]
+    #[arg(long, value_name = "NAME")]
+    pub layout: Option<String>,
+    /// Whether the members carry a write-intent bitmap [default: internal, none for level 0]
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub bitmap: Option<BitmapChoice>,
+    /// Bytes that a bit of the bitmap covers; chosen by size without
+    #[arg(long, value_name = "SIZE")]
+    pub bitmap_chunk: Option<ByteSize>,
+    /// The array's name, at most 32 bytes; a piece of its uuid without
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub name: Option<SetName>,
+    /// Believe that parity matches the data already: no initial resync
+    #[arg(long)]
+    pub assume_clean: bool,
+    /// Bytes to use of each member; all that the smallest has without
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<ByteSize>,
+    /// Version of the metadata
+    #[arg(long, value_name = "VERSION", value_parser = metadata)]
+    pub metadata: Option<MetadataVersion>,
+}
+
+impl ShapeArguments {
+    /// The first option that was given, for a complaint.
+    pub fn first_given(&self) -> Option<&'static str> {
+        [
+            (self.chunk.is_some(), "--chunk"),
+            (self.layout.is_some(), "--layout"),
+            (self.bitmap.is_some(), "--bitmap"),
+            (self.bitmap_chunk.is_some(), "--bitmap-chunk"),
+            (self.name.is_some(), "--name"),
+            (self.assume_clean, "--assume-clean"),
+            (self.size.is_some(), "--size"),
+            (self.metadata.is_some(), "--metadata"),
+        ]
+        .iter()
+        .find_map(|(given, option)| given.then_some(*option))
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct CreateArguments {
+    /// RAID level: 0, 4, 5 or 6
+    #[arg(long, short, value_name = "LEVEL", value_parser = level)]
+    pub level: Level,
+    #[command(flatten)]
+    pub shape: ShapeArguments,
+    /// The device that holds all parity (level 4); it becomes the last member
+    #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub parity: Option<PathBuf>,
+    /// Overwrite what the devices hold
+    #[arg(long)]
+    pub force: bool,
+    /// Print what was made as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Block devices or files, in the order of their slots
+    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub devices: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ExamineArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Block devices or files
+    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub devices: Vec<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct ServeArguments {
+    /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT; can be given several times [default: a unix socket beside the
+    /// control socket]
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Vec<NbdAddress>,
+    /// Path of the control socket [default: NAME.sock in $XDG_RUNTIME_DIR/pinstripe or /run/pinstripe]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub control: Option<PathBuf>,
+    /// Threads that serve [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub shards: Option<u16>,
+    /// CPUs to run the shards on, such as 0-3,8
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// Refuse writes, and change nothing on the members
+    #[arg(long)]
+    pub read_only: bool,
+    /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
+    #[arg(long)]
+    pub force: bool,
+    /// How a partial write of a stripe updates parity
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyChoice::Cost)]
+    pub policy: PolicyChoice,
+    /// Memory for parity that was written lately; 0 turns it off
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub cache: ByteSize,
+    /// Let --nbd tcp: listen on other than loopback addresses: there is no encryption and no password yet
+    #[arg(long)]
+    pub allow_remote: bool,
+    /// Make a new array of memory devices (mem:SIZE) first; it is gone when the server ends
+    #[arg(long, requires = "level")]
+    pub create: bool,
+    /// RAID level of the new array: 0, 4, 5 or 6
+    #[arg(long, short, value_name = "LEVEL", value_parser = level, requires = "create")]
+    pub level: Option<Level>,
+    #[command(flatten)]
+    pub shape: ShapeArguments,
+    /// Print JSON lines instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Members: block devices or files, in any order; with --create also mem:SIZE
+    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub devices: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ArrayArguments {
+    /// The array's name, or the path of its control socket
+    #[arg(value_name = "ARRAY", value_hint = ValueHint::FilePath)]
+    pub array: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ReadArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct FailArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// The member's slot, as `detail` shows it
+    pub slot: u16,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct AddArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// Block device or file
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub device: PathBuf,
+    /// Overwrite what the device holds
+    #[arg(long)]
+    pub force: bool,
+    /// Wait until the rebuild has ended
+    #[arg(long)]
+    pub wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// Print JSON, and no progress
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct StopArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct DemoArguments {
+    /// Bytes of each of the six files
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub size: ByteSize,
+    /// Where to put the files [default: the system's folder for temporary files]
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub folder: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct CompletionsArguments {
+    /// The shell
+    pub shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArguments {
+    /// Write pinstripe.1 and one page for every command into this folder, instead of printing
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub folder: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BitmapChoice {
+    /// On the members
+    Internal,
+    /// No bitmap: an unclean start resyncs everything
+    None,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PolicyChoice {
+    /// What costs less by the members' measured speed
+    Cost,
+    /// What reads less, as MD does
+    MinReads,
+    /// Read-modify-write unless it reads more than one chunk more
+    ModThreshold,
+    /// Read-modify-write wherever that is right
+    AlwaysRmw,
+}
+
+impl From<PolicyChoice> for WritePolicy {
+    fn from(choice: PolicyChoice) -> Self {
+        match choice {
+            PolicyChoice::Cost => Self::Cost,
+            PolicyChoice::MinReads => Self::MinReads,
+            PolicyChoice::ModThreshold => Self::ModThreshold,
+            PolicyChoice::AlwaysRmw => Self::AlwaysRmw,
+        }
+    }
+}
+
+/// Where to serve NBD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NbdAddress {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+}
+
+/// A text that is no address.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum BadAddress {
+    #[error("'{0}' is no address to serve on: unix:PATH or tcp:ADDRESS:PORT is needed")]
+    Kind(String),
+    #[error("'{0}' is no TCP address: ADDRESS:PORT is needed, with an IPv6 address in brackets")]
+    Tcp(String),
+}
+
+impl FromStr for NbdAddress {
+    type Err = BadAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadAddress> {
+        match text.split_once(':') {
+            Some(("unix", path)) if !path.is_empty() => Ok(Self::Unix(path.into())),
+            Some(("tcp", address)) => {
+                let resolved = address.to_socket_addrs().ok().and_then(|mut all| all.next());
+                resolved.map(Self::Tcp).ok_or_else(|| BadAddress::Tcp(address.to_owned()))
+            }
+            _ => Err(BadAddress::Kind(text.to_owned())),
+        }
+    }
+}
+
+/// CPUs, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+/// A text that is no list of CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("'{0}' is no list of CPUs: numbers and ranges are needed, such as 0-3,8")]
+pub struct BadCpuList(String);
+
+/// No machine has more.
+const CPUS_MAX: usize = 65536;
+
+impl FromStr for CpuList {
+    type Err = BadCpuList;
+
+    fn from_str(text: &str) -> Result<Self, BadCpuList> {
+        let bad = || BadCpuList(text.to_owned());
+        let number = |text: &str| text.parse::<usize>().ok().filter(|cpu| *cpu < CPUS_MAX).ok_or_else(bad);
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(bad());
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(Self(cpus))
+    }
+}
+
+const CHUNK_MIN: u64 = 4 << 10;
+const CHUNK_MAX: u64 = 1 << 20;
+
+fn chunk(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: crate::size::BadSize| error.to_string())?;
+    if !size.0.is_power_of_two() || !(CHUNK_MIN..=CHUNK_MAX).contains(&size.0) {
+        return Err(format!("a chunk of {size}: a power of two from 4K to 1M is needed"));
+    }
+    Ok(size)
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    match text.parse() {
+        Ok(level @ (Level::Raid0 | Level::Raid4 | Level::Raid5 | Level::Raid6)) => Ok(level),
+        _ => Err("levels 0, 4, 5 and 6 can be made".to_owned()),
+    }
+}
+
+fn metadata(text: &str) -> Result<MetadataVersion, String> {
+    [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2]
+        .into_iter()
+        .find(|version| version.name() == text)
+        .ok_or_else(|| "versions 1.0, 1.1 and 1.2 can be made".to_owned())
+}
+
+/// The name stands in paths of sockets and of /dev/md, so it must be one component of a path.
+fn name(text: &str) -> Result<SetName, String> {
+    let short = text.split_once(':').map_or(text, |(_, name)| name);
+    if short.is_empty() || short.starts_with('.') || text.contains(|c: char| c == '/' || c.is_control()) {
+        return Err("a name has no '/', no control characters, and doesn't begin with '.'".to_owned());
+    }
+    text.parse().map_err(|error: pinstripe_md::identity::BadSetName| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_chunk_is_a_power_of_two_from_4k_to_1m() {
+        assert_eq!(chunk("64K"), Ok(ByteSize(65536)));
+        for bad in ["48K", "2K", "2M", "0", "x"] {
+            assert!(chunk(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_component_of_a_path() {
+        assert!(name("data").is_ok() && name("host:data").is_ok());
+        for bad in ["", "a/b", "host:", "host:..", ".", "a\nb", "x".repeat(33).as_str()] {
+            assert!(name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_and_cpus_are_read() {
+        assert_eq!("unix:/run/a:b".parse(), Ok(NbdAddress::Unix("/run/a:b".into())));
+        assert_eq!("tcp:127.0.0.1:10809".parse(), Ok(NbdAddress::Tcp(([127, 0, 0, 1], 10809).into())));
+        assert!("tcp:[::1]:10809".parse::<NbdAddress>().is_ok());
+        for bad in ["", "unix:", "tcp:10809", "tcp:127.0.0.1", "/run/x"] {
+            assert!(bad.parse::<NbdAddress>().is_err(), "{bad}");
+        }
+        assert_eq!("0-2,8".parse(), Ok(CpuList(vec![0, 1, 2, 8])));
+        for bad in ["", "3-1", "a", "0-99999999999", "1,,2"] {
+            assert!(bad.parse::<CpuList>().is_err(), "{bad}");
+        }
+    }
+}

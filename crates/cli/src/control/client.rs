@@ -1,0 +1,144 @@
+//! The client's end of the control socket: one call at a time, blocking.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use thiserror::Error;
+
+use super::{CallError, RESPONSE_BYTES_MAX, Request, Response, VERSION, place};
+
+/// Why a call to a server failed.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Nobody serves it.
+    #[error("the array {array} is not being served: nothing listens on {}", path.display())]
+    NotServed {
+        /// As it was asked for.
+        array: String,
+        /// Where a server would listen.
+        path: PathBuf,
+    },
+    /// The server belongs to another user.
+    #[error("no permission to control the array {array} on {}: run as the user who serves it", path.display())]
+    Permission {
+        /// As it was asked for.
+        array: String,
+        /// Its socket.
+        path: PathBuf,
+    },
+    /// The connection can't be made or broke.
+    #[error("can't talk to the server of {array}: {source}")]
+    Io {
+        /// As it was asked for.
+        array: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// What came back is not what was asked for.
+    #[error("the server of {array} answered nonsense: {what}")]
+    Protocol {
+        /// As the array was asked for.
+        array: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The server ended.
+    #[error("the server of {array} ended before it answered")]
+    Ended {
+        /// As the array was asked for.
+        array: String,
+    },
+    /// The server refused, or failed at it.
+    #[error("{0}")]
+    Call(CallError),
+}
+
+/// A connection to a server.
+pub struct Client {
+    array: String,
+    stream: BufReader<UnixStream>,
+    next_id: u64,
+}
+
+impl Client {
+    /// Connects to the server of `array`: a name, or the path of a control socket.
+    pub fn connect(array: &str) -> Result<Self, ClientError> {
+        let mut last = None;
+        for path in place::candidates(array) {
+            match UnixStream::connect(&path) {
+                Ok(stream) => {
+                    return Ok(Self { array: array.to_owned(), stream: BufReader::new(stream), next_id: 1 });
+                }
+                Err(error) => {
+                    // The first place is where it most likely would be.
+                    let better = last.is_none() || error.kind() == io::ErrorKind::PermissionDenied;
+                    last = if better { Some((path, error)) } else { last };
+                }
+            }
+        }
+        let array = array.to_owned();
+        Err(match last {
+            Some((path, error)) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    ClientError::NotServed { array, path }
+                }
+                io::ErrorKind::PermissionDenied => ClientError::Permission { array, path },
+                _ => ClientError::Io { array, source: error },
+            },
+            None => ClientError::NotServed { array, path: PathBuf::new() },
+        })
+    }
+
+    /// Gives up on an answer after `limit`; never without.
+    pub fn set_timeout(&self, limit: Option<Duration>) -> Result<(), ClientError> {
+        self.stream.get_ref().set_read_timeout(limit).map_err(|source| self.io(source))
+    }
+
+    /// Calls `method` and waits for its result.
+    pub fn call<T: DeserializeOwned>(
+        &mut self,
+        method: &str,
+        params: impl Serialize,
+    ) -> Result<T, ClientError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let params = serde_json::to_value(params).map_err(|error| self.protocol(error))?;
+        let request =
+            Request { jsonrpc: VERSION.to_owned(), id: Some(id.into()), method: method.to_owned(), params };
+        let line = serde_json::to_string(&request).map_err(|error| self.protocol(error))? + "\n";
+        self.stream.get_mut().write_all(line.as_bytes()).map_err(|source| self.io(source))?;
+        let mut line = Vec::new();
+        let limit = RESPONSE_BYTES_MAX as u64;
+        let read = self.stream.by_ref().take(limit).read_until(b'\n', &mut line);
+        read.map_err(|source| self.io(source))?;
+        if line.last() != Some(&b'\n') {
+            return Err(ClientError::Ended { array: self.array.clone() });
+        }
+        let response: Response = serde_json::from_slice(&line).map_err(|error| self.protocol(error))?;
+        if let Some(error) = response.error {
+            return Err(ClientError::Call(error));
+        }
+        if response.id != id {
+            return Err(self.protocol(format!("the answer to call {} came, not to {id}", response.id)));
+        }
+        serde_json::from_value(response.result.unwrap_or(Value::Null)).map_err(|error| self.protocol(error))
+    }
+
+    fn io(&self, source: io::Error) -> ClientError {
+        let array = self.array.clone();
+        match source.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended { array },
+            _ => ClientError::Io { array, source },
+        }
+    }
+
+    fn protocol(&self, what: impl ToString) -> ClientError {
+        ClientError::Protocol { array: self.array.clone(), what: what.to_string() }
+    }
+}

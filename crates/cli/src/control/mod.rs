@@ -1,0 +1,221 @@
+//! The control protocol: how commands reach a running server.
+//!
+//! JSON-RPC 2.0 over a unix socket of mode 0600, one message a line. A connection carries one call at a time; several
+//! connections run at the same time. There are no batches.
+//!
+//! | method | parameters | result |
+//! |---|---|---|
+//! | `detail` | | [`Detail`] |
+//! | `fail` | `slot` | [`SlotResult`] |
+//! | `add` | `device` (absolute path), `force` | [`SlotResult`], when the rebuild has begun |
+//! | `check` | | [`CheckResult`], when the check has ended |
+//! | `stop` | | null, when the superblocks are clean and the devices are closed |
+
+pub mod client;
+pub mod detail;
+pub mod place;
+
+pub use detail::Detail;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Bytes of a request with its newline; a longer one ends its connection.
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a response that a client takes.
+pub const RESPONSE_BYTES_MAX: usize = 16 << 20;
+
+/// JSON-RPC's version.
+pub const VERSION: &str = "2.0";
+
+/// Error codes: JSON-RPC's own, and one of ours.
+pub mod code {
+    /// What came is no JSON.
+    pub const PARSE: i64 = -32700;
+    /// It is JSON, but no request.
+    pub const INVALID: i64 = -32600;
+    /// There is no such method.
+    pub const NO_METHOD: i64 = -32601;
+    /// The parameters don't fit the method.
+    pub const PARAMETERS: i64 = -32602;
+    /// The command failed; the message says why.
+    pub const FAILED: i64 = -32000;
+}
+
+/// A call. Without an `id` it is a notification: it is done and not answered.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Request {
+    pub jsonrpc: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<Value>,
+    pub method: String,
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub params: Value,
+}
+
+/// The answer: a result or an error.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Response {
+    pub jsonrpc: String,
+    #[serde(default)]
+    pub id: Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<CallError>,
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct CallError {
+    /// One of [`code`].
+    pub code: i64,
+    /// A sentence.
+    pub message: String,
+}
+
+impl CallError {
+    /// An error.
+    pub fn new(code: i64, message: impl ToString) -> Self {
+        Self { code, message: message.to_string() }
+    }
+}
+
+/// A command, with its parameters checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Show the state.
+    Detail,
+    /// Take a member out.
+    Fail(FailParameters),
+    /// Put a device in.
+    Add(AddParameters),
+    /// Compare data with parity.
+    Check,
+    /// End.
+    Stop,
+}
+
+/// Of `fail`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailParameters {
+    pub slot: u16,
+}
+
+/// Of `add`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddParameters {
+    pub device: String,
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Of `fail` and `add`: the slot that it was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotResult {
+    pub slot: usize,
+}
+
+/// Of `check`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckResult {
+    /// Stripes that were compared.
+    pub stripes: u64,
+    /// Sectors of rows (4 KiB each) whose parity does not match, as MD's `mismatch_cnt` counts them.
+    pub mismatched_sectors: u64,
+    /// Stripes that could not be read whole.
+    pub unreadable_stripes: u64,
+}
+
+/// Reads a request. With the error comes the id to answer with.
+pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)> {
+    let value: Value =
+        serde_json::from_slice(line).map_err(|e| (Value::Null, CallError::new(code::PARSE, e)))?;
+    let id = value.get("id").cloned();
+    let to = id.clone().unwrap_or(Value::Null);
+    let invalid = |message: String| (to.clone(), CallError::new(code::INVALID, message));
+    if value.is_array() {
+        return Err(invalid("batches are not supported: send one request a line".to_owned()));
+    }
+    if matches!(id, Some(Value::Array(_) | Value::Object(_) | Value::Bool(_))) {
+        return Err((Value::Null, CallError::new(code::INVALID, "an id is a string, a number or null")));
+    }
+    let request: Request = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
+    if request.jsonrpc != VERSION {
+        return Err(invalid("\"jsonrpc\" must be \"2.0\"".to_owned()));
+    }
+    let bad = |error: serde_json::Error| (to.clone(), CallError::new(code::PARAMETERS, error));
+    let command = match request.method.as_str() {
+        "detail" => Command::Detail,
+        "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
+        "add" => Command::Add(serde_json::from_value(request.params).map_err(bad)?),
+        "check" => Command::Check,
+        "stop" => Command::Stop,
+        other => {
+            let message =
+                format!("there is no method \"{other}\"; there are: detail, fail, add, check, stop");
+            return Err((to, CallError::new(code::NO_METHOD, message)));
+        }
+    };
+    Ok((id, command))
+}
+
+/// The answer as a line.
+pub fn response(id: Value, outcome: Result<Value, CallError>) -> String {
+    let (result, error) = match outcome {
+        Ok(value) => (Some(value), None),
+        Err(error) => (None, Some(error)),
+    };
+    // `result` must stand there even if it is null.
+    let mut response = serde_json::Map::new();
+    response.insert("jsonrpc".to_owned(), VERSION.into());
+    response.insert("id".to_owned(), id);
+    match error {
+        None => response.insert("result".to_owned(), result.unwrap_or(Value::Null)),
+        Some(error) => response
+            .insert("error".to_owned(), serde_json::json!({ "code": error.code, "message": error.message })),
+    };
+    Value::Object(response).to_string() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(line: &str) -> i64 {
+        parse(line.as_bytes()).unwrap_err().1.code
+    }
+
+    #[test]
+    fn a_request_is_read_with_its_parameters() {
+        let line = br#"{"jsonrpc":"2.0","id":7,"method":"fail","params":{"slot":3}}"#;
+        assert_eq!(parse(line).unwrap(), (Some(7.into()), Command::Fail(FailParameters { slot: 3 })));
+        let (id, command) = parse(br#"{"jsonrpc":"2.0","method":"detail"}"#).unwrap();
+        assert_eq!((id, command), (None, Command::Detail), "a notification");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_request_is_told_by_the_code() {
+        assert_eq!(error_of("hello"), code::PARSE);
+        assert_eq!(error_of("[]"), code::INVALID);
+        assert_eq!(error_of("3"), code::INVALID);
+        assert_eq!(error_of(r#"{"jsonrpc":"1.0","id":1,"method":"detail"}"#), code::INVALID);
+        assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":{},"method":"detail"}"#), code::INVALID);
+        assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":1,"method":"format"}"#), code::NO_METHOD);
+        for params in ["{}", r#"{"slot":-1}"#, r#"{"slot":70000}"#, r#"{"slot":1,"x":2}"#, "null"] {
+            let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"fail","params":{params}}}"#);
+            assert_eq!(error_of(&line), code::PARAMETERS, "{params}");
+        }
+    }
+
+    #[test]
+    fn an_answer_has_a_result_or_an_error() {
+        assert_eq!(response(1.into(), Ok(Value::Null)), "{\"id\":1,\"jsonrpc\":\"2.0\",\"result\":null}\n");
+        let failed: Value =
+            serde_json::from_str(&response(1.into(), Err(CallError::new(-32000, "no")))).unwrap();
+        assert_eq!(failed["error"]["message"], "no");
+        assert!(failed.get("result").is_none());
+    }
+}

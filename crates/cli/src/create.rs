@@ -1,0 +1,323 @@
+//! `pinstripe create`: a new array on devices.
+//!
+//! Everything is checked before anything is written: the options against each other, then every device (opened and
+//! locked, large enough, holding nothing), then the layout against MD's rules. With `--force`, marks of what the
+//! devices held are wiped where the new array has no data, so that no tool takes a member for what it was.
+
+use std::{
+    io::Read,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use pinstripe_engine::{create::create, geometry::MEMBERS_MAX};
+use pinstripe_md::{
+    identity::{SetName, Timestamp, Uuid},
+    level::{Layout, Level, ParityLayout, Raid0Layout},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, PlacedArray, PlacementError},
+    superblock::MetadataVersion,
+    units::{SECTOR_BYTES, SectorCount, sector_range},
+};
+use pinstripe_runtime::{
+    Device, DeviceInfo, shard,
+    uring::{self, OpenFile, OpenOptions, RuntimeConfig, blocking},
+};
+use serde_json::json;
+
+use crate::{
+    command_line::{BitmapChoice, CreateArguments, ShapeArguments},
+    failure::Failure,
+    open::open,
+    output::{self, printable},
+    probe::{Contents, ProbeError, Probed},
+    size::ByteSize,
+};
+
+const CHUNK_DEFAULT: ByteSize = ByteSize(64 << 10);
+
+pub fn run(arguments: &CreateArguments) -> Result<(), Failure> {
+    let paths = in_slot_order(arguments)?;
+    let shape = Shape::new(arguments.level, &arguments.shape, paths.len())?;
+    let (force, json) = (arguments.force, arguments.json);
+    let config = RuntimeConfig::unpinned(1);
+    let made = uring::run(&config, {
+        let paths = paths.clone();
+        move |_| async move { make(&shape, paths, force).await }
+    })??;
+    report(&made.0, &made.1, &paths, json)
+}
+
+/// The members by slot: level 4 has its parity on the last.
+fn in_slot_order(arguments: &CreateArguments) -> Result<Vec<PathBuf>, Failure> {
+    let mut paths = arguments.devices.clone();
+    if let Some(parity) = &arguments.parity {
+        if arguments.level != Level::Raid4 {
+            return Err(Failure::usage(format!(
+                "--parity is for level 4: {} spreads parity over all members",
+                arguments.level
+            )));
+        }
+        paths.retain(|path| path != parity);
+        paths.push(parity.clone());
+    }
+    let mut seen: Vec<((u64, u64), &Path)> = Vec::new();
+    for path in &paths {
+        // One that can't be looked at is complained about when it is opened.
+        let Ok(metadata) = std::fs::metadata(path) else { continue };
+        let identity =
+            if metadata.rdev() == 0 { (metadata.dev(), metadata.ino()) } else { (0, metadata.rdev()) };
+        if let Some((_, other)) = seen.iter().find(|(known, _)| *known == identity) {
+            let (one, other) = (path.display(), other.display());
+            return Err(Failure::usage(format!("{other} and {one} are one device: give each member once")));
+        }
+        seen.push((identity, path));
+    }
+    Ok(paths)
+}
+
+/// What the array shall be, checked as far as that goes without devices.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    level: Level,
+    layout: Layout,
+    chunk: ByteSize,
+    bitmap: NewBitmap,
+    name: Option<SetName>,
+    initial: InitialSync,
+    size: Option<ByteSize>,
+    version: MetadataVersion,
+}
+
+impl Shape {
+    /// Checks the options against each other.
+    pub fn new(level: Level, wish: &ShapeArguments, members: usize) -> Result<Self, Failure> {
+        let least = usize::try_from(level.members_min()).unwrap_or(usize::MAX);
+        if members < least {
+            return Err(Failure::usage(format!(
+                "{level} needs at least {least} members, and {members} were given"
+            )));
+        }
+        if members > MEMBERS_MAX {
+            return Err(Failure::usage(format!("{members} members: at most {MEMBERS_MAX} can be served")));
+        }
+        if wish.assume_clean && !level.has_parity() {
+            return Err(Failure::usage(format!(
+                "--assume-clean is for levels with parity: {level} has none"
+            )));
+        }
+        let internal = NewBitmap::Internal {
+            chunk_bytes: match wish.bitmap_chunk {
+                None => None,
+                Some(chunk) => Some(u32::try_from(chunk.0).map_err(|_| {
+                    Failure::usage(format!("a bitmap chunk of {chunk}: at most 2G is possible"))
+                })?),
+            },
+        };
+        let bitmap = match wish.bitmap {
+            Some(BitmapChoice::Internal) => internal,
+            None if level.has_parity() || wish.bitmap_chunk.is_some() => internal,
+            Some(BitmapChoice::None) if wish.bitmap_chunk.is_some() => {
+                return Err(Failure::usage("--bitmap-chunk contradicts --bitmap none"));
+            }
+            Some(BitmapChoice::None) | None => NewBitmap::None,
+        };
+        Ok(Self {
+            level,
+            layout: layout(level, wish.layout.as_deref())?,
+            chunk: wish.chunk.unwrap_or(CHUNK_DEFAULT),
+            bitmap,
+            name: wish.name,
+            initial: if wish.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync },
+            size: wish.size,
+            version: wish.metadata.unwrap_or(MetadataVersion::V1_2),
+        })
+    }
+
+    /// The array on these devices, in the order of their slots, with new identities.
+    pub fn on(&self, devices: &[DeviceInfo]) -> Result<NewArray, Failure> {
+        let set_uuid = random_uuid()?;
+        let members = devices
+            .iter()
+            .map(|info| Ok(NewDevice { sectors: info.size / SECTOR_BYTES, uuid: random_uuid()? }));
+        let name = match self.name {
+            Some(name) => name,
+            None => set_uuid.to_string()[..8].parse()?,
+        };
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let block = devices.iter().map(|info| info.logical_block).max().unwrap_or(512);
+        Ok(NewArray {
+            set_uuid,
+            name,
+            created: Timestamp::new(created.as_secs(), created.subsec_micros()),
+            level: self.level,
+            layout: self.layout,
+            chunk: SectorCount::from_bytes_floor(self.chunk.0),
+            version: self.version,
+            bitmap: self.bitmap,
+            initial: self.initial,
+            size: self.size.map(|size| SectorCount::from_bytes_floor(size.0)),
+            data_offset: None,
+            logical_block_bytes: block.into(),
+            members: members.collect::<Result<_, Failure>>()?,
+            spares: Vec::new(),
+        })
+    }
+}
+
+fn layout(level: Level, name: Option<&str>) -> Result<Layout, Failure> {
+    match (level, name) {
+        (Level::Raid5 | Level::Raid6, name) => ParityLayout::from_name(level, name.unwrap_or("default"))
+            .map(Layout::Parity)
+            .map_err(|error| Failure::usage(error.to_string())),
+        (Level::Raid0, None) => Ok(Layout::Raid0(Raid0Layout::Unspecified)),
+        (Level::Raid0, Some("original")) => Ok(Layout::Raid0(Raid0Layout::Original)),
+        (Level::Raid0, Some("alternate")) => Ok(Layout::Raid0(Raid0Layout::Alternate)),
+        (Level::Raid0, Some(other)) => {
+            Err(Failure::usage(format!("raid0 has no layout '{other}'; it has: original, alternate")))
+        }
+        (_, None) => Ok(Layout::None),
+        (level, Some(_)) => {
+            Err(Failure::usage(format!("{level} has no layouts: parity is on the last member, see --parity")))
+        }
+    }
+}
+
+/// A new identity.
+pub fn random_uuid() -> Result<Uuid, Failure> {
+    let mut bytes = [0; 16];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| Failure::new(format!("can't read /dev/urandom: {error}")))?;
+    Ok(Uuid(bytes))
+}
+
+/// Opens, checks, and only then writes.
+async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArray, PlacedArray), Failure> {
+    let (files, contents) = blocking(move || open_and_probe(&paths)).await?;
+    if !force {
+        refuse_occupied(&files, &contents)?;
+    }
+    let infos: Vec<DeviceInfo> = files.iter().map(|file| file.info().clone()).collect();
+    let wish = shape.on(&infos)?;
+    let placed = wish.place().map_err(|error| named(&error, &infos))?;
+    let devices: Vec<Rc<dyn Device>> = files.iter().map(OpenFile::attach).collect();
+    for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&placed.superblocks) {
+        let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
+        let data = sector_range(start, length);
+        wipe_marks(&**device, contents, data.start * SECTOR_BYTES..data.end * SECTOR_BYTES).await?;
+    }
+    let placed = create(&wish, &devices).await?;
+    Ok((wish, placed))
+}
+
+type Opened = (Vec<Arc<OpenFile>>, Vec<Contents>);
+
+fn open_and_probe(paths: &[PathBuf]) -> Result<Opened, Failure> {
+    let files = paths.iter().map(|path| open(path, &OpenOptions::default()));
+    let files = files.collect::<Result<Vec<_>, _>>()?;
+    let contents = paths.iter().map(|path| Contents::of(&Probed::open(path)?));
+    Ok((files, contents.collect::<Result<_, ProbeError>>()?))
+}
+
+fn refuse_occupied(files: &[Arc<OpenFile>], contents: &[Contents]) -> Result<(), Failure> {
+    let occupied = files.iter().zip(contents).filter_map(|(file, contents)| {
+        let words = contents.in_words();
+        (!words.is_empty()).then(|| format!("{} holds {}", file.info().name, words.join(" and ")))
+    });
+    let occupied: Vec<String> = occupied.collect();
+    if occupied.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{}; nothing was changed: use --force to overwrite that", occupied.join("; "))))
+}
+
+/// The sentence of a placement error, with the device's name where it counts devices.
+fn named(error: &PlacementError, infos: &[DeviceInfo]) -> Failure {
+    match error {
+        PlacementError::DeviceTooSmall { index, sectors, needed } if *index < infos.len() => {
+            let bytes = |sectors: u64| ByteSize(sectors.saturating_mul(SECTOR_BYTES));
+            Failure::new(format!(
+                "{} is too small: it has {}, and at least {} are needed",
+                infos[*index].name,
+                bytes(*sectors),
+                bytes(*needed)
+            ))
+        }
+        other => Failure::new(other.to_string()),
+    }
+}
+
+/// Zeroes the blocks that hold marks of what was there, but for those in the data of the new array: an array that is
+/// made anew over its old data (`--assume-clean`) keeps all of it.
+async fn wipe_marks(
+    device: &dyn Device,
+    contents: &Contents,
+    data: std::ops::Range<u64>,
+) -> Result<(), Failure> {
+    let block = u64::from(device.info().logical_block);
+    for mark in contents.marks() {
+        let (start, end) =
+            (mark.start / block * block, mark.end.next_multiple_of(block).min(device.info().size));
+        if start < data.end && data.start < end {
+            continue;
+        }
+        let length = usize::try_from(end.saturating_sub(start))?;
+        let written = device.write(start, shard::zeroed(length).freeze(), false).await.result;
+        written.map_err(|error| Failure::new(format!("{}: {error}", device.info().name)))?;
+    }
+    Ok(())
+}
+
+/// Bytes that users of the array see.
+pub fn array_bytes(wish: &NewArray, placed: &PlacedArray) -> u64 {
+    let members = placed.superblocks.iter();
+    let chunk = wish.chunk;
+    let sectors: u64 = if wish.level.has_parity() {
+        let data = wish.members.len().saturating_sub(usize::from(wish.level.parity_count()));
+        members.take(data).map(|superblock| superblock.array.component_sectors().0).sum()
+    } else {
+        members.map(|superblock| superblock.member.data_size.round_down(chunk).0).sum()
+    };
+    sectors.saturating_mul(SECTOR_BYTES)
+}
+
+fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) -> Result<(), Failure> {
+    let size = array_bytes(wish, placed);
+    if json {
+        let members = paths.iter().zip(&wish.members).enumerate().map(|(slot, (path, member))| {
+            json!({ "slot": slot, "device": path.display().to_string(), "uuid": member.uuid.to_string() })
+        });
+        return output::print_json(&json!({
+            "name": wish.name.to_string(),
+            "uuid": wish.set_uuid.to_string(),
+            "level": wish.level.name(),
+            "layout": wish.layout.to_string(),
+            "chunk_bytes": wish.chunk.checked_bytes(),
+            "size_bytes": size,
+            "metadata": wish.version.name(),
+            "bitmap": placed.bitmap.is_some(),
+            "clean": placed.superblocks.first().is_some_and(|superblock| !superblock.array.is_dirty()),
+            "members": members.collect::<Vec<_>>(),
+        }));
+    }
+    let layout = match wish.layout {
+        Layout::Parity(layout) => format!(", {layout}"),
+        _ => String::new(),
+    };
+    let bitmap = if placed.bitmap.is_some() { "with a bitmap" } else { "without a bitmap" };
+    let resync = match placed.superblocks.first() {
+        Some(superblock) if superblock.array.is_dirty() => "; parity is computed when it is served first",
+        _ => "",
+    };
+    output::print(&format!(
+        "made the {} array {} of {} members: {} in chunks of {}{layout}, {bitmap}{resync}\nuuid {}\n",
+        wish.level,
+        printable(&wish.name.to_string()),
+        wish.members.len(),
+        ByteSize(size),
+        ByteSize(wish.chunk.checked_bytes().unwrap_or(0)),
+        wish.set_uuid
+    ))
+}

@@ -1,0 +1,49 @@
+//! How a command ends when it does not end well.
+
+use std::process::ExitCode;
+
+/// A sentence for the user and the exit status that goes with it.
+///
+/// Every error value turns into one by `?`; what the errors say is up to the crates that define them.
+#[derive(Debug)]
+pub struct Failure {
+    status: u8,
+    /// Empty when all is said already.
+    sentence: String,
+}
+
+impl Failure {
+    /// Something did not work: status 1.
+    pub fn new(sentence: impl Into<String>) -> Self {
+        Self { status: 1, sentence: sentence.into() }
+    }
+
+    /// What was asked for makes no sense, whatever the devices hold: status 2.
+    pub fn usage(sentence: impl Into<String>) -> Self {
+        Self { status: 2, sentence: sentence.into() }
+    }
+
+    /// All is said on standard output already: status 1 without a sentence.
+    pub fn said() -> Self {
+        Self { status: 1, sentence: String::new() }
+    }
+
+    /// The sentence.
+    pub fn sentence(&self) -> &str {
+        &self.sentence
+    }
+
+    /// Tells the user, and gives the exit status.
+    pub fn report(&self) -> ExitCode {
+        if !self.sentence.is_empty() {
+            eprintln!("pinstripe: {}", self.sentence);
+        }
+        ExitCode::from(self.status)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::new(error.to_string())
+    }
+}

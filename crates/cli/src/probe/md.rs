@@ -1,0 +1,144 @@
+//! MD's metadata of version 1 on one device.
+
+use std::{fmt, ops::Range};
+
+use pinstripe_md::{
+    bad_blocks::BadBlocks,
+    bitmap::{BitmapHeader, BitmapImage, HEADER_BYTES},
+    superblock::{ErrorKind, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError, candidate_sectors},
+    units::{SECTOR_BYTES, Sector},
+};
+use serde::Serialize;
+
+use super::{ProbeError, Probed};
+use crate::output::printable;
+
+/// MD metadata found at one of the three places.
+pub struct MdFinding {
+    /// Where.
+    pub sector: Sector,
+    /// What.
+    pub superblock: Result<Metadata, SuperblockError>,
+}
+
+/// A whole superblock, and what it points to.
+pub struct Metadata {
+    /// The superblock.
+    pub superblock: Superblock,
+    /// The bitmap, where the superblock announces one.
+    pub bitmap: Option<Result<BitmapSummary, String>>,
+    /// The bad-block log, where the superblock has room for one.
+    pub bad_blocks: Option<Result<BadBlockSummary, String>>,
+}
+
+/// A bitmap in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BitmapSummary {
+    /// The sector of its header.
+    pub sector: u64,
+    /// Bytes that one bit covers.
+    pub chunk_bytes: u32,
+    /// Bits.
+    pub bits: u64,
+    /// Bits that are set: regions that may be out of sync.
+    pub bits_set: u64,
+    /// The events of the superblocks that it goes with.
+    pub events: u64,
+    /// Since when bits may have been cleared.
+    pub events_cleared: u64,
+    /// The bits can't be trusted: all count as set.
+    pub stale: bool,
+}
+
+/// A bad-block log in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BadBlockSummary {
+    /// Absolute sectors of the device: first, and how many.
+    pub ranges: Vec<(u64, u64)>,
+}
+
+impl MdFinding {
+    /// The bytes of its magic number.
+    pub fn mark(&self) -> Range<u64> {
+        let start = self.sector.0 * SECTOR_BYTES;
+        start..start + 4
+    }
+}
+
+impl fmt::Display for MdFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.superblock {
+            Ok(metadata) => {
+                let array = &metadata.superblock.array;
+                let (name, uuid) = (printable(&array.name.to_string()), array.set_uuid);
+                write!(f, "an MD superblock of the {} array \"{name}\" (uuid {uuid})", array.level)
+            }
+            Err(error) => write!(f, "a damaged or unknown MD superblock ({error})"),
+        }
+    }
+}
+
+/// The superblocks of a device. A place without one is none.
+pub fn find(device: &Probed) -> Result<Vec<MdFinding>, ProbeError> {
+    let sectors = device.size() / SECTOR_BYTES;
+    let mut found: Vec<MdFinding> = Vec::new();
+    for sector in candidate_sectors(sectors) {
+        let bytes = device.read(sector.0 * SECTOR_BYTES, SUPERBLOCK_BYTES_MAX)?;
+        let superblock = match Superblock::decode(&bytes, sector, sectors) {
+            Ok(superblock) => Ok(follow(device, superblock)?),
+            Err(error) if error.kind() == ErrorKind::NotMd => continue,
+            Err(error) => Err(error),
+        };
+        // On the smallest devices two places are one.
+        if found.iter().all(|other| other.sector != sector) {
+            found.push(MdFinding { sector, superblock });
+        }
+    }
+    Ok(found)
+}
+
+/// Reads what the superblock points to.
+fn follow(device: &Probed, superblock: Superblock) -> Result<Metadata, ProbeError> {
+    let bitmap = match superblock.bitmap_sector() {
+        Some(sector) => Some(bitmap(device, sector)?),
+        None => None,
+    };
+    let bad_blocks = match (superblock.bad_block_log_sector(), superblock.member.bad_block_log) {
+        (Some(_), Some(log)) if !log.in_use => Some(Ok(BadBlockSummary { ranges: Vec::new() })),
+        (Some(sector), Some(log)) => {
+            let length = usize::from(log.size) * 512;
+            let bytes = read_sectors(device, sector, length)?;
+            Some(BadBlocks::decode(&bytes, log.shift).map_err(|error| error.to_string()).map(|blocks| {
+                BadBlockSummary {
+                    ranges: blocks.ranges().iter().map(|r| (r.start, r.end - r.start)).collect(),
+                }
+            }))
+        }
+        _ => None,
+    };
+    Ok(Metadata { superblock, bitmap, bad_blocks })
+}
+
+fn bitmap(device: &Probed, sector: Sector) -> Result<Result<BitmapSummary, String>, ProbeError> {
+    let header = match BitmapHeader::decode(&read_sectors(device, sector, HEADER_BYTES)?) {
+        Ok(header) => header,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    // A header may claim any length; what is read ends with the device.
+    let length = usize::try_from(header.byte_count()).unwrap_or(usize::MAX);
+    let image = BitmapImage::decode(&read_sectors(device, sector, length)?);
+    Ok(image.map_err(|error| error.to_string()).map(|image| BitmapSummary {
+        sector: sector.0,
+        chunk_bytes: header.chunk_bytes,
+        bits: header.bit_count(),
+        bits_set: image.set_bits().count() as u64,
+        events: header.events,
+        events_cleared: header.events_cleared,
+        stale: header.stale,
+    }))
+}
+
+fn read_sectors(device: &Probed, sector: Sector, length: usize) -> Result<Vec<u8>, ProbeError> {
+    // A position beyond the number space is beyond the device.
+    device.read(sector.checked_bytes().unwrap_or(u64::MAX), length)
+}

@@ -1,0 +1,156 @@
+//! What a device holds, found out by reading it: MD's metadata, and the marks of other things that must not be
+//! overwritten by accident.
+//!
+//! It reads like any program would, with no lock, so a member of a running array can be looked at. Whoever wants to
+//! act on the answer holds the device's lock meanwhile.
+
+mod md;
+mod signatures;
+
+use std::{
+    fmt, fs,
+    io::{self, Seek, SeekFrom},
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata};
+use serde::Serialize;
+use thiserror::Error;
+
+/// Why a device can't be looked at.
+#[derive(Debug, Error)]
+pub enum ProbeError {
+    /// It can't be opened.
+    #[error("{}", open_sentence(path, source))]
+    Open {
+        /// The path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is no storage.
+    #[error("{} is neither a file nor a block device", path.display())]
+    NotStorage {
+        /// The path.
+        path: PathBuf,
+    },
+    /// It can't be read.
+    #[error("can't read {} at byte {offset}: {source}", path.display())]
+    Read {
+        /// The path.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn open_sentence(path: &Path, source: &io::Error) -> String {
+    let path = path.display();
+    match source.kind() {
+        io::ErrorKind::NotFound => format!("{path} does not exist"),
+        io::ErrorKind::PermissionDenied => {
+            format!("no permission to open {path}: run as a user who may, often root")
+        }
+        _ => format!("can't open {path}: {source}"),
+    }
+}
+
+/// A device that is being looked at.
+pub struct Probed {
+    path: PathBuf,
+    file: fs::File,
+    size: u64,
+}
+
+impl Probed {
+    /// Opens `path` for reading.
+    pub fn open(path: &Path) -> Result<Self, ProbeError> {
+        use std::os::unix::fs::FileTypeExt;
+        let failed = |source| ProbeError::Open { path: path.to_owned(), source };
+        // Opening a fifo would wait for its other end.
+        let kind = fs::metadata(path).map_err(failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(ProbeError::NotStorage { path: path.to_owned() });
+        }
+        let mut file = fs::File::open(path).map_err(failed)?;
+        let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, size })
+    }
+
+    /// Bytes of the device.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The bytes from `offset`, at most `length`; fewer, or none, at the end of the device.
+    fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, ProbeError> {
+        let there = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; length.min(there)];
+        match self.file.read_exact_at(&mut bytes, offset) {
+            Ok(()) => Ok(bytes),
+            Err(source) => Err(ProbeError::Read { path: self.path.clone(), offset, source }),
+        }
+    }
+}
+
+/// Something that a device holds, other than MD's metadata of version 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// In words, with its article: `an ext4 file system`.
+    pub what: String,
+    /// Its label or name, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its identity, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The bytes of the mark by which it was found.
+    #[serde(skip)]
+    pub mark: Range<u64>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        match (&self.name, &self.uuid) {
+            (Some(name), Some(uuid)) => write!(f, " \"{name}\" (uuid {uuid})"),
+            (Some(name), None) => write!(f, " \"{name}\""),
+            (None, Some(uuid)) => write!(f, " (uuid {uuid})"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// All that was found on a device.
+pub struct Contents {
+    /// MD metadata of version 1, in the order in which MD looks for it.
+    pub metadata: Vec<MdFinding>,
+    /// Everything else.
+    pub others: Vec<Finding>,
+}
+
+impl Contents {
+    /// Looks at a device.
+    pub fn of(device: &Probed) -> Result<Self, ProbeError> {
+        Ok(Self { metadata: md::find(device)?, others: signatures::find(device)? })
+    }
+
+    /// The bytes by which all of it was found.
+    pub fn marks(&self) -> impl Iterator<Item = Range<u64>> {
+        let metadata = self.metadata.iter().map(MdFinding::mark);
+        metadata.chain(self.others.iter().map(|finding| finding.mark.clone()))
+    }
+
+    /// All of it in words; empty if nothing is known.
+    pub fn in_words(&self) -> Vec<String> {
+        self.metadata
+            .iter()
+            .map(ToString::to_string)
+            .chain(self.others.iter().map(ToString::to_string))
+            .collect()
+    }
+}

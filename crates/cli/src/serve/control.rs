@@ -1,0 +1,193 @@
+//! The server's end of the control socket, on shard 0.
+
+use std::{cell::Cell, path::PathBuf, rc::Rc};
+
+use pinstripe_engine::array::Array;
+use pinstripe_runtime::{
+    Signal, Stream, shard,
+    uring::{Connection, SocketStream},
+};
+use serde_json::Value;
+
+use super::{Served, devices, report, stopping::Stopping};
+use crate::{
+    control::{
+        AddParameters, CallError, CheckResult, Command, FailParameters, REQUEST_BYTES_MAX, SlotResult, code,
+        parse, response,
+    },
+    create::random_uuid,
+};
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 64;
+/// Time for the last answers when the server ends.
+const LINGER_NANOSECONDS: u64 = 2_000_000_000;
+const RECEIVE_BYTES: usize = 4 << 10;
+
+/// Does what control connections ask for. Cheap to clone.
+#[derive(Clone)]
+pub struct Controller(Rc<Inner>);
+
+struct Inner {
+    /// Absent once the array has stopped, so that its devices can be closed.
+    array: std::cell::RefCell<Option<Array>>,
+    nbd: Vec<String>,
+    memory: bool,
+    stopping: Rc<Stopping>,
+    connections: Cell<usize>,
+    /// Calls that are not answered yet.
+    busy: Cell<usize>,
+    answered: Signal,
+}
+
+impl Controller {
+    pub fn new(served: &Served) -> Self {
+        Self(Rc::new(Inner {
+            array: Some(served.array.clone()).into(),
+            nbd: served.nbd.clone(),
+            memory: served.memory,
+            stopping: Rc::clone(&served.stopping),
+            connections: Cell::new(0),
+            busy: Cell::new(0),
+            answered: Signal::default(),
+        }))
+    }
+
+    pub fn stopping(&self) -> Rc<Stopping> {
+        Rc::clone(&self.0.stopping)
+    }
+
+    /// Gives up the array, before its devices are closed.
+    pub fn release(&self) {
+        let array = self.0.array.take();
+        drop(array);
+    }
+
+    /// Answers who asked for the end, and waits until all answers are sent.
+    pub async fn finish(&self, outcome: Result<(), String>) {
+        self.0.stopping.finish(outcome);
+        let answered = self.0.answered.wait_until(|| self.0.busy.get() == 0);
+        // A client that doesn't read its answer doesn't keep the server.
+        let _ = shard::timeout(LINGER_NANOSECONDS, answered).await;
+    }
+
+    /// Serves a connection in a task of its own.
+    pub fn spawn(&self, connection: Connection) {
+        let inner = Rc::clone(&self.0);
+        if inner.connections.get() >= CONNECTIONS_MAX {
+            return;
+        }
+        inner.connections.set(inner.connections.get() + 1);
+        shard::spawn(async move {
+            if let Ok(stream) = connection.attach() {
+                inner.converse(&stream).await;
+            }
+            inner.connections.set(inner.connections.get() - 1);
+        });
+    }
+}
+
+impl Inner {
+    async fn converse(&self, stream: &SocketStream) {
+        let mut received: Vec<u8> = Vec::new();
+        loop {
+            while let Some(end) = received.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = received.drain(..=end).collect();
+                if !self.answer(stream, &line).await {
+                    return;
+                }
+            }
+            if received.len() >= REQUEST_BYTES_MAX {
+                let message = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
+                let line = response(Value::Null, Err(CallError::new(code::INVALID, message)));
+                send(stream, &line).await;
+                return;
+            }
+            let outcome = stream.receive(shard::buffer(RECEIVE_BYTES)).await;
+            match (outcome.result, outcome.buffer) {
+                (Ok(count), Some(buffer)) if (1..=buffer.len()).contains(&count) => {
+                    received.extend_from_slice(&buffer[..count]);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Does what a line asks for. False if the connection is gone.
+    async fn answer(&self, stream: &SocketStream, line: &[u8]) -> bool {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return true;
+        }
+        self.busy.set(self.busy.get() + 1);
+        let answer = match parse(line) {
+            Ok((id, command)) => {
+                let outcome = self.execute(command).await;
+                id.map(|id| response(id, outcome))
+            }
+            Err((id, error)) => Some(response(id, Err(error))),
+        };
+        let sent = match answer {
+            Some(answer) => send(stream, &answer).await,
+            None => true,
+        };
+        self.busy.set(self.busy.get() - 1);
+        self.answered.notify();
+        sent
+    }
+
+    async fn execute(&self, command: Command) -> Result<Value, CallError> {
+        let failed = |error: &dyn std::fmt::Display| CallError::new(code::FAILED, error);
+        if command == Command::Stop {
+            self.stopping.want();
+            return self.stopping.finished().await.map(|()| Value::Null).map_err(|error| failed(&error));
+        }
+        let array = self.array.borrow().clone();
+        let array = array.ok_or_else(|| failed(&"the array is stopping"))?;
+        let result = match command {
+            Command::Detail => serde_json::to_value(report::detail(&array, &self.nbd)),
+            Command::Fail(FailParameters { slot }) => {
+                let slot = usize::from(slot);
+                array.fail(slot).await.map_err(|error| failed(&error))?;
+                serde_json::to_value(SlotResult { slot })
+            }
+            Command::Add(parameters) => {
+                let slot = self.add(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
+                serde_json::to_value(SlotResult { slot })
+            }
+            Command::Check => {
+                let report = array.check().await.map_err(|error| failed(&error))?;
+                serde_json::to_value(CheckResult {
+                    stripes: report.stripes,
+                    mismatched_sectors: report.mismatched_sectors,
+                    unreadable_stripes: report.unreadable_stripes,
+                })
+            }
+            Command::Stop => Ok(Value::Null),
+        };
+        result.map_err(|error| failed(&error))
+    }
+
+    async fn add(&self, array: &Array, parameters: AddParameters) -> Result<usize, String> {
+        let AddParameters { device, force } = parameters;
+        let uuid = array.detail().uuid;
+        let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
+        let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
+        let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
+        array.add(source, identity).await.map_err(|error| error.to_string())
+    }
+}
+
+/// Sends all of `text`. False if the connection is gone.
+async fn send(stream: &SocketStream, text: &str) -> bool {
+    let mut buffer = shard::buffer(text.len());
+    buffer.copy_from_slice(text.as_bytes());
+    let whole = buffer.freeze();
+    let mut sent = 0;
+    while sent < whole.len() {
+        match stream.send(whole.slice(sent, whole.len() - sent)).await.result {
+            Ok(count) if count > 0 => sent += count,
+            _ => return false,
+        }
+    }
+    true
+}

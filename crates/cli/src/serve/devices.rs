@@ -1,0 +1,187 @@
+//! The members of the array: opened and locked, or made of memory.
+
+use std::{
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::{Arc, Weak},
+};
+
+use pinstripe_engine::{assembly::read_superblock, create::create};
+use pinstripe_runtime::{
+    Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemorySource, shard,
+    uring::{OpenError, OpenFile, OpenOptions, blocking},
+};
+
+use crate::{
+    command_line::ServeArguments,
+    create::Shape,
+    failure::Failure,
+    open::open,
+    probe::{Contents, Probed},
+    size::ByteSize,
+};
+
+/// How the path of a memory device begins.
+const MEMORY: &str = "mem:";
+/// Time that the last holders of a device get to let it go.
+const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
+const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
+
+/// What will be assembled.
+pub struct Members {
+    pub sources: Vec<Arc<dyn DeviceSource>>,
+    files: Vec<Weak<OpenFile>>,
+    /// The array's name without the host, and its uuid, as the first member with a superblock has them.
+    pub name: String,
+    pub uuid: String,
+}
+
+/// Knows when the devices are closed.
+pub struct Opened(Vec<Weak<OpenFile>>);
+
+impl Opened {
+    /// Waits until nobody holds the devices that were opened, so that the next server finds them free; not for ever.
+    pub async fn closed(self) {
+        let start = shard::now();
+        while self.0.iter().any(|file| file.strong_count() > 0) && shard::now() - start < CLOSE_NANOSECONDS {
+            shard::sleep(CLOSE_LOOK_NANOSECONDS).await;
+        }
+    }
+}
+
+/// An open file as every shard attaches it.
+struct FileSource(Arc<OpenFile>);
+
+impl DeviceSource for FileSource {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        Ok(self.0.attach())
+    }
+
+    fn name(&self) -> String {
+        self.0.info().name.clone()
+    }
+}
+
+impl Members {
+    /// Opens what the command line names; with `shape`, makes it of memory.
+    pub async fn open(arguments: &ServeArguments, shape: Option<&Shape>) -> Result<Self, Failure> {
+        if let Some(shape) = shape {
+            return Self::of_memory(&arguments.devices, shape).await;
+        }
+        let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
+        let mut members =
+            Self { sources: Vec::new(), files: Vec::new(), name: String::new(), uuid: String::new() };
+        for path in &arguments.devices {
+            if is_memory(path) {
+                return Err(Failure::usage(format!(
+                    "{} is empty memory: it goes with --create only",
+                    path.display()
+                )));
+            }
+            let file = open_member(path.clone(), options.clone()).await?;
+            members.files.push(Arc::downgrade(&file));
+            members.sources.push(Arc::new(FileSource(file)));
+        }
+        members.find_name().await?;
+        Ok(members)
+    }
+
+    pub fn opened(&self) -> Opened {
+        Opened(self.files.clone())
+    }
+
+    /// The sockets are named for the array, so its name is wanted before it is assembled. What is wrong with the
+    /// members will be said then.
+    async fn find_name(&mut self) -> Result<(), Failure> {
+        for source in &self.sources {
+            let device =
+                source.attach().map_err(|error| Failure::new(format!("{}: {error}", source.name())))?;
+            if let Ok(Some(superblock)) = read_superblock(&*device).await {
+                self.name = superblock.array.name.short();
+                self.uuid = superblock.array.set_uuid.to_string();
+                return Ok(());
+            }
+        }
+        let names: Vec<String> = self.sources.iter().map(|source| source.name()).collect();
+        Err(Failure::new(format!(
+            "no superblock of an array is on {}: see `pinstripe examine`",
+            names.join(", ")
+        )))
+    }
+
+    async fn of_memory(paths: &[PathBuf], shape: &Shape) -> Result<Self, Failure> {
+        let mut sources = Vec::new();
+        for (slot, path) in paths.iter().enumerate() {
+            if !is_memory(path) {
+                return Err(Failure::usage(format!(
+                    "serve --create makes arrays of memory (mem:SIZE); for {} use `pinstripe create`",
+                    path.display()
+                )));
+            }
+            sources.push(memory(path, slot)?);
+        }
+        let attached = sources.iter().map(|source| source.attach()).collect::<Result<Vec<_>, _>>()?;
+        let infos: Vec<DeviceInfo> = attached.iter().map(|device| device.info().clone()).collect();
+        let wish = shape.on(&infos)?;
+        create(&wish, &attached).await?;
+        Ok(Self { sources, files: Vec::new(), name: wish.name.short(), uuid: wish.set_uuid.to_string() })
+    }
+}
+
+fn is_memory(path: &Path) -> bool {
+    path.to_string_lossy().starts_with(MEMORY)
+}
+
+/// The memory device that `mem:SIZE` asks for.
+fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
+    let text = path.to_string_lossy();
+    let size: ByteSize = text.strip_prefix(MEMORY).unwrap_or_default().parse()?;
+    let bytes = usize::try_from(size.0)?;
+    let memory = Memory::new(bytes).map_err(|error| Failure::new(format!("{text}: {error}")))?;
+    Ok(Arc::new(MemorySource { name: format!("{text} #{slot}"), memory, logical_block: 512 }))
+}
+
+async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Arc<OpenFile>, Failure> {
+    blocking(move || open(&path, &options)).await.map_err(|error| match error {
+        OpenError::NotFound { .. } => Failure::new(format!(
+            "{error}: if the device is lost, leave it out, and the others are served degraded"
+        )),
+        other => other.into(),
+    })
+}
+
+/// A device that shall join the array `uuid`. One that holds something is refused, but for `force`; a superblock of the
+/// same array is no hindrance, for that is how a former member comes back.
+pub async fn newcomer(
+    path: PathBuf,
+    uuid: String,
+    force: bool,
+    memory_allowed: bool,
+) -> Result<Arc<dyn DeviceSource>, Failure> {
+    if is_memory(&path) && memory_allowed {
+        return memory(&path, usize::from(shard::now().to_le_bytes()[0]));
+    }
+    if !path.is_absolute() {
+        return Err(Failure::new(format!("{}: an absolute path is needed", path.display())));
+    }
+    let file = open_member(path.clone(), OpenOptions::default()).await?;
+    if !force {
+        let looked = blocking(move || {
+            let contents = Contents::of(&Probed::open(&path)?)?;
+            let foreign = contents.metadata.iter().filter(|found| {
+                !found.superblock.as_ref().is_ok_and(|md| md.superblock.array.set_uuid.to_string() == uuid)
+            });
+            let foreign = foreign.map(ToString::to_string);
+            let words: Vec<String> = foreign.chain(contents.others.iter().map(ToString::to_string)).collect();
+            Ok::<_, Failure>(words)
+        });
+        let words = looked.await?;
+        if !words.is_empty() {
+            let (name, words) = (&file.info().name, words.join(" and "));
+            return Err(Failure::new(format!(
+                "{name} holds {words}; nothing was changed: use --force to overwrite that"
+            )));
+        }
+    }
+    Ok(Arc::new(FileSource(file)))
+}

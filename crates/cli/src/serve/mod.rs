@@ -1,0 +1,226 @@
+//! `pinstripe serve`: from devices to NBD clients, until it is told to stop.
+//!
+//! ```text
+//!   shard 0    signals, the control socket, the listeners, the array's home
+//!   each shard a volume of the array and an NBD server; connections go to the shards in turn
+//! ```
+//!
+//! The start changes nothing until everything stands: devices are opened and locked, then the sockets are bound, then
+//! the array is assembled. The end goes the other way: no more connections, what is in flight is finished, the superblocks
+//! are marked clean, the devices are closed, and then whoever asked for the end is answered.
+
+mod accept;
+mod control;
+mod devices;
+mod first_of;
+mod journal;
+mod report;
+mod service;
+mod shards;
+mod sockets;
+mod stopping;
+
+use std::{path::PathBuf, rc::Rc};
+
+use pinstripe_engine::{array::Array, options::ArrayOptions};
+use pinstripe_runtime::{
+    ShardHandle,
+    uring::{self, Context, RuntimeConfig, termination},
+};
+use serde_json::json;
+
+use self::{
+    control::Controller, devices::Members, first_of::first_of, journal::Journal, sockets::Sockets,
+    stopping::Stopping,
+};
+use crate::{
+    command_line::{NbdAddress, ServeArguments},
+    create::Shape,
+    failure::Failure,
+    output::{self, printable},
+    size::ByteSize,
+};
+
+/// Time that connections get for their last replies when the server stops.
+const GRACE_NANOSECONDS: u64 = 5_000_000_000;
+
+pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
+    let plan = Plan::new(arguments)?;
+    let config = plan.runtime();
+    uring::run(&config, move |context| serve(context, plan))?
+}
+
+/// The arguments, checked against each other.
+struct Plan {
+    arguments: ServeArguments,
+    /// With `--create`.
+    shape: Option<Shape>,
+}
+
+impl Plan {
+    fn new(arguments: ServeArguments) -> Result<Self, Failure> {
+        for address in &arguments.nbd {
+            if let NbdAddress::Tcp(address) = address
+                && !address.ip().is_loopback()
+                && !arguments.allow_remote
+            {
+                return Err(Failure::usage(format!(
+                    "{address} can be reached from other machines, and there is no encryption and no password yet: \
+                     use a loopback address, or --allow-remote on a network that you trust"
+                )));
+            }
+        }
+        let shape = match arguments.level.filter(|_| arguments.create) {
+            Some(level) => Some(Shape::new(level, &arguments.shape, arguments.devices.len())?),
+            None => None,
+        };
+        if shape.is_none()
+            && let Some(option) = arguments.shape.first_given()
+        {
+            return Err(Failure::usage(format!("{option} shapes a new array: it goes with --create only")));
+        }
+        if shape.is_some() && arguments.read_only {
+            return Err(Failure::usage("--create makes an empty array, which --read-only would keep so"));
+        }
+        Ok(Self { arguments, shape })
+    }
+
+    fn runtime(&self) -> RuntimeConfig {
+        let cpus = self.arguments.cpus.as_ref().map(|list| list.0.clone());
+        let base = match (self.arguments.shards, &cpus) {
+            (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
+            (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
+            (None, None) => RuntimeConfig::default(),
+        };
+        RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base }
+    }
+
+    fn options(&self) -> ArrayOptions {
+        ArrayOptions {
+            policy: self.arguments.policy.into(),
+            parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
+            read_only: self.arguments.read_only,
+            force: self.arguments.force,
+            ..ArrayOptions::default()
+        }
+    }
+}
+
+async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
+    let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
+    let opened = members.opened();
+    let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;
+    let shards: Vec<ShardHandle> = context.shards().to_vec();
+    let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
+    let array = assembled.map_err(|error| Failure::new(format!("{error}; nothing was changed")))?;
+    let export = members.name;
+    if let Err(error) = shards::open(&shards, array.shared(), &export).await {
+        let _ = array.stop().await;
+        return Err(error);
+    }
+    let served = Served {
+        journal: Journal::new(plan.arguments.json),
+        stopping: Stopping::new(),
+        nbd: sockets.uris(&export),
+        control_path: sockets.control_path.clone(),
+        memory: plan.shape.is_some(),
+        array,
+        shards,
+    };
+    served.run(sockets, opened).await
+}
+
+/// An array that is being served.
+struct Served {
+    array: Array,
+    shards: Vec<ShardHandle>,
+    journal: Journal,
+    stopping: Rc<Stopping>,
+    nbd: Vec<String>,
+    control_path: PathBuf,
+    /// Whether its members are memory, so that memory may join.
+    memory: bool,
+}
+
+impl Served {
+    /// Serves until the end is wanted, then ends.
+    async fn run(self, sockets: Sockets, opened: devices::Opened) -> Result<(), Failure> {
+        let controller = Controller::new(&self);
+        let mut accepting = Vec::new();
+        for listener in sockets.nbd {
+            accepting.push(accept::spawn_nbd(listener, self.shards.clone(), Rc::clone(&self.stopping)));
+        }
+        accepting.push(accept::spawn_control(sockets.control, controller.clone()));
+        self.journal.watch(self.array.clone(), Rc::clone(&self.stopping));
+        self.announce()?;
+        // Whoever waits for a signal that can't come can still use the control socket.
+        let signal = async {
+            if let Err(error) = termination().await {
+                eprintln!("pinstripe: can't wait for signals: {error}; use `pinstripe stop`");
+                std::future::pending::<()>().await;
+            }
+        };
+        first_of(signal, self.stopping.wanted()).await;
+        self.stopping.want();
+        for task in accepting {
+            task.join().await;
+        }
+        let outcome = self.end(&controller, opened).await;
+        let answer = outcome.as_ref().map(|()| ()).map_err(|failure| failure.sentence().to_owned());
+        controller.finish(answer).await;
+        outcome
+    }
+
+    /// Ends what is in flight, marks the array clean and closes the devices.
+    async fn end(self, controller: &Controller, opened: devices::Opened) -> Result<(), Failure> {
+        shards::stop(&self.shards, GRACE_NANOSECONDS).await;
+        let stopped = self.array.stop().await;
+        shards::close(&self.shards).await;
+        controller.release();
+        drop(self.array);
+        opened.closed().await;
+        stopped.map_err(|error| {
+            Failure::new(format!("stopped, but the superblocks could not be marked clean: {error}"))
+        })
+    }
+
+    /// Says that everything stands, in one line that scripts can wait for.
+    fn announce(&self) -> Result<(), Failure> {
+        let detail = report::detail(&self.array, &self.nbd);
+        for member in self.array.stale_members() {
+            self.journal.warn(&format!(
+                "{} was left out: it missed writes (its events are {}, the array's {}); `pinstripe add` rebuilds it",
+                member.name, member.events, member.current
+            ));
+        }
+        if let Some(reason) = self.array.read_only_reason() {
+            self.journal.warn(&reason.to_string());
+        }
+        if detail.degraded {
+            let missing: Vec<String> =
+                detail.members.iter().filter(|m| m.state == "missing").map(|m| m.slot.to_string()).collect();
+            if !missing.is_empty() {
+                self.journal
+                    .warn(&format!("the array is degraded: nobody is in slot {}", missing.join(", ")));
+            }
+        }
+        let control = self.control_path.display().to_string();
+        if self.journal.json() {
+            let line = json!({
+                "event": "ready", "name": detail.name, "uuid": detail.uuid, "level": detail.level,
+                "size_bytes": detail.size_bytes, "degraded": detail.degraded, "read_only": detail.state == "read-only",
+                "nbd": detail.nbd, "control": control, "shards": self.shards.len(), "pid": std::process::id(),
+            });
+            return output::print(&format!("{line}\n"));
+        }
+        output::print(&format!(
+            "ready: {} array {}, {}, {} members{}, on {}; control socket {control}\n",
+            detail.level,
+            printable(&detail.name),
+            ByteSize(detail.size_bytes),
+            detail.members.len(),
+            if detail.degraded { ", degraded" } else { "" },
+            detail.nbd.join(" and "),
+        ))
+    }
+}

@@ -1,0 +1,68 @@
+//! The engine's state in the words of the control protocol.
+
+use pinstripe_engine::{
+    array::Array,
+    maintenance::{SyncAction, SyncProgress},
+};
+use pinstripe_md::level::Level;
+
+use crate::control::detail::{Bitmap, Detail, Failed, Member, Sync};
+
+/// Work over the whole array.
+pub fn sync(progress: &SyncProgress) -> Sync {
+    let action = match progress.action {
+        SyncAction::Resync => "resync",
+        SyncAction::Recovery => "rebuild",
+        SyncAction::Check => "check",
+    };
+    Sync {
+        action: action.to_owned(),
+        done: progress.done,
+        total: progress.total,
+        mismatched_sectors: progress.mismatched_sectors,
+    }
+}
+
+/// The state of `array`, which is served at `nbd`.
+pub fn detail(array: &Array, nbd: &[String]) -> Detail {
+    let now = array.detail();
+    let members = now.slots.into_iter().enumerate().map(|(slot, member)| Member {
+        slot,
+        state: member.state.to_owned(),
+        device: member.device,
+        read_latency_ns: member.read_latency_ns.into(),
+        write_latency_ns: member.write_latency_ns.into(),
+    });
+    let failed = now.failed.into_iter().map(|failed| Failed {
+        slot: failed.slot,
+        device: failed.device,
+        error: failed.error.to_string(),
+    });
+    Detail {
+        name: now.name,
+        uuid: now.uuid,
+        level: Level::from_number(now.level)
+            .map_or_else(|| now.level.to_string(), |level| level.name().to_owned()),
+        layout: now.layout,
+        chunk_bytes: now.chunk_bytes.into(),
+        logical_block_bytes: now.logical_block.into(),
+        size_bytes: now.size_bytes,
+        state: now.state.to_owned(),
+        degraded: now.missing > 0,
+        events: now.events,
+        members: members.collect(),
+        failed: failed.collect(),
+        bitmap: now.bitmap.map(|bitmap| Bitmap {
+            chunk_bytes: bitmap.chunk_bytes,
+            bits: bitmap.bits as u64,
+            bits_set: bitmap.bits_set as u64,
+        }),
+        regions_to_resync: now.regions_to_resync as u64,
+        sync: now.sync.as_ref().map(sync),
+        errors: now.last_errors.iter().map(ToString::to_string).collect(),
+        advice: now.advice.map(ToOwned::to_owned),
+        nbd: nbd.to_vec(),
+        shards: array.shared().shards.len(),
+        statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
+    }
+}

@@ -1,0 +1,119 @@
+//! A volume as the front ends want it.
+
+use std::cell::Cell;
+
+use pinstripe_engine::{error::IoError, geometry::Geometry, volume::Volume};
+use pinstripe_export::{BlockService, ServiceError};
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, shard};
+
+/// One shard's handle on the array.
+#[derive(Clone)]
+pub struct ArrayService {
+    volume: Volume,
+}
+
+/// Bytes of zeroes that are written at a time where a client wants its space allocated.
+const ZEROES: u64 = 1 << 20;
+/// A failing array has its errors told so often, per shard.
+const COMPLAIN_NANOSECONDS: u64 = 1_000_000_000;
+
+thread_local! {
+    static NEXT_COMPLAINT: Cell<u64> = const { Cell::new(0) };
+}
+
+impl ArrayService {
+    /// The array on this shard.
+    pub fn new(volume: Volume) -> Self {
+        Self { volume }
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.volume.shared().geometry
+    }
+
+    async fn write_zero_bytes(&self, offset: u64, length: u64, fua: bool) -> Result<(), IoError> {
+        let bytes = |length: u64| usize::try_from(length).unwrap_or(usize::MAX);
+        let zeroes = shard::zeroed(bytes(length.min(ZEROES))).freeze();
+        let mut done = 0;
+        while done < length {
+            let part = ZEROES.min(length - done);
+            self.volume.write(offset + done, zeroes.slice(0, bytes(part)), fua).await?;
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+impl BlockService for ArrayService {
+    fn size_bytes(&self) -> u64 {
+        self.volume.size()
+    }
+
+    fn block_size(&self) -> u32 {
+        self.geometry().logical_block()
+    }
+
+    /// A stripe, where clients can align to one, else a chunk.
+    fn preferred_block(&self) -> u32 {
+        match self.geometry() {
+            Geometry::Parity(geometry) if geometry.stripe_bytes().is_power_of_two() => {
+                geometry.stripe_bytes()
+            }
+            other => other.chunk_bytes(),
+        }
+    }
+
+    fn read_only(&self) -> bool {
+        self.volume.shared().options.read_only
+    }
+
+    async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+        let (result, buffer) = self.volume.read(offset, buffer).await;
+        (answer(result), buffer)
+    }
+
+    async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        answer(self.volume.write(offset, data, fua).await)
+    }
+
+    async fn flush(&self) -> Result<(), ServiceError> {
+        answer(self.volume.flush().await)
+    }
+
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+        answer(self.volume.discard(offset, length).await)?;
+        if fua { self.flush().await } else { Ok(()) }
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        fua: bool,
+        may_punch: bool,
+    ) -> Result<(), ServiceError> {
+        answer(if may_punch {
+            self.volume.write_zeroes(offset, length, fua).await
+        } else {
+            self.write_zero_bytes(offset, length, fua).await
+        })
+    }
+}
+
+/// What a client can be told; the rest of it goes to the server's own log.
+fn answer(result: Result<(), IoError>) -> Result<(), ServiceError> {
+    result.map_err(|error| {
+        let told = match &error {
+            IoError::ReadOnly => return ServiceError::ReadOnly,
+            IoError::Stopping => return ServiceError::Stopping,
+            IoError::Member(member) if member.error.kind == DeviceErrorKind::NoSpace => ServiceError::NoSpace,
+            _ => ServiceError::Io,
+        };
+        let now = shard::now();
+        if now >= NEXT_COMPLAINT.get() {
+            NEXT_COMPLAINT.set(now + COMPLAIN_NANOSECONDS);
+            eprintln!("pinstripe: a client's request failed: {error}");
+        }
+        told
+    })
+}

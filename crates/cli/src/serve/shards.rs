@@ -1,0 +1,80 @@
+//! What each shard has of the array: a volume, and an NBD server over it.
+
+use std::{cell::RefCell, sync::Arc};
+
+use pinstripe_engine::{shared::Shared, volume::Volume};
+use pinstripe_export::nbd::{Export, Server};
+use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
+
+use super::service::ArrayService;
+use crate::failure::Failure;
+
+thread_local! {
+    /// This shard's server.
+    static SERVER: RefCell<Option<Server<ArrayService>>> = const { RefCell::new(None) };
+}
+
+fn current() -> Option<Server<ArrayService>> {
+    SERVER.with(|server| server.borrow().clone())
+}
+
+/// Opens the array on every shard, as the export `name`.
+pub async fn open(shards: &[ShardHandle], shared: &Arc<Shared>, name: &str) -> Result<(), Failure> {
+    for handle in shards {
+        let (shared, name) = (Arc::clone(shared), name.to_owned());
+        let opened = handle.call(move || async move {
+            let service = ArrayService::new(Volume::new(shared));
+            let server = Server::new(vec![Export { name, description: String::new(), service }])?;
+            SERVER.with(|current| current.replace(Some(server)));
+            Ok::<_, Failure>(())
+        });
+        opened.await?;
+    }
+    Ok(())
+}
+
+/// Gives a connection to a shard, where it lives from now on.
+pub fn hand_over(target: &ShardHandle, connection: Connection) {
+    target.send(move || {
+        // Without a server it is closed: the array is stopping.
+        let Some(server) = current() else { return };
+        shard::spawn(async move {
+            match connection.attach() {
+                Ok(stream) => {
+                    server.serve(stream).await;
+                }
+                Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
+            }
+        });
+    });
+}
+
+/// Ends all connections, at the same time on all shards, after what is in flight.
+pub async fn stop(shards: &[ShardHandle], grace_nanoseconds: u64) {
+    let stop = move || async move {
+        if let Some(server) = current() {
+            server.stop(grace_nanoseconds).await;
+        }
+    };
+    let tasks: Vec<_> = shards
+        .iter()
+        .cloned()
+        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await }))
+        .collect();
+    for task in tasks {
+        task.join().await;
+    }
+}
+
+/// Gives up the volumes, and with them the devices.
+pub async fn close(shards: &[ShardHandle]) {
+    for handle in shards {
+        handle
+            .call(|| async {
+                // Dropped outside of the borrow: a destructor may look for the server.
+                let server = SERVER.with(RefCell::take);
+                drop(server);
+            })
+            .await;
+    }
+}

@@ -1,0 +1,181 @@
+//! The commands that talk to a running server: `detail`, `fail`, `add`, `check`, `stop`.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
+
+use crate::{
+    command_line::{AddArguments, CheckArguments, FailArguments, ReadArguments, StopArguments},
+    control::{
+        AddParameters, CheckResult, Detail, FailParameters, SlotResult,
+        client::{Client, ClientError},
+        detail::Sync,
+    },
+    failure::Failure,
+    output,
+};
+
+/// Time within which a server answers what it can answer at once.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// How often progress is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+pub fn detail(arguments: &ReadArguments) -> Result<(), Failure> {
+    let detail = fetch(&mut Client::connect(&arguments.array.array)?)?;
+    if arguments.json { output::print_json(&detail) } else { output::print(&detail.in_words()) }
+}
+
+/// The state of the array.
+fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
+    client.set_timeout(Some(ANSWER_LIMIT))?;
+    client.call("detail", Value::Null)
+}
+
+pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
+    let mut client = Client::connect(&arguments.array.array)?;
+    let result: SlotResult = client.call("fail", FailParameters { slot: arguments.slot })?;
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    output::print(&format!("the member in slot {} was taken out\n", result.slot))
+}
+
+pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
+    let array = &arguments.array.array;
+    // The server may have another folder of its own.
+    let path = &arguments.device;
+    let is_memory = path.to_string_lossy().starts_with("mem:");
+    let device = if is_memory { path.clone() } else { std::path::absolute(path)? };
+    let device = text(&device)?;
+    let mut client = Client::connect(array)?;
+    let result: SlotResult = client.call("add", AddParameters { device, force: arguments.force })?;
+    if arguments.wait {
+        wait_until_whole(&mut client, result.slot, arguments.json)?;
+    }
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    let rebuilt = if arguments.wait { "and is rebuilt" } else { "and is being rebuilt" };
+    output::print(&format!("{} is in slot {} {rebuilt}\n", path.display(), result.slot))
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    path.to_str().map(ToOwned::to_owned).ok_or_else(|| {
+        Failure::new(format!("{}: a path that is no UTF-8 can't be sent to the server", path.display()))
+    })
+}
+
+/// Waits until the member of `slot` has everything.
+fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(), Failure> {
+    let bar = bar(quiet);
+    loop {
+        let detail = fetch(client)?;
+        let state = detail.members.get(slot).map_or("missing", |member| member.state.as_str());
+        match state {
+            "in-sync" => break,
+            "recovering" => show(&bar, detail.sync.as_ref()),
+            _ => {
+                bar.finish_and_clear();
+                let why =
+                    detail.errors.last().cloned().unwrap_or_else(|| "see `pinstripe detail`".to_owned());
+                return Err(Failure::new(format!("the rebuild of slot {slot} failed: {why}")));
+            }
+        }
+        thread::sleep(LOOK);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+pub fn check(arguments: &CheckArguments) -> Result<(), Failure> {
+    let array = &arguments.array.array;
+    let mut client = Client::connect(array)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let watch = thread::spawn({
+        let (array, ended, quiet) = (array.clone(), Arc::clone(&ended), arguments.json);
+        move || watch_check(&array, &ended, quiet)
+    });
+    let result: Result<CheckResult, ClientError> = client.call("check", Value::Null);
+    ended.store(true, Ordering::SeqCst);
+    // Progress is for the eye: how it ended is known here.
+    let _ = watch.join();
+    let result = result?;
+    if arguments.json {
+        output::print_json(&result)?;
+    } else {
+        output::print(&check_words(&result))?;
+    }
+    if result.mismatched_sectors > 0 || result.unreadable_stripes > 0 { Err(Failure::said()) } else { Ok(()) }
+}
+
+fn check_words(result: &CheckResult) -> String {
+    let mut words = match result.mismatched_sectors {
+        0 => format!("{} stripes: parity matches everywhere\n", result.stripes),
+        sectors => format!("{} stripes: parity does not match in {sectors} sectors\n", result.stripes),
+    };
+    if result.unreadable_stripes > 0 {
+        words += &format!("{} stripes could not be read whole\n", result.unreadable_stripes);
+    }
+    words
+}
+
+/// Shows how far the check is, over a connection of its own.
+fn watch_check(array: &str, ended: &AtomicBool, quiet: bool) {
+    let bar = bar(quiet);
+    if bar.is_hidden() {
+        return;
+    }
+    if let Ok(mut client) = Client::connect(array) {
+        while !ended.load(Ordering::SeqCst) {
+            let Ok(detail) = fetch(&mut client) else { break };
+            show(&bar, detail.sync.as_ref());
+            thread::sleep(LOOK);
+        }
+    }
+    bar.finish_and_clear();
+}
+
+/// A progress bar on standard error; hidden where that is no terminal, or if nobody wants it.
+fn bar(quiet: bool) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+    if quiet {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg:10} {bar:40} {percent:>3}% {pos}/{len} stripes, {eta} left")
+    {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn show(bar: &ProgressBar, sync: Option<&Sync>) {
+    match sync {
+        Some(sync) => {
+            bar.set_length(sync.total);
+            bar.set_position(sync.done);
+            let mismatches = match sync.mismatched_sectors {
+                0 => String::new(),
+                sectors => format!(" ({sectors} sectors differ)"),
+            };
+            bar.set_message(format!("{}{mismatches}", sync.action));
+        }
+        None => bar.set_message("waiting"),
+    }
+}
+
+pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
+    let array = &arguments.array.array;
+    let mut client = Client::connect(array)?;
+    client.call::<()>("stop", Value::Null)?;
+    output::print(&format!("stopped {array}\n"))
+}

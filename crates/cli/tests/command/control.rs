@@ -1,0 +1,107 @@
+//! The control socket, spoken to by hand.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::{fs::PermissionsExt, net::UnixStream},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use crate::world::{Server, World};
+
+struct Line(BufReader<UnixStream>);
+
+impl Line {
+    fn connect(server: &Server) -> Self {
+        let stream = UnixStream::connect(server.ready["control"].as_str().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    fn send(&mut self, text: &[u8]) {
+        self.0.get_mut().write_all(text).unwrap();
+    }
+
+    fn receive(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn call(&mut self, text: &str) -> Value {
+        self.send(text.as_bytes());
+        self.send(b"\n");
+        self.receive()
+    }
+}
+
+#[test]
+fn the_control_socket_speaks_json_rpc_and_survives_nonsense() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut line = Line::connect(&server);
+    let answer = line.call(r#"{"jsonrpc":"2.0","id":"a","method":"detail"}"#);
+    assert_eq!((&answer["id"], &answer["jsonrpc"]), (&json!("a"), &json!("2.0")));
+    assert_eq!(answer["result"]["level"], "raid5");
+    assert_eq!(line.call("nonsense")["error"]["code"], -32700);
+    assert_eq!(line.call(r#"{"jsonrpc":"2.0","id":2,"method":"format"}"#)["error"]["code"], -32601);
+    assert_eq!(line.call(r#"{"jsonrpc":"2.0","id":2,"method":"fail"}"#)["error"]["code"], -32602);
+    let refused = line.call(r#"{"jsonrpc":"2.0","id":3,"method":"fail","params":{"slot":17}}"#);
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(3), &json!(-32000)));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("slot 17"));
+    // Two at once, and one in pieces.
+    line.send(b"{\"jsonrpc\":\"2.0\",\"id\":4,\"method\":\"detail\"}\n\n{\"jsonrpc\":\"2.0\",\"id\":5,");
+    assert_eq!(line.receive()["id"], 4);
+    line.send(b"\"method\":\"detail\"}\n");
+    assert_eq!(line.receive()["id"], 5);
+}
+
+#[test]
+fn an_endless_request_ends_its_connection_only() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut line = Line::connect(&server);
+    // The server may close before all of it is sent.
+    let _ = line.0.get_mut().write_all(&vec![b'['; 80_000]);
+    let mut rest = String::new();
+    let _ = line.0.read_to_string(&mut rest);
+    assert!(rest.is_empty() || rest.contains("at most"), "{rest}");
+    world.run(&["detail", "data"]).ok();
+}
+
+#[test]
+fn both_sockets_are_for_their_user_only() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    for path in [server.ready["control"].as_str().unwrap().into(), server.nbd()] {
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+    }
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert!(!world.path("pinstripe/data.sock").exists() && !world.path("pinstripe/data.nbd").exists());
+}
+
+#[test]
+fn who_asks_for_the_end_is_answered_even_if_several_do() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut lines: Vec<Line> = (0..3).map(|_| Line::connect(&server)).collect();
+    for line in &mut lines {
+        // Answered, so accepted: the end refuses connections that wait.
+        line.call(r#"{"jsonrpc":"2.0","id":0,"method":"detail"}"#);
+    }
+    for line in &mut lines {
+        line.send(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"stop\"}\n");
+    }
+    for line in &mut lines {
+        let answer = line.receive();
+        assert!(answer.get("result").is_some_and(Value::is_null), "{answer}");
+    }
+    assert_eq!(server.ended(), 0);
+}

@@ -1,0 +1,225 @@
+//! The life of arrays: made, served, degraded, rebuilt, checked, stopped.
+
+use serde_json::Value;
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{MEMBER_BYTES, MIB, World},
+};
+
+fn examine(world: &World, members: &[String]) -> Vec<Value> {
+    let members = members.iter().map(String::as_str);
+    let ran = world.run(&["examine", "--json"].into_iter().chain(members).collect::<Vec<_>>()).ok();
+    ran.json().as_array().unwrap().clone()
+}
+
+#[track_caller]
+fn assert_clean(world: &World, members: &[String]) {
+    for report in examine(world, members) {
+        assert_eq!(report["member"]["array"]["clean"], true, "{report}");
+    }
+}
+
+#[test]
+fn an_array_survives_the_loss_of_a_member_and_takes_a_spare() {
+    let world = World::new();
+    let mut members = world.raid5(4);
+    let spare = world.file("spare", MEMBER_BYTES);
+    let server = world.serve(&["--shards", "2"], &members);
+    let data = pattern(1, 3 * 1024 * 1024);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.size_bytes, server.size_bytes());
+    assert_eq!(client.write(4096, &data), 0);
+
+    world.run(&["fail", "data", "1"]).ok();
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!((&detail["degraded"], &detail["members"][1]["state"]), (&true.into(), &"missing".into()));
+    assert!(detail["failed"][0]["device"].as_str().unwrap().ends_with("member1"));
+    assert!(client.read(4096, data.len()) == data, "read while degraded");
+    let more = pattern(2, 1024 * 1024);
+    assert_eq!(client.write(5 * MIB, &more), 0);
+    world.run(&["fail", "data", "0"]).refused(1, &["slot 0 is needed"]);
+
+    world.run(&["add", "data", &spare, "--wait"]).ok();
+    let text = world.run(&["detail", "data"]).ok().out;
+    assert!(text.contains("in-sync") && !text.contains("degraded"), "{text}");
+    let checked = world.run(&["check", "data", "--json"]).ok().json();
+    assert_eq!(checked["mismatched_sectors"], 0);
+    assert!(checked["stripes"].as_u64().unwrap() > 0);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+
+    members[1] = spare;
+    assert_clean(&world, &members);
+    let server = world.serve(&["--read-only"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert!(client.read(4096, data.len()) == data && client.read(5 * MIB, more.len()) == more);
+}
+
+#[test]
+fn every_level_and_metadata_version_is_made_served_and_checked() {
+    let shapes: [(&[&str], usize); 7] = [
+        (&["--level", "0"], 3),
+        (&["--level", "4", "--chunk", "4K"], 3),
+        (&["--level", "5", "--layout", "right-asymmetric", "--metadata", "1.0"], 3),
+        (&["--level", "5", "--chunk", "1M", "--bitmap", "none"], 3),
+        (&["--level", "6", "--metadata", "1.1", "--bitmap-chunk", "1M"], 4),
+        (&["--level", "6", "--layout", "ddf-N-continue", "--assume-clean"], 5),
+        (&["--level", "5", "--size", "4M"], 4),
+    ];
+    for (options, count) in shapes {
+        let world = World::new();
+        let members = world.members(count);
+        let options: Vec<&str> = options.iter().copied().chain(["--name", "data"]).collect();
+        let made = world
+            .create(&options.iter().copied().chain(["--json"]).collect::<Vec<_>>(), &members)
+            .ok()
+            .json();
+        let server = world.serve(&["--shards", "1"], &members);
+        assert_eq!(made["size_bytes"], server.size_bytes(), "{options:?}");
+        let data = pattern(3, 700 * 1024);
+        let mut client = Client::connect(&server.nbd());
+        assert_eq!(client.write(12288, &data), 0);
+        assert!(client.read(12288, data.len()) == data, "{options:?}");
+        client.flush();
+        let checked = world.run(&["check", "data"]);
+        if options[1] == "0" {
+            checked.refused(1, &["level 0"]);
+        } else {
+            checked.ok();
+        }
+        server.signal("TERM");
+        assert_eq!(server.ended(), 0, "{options:?}");
+        assert_clean(&world, &members);
+    }
+}
+
+#[test]
+fn level_4_has_its_parity_on_the_device_that_was_named() {
+    let world = World::new();
+    let members = world.members(3);
+    let made = world.create(&["--level", "4", "--parity", "member0", "--json"], &members).ok().json();
+    let devices: Vec<&str> =
+        made["members"].as_array().unwrap().iter().map(|m| m["device"].as_str().unwrap()).collect();
+    assert_eq!(devices, ["member1", "member2", "member0"]);
+    let server = world.serve(&["--shards", "1"], &members);
+    Client::connect(&server.nbd()).write(0, &pattern(1, 4096));
+    world.run(&["stop", server.ready["name"].as_str().unwrap()]).ok();
+    assert_eq!(server.ended(), 0);
+    let hold = |name: &str| {
+        let bytes = std::fs::read(world.path(name)).unwrap();
+        bytes.windows(4096).step_by(4096).any(|page| page == pattern(1, 4096))
+    };
+    assert!(hold("member1") && hold("member0") && !hold("member2"), "data, its parity, and nothing");
+}
+
+#[test]
+fn a_check_counts_mismatches_and_ends_with_status_1() {
+    let world = World::new();
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let data_sector = examine(&world, &members)[0]["member"]["device"]["data_sector"].as_u64().unwrap();
+    world.poke("member0", data_sector * 512 + 65536, b"not what parity says");
+    let server = world.serve(&["--shards", "1"], &members);
+    let ran = world.run(&["check", "data", "--json"]);
+    assert_eq!(ran.status, 1, "{}", ran.error);
+    assert_eq!(ran.json()["mismatched_sectors"], 8);
+    assert_eq!(world.run(&["check", "data"]).status, 1);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn both_signals_end_a_server_cleanly_and_at_once_the_next_one_can_start() {
+    let world = World::new();
+    let members = world.raid5(3);
+    for signal in ["TERM", "INT"] {
+        let server = world.serve(&[], &members);
+        let mut client = Client::connect(&server.nbd());
+        assert_eq!(client.write(0, &pattern(1, 65536)), 0);
+        server.signal(signal);
+        assert_eq!(server.ended(), 0);
+        assert_clean(&world, &members);
+    }
+    let server = world.serve(&[], &members);
+    world.run(&["stop", "data"]).ok();
+    let again = world.serve(&[], &members);
+    assert_eq!(server.ended(), 0);
+    assert!(again.size_bytes() > 0);
+}
+
+#[test]
+fn a_killed_server_leaves_an_array_that_is_resynced_by_the_next() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let data = pattern(9, 65536);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &data), 0);
+    client.flush();
+    server.signal("KILL");
+    server.ended();
+    assert_eq!(examine(&world, &members)[0]["member"]["array"]["clean"], false);
+    // Its sockets are still there, and dead.
+    let server = world.serve(&["--shards", "1"], &members);
+    assert!(Client::connect(&server.nbd()).read(0, data.len()) == data);
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_clean(&world, &members);
+}
+
+#[test]
+fn a_dirty_array_without_a_member_needs_force() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(9, 4096)), 0);
+    server.signal("KILL");
+    server.ended();
+    let before = world.hashes(&members);
+    world.serve_refused(&[], &members[1..]).refused(1, &["was not stopped cleanly", "--force"]);
+    assert_eq!(world.hashes(&members), before);
+    let server = world.serve(&["--shards", "1", "--force"], &members[1..]);
+    assert_eq!(server.ready["degraded"], true);
+}
+
+#[test]
+fn an_array_of_memory_is_made_served_and_gone() {
+    let world = World::new();
+    let create = ["--create", "--level", "6", "--chunk", "16K", "--name", "fast", "--nbd", "tcp:127.0.0.1:0"];
+    let server = world.serve(&create, &vec!["mem:4M".to_owned(); 5]);
+    assert!(server.ready["nbd"][0].as_str().unwrap().starts_with("nbd://127.0.0.1:"));
+    world.run(&["fail", "fast", "0"]).ok();
+    world.run(&["add", "fast", "mem:4M", "--wait"]).ok();
+    world.run(&["check", "fast"]).ok();
+    world.run(&["stop", "fast"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn a_read_only_server_changes_nothing_on_the_members() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let before = world.hashes(&members);
+    let server = world.serve(&["--read-only"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_ne!(client.flags & 2, 0, "the client is told");
+    assert_ne!(client.write(0, &[1; 4096]), 0);
+    client.read(0, 65536);
+    world.run(&["fail", "data", "0"]).refused(1, &["read-only"]);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn manual_and_completions_know_every_command() {
+    let world = World::new();
+    let page = world.run(&["man"]).ok().out;
+    let completions = world.run(&["completions", "bash"]).ok().out;
+    for command in ["create", "examine", "serve", "detail", "fail", "add", "check", "stop", "demo"] {
+        assert!(page.contains(command) && completions.contains(command), "{command}");
+    }
+    world.run(&["man", "--folder", "pages"]).ok();
+    assert!(world.path("pages/pinstripe-create.1").exists());
+}

@@ -1,0 +1,69 @@
+//! As much of an NBD client as the tests need.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+pub struct Client {
+    stream: UnixStream,
+    pub size_bytes: u64,
+    pub flags: u16,
+}
+
+impl Client {
+    /// Opens the default export, with the oldest of the options.
+    pub fn connect(socket: &Path) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+        stream.write_all(&3u32.to_be_bytes()).unwrap();
+        stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        let mut export = [0; 10];
+        stream.read_exact(&mut export).unwrap();
+        let size_bytes = u64::from_be_bytes(*export.first_chunk().unwrap());
+        let flags = u16::from_be_bytes([export[8], export[9]]);
+        Self { stream, size_bytes, flags }
+    }
+
+    fn request(&mut self, kind: u16, offset: u64, length: usize, data: &[u8]) -> u32 {
+        let mut header = 0x2560_9513u32.to_be_bytes().to_vec();
+        header.extend([0, 0]);
+        header.extend(kind.to_be_bytes());
+        header.extend([7; 8]);
+        header.extend(offset.to_be_bytes());
+        header.extend(u32::try_from(length).unwrap().to_be_bytes());
+        header.extend(data);
+        self.stream.write_all(&header).unwrap();
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());
+        u32::from_be_bytes(*reply[4..].first_chunk().unwrap())
+    }
+
+    /// Writes; the error number, 0 for none.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+        self.request(1, offset, data.len(), data)
+    }
+
+    pub fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
+        assert_eq!(self.request(0, offset, length, &[]), 0);
+        let mut data = vec![0; length];
+        self.stream.read_exact(&mut data).unwrap();
+        data
+    }
+
+    pub fn flush(&mut self) {
+        assert_eq!(self.request(3, 0, 0, &[]), 0);
+    }
+}
+
+/// Bytes that differ by place and `seed`.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let word = |index: u64| (index + (seed << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    (0..).flat_map(word).take(length).collect()
+}

@@ -1,0 +1,94 @@
+//! Devices that hold something.
+
+use crate::world::{MEMBER_BYTES, World};
+
+const EXT4: [(u64, &[u8]); 3] =
+    [(1024 + 56, &[0x53, 0xef]), (1024 + 0x60, &[0x40]), (1024 + 0x78, b"photos")];
+
+#[test]
+fn create_names_what_a_device_holds_and_changes_nothing() {
+    let world = World::new();
+    let members = world.members(3);
+    for (at, bytes) in EXT4 {
+        world.poke("member1", at, bytes);
+    }
+    world.poke("member2", 0, b"XFSB");
+    let before = world.hashes(&members);
+    world
+        .create(&["--level", "5"], &members)
+        .refused(1, &["member1 holds an ext4 file system \"photos\"", "member2 holds an xfs", "--force"]);
+    assert_eq!(world.hashes(&members), before);
+    let text = world.run(&["examine", "member1"]).ok().out;
+    assert!(text.contains("an ext4 file system \"photos\""), "{text}");
+}
+
+#[test]
+fn create_names_the_array_that_a_device_belongs_to() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let uuid = world.run(&["examine", "--json", "member0"]).ok().json()[0]["member"]["array"]["uuid"].clone();
+    let before = world.hashes(&members);
+    let words = ["an MD superblock of the raid5 array \"data\"", uuid.as_str().unwrap()];
+    world.create(&["--level", "5"], &members).refused(1, &words);
+    assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn force_overwrites_what_was_there_and_leaves_no_mark_of_it() {
+    let world = World::new();
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "old", "--metadata", "1.1"], &members).ok();
+    for (at, bytes) in EXT4 {
+        world.poke("member1", at, bytes);
+    }
+    world
+        .create(&["--level", "6", "--force", "--name", "x"], &members)
+        .refused(2, &["raid6 needs at least 4"]);
+    world.create(&["--level", "5", "--force", "--name", "new"], &members).ok();
+    let reports = world.run(&["examine", "--json", "member0", "member1", "member2"]).ok().json();
+    for report in reports.as_array().unwrap() {
+        assert_eq!(report["member"]["array"]["name"], "new");
+        assert_eq!(report["also"], serde_json::json!([]), "{report}");
+    }
+}
+
+#[test]
+fn an_array_that_is_made_anew_over_its_data_keeps_all_of_it() {
+    let world = World::new();
+    let members = world.members(3);
+    // With metadata 1.0 the data begins at sector 0, so a file system on the array begins on the first member.
+    let options = ["--level", "5", "--metadata", "1.0", "--assume-clean", "--bitmap", "none"];
+    world.create(&options, &members).ok();
+    for (at, bytes) in EXT4 {
+        world.poke("member0", at, bytes);
+    }
+    let data = |name: &str| {
+        std::fs::read(world.path(name)).unwrap()[..usize::try_from(MEMBER_BYTES / 2).unwrap()].to_vec()
+    };
+    let before = data("member0");
+    let options: Vec<&str> = options.into_iter().chain(["--force"]).collect();
+    world.create(&options, &members).ok();
+    assert!(data("member0") == before);
+}
+
+#[test]
+fn add_refuses_a_device_that_holds_something_but_takes_a_former_member() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let spare = world.file("spare", MEMBER_BYTES);
+    world.poke(&spare, 0, b"LUKS\xba\xbe");
+    let small = world.file("small", MEMBER_BYTES / 2);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["add", "data", &spare, "--force"]).refused(1, &["no slot is empty"]);
+    world.run(&["fail", "data", "2"]).ok();
+    let before = world.hashes(std::slice::from_ref(&spare));
+    world.run(&["add", "data", &spare]).refused(1, &["spare holds a LUKS encrypted volume", "--force"]);
+    world.run(&["add", "data", &small]).refused(1, &["small", "sectors"]);
+    world.run(&["add", "data", "nothing"]).refused(1, &["nothing does not exist"]);
+    world.run(&["add", "data", "member0"]).refused(1, &["member0", "held by"]);
+    assert_eq!(world.hashes(&[spare]), before);
+    world.run(&["add", "data", "member2", "--wait"]).ok();
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+}

@@ -1,0 +1,212 @@
+//! Bad input: a clear error, and nothing changed.
+
+use std::os::unix::{fs::PermissionsExt, net::UnixListener};
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{MEMBER_BYTES, World, as_nobody},
+};
+
+#[test]
+fn options_that_make_no_sense_are_wrong_usage() {
+    let world = World::new();
+    let members = world.members(4);
+    let before = world.hashes(&members);
+    let wrong: [(&[&str], &[&str]); 12] = [
+        (&["--level", "5", "--chunk", "48K"], &["48 KiB", "power of two"]),
+        (&["--level", "5", "--chunk", "2M"], &["2 MiB", "from 4K to 1M"]),
+        (&["--level", "1"], &["0, 4, 5 and 6"]),
+        (&["--level", "5", "--layout", "left-symmetric-6"], &["raid5 has no layout", "left-asymmetric"]),
+        (&["--level", "4", "--layout", "left-symmetric"], &["raid4 has no layouts"]),
+        (&["--level", "5", "--parity", "member0"], &["--parity is for level 4"]),
+        (&["--level", "5", "--name", "a/b"], &["'/'"]),
+        (&["--level", "5", "--bitmap", "none", "--bitmap-chunk", "1M"], &["--bitmap-chunk"]),
+        (&["--level", "5", "--size", "many"], &["'many' is no size"]),
+        (&["--level", "0", "--assume-clean"], &["--assume-clean"]),
+        (&["--level", "5", "member0"], &["member0", "one device"]),
+        (&["--level", "5", "--metadata", "0.90"], &["1.0, 1.1 and 1.2"]),
+    ];
+    for (options, words) in wrong {
+        world.create(options, &members).refused(2, words);
+    }
+    world.create(&["--level", "6"], &members[..3]).refused(2, &["at least 4 members"]);
+    world.create(&["--level", "5"], &members[..1]).refused(2, &["at least 2 members"]);
+    assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn wishes_that_the_devices_cannot_fulfil_name_the_device() {
+    let world = World::new();
+    let mut members = world.members(3);
+    members.push(world.file("tiny", 256 << 10));
+    let before = world.hashes(&members);
+    world.create(&["--level", "5"], &members).refused(1, &["tiny is too small", "256 KiB"]);
+    world.create(&["--level", "5", "--size", "1G"], &members[..3]).refused(1, &["member0 is too small"]);
+    world.create(&["--level", "0", "--bitmap", "internal"], &members[..3]).refused(1, &["raid0", "bitmap"]);
+    members[3] = "gone".to_owned();
+    world.create(&["--level", "5"], &members).refused(1, &["gone does not exist"]);
+    members[3] = ".".to_owned();
+    world.create(&["--level", "5"], &members).refused(1, &["neither a file nor a block device"]);
+    assert_eq!(world.hashes(&members[..3]), before[..3]);
+}
+
+#[test]
+fn devices_of_different_arrays_are_refused() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), MEMBER_BYTES)).collect();
+    world.create(&["--level", "5", "--name", "second"], &others).ok();
+    let mixed = vec![members[0].clone(), members[1].clone(), others[2].clone()];
+    let before = world.hashes(&mixed);
+    world.serve_refused(&[], &mixed).refused(1, &["member0 belongs to", "data", "other2", "second"]);
+    assert_eq!(world.hashes(&mixed), before);
+}
+
+#[test]
+fn too_few_members_are_refused() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let before = world.hashes(&members);
+    world.serve_refused(&[], &members[..2]).refused(1, &["2 of 4 members"]);
+    world.serve_refused(&[], &[world.file("empty", MEMBER_BYTES)]).refused(1, &["no superblock", "empty"]);
+    let with_empty = [members.clone(), vec!["empty".to_owned()]].concat();
+    world.serve_refused(&[], &with_empty).refused(1, &["empty", "no MD superblock"]);
+    assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn a_stale_member_is_left_out_and_named() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["fail", "data", "0"]).ok();
+    let data = pattern(4, 65536);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &data), 0);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+
+    let before = world.hashes(&members);
+    world.serve_refused(&[], &members[..2]).refused(1, &["1 of 3 members", "member0 is stale"]);
+    assert_eq!(world.hashes(&members), before);
+
+    let server = world.serve(&["--shards", "1"], &members);
+    let warned = server
+        .said
+        .iter()
+        .any(|line| line["message"].as_str().unwrap_or("").contains("member0 was left out"));
+    assert!(warned, "{:?}", server.said);
+    assert_eq!(server.ready["degraded"], true);
+    assert!(Client::connect(&server.nbd()).read(0, data.len()) == data, "what the stale member missed");
+    // Left out, so it is free to come back.
+    world.run(&["add", "data", "member0", "--wait"]).ok();
+}
+
+#[test]
+fn a_vanished_device_is_named() {
+    let world = World::new();
+    let members = world.raid5(3);
+    std::fs::remove_file(world.path("member1")).unwrap();
+    let left = [members[0].clone(), members[2].clone()];
+    let before = world.hashes(&left);
+    world.serve_refused(&[], &members).refused(1, &["member1 does not exist", "leave it out"]);
+    assert_eq!(world.hashes(&left), before);
+    assert_eq!(world.serve(&[], &left).ready["degraded"], true);
+}
+
+#[test]
+fn a_socket_in_use_is_named_before_anything_changes() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let before = world.hashes(&members);
+    let held = world.path("held.sock");
+    let _listener = UnixListener::bind(&held).unwrap();
+    let held = held.display().to_string();
+    world.serve_refused(&["--nbd", &format!("unix:{held}")], &members).refused(1, &[&held, "in use"]);
+    world.serve_refused(&["--control", &held], &members).refused(1, &[&held, "in use"]);
+    let file = world.path(&world.file("plain", 1)).display().to_string();
+    world.serve_refused(&["--control", &file], &members).refused(1, &[&file, "not a socket"]);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", port.local_addr().unwrap());
+    world.serve_refused(&["--nbd", &address], &members).refused(1, &["in use"]);
+    assert_eq!(world.hashes(&members), before);
+    assert!(world.path("plain").exists());
+}
+
+#[test]
+fn other_machines_are_let_in_only_when_that_is_asked_for() {
+    let world = World::new();
+    let members = world.raid5(3);
+    world
+        .serve_refused(&["--nbd", "tcp:0.0.0.0:0"], &members)
+        .refused(2, &["no encryption", "--allow-remote"]);
+    world.serve(&["--nbd", "tcp:0.0.0.0:0", "--allow-remote"], &members);
+}
+
+#[test]
+fn a_shape_goes_with_create_only_and_memory_too() {
+    let world = World::new();
+    let members = world.raid5(3);
+    world.serve_refused(&["--chunk", "64K"], &members).refused(2, &["--chunk", "--create"]);
+    world.serve_refused(&[], &["mem:1M".to_owned()]).refused(2, &["mem:1M", "--create"]);
+    world.serve_refused(&["--create", "--level", "5"], &members).refused(2, &["pinstripe create"]);
+}
+
+#[test]
+fn a_held_member_is_refused_with_its_holder() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let before = world.hashes(&members);
+    let elsewhere = ["--control", "other.sock", "--nbd", "unix:other.nbd"];
+    world.serve_refused(&elsewhere, &members).refused(1, &["member0", "held by another process: pinstripe"]);
+    world.create(&["--level", "5", "--force"], &members).refused(1, &["member0", "held by another process"]);
+    assert_eq!(world.hashes(&members), before);
+    world.run(&["examine", "member0"]).ok();
+    drop(server);
+}
+
+#[test]
+fn who_may_not_open_a_member_is_told_so() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let before = world.hashes(&members);
+    std::fs::set_permissions(world.path("."), PermissionsExt::from_mode(0o755)).unwrap();
+    for member in &members {
+        std::fs::set_permissions(world.path(member), PermissionsExt::from_mode(0o600)).unwrap();
+    }
+    std::fs::set_permissions(world.path("member0"), PermissionsExt::from_mode(0)).unwrap();
+    // As the tests' own user, where that is not root, the mode above is what refuses.
+    for command in [&["serve", "member0", "member1", "member2"][..], &["examine", "member0"]] {
+        let mut command = world.command(command);
+        let output = as_nobody(&mut command).output();
+        // A build folder that nobody else may enter can't be tested from.
+        let Ok(output) = output else { continue };
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("no permission to open member0"), "{error}");
+    }
+    std::fs::set_permissions(world.path("member0"), PermissionsExt::from_mode(0o600)).unwrap();
+    assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn an_array_that_nobody_serves_is_said_not_to_be_served() {
+    let world = World::new();
+    for command in
+        [&["detail", "data"][..], &["stop", "data"], &["check", "./x.sock"], &["fail", "data", "1"]]
+    {
+        world.run(command).refused(1, &["is not being served"]);
+    }
+}
+
+#[test]
+fn a_damaged_superblock_is_reported_and_not_served() {
+    let world = World::new();
+    let members = world.raid5(3);
+    world.poke("member1", 4096 + 100, &[0xff]);
+    let ran = world.run(&["examine", "member1", "member0"]).refused(1, &["member1", "checksum"]);
+    assert!(ran.out.contains("member0: member of the array data"), "{}", ran.out);
+    let before = world.hashes(&members);
+    world.serve_refused(&[], &members).refused(1, &["member1", "checksum"]);
+    assert_eq!(world.hashes(&members), before);
+}

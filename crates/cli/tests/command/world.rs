@@ -1,0 +1,199 @@
+//! A folder with member files, and the binary to run over them.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hasher},
+    io::{BufRead, BufReader},
+    os::unix::{fs::FileExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+pub const MIB: u64 = 1 << 20;
+/// Bytes of a member file.
+pub const MEMBER_BYTES: u64 = 8 * MIB;
+
+/// How a command ended.
+pub struct Ran {
+    pub status: i32,
+    pub out: String,
+    pub error: String,
+}
+
+impl Ran {
+    fn new(output: &Output) -> Self {
+        Self {
+            status: output.status.code().unwrap_or(-1),
+            out: String::from_utf8(output.stdout.clone()).unwrap(),
+            error: String::from_utf8(output.stderr.clone()).unwrap(),
+        }
+    }
+
+    /// It must have gone well.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.status, 0, "{}{}", self.out, self.error);
+        self
+    }
+
+    /// It must have failed with this status, and said all of these words in one line.
+    #[track_caller]
+    pub fn refused(self, status: i32, words: &[&str]) -> Self {
+        assert_eq!(self.status, status, "{}{}", self.out, self.error);
+        for word in words {
+            assert!(self.error.contains(word), "'{word}' is missing in: {}", self.error);
+        }
+        assert!(!self.error.contains("panicked"), "{}", self.error);
+        self
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+pub struct World {
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Makes a file of zeroes.
+    pub fn file(&self, name: &str, bytes: u64) -> String {
+        fs::File::create(self.path(name)).unwrap().set_len(bytes).unwrap();
+        name.to_owned()
+    }
+
+    pub fn members(&self, count: usize) -> Vec<String> {
+        (0..count).map(|slot| self.file(&format!("member{slot}"), MEMBER_BYTES)).collect()
+    }
+
+    pub fn poke(&self, name: &str, offset: u64, bytes: &[u8]) {
+        fs::OpenOptions::new()
+            .write(true)
+            .open(self.path(name))
+            .unwrap()
+            .write_all_at(bytes, offset)
+            .unwrap();
+    }
+
+    /// The command, run in the folder with sockets there too.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pinstripe"));
+        command.args(arguments).current_dir(self.folder.path()).env("XDG_RUNTIME_DIR", self.folder.path());
+        command.stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::new(&self.command(arguments).output().unwrap())
+    }
+
+    /// Runs `create` with options and members.
+    pub fn create(&self, options: &[&str], members: &[String]) -> Ran {
+        let members = members.iter().map(String::as_str);
+        self.run(&["create"].into_iter().chain(options.iter().copied()).chain(members).collect::<Vec<_>>())
+    }
+
+    /// A RAID5 called `data` on new files, in sync.
+    pub fn raid5(&self, count: usize) -> Vec<String> {
+        let members = self.members(count);
+        self.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+        members
+    }
+
+    /// Runs `serve`, which must fail.
+    pub fn serve_refused(&self, options: &[&str], members: &[String]) -> Ran {
+        let members = members.iter().map(String::as_str);
+        self.run(
+            &["serve", "--shards", "1"]
+                .into_iter()
+                .chain(options.iter().copied())
+                .chain(members)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    /// Starts a server and waits until it is ready.
+    pub fn serve(&self, options: &[&str], members: &[String]) -> Server {
+        let mut command = self.command(&["serve", "--json"]);
+        command.args(options).args(members).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut said = Vec::new();
+        for line in lines.by_ref() {
+            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            if line["event"] == "ready" {
+                let (ready, said) = (line, said);
+                std::thread::spawn(move || lines.for_each(drop));
+                return Server { child, ready, said };
+            }
+            said.push(line);
+        }
+        let output = child.wait_with_output().unwrap();
+        panic!("the server did not start: {}", Ran::new(&output).error);
+    }
+
+    /// What every file holds, to see that nothing changed.
+    pub fn hashes(&self, names: &[String]) -> Vec<u64> {
+        names.iter().map(|name| hash(&self.path(name))).collect()
+    }
+}
+
+fn hash(path: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&fs::read(path).unwrap());
+    hasher.finish()
+}
+
+/// A running server; killed if the test ends without stopping it.
+pub struct Server {
+    child: Child,
+    pub ready: Value,
+    /// Lines before it was ready.
+    pub said: Vec<Value>,
+}
+
+impl Server {
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for its end; the exit status.
+    pub fn ended(mut self) -> i32 {
+        self.child.wait().unwrap().code().unwrap_or(-1)
+    }
+
+    /// Where its NBD socket is.
+    pub fn nbd(&self) -> PathBuf {
+        let uri = self.ready["nbd"][0].as_str().unwrap();
+        PathBuf::from(uri.split_once("socket=").unwrap().1)
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.ready["size_bytes"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command as a user who may nothing, where the tests run as root.
+pub fn as_nobody(command: &mut Command) -> &mut Command {
+    const NOBODY: u32 = 65534;
+    if rustix::process::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+}
