@@ -136,6 +136,7 @@ pub struct ExamineArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ServeArguments {
     /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT; can be given several times [default: a unix socket beside the
     /// control socket]

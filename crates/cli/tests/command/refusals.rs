@@ -174,7 +174,7 @@ fn who_may_not_open_a_member_is_told_so() {
     for member in &members {
         std::fs::set_permissions(world.path(member), PermissionsExt::from_mode(0o600)).unwrap();
     }
-    std::fs::set_permissions(world.path("member0"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(world.path("member0"), PermissionsExt::from_mode(0o000)).unwrap();
     // As the tests' own user, where that is not root, the mode above is what refuses.
     for command in [&["serve", "member0", "member1", "member2"][..], &["examine", "member0"]] {
         let mut command = world.command(command);
