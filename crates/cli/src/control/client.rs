@@ -40,6 +40,12 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// The server hangs, or is very busy.
+    #[error("the server of {array} does not answer: see its log")]
+    Silent {
+        /// As the array was asked for.
+        array: String,
+    },
     /// What came back is not what was asked for.
     #[error("the server of {array} answered nonsense: {what}")]
     Protocol {
@@ -134,6 +140,7 @@ impl Client {
         let array = self.array.clone();
         match source.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended { array },
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent { array },
             _ => ClientError::Io { array, source },
         }
     }

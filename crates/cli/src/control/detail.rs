@@ -112,7 +112,7 @@ impl Member {
 
 impl Failed {
     fn in_words(&self) -> String {
-        format!("  {:>3}  failed      {}: {}\n", self.slot, printable(&self.device), printable(&self.error))
+        format!("  {:>3}  failed      {}\n", self.slot, printable(&self.error))
     }
 }
 

@@ -2,9 +2,11 @@
 
 use pinstripe_engine::{
     array::Array,
+    error::MemberError,
     maintenance::{SyncAction, SyncProgress},
 };
 use pinstripe_md::level::Level;
+use pinstripe_runtime::DeviceErrorKind;
 
 use crate::control::detail::{Bitmap, Detail, Failed, Member, Sync};
 
@@ -23,6 +25,14 @@ pub fn sync(progress: &SyncProgress) -> Sync {
     }
 }
 
+/// Why a member was dropped.
+pub fn member_error(error: &MemberError) -> String {
+    if error.error.kind == DeviceErrorKind::Removed {
+        return format!("{} was taken out of slot {} by command", error.name, error.slot);
+    }
+    error.to_string()
+}
+
 /// The state of `array`, which is served at `nbd`.
 pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     let now = array.detail();
@@ -36,7 +46,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     let failed = now.failed.into_iter().map(|failed| Failed {
         slot: failed.slot,
         device: failed.device,
-        error: failed.error.to_string(),
+        error: member_error(&failed.error),
     });
     Detail {
         name: now.name,
@@ -59,7 +69,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         }),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
-        errors: now.last_errors.iter().map(ToString::to_string).collect(),
+        errors: now.last_errors.iter().map(member_error).collect(),
         advice: now.advice.map(ToOwned::to_owned),
         nbd: nbd.to_vec(),
         shards: array.shared().shards.len(),

@@ -192,9 +192,13 @@ fn who_may_not_open_a_member_is_told_so() {
 #[test]
 fn an_array_that_nobody_serves_is_said_not_to_be_served() {
     let world = World::new();
-    for command in
-        [&["detail", "data"][..], &["stop", "data"], &["check", "./x.sock"], &["fail", "data", "1"]]
-    {
+    for command in [
+        &["detail", "data"][..],
+        &["stop", "data"],
+        &["check", "./x.sock"],
+        &["detail", "x.sock"],
+        &["fail", "data", "1"],
+    ] {
         world.run(command).refused(1, &["is not being served"]);
     }
 }
