@@ -81,7 +81,7 @@ pub struct ShapeArguments {
     /// Bytes to use of each member; all that the smallest has without
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
-    /// Version of the metadata
+    /// Version of the metadata: 1.0, 1.1 or 1.2 [default: 1.2]
     #[arg(long, value_name = "VERSION", value_parser = metadata)]
     pub metadata: Option<MetadataVersion>,
 }
@@ -109,8 +109,6 @@ pub struct CreateArguments {
     /// RAID level: 0, 4, 5 or 6
     #[arg(long, short, value_name = "LEVEL", value_parser = level)]
     pub level: Level,
-    #[command(flatten)]
-    pub shape: ShapeArguments,
     /// The device that holds all parity (level 4); it becomes the last member
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub parity: Option<PathBuf>,
@@ -123,6 +121,9 @@ pub struct CreateArguments {
     /// Block devices or files, in the order of their slots
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
+    // Last, for what follows would stand under its heading.
+    #[command(flatten)]
+    pub shape: ShapeArguments,
 }
 
 #[derive(Debug, Args)]
@@ -172,14 +173,15 @@ pub struct ServeArguments {
     /// RAID level of the new array: 0, 4, 5 or 6
     #[arg(long, short, value_name = "LEVEL", value_parser = level, requires = "create")]
     pub level: Option<Level>,
-    #[command(flatten)]
-    pub shape: ShapeArguments,
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
     /// Members: block devices or files, in any order; with --create also mem:SIZE
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
+    // Last, for what follows would stand under its heading.
+    #[command(flatten)]
+    pub shape: ShapeArguments,
 }
 
 #[derive(Debug, Args)]
