@@ -237,7 +237,11 @@ impl fmt::Display for Report {
         )?;
         row(
             "throughput",
-            format_args!("{:.0} requests/s, {:.1} MiB/s", self.iops, self.bytes_per_second / f64::from(1 << 20)),
+            format_args!(
+                "{:.0} requests/s, {:.1} MiB/s",
+                self.iops,
+                self.bytes_per_second / f64::from(1 << 20)
+            ),
         )?;
         row(
             "latency (us)",
@@ -263,12 +267,7 @@ impl fmt::Display for Report {
         let count = |name: &str| self.counters.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
         row(
             "batches",
-            format_args!(
-                "{}, {} joined ({} late)",
-                count("batches"),
-                count("joins"),
-                count("joined_late")
-            ),
+            format_args!("{}, {} joined ({} late)", count("batches"), count("joins"), count("joined_late")),
         )?;
         row(
             "parity cache",

@@ -61,7 +61,9 @@ pub enum BenchError {
         devices: usize,
     },
     /// The devices would be overwritten.
-    #[error("the devices would be overwritten from end to end; nothing was changed: use --force if that is wanted")]
+    #[error(
+        "the devices would be overwritten from end to end; nothing was changed: use --force if that is wanted"
+    )]
     Force,
     /// `--limit` needs memory.
     #[error("--limit needs memory members, and a size that divides the chunk or is whole stripes")]
@@ -215,11 +217,7 @@ async fn start_workers(arguments: &BenchArgs, context: &Context, setup: &Setup, 
     .await;
 }
 
-async fn run_slices(
-    arguments: &BenchArgs,
-    context: &Context,
-    array: &Array,
-) -> Result<Measured, BenchError> {
+async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> Result<Measured, BenchError> {
     let wanted_ns = nanoseconds(arguments.seconds);
     engine_slice(context, WARM_UP_NS.min(wanted_ns)).await?;
     straight_slice(context, WARM_UP_NS.min(wanted_ns)).await?;
@@ -316,4 +314,3 @@ where
     }
     values
 }
-

@@ -186,6 +186,8 @@ fn wish(
 
 fn random_uuid() -> Result<Uuid, BenchError> {
     let mut bytes = [0; 16];
-    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(BenchError::Random)?;
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(BenchError::Random)?;
     Ok(Uuid(bytes))
 }

@@ -65,7 +65,9 @@ async fn read_back(
                 verified.units += 1;
             } else if zeroed && !pinstripe_parity::kernel().is_zero(bytes) {
                 let at = region.offset(unit);
-                return Err(BenchError::WrongData(format!("unit at byte {at} was never written and changed")));
+                return Err(BenchError::WrongData(format!(
+                    "unit at byte {at} was never written and changed"
+                )));
             }
         }
     }

@@ -1,10 +1,6 @@
 //! One shard's part of a run: its clients and its loop, kept from slice to slice.
 
-use std::{
-    cell::RefCell,
-    rc::Rc,
-    sync::Arc,
-};
+use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use hdrhistogram::Histogram;
 use pinstripe_engine::{error::IoError, shared::Shared, volume::Volume};

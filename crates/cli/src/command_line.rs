@@ -50,6 +50,8 @@ pub enum Command {
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     Demo(DemoArguments),
+    /// Measure the engine on memory, files or devices; every run ends with a check of all that was written.
+    Bench(Box<pinstripe_bench::BenchArgs>),
     /// Print completions for a shell.
     Completions(CompletionsArguments),
     /// Print the manual page, or write one for every command.
