@@ -95,10 +95,7 @@ impl Journal {
             while let First::Other(()) = first_of(stopping.wanted(), shard::sleep(LOOK_NANOSECONDS)).await {
                 let errors = array.last_errors();
                 for error in errors.iter().filter(|error| !errors_told.contains(*error)) {
-                    journal.say(
-                        "member-failed",
-                        &format!("a member was dropped: {}", report::member_error(error)),
-                    );
+                    journal.say("member-failed", &format!("a member was dropped: {error}"));
                 }
                 errors_told = errors.into();
                 let now = array.progress().map(|progress| report::sync(&progress));

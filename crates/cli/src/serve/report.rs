@@ -2,11 +2,9 @@
 
 use pinstripe_engine::{
     array::Array,
-    error::MemberError,
     maintenance::{SyncAction, SyncProgress},
 };
 use pinstripe_md::level::Level;
-use pinstripe_runtime::DeviceErrorKind;
 
 use crate::control::detail::{Bitmap, Detail, Failed, Member, Sync};
 
@@ -25,14 +23,6 @@ pub fn sync(progress: &SyncProgress) -> Sync {
     }
 }
 
-/// Why a member was dropped.
-pub fn member_error(error: &MemberError) -> String {
-    if error.error.kind == DeviceErrorKind::Removed {
-        return format!("{} was taken out of slot {} by command", error.name, error.slot);
-    }
-    error.to_string()
-}
-
 /// The state of `array`, which is served at `nbd`.
 pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     let now = array.detail();
@@ -46,7 +36,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     let failed = now.failed.into_iter().map(|failed| Failed {
         slot: failed.slot,
         device: failed.device,
-        error: member_error(&failed.error),
+        error: failed.error.to_string(),
     });
     Detail {
         name: now.name,
@@ -69,7 +59,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         }),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
-        errors: now.last_errors.iter().map(member_error).collect(),
+        errors: now.last_errors.iter().map(ToString::to_string).collect(),
         advice: now.advice.map(ToOwned::to_owned),
         nbd: nbd.to_vec(),
         shards: array.shared().shards.len(),

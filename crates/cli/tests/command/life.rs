@@ -36,7 +36,7 @@ fn an_array_survives_the_loss_of_a_member_and_takes_a_spare() {
     world.run(&["fail", "data", "1"]).ok();
     let detail = world.run(&["detail", "data", "--json"]).ok().json();
     assert_eq!((&detail["degraded"], &detail["members"][1]["state"]), (&true.into(), &"missing".into()));
-    assert_eq!(detail["failed"][0]["error"], "member1 was taken out of slot 1 by command");
+    assert_eq!(detail["failed"][0]["error"], "slot 1 (member1) was taken out by command");
     assert!(client.read(4096, data.len()) == data, "read while degraded");
     let more = pattern(2, 1024 * 1024);
     assert_eq!(client.write(5 * MIB, &more), 0);
