@@ -1,6 +1,8 @@
 //! What the engine's tests share: the golden images, and arrays served from memory in a simulated world.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod scene;
+
 use std::{fs, ops::Range, path::PathBuf, sync::Arc};
 
 use pinstripe_engine::{array::Array, assembly::AssembleError, error::IoError, options::ArrayOptions};
