@@ -51,7 +51,22 @@ pub(crate) struct Records {
 
 impl Records {
     /// Books of what assembly found.
-    pub(crate) fn new(array: ArrayRecord, seats: Vec<Option<Found>>, bitmap: Option<BitmapImage>) -> Self {
+    ///
+    /// A device that was left out (not given, out of date, a replacement that isn't served) misses everything that is
+    /// written from now on. So the next superblocks call it faulty, whatever the table said: one event behind counts as current,
+    /// and by that it would be taken back with old data (C2).
+    pub(crate) fn new(
+        mut array: ArrayRecord,
+        seats: Vec<Option<Found>>,
+        bitmap: Option<BitmapImage>,
+    ) -> Self {
+        let seated: Vec<_> =
+            seats.iter().flatten().map(|found| found.superblock.member.dev_number.0.into()).collect();
+        for (number, role) in array.roles.iter_mut().enumerate() {
+            if matches!(role, Role::Slot(_)) && !seated.contains(&number) {
+                *role = Role::Faulty;
+            }
+        }
         let mut records = Self { array, members: Vec::new(), bitmap };
         for (slot, found) in seats.into_iter().enumerate() {
             if let Some(Found { source, device, superblock, bad_blocks }) = found {
