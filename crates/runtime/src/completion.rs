@@ -226,7 +226,6 @@ impl Drop for Submission {
 #[derive(Default)]
 pub struct SubmissionSet {
     submissions: Vec<Submission>,
-    outcomes: Vec<Option<Outcome>>,
 }
 
 impl SubmissionSet {
@@ -248,14 +247,13 @@ impl SubmissionSet {
 
     /// Waits until every request has completed.
     pub fn wait(&mut self) -> impl Future<Output = ()> {
-        self.outcomes.clear();
-        self.outcomes.resize_with(self.submissions.len(), || None);
         std::future::poll_fn(|cx| {
             let mut pending = false;
-            for (submission, outcome) in self.submissions.iter_mut().zip(&mut self.outcomes) {
-                if outcome.is_none() {
-                    match Pin::new(submission).poll(cx) {
-                        Poll::Ready(done) => *outcome = Some(done),
+            for submission in &mut self.submissions {
+                // What was answered inline has its outcome where it is.
+                if let State::Waiting(slot) = submission.state {
+                    match shard::with_current(|shard| shard.slots.poll(slot, cx)) {
+                        Poll::Ready(done) => submission.state = State::Ready(Some(done)),
                         Poll::Pending => pending = true,
                     }
                 }
@@ -266,13 +264,16 @@ impl SubmissionSet {
 
     /// Takes the outcome of request `index` after [`SubmissionSet::wait`].
     pub fn take(&mut self, index: usize) -> Outcome {
-        self.outcomes[index].take().expect("every outcome is taken once, after the wait")
+        let outcome = match &mut self.submissions[index].state {
+            State::Ready(outcome) => outcome.take(),
+            State::Waiting(_) => None,
+        };
+        outcome.expect("every outcome is taken once, after the wait")
     }
 
     /// Forgets everything, for the next use.
     pub fn clear(&mut self) {
         self.submissions.clear();
-        self.outcomes.clear();
     }
 }
 
