@@ -132,8 +132,7 @@ impl Scene {
     }
 
     pub fn superblock(&self, disk: usize) -> Superblock {
-        let sectors = self.disks[disk].info().size / 512;
-        Superblock::decode(&self.disks[disk].peek(4096, 4096), Sector(8), sectors).unwrap()
+        superblock_on(&self.disks[disk])
     }
 
     /// The bitmap on a disk, if its superblock says that there is one.
@@ -141,6 +140,11 @@ impl Scene {
         let sector = self.superblock(disk).bitmap_sector()?;
         Some(BitmapImage::decode(&self.disks[disk].peek(sector.0 * 512, 4096)).unwrap())
     }
+}
+
+/// What a disk's superblock says now.
+pub fn superblock_on(disk: &SimDisk) -> Superblock {
+    Superblock::decode(&disk.peek(4096, 4096), Sector(8), disk.info().size / 512).unwrap()
 }
 
 /// A write that the ledger knows of.
