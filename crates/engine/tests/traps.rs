@@ -97,8 +97,8 @@ fn stale_reshape_fields_are_ignored() {
     let stale: Vec<Vec<u8>> = golden.all().into_iter().map(|m| reshape_fields(&golden, m)).collect();
     assert!(stale.iter().all(|fields| fields.iter().any(|byte| *byte != 0)));
     let mut served = golden.read_all(&golden.all(), options());
-    served.write(8192, &[3; 5 * BLOCK]).unwrap();
-    assert_eq!(served.read(8192, 5 * BLOCK).unwrap(), [3; 5 * BLOCK]);
+    served.write(8192, &vec![3; 5 * BLOCK]).unwrap();
+    assert_eq!(served.read(8192, 5 * BLOCK).unwrap(), vec![3; 5 * BLOCK]);
     assert_eq!(served.check(), 0);
     served.stop();
     for (member, stale) in stale.iter().enumerate() {
@@ -170,7 +170,7 @@ fn a_member_that_was_absent_for_one_event_is_not_current() {
         let left: Vec<usize> = (0..4).filter(|&m| m != lost).collect();
         let mut served = golden.serve(&left, options()).unwrap();
         for stripe in 0..8 {
-            served.write(stripe * (48 << 10), &[0xc3; 48 << 10]).unwrap();
+            served.write(stripe * (48 << 10), &vec![0xc3; 48 << 10]).unwrap();
         }
         // The host stops here: no clean superblocks.
         drop(served);
@@ -183,7 +183,7 @@ fn a_member_that_was_absent_for_one_event_is_not_current() {
         let mut served = golden.serve(&golden.all(), forced).unwrap();
         assert_eq!(served.array.detail().slots[lost].state, "missing");
         assert_eq!(served.array.stale_members().len(), 1);
-        assert_eq!(served.read(0, 48 << 13).unwrap(), [0xc3; 48 << 13]);
+        assert_eq!(served.read(0, 48 << 13).unwrap(), vec![0xc3; 48 << 13]);
     }
 }
 
@@ -289,7 +289,7 @@ fn our_superblocks_keep_the_kernels_rules_through_create_fail_add_and_stop() {
     ] {
         let (mut served, mut memories) = made(wish(level, layout, 4, version, bitmap));
         served.settle();
-        served.write(12 << 10, &[1; 100 << 10]).unwrap();
+        served.write(12 << 10, &vec![1; 100 << 10]).unwrap();
         let array = served.array.clone();
         served.run("fail", async move { array.fail(2).await }).unwrap();
         let left_alone = memories[2].clone();
@@ -301,7 +301,7 @@ fn our_superblocks_keep_the_kernels_rules_through_create_fail_add_and_stop() {
             assert!(superblock.array.is_dirty());
         }
         assert_eq!(superblock_of(&left_alone).own_role(), slot(2), "the failed one says what it said");
-        served.write(300 << 10, &[2; 100 << 10]).unwrap();
+        served.write(300 << 10, &vec![2; 100 << 10]).unwrap();
 
         let spare = Memory::new(MEMBER_BYTES + 8192).unwrap();
         let (array, device) = (served.array.clone(), source("spare", &spare));
@@ -330,16 +330,16 @@ fn our_superblocks_keep_the_kernels_rules_through_create_fail_add_and_stop() {
         let sources = memories.iter().map(|memory| source("again", memory)).collect();
         let mut served = Served::new(sources, options()).unwrap();
         assert_eq!(served.array.detail().missing, 0);
-        assert_eq!(served.read(12 << 10, 100 << 10).unwrap(), [1; 100 << 10]);
-        assert_eq!(served.read(300 << 10, 100 << 10).unwrap(), [2; 100 << 10]);
+        assert_eq!(served.read(12 << 10, 100 << 10).unwrap(), vec![1; 100 << 10]);
+        assert_eq!(served.read(300 << 10, 100 << 10).unwrap(), vec![2; 100 << 10]);
     }
 }
 
 #[test]
 fn a_level_0_array_keeps_events_0_for_ever() {
     let (mut served, memories) = made(wish(Level::Raid0, "", 3, MetadataVersion::V1_2, NewBitmap::None));
-    served.write(4096, &[8; 200 << 10]).unwrap();
-    assert_eq!(served.read(4096, 200 << 10).unwrap(), [8; 200 << 10]);
+    served.write(4096, &vec![8; 200 << 10]).unwrap();
+    assert_eq!(served.read(4096, 200 << 10).unwrap(), vec![8; 200 << 10]);
     served.stop();
     for memory in &memories {
         assert_eq!(keeps_the_rules(memory).array.events, 0);
