@@ -456,6 +456,18 @@ impl VolumeInner {
         Ok(rows * ROW_SECTORS)
     }
 
+    /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller holds the claim.
+    pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
+        let view = self.view();
+        let mut row = self.rows.take();
+        for from in (0..self.parity_geometry().chunk_bytes()).step_by(ROW_BYTES as usize) {
+            // A row that can't be made stays as it is, and who needs it gets the error.
+            let _ = self.compare_rows(&view, stripe, (from, from + ROW_BYTES), false, &mut row).await;
+        }
+        row.clear(0);
+        self.rows.give(row);
+    }
+
     /// Rewrites the rows that could not be read, from the others, in the same claim (C14).
     async fn heal(
         &self,

@@ -95,10 +95,18 @@ impl VolumeInner {
     ) -> Answer {
         self.counters().batches.add(1);
         self.gather(stripe, &mut claim, context).await;
+        let mut healed = false;
         let answer = loop {
             match self.attempt(stripe, &mut claim, context).await {
                 Ok(generation) => break self.acknowledge(generation, context).await,
                 Err(Again::Replan) => self.counters().replans.add(1),
+                Err(Again::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
+                    // Read errors of several members: the plan avoids their whole chunks, but each row may have just one.
+                    healed = true;
+                    Box::pin(self.heal_stripe(stripe)).await;
+                    context.avoid = Set64::EMPTY;
+                    self.counters().replans.add(1);
+                }
                 Err(Again::Fatal(error)) => break Err(error),
             }
         };
