@@ -136,6 +136,30 @@ fn read_errors_of_two_members_in_different_rows_lose_nothing() {
     }
 }
 
+/// A write that needs what two members can't read, in different rows, heals them and is done.
+#[test]
+fn a_write_over_read_errors_of_two_members_in_different_rows_is_done() {
+    let mut scene = raid5(7, 1);
+    scene.write(0, 512, false).unwrap();
+    for sector in [3, 32 + 9] {
+        let (disk, bytes) = place(&scene, sector);
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes));
+    }
+    scene.write(1, 15, false).unwrap();
+    assert_eq!(scene.array.detail().missing, 0);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+    // Two in one row are lost, and the write that needs them says so.
+    for sector in [96 + 3, 96 + 32 + 4] {
+        let (disk, bytes) = place(&scene, sector);
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes));
+    }
+    let volume = scene.volume();
+    let refused =
+        scene.run(async move { volume.write((96 + 1) * 512, shard::zeroed(512 * 4).freeze(), false).await });
+    assert!(matches!(refused, Err(IoError::Unreadable { .. })), "{refused:?}");
+}
+
 /// A rebuild of RAID6 has one parity to spare, and needs it in different places.
 #[test]
 fn a_rebuild_goes_on_over_read_errors_in_different_rows() {
