@@ -471,9 +471,10 @@ impl VolumeInner {
         set.clear();
     }
 
-    /// Before parity of a run is written, the cache must not have it any more (C13).
+    /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write needed was taken
+    /// out when it was planned, or was not there.
     fn forget_parity(&self, stripe: StripeId, run: &Run) {
-        if !active(Mutant::StaleParityCache) {
+        if run.method != Method::Rmw && !active(Mutant::StaleParityCache) {
             self.shared.cache.remove_rows(stripe.0, run.start, run.end);
         }
     }
@@ -534,7 +535,8 @@ impl Facts for PlanFacts<'_> {
             return true;
         }
         let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
-        let found = self.volume.shared.cache.lookup(&key);
+        // Taken out: whatever the plan, this parity is about to be written (C13).
+        let found = self.volume.shared.cache.take(&key);
         self.volume
             .counters()
             .cache_misses
@@ -593,9 +595,14 @@ impl Held {
     fn take_parity(&mut self, map: StripeMap, parity: Parity, run: &Run) -> Buffer {
         let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
         let exact = |t: &Transfer| Some(t.slot) == slot && (t.start, t.end) == (run.start, run.end);
+        let is_row = |(p, row, _): &(Parity, u32, Slice)| {
+            *p == parity && row * ROW_BYTES == run.start && run.end - run.start == ROW_BYTES
+        };
         let bytes = if let Some(index) = self.transfers.iter().position(exact) {
             self.transfers.swap_remove(index);
             self.bytes.swap_remove(index)
+        } else if let Some(index) = self.rows.iter().position(is_row) {
+            self.rows.swap_remove(index).2
         } else {
             self.parity(map, parity, run)
         };
