@@ -12,6 +12,8 @@
 //! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
 //!   member that the plan had to leave out.
 
+use std::ops::Deref;
+
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
@@ -342,7 +344,7 @@ impl VolumeInner {
         let mut p = p.then(|| held.take_parity(map, Parity::P, run));
         let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
         for column in run.written {
-            let old = held.range(map.data_slot(column), run.start, run.end);
+            let old = held.old(map.data_slot(column), run.start, run.end);
             let new = new_bytes(image, column, run);
             let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
             match (&mut p, &mut q) {
@@ -480,21 +482,26 @@ impl VolumeInner {
     }
 
     /// After success the cache may have the rows that were written whole.
-    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &WriteContext) {
+    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
         if !self.shared.cache.is_enabled() || !context.dropped.is_empty() {
             return;
         }
-        for (run, parity) in context.plan.runs().iter().zip(&context.parity) {
+        for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
             if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full
             {
                 continue;
             }
-            for (bytes, parity) in parity.iter().zip([Parity::P, Parity::Q]) {
-                let Some(bytes) = bytes else { continue };
-                for row in run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES {
+            for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
+                let Some(bytes) = bytes.take() else { continue };
+                let rows = run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES;
+                let key = |row| Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
+                if run.length() == ROW_BYTES && rows.len() == 1 {
+                    self.shared.cache.insert(key(rows.start), bytes);
+                    continue;
+                }
+                for row in rows {
                     let part = bytes.slice((row * ROW_BYTES - run.start) as usize, ROW_BYTES as usize);
-                    let key = Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
-                    self.shared.cache.insert(key, part);
+                    self.shared.cache.insert(key(row), part);
                 }
             }
         }
@@ -545,6 +552,23 @@ impl Facts for PlanFacts<'_> {
     }
 }
 
+/// Old bytes, borrowed or put together.
+enum Old<'h> {
+    Here(&'h [u8]),
+    Gathered(Slice),
+}
+
+impl Deref for Old<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Gathered(bytes) => bytes,
+        }
+    }
+}
+
 impl Held {
     fn clear(&mut self) {
         self.transfers.clear();
@@ -552,7 +576,19 @@ impl Held {
         self.rows.clear();
     }
 
-    /// The old bytes `start..end` of a member's chunk, which the plan had read.
+    /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are in one piece.
+    fn old(&self, slot: MemberSlot, start: u32, end: u32) -> Old<'_> {
+        let holds = |t: &Transfer| t.slot == slot && t.start <= start && end <= t.end;
+        match self.transfers.iter().position(holds) {
+            Some(index) => {
+                let from = (start - self.transfers[index].start) as usize;
+                Old::Here(&self.bytes[index][from..from + (end - start) as usize])
+            }
+            None => Old::Gathered(self.range(slot, start, end)),
+        }
+    }
+
+    /// As [`Held::old`], to keep.
     fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
         let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
         if let Some(index) = whole {
