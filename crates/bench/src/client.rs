@@ -104,7 +104,7 @@ impl Client {
         stamp(&mut buffer, target, self.number);
         let data = buffer.freeze();
         worker.volume.write(target.offset, data.clone(), false).await?;
-        worker.region.acknowledge(target);
+        worker.acknowledged.borrow_mut().note(&worker.region, target);
         // A joined write may leave a handle with its batch for a moment; then the next one takes another buffer.
         self.buffer = data.try_into_buffer().ok();
         Ok(())

@@ -40,6 +40,26 @@ pub(crate) struct Target {
     version: u32,
 }
 
+/// Writes that were acknowledged on one shard and not entered yet. A store to a cold table for each write would be paid
+/// for by the next locked instruction, which the engine has and the straight-line loop has not.
+pub(crate) struct Acknowledged(Vec<Target>);
+
+impl Acknowledged {
+    const ROOM: usize = 512;
+
+    pub(crate) fn new() -> Self {
+        Self(Vec::with_capacity(Self::ROOM))
+    }
+
+    /// Notes that `target` of `region`, always the same, was acknowledged.
+    pub(crate) fn note(&mut self, region: &Region, target: Target) {
+        if self.0.len() == Self::ROOM {
+            region.enter(self);
+        }
+        self.0.push(target);
+    }
+}
+
 impl Region {
     /// The units that fit into `start..end`, for `clients` clients.
     pub(crate) fn new(start: u64, end: u64, unit_bytes: u64, clients: u64, pattern: Pattern) -> Self {
@@ -75,9 +95,11 @@ impl Region {
         self.start + rng.below(self.versions.len() as u64) * self.unit_bytes
     }
 
-    /// The write was acknowledged.
-    pub(crate) fn acknowledge(&self, target: Target) {
-        self.versions[target.unit].store(target.version, Ordering::Relaxed);
+    /// Enters what was acknowledged.
+    pub(crate) fn enter(&self, acknowledged: &mut Acknowledged) {
+        for target in acknowledged.0.drain(..) {
+            self.versions[target.unit].store(target.version, Ordering::Relaxed);
+        }
     }
 
     /// The version that unit `unit` must have, 0 if nobody wrote it.

@@ -14,7 +14,7 @@ use pinstripe_parity::Kernel;
 use pinstripe_runtime::{Buffer, DeviceError, Memory, shard};
 
 use crate::{
-    ledger::{Region, Rng, fill, stamp},
+    ledger::{Acknowledged, Region, Rng, fill, stamp},
     worker::{CLOCK_EVERY, SliceOutcome, Stopwatch},
 };
 
@@ -35,6 +35,7 @@ pub(crate) struct StraightLine {
     rng: Rng,
     count: u32,
     next: usize,
+    acknowledged: Acknowledged,
 }
 
 /// Why a shape has no straight line here.
@@ -78,6 +79,7 @@ impl StraightLine {
             region,
             count: 0,
             next: 0,
+            acknowledged: Acknowledged::new(),
         }
     }
 
@@ -94,6 +96,7 @@ impl StraightLine {
             }
             operations += 1;
         }
+        self.region.enter(&mut self.acknowledged);
         Ok(watch.stop(operations))
     }
 
@@ -133,7 +136,7 @@ impl StraightLine {
                 }
             }
         }
-        self.region.acknowledge(target);
+        self.acknowledged.note(&self.region, target);
         Ok(())
     }
 }

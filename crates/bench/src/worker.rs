@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     client::{Client, Slice},
-    ledger::Region,
+    ledger::{Acknowledged, Region},
     straight_line::StraightLine,
 };
 
@@ -53,6 +53,7 @@ pub(crate) struct Worker {
     pub(crate) clock_mask: u64,
     pub(crate) inline: bool,
     pub(crate) latency: RefCell<Histogram<u64>>,
+    pub(crate) acknowledged: RefCell<Acknowledged>,
     clients: RefCell<Vec<Client>>,
     straight_line: RefCell<Option<StraightLine>>,
 }
@@ -79,6 +80,7 @@ impl Worker {
             clock_mask: if config.inline { CLOCK_EVERY - 1 } else { 0 },
             inline: config.inline,
             latency: RefCell::new(latency),
+            acknowledged: RefCell::new(Acknowledged::new()),
         };
         WORKER.with(|slot| *slot.borrow_mut() = Some(Rc::new(worker)));
     }
@@ -107,6 +109,7 @@ impl Worker {
         for task in tasks {
             self.clients.borrow_mut().push(task.join().await);
         }
+        self.region.enter(&mut self.acknowledged.borrow_mut());
         slice.result()?;
         Ok(watch.stop(slice.operations()))
     }

@@ -12,6 +12,8 @@
 //! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
 //!   member that the plan had to leave out.
 
+use std::ops::Deref;
+
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
@@ -351,7 +353,7 @@ impl VolumeInner {
         let mut p = p.then(|| held.take_parity(map, Parity::P, run));
         let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
         for column in run.written {
-            let old = held.range(map.data_slot(column), run.start, run.end);
+            let old = held.old(map.data_slot(column), run.start, run.end);
             let new = new_bytes(image, column, run);
             let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
             match (&mut p, &mut q) {
@@ -480,29 +482,35 @@ impl VolumeInner {
         set.clear();
     }
 
-    /// Before parity of a run is written, the cache must not have it any more (C13).
+    /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write needed was taken
+    /// out when it was planned, or was not there.
     fn forget_parity(&self, stripe: StripeId, run: &Run) {
-        if !active(Mutant::StaleParityCache) {
+        if run.method != Method::Rmw && !active(Mutant::StaleParityCache) {
             self.shared.cache.remove_rows(stripe.0, run.start, run.end);
         }
     }
 
     /// After success the cache may have the rows that were written whole.
-    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &WriteContext) {
+    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
         if !self.shared.cache.is_enabled() || !context.dropped.is_empty() {
             return;
         }
-        for (run, parity) in context.plan.runs().iter().zip(&context.parity) {
+        for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
             if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full
             {
                 continue;
             }
-            for (bytes, parity) in parity.iter().zip([Parity::P, Parity::Q]) {
-                let Some(bytes) = bytes else { continue };
-                for row in run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES {
+            for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
+                let Some(bytes) = bytes.take() else { continue };
+                let rows = run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES;
+                let key = |row| Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
+                if run.length() == ROW_BYTES && rows.len() == 1 {
+                    self.shared.cache.insert(key(rows.start), bytes);
+                    continue;
+                }
+                for row in rows {
                     let part = bytes.slice((row * ROW_BYTES - run.start) as usize, ROW_BYTES as usize);
-                    let key = Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
-                    self.shared.cache.insert(key, part);
+                    self.shared.cache.insert(key(row), part);
                 }
             }
         }
@@ -543,12 +551,30 @@ impl Facts for PlanFacts<'_> {
             return true;
         }
         let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
-        let found = self.volume.shared.cache.lookup(&key);
+        // Taken out: whatever the plan, this parity is about to be written (C13).
+        let found = self.volume.shared.cache.take(&key);
         self.volume
             .counters()
             .cache_misses
             .add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
         found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
+    }
+}
+
+/// Old bytes, borrowed or put together.
+enum Old<'h> {
+    Here(&'h [u8]),
+    Gathered(Slice),
+}
+
+impl Deref for Old<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Gathered(bytes) => bytes,
+        }
     }
 }
 
@@ -559,7 +585,19 @@ impl Held {
         self.rows.clear();
     }
 
-    /// The old bytes `start..end` of a member's chunk, which the plan had read.
+    /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are in one piece.
+    fn old(&self, slot: MemberSlot, start: u32, end: u32) -> Old<'_> {
+        let holds = |t: &Transfer| t.slot == slot && t.start <= start && end <= t.end;
+        match self.transfers.iter().position(holds) {
+            Some(index) => {
+                let from = (start - self.transfers[index].start) as usize;
+                Old::Here(&self.bytes[index][from..from + (end - start) as usize])
+            }
+            None => Old::Gathered(self.range(slot, start, end)),
+        }
+    }
+
+    /// As [`Held::old`], to keep.
     fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
         let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
         if let Some(index) = whole {
@@ -602,9 +640,14 @@ impl Held {
     fn take_parity(&mut self, map: StripeMap, parity: Parity, run: &Run) -> Buffer {
         let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
         let exact = |t: &Transfer| Some(t.slot) == slot && (t.start, t.end) == (run.start, run.end);
+        let is_row = |(p, row, _): &(Parity, u32, Slice)| {
+            *p == parity && row * ROW_BYTES == run.start && run.end - run.start == ROW_BYTES
+        };
         let bytes = if let Some(index) = self.transfers.iter().position(exact) {
             self.transfers.swap_remove(index);
             self.bytes.swap_remove(index)
+        } else if let Some(index) = self.rows.iter().position(is_row) {
+            self.rows.swap_remove(index).2
         } else {
             self.parity(map, parity, run)
         };

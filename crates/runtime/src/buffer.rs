@@ -409,16 +409,21 @@ pub struct Slice {
     length: u32,
 }
 
-// SAFETY: read-only; the block's count and return list are atomic.
+// SAFETY: read-only; the block's count and return list are atomic. It is not `Sync`: see `clone`.
 unsafe impl Send for Slice {}
-// SAFETY: as above.
-unsafe impl Sync for Slice {}
 
 handle!(Slice);
 
 impl Clone for Slice {
     fn clone(&self) -> Self {
-        self.block().references.fetch_add(1, Ordering::Relaxed);
+        // A locked instruction waits until all earlier stores are in the cache, which may be 4 KiB of cold memory. If this is
+        // the only handle, nobody else can change the count: other threads have none, nor this one (no `Sync`).
+        let references = &self.block().references;
+        if references.load(Ordering::Relaxed) == 1 {
+            references.store(2, Ordering::Relaxed);
+        } else {
+            references.fetch_add(1, Ordering::Relaxed);
+        }
         Self { ..*self }
     }
 }
