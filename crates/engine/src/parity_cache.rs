@@ -67,8 +67,9 @@ struct Set {
 
 impl Set {
     fn way_of(&self, tag: u32, is_it: impl Fn(&Key) -> bool) -> Option<usize> {
-        (0..WAYS)
-            .find(|&way| self.tags[way] == tag && self.entries[way].as_ref().is_some_and(|(key, _)| is_it(key)))
+        (0..WAYS).find(|&way| {
+            self.tags[way] == tag && self.entries[way].as_ref().is_some_and(|(key, _)| is_it(key))
+        })
     }
 
     /// Where a row goes: its old way, an empty one, or, if the row was here before not long ago, the one that was not used

@@ -1,11 +1,11 @@
 //! What the engine does under load, faults, crashes and changes of its bitmap, in the simulated world.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod common;
+mod arrays;
 
 use std::{cell::RefCell, ops::Range, rc::Rc};
 
-use common::{
+use arrays::{
     STEPS, options,
     scene::{DATA_SECTOR, Scene, client, clients, spawn, superblock_on, wish, write},
 };
@@ -253,7 +253,7 @@ fn past_redundancy_writes_fail_reads_go_on_and_nothing_is_written_down() {
     scene.disks[0].fault(&Fault::Return);
     scene.disks[1].fault(&Fault::Return);
     let sources: Vec<_> = scene.disks.iter().map(pinstripe_sim::SimDisk::source).collect();
-    let refused = common::assemble(&mut scene.world, sources, options()).err().unwrap();
+    let refused = arrays::assemble(&mut scene.world, sources, options()).err().unwrap();
     assert!(matches!(refused, AssembleError::DirtyDegraded { missing: 1 }), "{refused}");
     scene.options = ArrayOptions { force: true, ..options() };
     scene.reassemble();

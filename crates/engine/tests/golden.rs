@@ -1,9 +1,9 @@
 //! Arrays that mdadm and the kernel made, read through the real engine: complete and with everything that may be missing.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod common;
+mod arrays;
 
-use common::{BLOCK, Golden, cases, golden_array, options, read_only};
+use arrays::{BLOCK, Golden, cases, golden_array, options, read_only};
 use pinstripe_engine::{
     array::CommandError,
     assembly::{AssembleError, JournalProblem},

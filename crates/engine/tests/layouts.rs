@@ -1,9 +1,9 @@
 //! Every layout that we make: written at random, then read with everything that may be missing.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod common;
+mod arrays;
 
-use common::scene::{Scene, clients, wish};
+use arrays::scene::{Scene, clients, wish};
 use pinstripe_engine::geometry::ParityLayout as EngineLayout;
 use pinstripe_md::{
     level::{Layout, Level, ParityLayout},
@@ -47,7 +47,7 @@ fn write_and_lose(level: Level, layout: Layout, members: u8) {
             }
             let left: Vec<_> =
                 (0..disks.len()).filter(|i| *i != first && *i != second).map(|i| disks[i].source()).collect();
-            scene.array = common::assemble(&mut scene.world, left, common::read_only()).unwrap();
+            scene.array = arrays::assemble(&mut scene.world, left, arrays::read_only()).unwrap();
             scene.read_all();
         }
     }

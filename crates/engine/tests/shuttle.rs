@@ -207,9 +207,11 @@ struct Intent {
 }
 
 impl Intent {
+    /// With the bit set from an earlier time, so that the first sweep may clear it.
     fn new(writers: u64) -> Arc<Self> {
         let table = IntentTable::new(1 << 20, 1 << 20, true);
-        Arc::new(Self { table, bit: Mutex::new(false), writers: AtomicU64::new(writers) })
+        table.load_set(0);
+        Arc::new(Self { table, bit: Mutex::new(true), writers: AtomicU64::new(writers) })
     }
 
     fn write(&self, stripe: u64) {
@@ -245,6 +247,7 @@ impl Intent {
         let mut candidates = self.table.sweep_candidates();
         thread::yield_now();
         candidates.retain(|&region| self.table.try_clear(region));
+        thread::yield_now();
         if !candidates.is_empty() {
             *self.bit.lock().unwrap() = false;
         }

@@ -1,11 +1,11 @@
 //! The traps of MD's format, and whether what we write keeps its rules (md-format.md sections 2.2, 4, 5, 7).
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod common;
+mod arrays;
 
 use std::sync::Arc;
 
-use common::{BLOCK, Golden, Served, golden_array, options, read_only, superblock_of};
+use arrays::{BLOCK, Golden, Served, golden_array, options, read_only, superblock_of};
 use pinstripe_engine::{assembly::AssembleError, create::create};
 use pinstripe_md::{
     bitmap::BitmapImage,
@@ -147,7 +147,7 @@ fn events_never_step_back_when_we_write() {
         for dirty in [true, false] {
             if !dirty {
                 let array = served.array.clone();
-                served.world.run_until(common::STEPS, |_| array.detail().state == "clean").unwrap();
+                served.world.run_until(arrays::STEPS, |_| array.detail().state == "clean").unwrap();
             }
             for (member, last) in last.iter_mut().enumerate() {
                 let superblock = golden.superblock(member);
@@ -227,7 +227,7 @@ fn made(wish: NewArray) -> (Served, Vec<Arc<Memory>>) {
     let mut world = World::new(WorldConfig::new(3, 1));
     let devices: Vec<Arc<Memory>> = memories.clone();
     world
-        .block_on(0, "create", common::STEPS, async move {
+        .block_on(0, "create", arrays::STEPS, async move {
             let devices: Vec<std::rc::Rc<dyn pinstripe_runtime::Device>> = devices
                 .into_iter()
                 .map(|memory| {
@@ -242,7 +242,7 @@ fn made(wish: NewArray) -> (Served, Vec<Arc<Memory>>) {
         keeps_the_rules(memory);
     }
     let sources = (0..).zip(&memories).map(|(i, memory)| source(&format!("disk{i}"), memory)).collect();
-    let array = common::assemble(&mut world, sources, options()).unwrap();
+    let array = arrays::assemble(&mut world, sources, options()).unwrap();
     (Served { world, array }, memories)
 }
 
