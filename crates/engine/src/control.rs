@@ -262,6 +262,10 @@ impl Home {
             return Some(0);
         }
         let intent = &snapshot.intent;
+        if intent.is_torn(0..=intent.len() - 1) {
+            // "From some sector on" would tell the next start that a clean stop cut the resync short, and that no row is torn.
+            return Some(0);
+        }
         (0..intent.len())
             .find(|&region| intent.needs_resync(region..=region))
             .map(|region| region as u64 * intent.region_bytes())
@@ -363,8 +367,9 @@ impl Home {
         Ok(())
     }
 
-    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: a removed bitmap leaves the superblocks
-    /// after the new table is in use everywhere; a new one begins all set, and is on the members before the superblocks name it.
+    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: the superblocks stop naming
+    /// a bitmap before anybody writes without its bits; a new one begins all set, and is on the members before the superblocks name
+    /// it, which is before anybody counts on its bits.
     async fn swap_intent(
         &self,
         intent: Arc<crate::intent::IntentTable>,
@@ -380,12 +385,13 @@ impl Home {
         };
         match change {
             IntentChange::Remove => {
-                publish().await;
                 {
                     let mut records = self.records.borrow_mut();
                     records.array.bitmap_offset = None;
                     records.bitmap = None;
                 }
+                self.update_superblocks().await?;
+                publish().await;
                 self.update_superblocks().await
             }
             IntentChange::Add { offset, image } => {

@@ -14,16 +14,13 @@
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
     Slice,
-    atomics::{Mutex, MutexGuard},
+    atomics::{AtomicU64, Mutex, MutexGuard, Ordering},
 };
 
 /// Bytes of an entry.
 pub const ROW_BYTES: u32 = 4096;
 const WAYS: usize = WAYS_COUNT as usize;
 const WAYS_COUNT: u8 = 8;
-/// Rows that a full set remembers to have turned away.
-const SEEN: usize = SEEN_COUNT as usize;
-const SEEN_COUNT: u8 = 4;
 
 /// Which parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,58 +44,72 @@ pub struct Key {
     pub generation: u64,
 }
 
-/// One set. What every request looks at comes first and fits into one cache line with the lock; entries are touched
-/// only where a tag says so.
+/// What most requests look at, and nothing else: 32 bytes for each set, so that a cache of 64 MiB has a directory of
+/// 64 KiB. Four tags to a word; 0 is no tag.
+///
+/// It is read without a lock. Only the holder of the stripe's claim puts a row's tag in, and only the holder looks for
+/// it, so who finds no tag knows that the row isn't here. (Eviction by others takes a tag away together with the row,
+/// under the lock.)
 #[derive(Default)]
-#[repr(C)]
+#[repr(align(32))]
+struct Directory {
+    /// By way. Changed under the lock of the set.
+    ways: [AtomicU64; WAYS / 4],
+    /// Rows that found the set full, the latest lowest. A lost update costs nothing but a hit.
+    seen: AtomicU64,
+}
+
+/// Whether one of the four tags of `word` is `tag`.
+fn has_tag(word: u64, tag: u16) -> bool {
+    const ONES: u64 = 0x0001_0001_0001_0001;
+    let difference = word ^ ONES * u64::from(tag);
+    difference.wrapping_sub(ONES) & !difference & ONES << 15 != 0
+}
+
+impl Directory {
+    fn has(&self, tag: u16) -> bool {
+        self.ways.iter().any(|word| has_tag(word.load(Ordering::Relaxed), tag))
+    }
+
+    fn put(&self, way: usize, tag: u16) {
+        let (word, shift) = (&self.ways[way / 4], way % 4 * 16);
+        let others = word.load(Ordering::Relaxed) & !(0xFFFF << shift);
+        word.store(others | u64::from(tag) << shift, Ordering::Relaxed);
+    }
+
+    /// Whether a row came before not long ago. If not, now it has.
+    fn comes_again(&self, tag: u16) -> bool {
+        let seen = self.seen.load(Ordering::Relaxed);
+        let again = has_tag(seen, tag);
+        if !again {
+            self.seen.store(seen << 16 | u64::from(tag), Ordering::Relaxed);
+        }
+        again
+    }
+}
+
+#[derive(Default)]
 struct Set {
-    /// By way: a part of the place's hash, 0 where the way is empty.
-    tags: [u32; WAYS],
-    /// Tags of rows that found the set full, the latest before `seen_next`.
-    seen: [u32; SEEN],
-    seen_next: u8,
+    entries: [Option<(Key, Slice)>; WAYS],
     hand: u8,
     /// Bit by way: hit since the hand came by.
     used: u8,
-    /// The latest membership of which a row came.
-    generation: u64,
-    entries: [Option<(Key, Slice)>; WAYS],
 }
 
 impl Set {
+<<<<<<< HEAD
     fn way_of(&self, tag: u32, is_it: impl Fn(&Key) -> bool) -> Option<usize> {
         (0..WAYS).find(|&way| {
             self.tags[way] == tag && self.entries[way].as_ref().is_some_and(|(key, _)| is_it(key))
         })
+=======
+    fn way_of(&self, is_it: impl Fn(&Key) -> bool) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.as_ref().is_some_and(|(key, _)| is_it(key)))
+>>>>>>> bench
     }
 
-    /// Where a row goes: its old way, an empty one, or, if the row was here before not long ago, the one that was not used
-    /// for the longest time.
-    fn way_for(&mut self, tag: u32, key: &Key) -> Option<usize> {
-        if key.generation != self.generation {
-            if key.generation < self.generation {
-                return None;
-            }
-            // What an earlier membership left is never found again.
-            self.tags = [0; WAYS];
-            self.entries = Default::default();
-            self.generation = key.generation;
-        }
-        if let Some(way) = self.way_of(tag, |k| k == key) {
-            return Some(way);
-        }
-        if let Some(way) = self.tags.iter().position(|&tag| tag == 0) {
-            return Some(way);
-        }
-        if self.seen.contains(&tag) {
-            return Some(self.evict());
-        }
-        self.seen[usize::from(self.seen_next)] = tag;
-        self.seen_next = (self.seen_next + 1) % SEEN_COUNT;
-        None
-    }
-
-    fn evict(&mut self) -> usize {
+    /// The way that was not used for the longest time.
+    fn oldest(&mut self) -> usize {
         loop {
             let way = self.hand;
             self.hand = (way + 1) % WAYS_COUNT;
@@ -112,14 +123,34 @@ impl Set {
 
 /// See the module.
 pub struct ParityCache {
+    directory: Box<[Directory]>,
     sets: Box<[CachePadded<Mutex<Set>>]>,
+    /// The latest membership of which a row came.
+    generation: AtomicU64,
+}
+
+/// Where a row is or would be.
+struct Place<'c> {
+    directory: &'c Directory,
+    set: &'c Mutex<Set>,
+    tag: u16,
+}
+
+impl Place<'_> {
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        self.set.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
 }
 
 impl ParityCache {
     /// A cache of about `bytes` of parity; 0 turns it off.
     pub fn new(bytes: usize) -> Self {
         let sets = bytes / (ROW_BYTES as usize * WAYS);
-        Self { sets: (0..sets).map(|_| CachePadded::default()).collect() }
+        Self {
+            directory: (0..sets).map(|_| Directory::default()).collect(),
+            sets: (0..sets).map(|_| CachePadded::default()).collect(),
+            generation: AtomicU64::new(0),
+        }
     }
 
     /// Whether it keeps anything at all.
@@ -127,8 +158,7 @@ impl ParityCache {
         !self.sets.is_empty()
     }
 
-    /// The set of a row and its tag there, which is not 0.
-    fn set(&self, key: &Key) -> Option<(MutexGuard<'_, Set>, u32)> {
+    fn place(&self, key: &Key) -> Option<Place<'_>> {
         if self.sets.is_empty() {
             return None;
         }
@@ -136,23 +166,25 @@ impl ParityCache {
         let number = (key.stripe << 9 | u64::from(key.row)) << 1 | u64::from(key.parity == Parity::Q);
         let hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let index = (u128::from(hash) * self.sets.len() as u128) >> 64;
-        #[expect(clippy::cast_possible_truncation, reason = "below the number of sets")]
-        let set = &self.sets[index as usize];
-        #[expect(clippy::cast_possible_truncation, reason = "a tag is any part of the hash")]
-        let tag = (hash >> 20) as u32 | 1;
-        Some((set.lock().unwrap_or_else(std::sync::PoisonError::into_inner), tag))
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of sets; a tag is any part of the hash")]
+        let (index, tag) = (index as usize, (hash >> 16) as u16 | 1);
+        Some(Place { directory: &self.directory[index], set: &self.sets[index], tag })
     }
 
     /// Whether the row is here.
     pub fn contains(&self, key: &Key) -> bool {
-        self.set(key).is_some_and(|(set, tag)| set.way_of(tag, |k| k == key).is_some())
+        self.place(key).is_some_and(|place| place.lock().way_of(|k| k == key).is_some())
     }
 
     /// Takes the row out, if it is here: for a stripe write, which is about to change it.
     pub fn take(&self, key: &Key) -> Option<Slice> {
-        let (mut set, tag) = self.set(key)?;
-        let way = set.way_of(tag, |k| k == key)?;
-        set.tags[way] = 0;
+        let place = self.place(key)?;
+        if !place.directory.has(place.tag) {
+            return None;
+        }
+        let mut set = place.lock();
+        let way = set.way_of(|k| k == key)?;
+        place.directory.put(way, 0);
         // What comes into this way next is most likely the same row.
         set.used |= 1 << way;
         set.entries[way].take().map(|(_, row)| row)
@@ -160,10 +192,14 @@ impl ParityCache {
 
     /// Forgets the row, of whatever generation.
     pub fn remove(&self, key: &Key) {
-        let Some((mut set, tag)) = self.set(key) else { return };
+        let Some(place) = self.place(key) else { return };
+        if !place.directory.has(place.tag) {
+            return;
+        }
+        let mut set = place.lock();
         let same_place = |k: &Key| (k.stripe, k.row, k.parity) == (key.stripe, key.row, key.parity);
-        while let Some(way) = set.way_of(tag, same_place) {
-            set.tags[way] = 0;
+        while let Some(way) = set.way_of(same_place) {
+            place.directory.put(way, 0);
             set.used &= !(1 << way);
             set.entries[way] = None;
         }
@@ -185,12 +221,36 @@ impl ParityCache {
     /// place only when it comes the second time.
     pub fn insert(&self, key: Key, row: Slice) {
         debug_assert_eq!(row.len(), ROW_BYTES as usize);
-        let Some((mut set, tag)) = self.set(&key) else { return };
-        let Some(way) = set.way_for(tag, &key) else { return };
-        set.tags[way] = tag;
+        let Some(place) = self.place(&key) else { return };
+        let Place { directory, tag, .. } = place;
+        let generation = self.generation.load(Ordering::Relaxed);
+        if key.generation != generation && !self.advance(key.generation) {
+            return;
+        }
+        if !(directory.has(0) || directory.has(tag) || directory.comes_again(tag)) {
+            return;
+        }
+        let mut set = place.lock();
+        let way = set.way_of(|k| *k == key).or_else(|| set.entries.iter().position(Option::is_none));
+        let way = way.unwrap_or_else(|| set.oldest());
+        directory.put(way, tag);
         let old = set.entries[way].replace((key, row));
         drop(set);
         drop(old);
+    }
+
+    /// Makes room when the membership has changed: what an earlier one left is never found again. False if `generation`
+    /// is an earlier one itself.
+    fn advance(&self, generation: u64) -> bool {
+        let before = self.generation.fetch_max(generation, Ordering::Relaxed);
+        if before < generation {
+            for (directory, set) in self.directory.iter().zip(&self.sets) {
+                let mut set = set.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                (0..WAYS).for_each(|way| directory.put(way, 0));
+                *set = Set::default();
+            }
+        }
+        before <= generation
     }
 }
 

@@ -26,6 +26,8 @@ use crate::shard;
 pub const ALIGNMENT: usize = 4096;
 /// log2 of the smallest block.
 const CLASS_MIN: u32 = 12;
+/// Smaller arenas, in tests and simulations, don't ask for huge pages.
+const HUGE_PAGE: usize = 2 << 20;
 /// Number of block sizes: 4 KiB to 128 MiB.
 const CLASSES: usize = 16;
 
@@ -95,8 +97,8 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         if self.arena_bytes > 0 {
-            // SAFETY: allocated in `Pool::new` with this layout; the last `Arc<Home>` is gone, so no block uses it.
-            unsafe { dealloc(self.arena.as_ptr(), layout(self.arena_bytes)) }
+            // SAFETY: mapped in `map_arena` with this size; the last `Arc<Home>` is gone, so no block uses it.
+            let _ = unsafe { rustix::mm::munmap(self.arena.as_ptr().cast(), self.arena_bytes) };
         }
     }
 }
@@ -104,6 +106,22 @@ impl Drop for Home {
 fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, ALIGNMENT)
         .unwrap_or_else(|_| panic!("a block of {bytes} bytes is too large"))
+}
+
+/// Zeroes from the kernel, on huge pages where it has them: what the parity cache keeps is touched rarely, and would
+/// cost a miss of the address translation each time.
+fn map_arena(bytes: usize) -> Option<NonNull<u8>> {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    };
+    let base = base.ok()?;
+    if bytes >= HUGE_PAGE {
+        // SAFETY: the range was just mapped. The advice may be refused: it is only speed.
+        let _ = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
+    }
+    NonNull::new(base.cast())
 }
 
 /// Frees a block that no handle and no list names any more.
@@ -155,9 +173,7 @@ impl Pool {
         let arena = if arena_bytes == 0 {
             NonNull::dangling()
         } else {
-            // SAFETY: the layout has a size that is not zero.
-            NonNull::new(unsafe { alloc_zeroed(layout(arena_bytes)) })
-                .unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)))
+            map_arena(arena_bytes).unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)))
         };
         Self {
             home: Arc::new(Home {
