@@ -97,15 +97,8 @@ struct Set {
 }
 
 impl Set {
-<<<<<<< HEAD
-    fn way_of(&self, tag: u32, is_it: impl Fn(&Key) -> bool) -> Option<usize> {
-        (0..WAYS).find(|&way| {
-            self.tags[way] == tag && self.entries[way].as_ref().is_some_and(|(key, _)| is_it(key))
-        })
-=======
     fn way_of(&self, is_it: impl Fn(&Key) -> bool) -> Option<usize> {
         self.entries.iter().position(|entry| entry.as_ref().is_some_and(|(key, _)| is_it(key)))
->>>>>>> bench
     }
 
     /// The way that was not used for the longest time.
@@ -166,7 +159,10 @@ impl ParityCache {
         let number = (key.stripe << 9 | u64::from(key.row)) << 1 | u64::from(key.parity == Parity::Q);
         let hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let index = (u128::from(hash) * self.sets.len() as u128) >> 64;
-        #[expect(clippy::cast_possible_truncation, reason = "below the number of sets; a tag is any part of the hash")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "below the number of sets; a tag is any part of the hash"
+        )]
         let (index, tag) = (index as usize, (hash >> 16) as u16 | 1);
         Some(Place { directory: &self.directory[index], set: &self.sets[index], tag })
     }
