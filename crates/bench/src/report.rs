@@ -217,8 +217,20 @@ impl Limit {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings: s, latency_ns: l, per_write: w, .. } = self;
-        let mut row = |name: &str, value: fmt::Arguments<'_>| writeln!(f, "{name:<24}{value}");
+        self.fmt_load(f)?;
+        self.fmt_work(f)
+    }
+}
+
+fn row(f: &mut fmt::Formatter<'_>, name: &str, value: fmt::Arguments<'_>) -> fmt::Result {
+    writeln!(f, "{name:<24}{value}")
+}
+
+impl Report {
+    /// What was run, and how fast it was.
+    fn fmt_load(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { settings: s, latency_ns: l, .. } = self;
+        let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
         let pattern = if s.pattern == Pattern::Random { "random" } else { "sequential" };
         row(
             "array",
@@ -255,7 +267,13 @@ impl fmt::Display for Report {
                 by(l.max, 1000)
             ),
         )?;
-        row("CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))?;
+        row("CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))
+    }
+
+    /// What the members had to do for it, and whether it was right.
+    fn fmt_work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let w = &self.per_write;
+        let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
         row(
             "members, per write",
             format_args!(

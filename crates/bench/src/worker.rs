@@ -107,7 +107,8 @@ impl Worker {
             .map(|client| shard::spawn_joined(client.work(Rc::clone(&self), Rc::clone(&slice))))
             .collect();
         for task in tasks {
-            self.clients.borrow_mut().push(task.join().await);
+            let client = task.join().await;
+            self.clients.borrow_mut().push(client);
         }
         self.region.enter(&mut self.acknowledged.borrow_mut());
         slice.result()?;

@@ -62,7 +62,7 @@ struct Directory {
 /// Whether one of the four tags of `word` is `tag`.
 fn has_tag(word: u64, tag: u16) -> bool {
     const ONES: u64 = 0x0001_0001_0001_0001;
-    let difference = word ^ ONES * u64::from(tag);
+    let difference = word ^ (ONES * u64::from(tag));
     difference.wrapping_sub(ONES) & !difference & ONES << 15 != 0
 }
 
