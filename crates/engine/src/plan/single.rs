@@ -2,8 +2,7 @@
 //! general way (a test compares them) for a fifth of its instructions.
 
 use super::{
-    Facts, Method, Parity, Plan, Recovery, Run, Stripe, Transfer, WritePolicy, Written,
-    choose::Bill,
+    Facts, Method, Parity, Plan, Recovery, Run, Stripe, Transfer, WritePolicy, Written, choose::Bill,
 };
 use crate::geometry::{MemberSlot, Set64, StripeMap};
 

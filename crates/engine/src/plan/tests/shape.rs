@@ -206,40 +206,6 @@ fn an_image_outside_the_stripe_is_refused() {
     assert!(plan.runs().is_empty() && plan.writes().is_empty());
     assert_eq!(plan.span(), (0, 0));
 }
-<<<<<<< HEAD
-=======
-
-#[test]
-#[ignore = "a measurement, for release builds: cargo test --release -p pinstripe-engine planning_costs -- --ignored --nocapture"]
-fn planning_costs() {
-    let one = vec![written(2, 4096, 8192)];
-    let two = vec![written(2, 4096, 8192), written(3, 0, 2048)];
-    let full: Vec<Written> = (0..5).map(|column| written(column, 0, CHUNK)).collect();
-    let degraded = Stripe { unreadable: Set64::only(1), unwritable: Set64::only(1), ..six() };
-    for (name, stripe, image) in [
-        ("one column", six(), &one),
-        ("two runs", six(), &two),
-        ("full stripe", six(), &full),
-        ("one column, degraded", degraded, &one),
-        ("one column, RAID6 of 8", healthy(stripe_map(RAID6, 8, 0)), &one),
-    ] {
-        for policy in POLICIES {
-            let (mut plan, mut world) = (Plan::new(), World::plain(8));
-            // The least of many short batches, because this machine has other things to do.
-            let batch = |_| {
-                let begin = std::time::Instant::now();
-                for _ in 0..10_000 {
-                    let image = std::hint::black_box(image).iter().copied();
-                    plan_into(&mut plan, std::hint::black_box(&stripe), policy, image, &[], &mut world)
-                        .unwrap();
-                    std::hint::black_box(&plan);
-                }
-                begin.elapsed().as_nanos() / 10_000
-            };
-            println!("{name}, {policy:?}: {} ns", (0..30).map(batch).min().unwrap());
-        }
-    }
-}
 
 /// Everything of a plan that a stripe write sees.
 fn seen(plan: &Plan) -> (&[Run], &[Transfer], &[Transfer], &[CachedRange], Totals) {
@@ -274,4 +240,3 @@ fn the_short_way_for_a_single_range_equals_the_general_way() {
     }
     assert!(modified > 1000 && reconstructed > 1000 && cached > 1000, "{modified} {reconstructed} {cached}");
 }
->>>>>>> bench
