@@ -26,13 +26,18 @@ use crate::{
     parity_cache::{Key, Parity, ROW_BYTES},
     plan::{Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, Written, plan_into},
     shared::{Answer, Shared},
-    snapshot::{MemberId, Snapshot, View},
+    snapshot::{MemberId, Seat, Snapshot, View},
     stripe_table::{Claim, Entered},
     volume::VolumeInner,
 };
 
 /// Parity of runs up to this many bytes is worth keeping.
 const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
+
+/// A stream's stripe may wait for its neighbours as long as so many writes take,
+const GATHER_WRITES: u64 = 4;
+/// but not longer than this.
+const GATHER_NS_MAX: u64 = 20_000_000;
 
 /// What a stripe write works with; pooled.
 #[derive(Default)]
@@ -75,6 +80,7 @@ impl From<IoError> for Again {
 impl VolumeInner {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
     pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
+        self.shared.recent.note(stripe.0, piece.data.len() as u64);
         match self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await {
             // The owner vanished only if the array is being torn down.
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
@@ -190,28 +196,47 @@ impl VolumeInner {
         joined
     }
 
-    /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them.
+    /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them, and no longer than
+    /// a few times as long as members take to write.
     async fn gather(
         &self,
         stripe: StripeId,
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
     ) {
+        let shared = &*self.shared;
         let full = self.parity_geometry().stripe_bytes();
-        let sequential = self.shared.recent.note(stripe.0);
-        if !sequential || context.image.bytes_covered() == full {
+        if context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
             return;
         }
-        let deadline = shard::now() + self.shared.options.gather_ns;
         shard::yield_now().await;
         self.join(claim, context);
+        let started = shard::now();
+        let limit = shared.options.gather_ns.max(self.gather_limit());
+        // The first look comes soon, later ones more seldom: a look costs a timer.
+        let mut pause = shared.options.gather_ns / 16;
         while context.image.bytes_covered() < full
-            && self.shared.admission.writers() > 0
-            && shard::now() < deadline
+            && shared.admission.writers() > 0
+            && shard::now() - started < limit
         {
-            shard::sleep(self.shared.options.gather_ns / 16).await;
+            shard::sleep(pause).await;
+            pause = (pause + pause / 2).min(limit / 16);
             self.join(claim, context);
         }
+        shared.recent.learn(context.image.bytes_covered() == full);
+    }
+
+    /// How long to wait for the next piece of a stream: the writes that must end before their clients send it take the
+    /// time of the slowest member.
+    fn gather_limit(&self) -> u64 {
+        let chunk = self.parity_geometry().chunk_bytes();
+        let view = self.view();
+        let members = view.snapshot.seats.iter().filter_map(Seat::member);
+        let slowest = members.map(|member| {
+            let price = member.cost.write();
+            u64::from(price.latency_ns) + u64::from(price.ns_per_kib) * u64::from(chunk / 1024)
+        });
+        (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
     fn plan(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
