@@ -294,6 +294,7 @@ impl VolumeInner {
             return Ok(());
         }
         let offset = self.parity_geometry().member_offset(stripe);
+        let started = self.start_clock(&mut context.set);
         for &transfer in context.plan.reads() {
             let buffer = shard::buffer(transfer.length() as usize);
             if let Some(submission) =
@@ -303,16 +304,16 @@ impl VolumeInner {
                 context.requests.push(transfer);
             }
         }
-        let started = self.sample().then(shard::now);
         context.set.wait().await;
         let mut failed = false;
         for (index, transfer) in context.requests.drain(..).enumerate() {
+            let completed = context.set.completed_at(index);
             let outcome = context.set.take(index);
             let slot = transfer.slot.index();
             match (outcome.result, outcome.buffer) {
                 (Ok(bytes), Some(buffer)) => {
-                    if let (Some(started), Some((member, _))) = (started, view.member(slot)) {
-                        member.cost.record_read(bytes as u64, shard::now() - started);
+                    if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
+                        member.cost.record_read(bytes as u64, completed - started);
                     }
                     context.held.transfers.push(transfer);
                     context.held.bytes.push(buffer.freeze());
@@ -330,6 +331,17 @@ impl VolumeInner {
         }
         context.set.clear();
         if failed { Err(Again::Replan) } else { Ok(()) }
+    }
+
+    /// Has one in so many sets timed, request by request: a slow member must not make the others look slow. Returns the
+    /// time of the start, 0 for a set that isn't timed.
+    fn start_clock(&self, set: &mut SubmissionSet) -> u64 {
+        if self.sample() {
+            set.time();
+            shard::now()
+        } else {
+            0
+        }
     }
 
     /// Computes the new parity of every run. From here on the image doesn't change.
@@ -466,6 +478,7 @@ impl VolumeInner {
         let geometry = self.parity_geometry();
         let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
         let WriteContext { image, plan, parity, set, requests, .. } = context;
+        let started = self.start_clock(set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
@@ -487,14 +500,13 @@ impl VolumeInner {
                 }
             }
         }
-        let started = self.sample().then(shard::now);
         set.wait().await;
         for (index, transfer) in requests.drain(..).enumerate() {
-            let slot = transfer.slot.index();
+            let (slot, completed) = (transfer.slot.index(), set.completed_at(index));
             match set.take(index).result {
                 Ok(bytes) => {
-                    if let (Some(started), Some((member, _))) = (started, view.member(slot)) {
-                        member.cost.record_write(bytes as u64, shard::now() - started);
+                    if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
+                        member.cost.record_write(bytes as u64, completed - started);
                     }
                 }
                 Err(_) if active(Mutant::WriteErrorIgnored) => {}
