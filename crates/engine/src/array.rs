@@ -60,6 +60,8 @@ pub(crate) struct Home {
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
+    changing: Cell<bool>,
+    changed: Signal,
     read_only: Option<ReadOnlyReason>,
     stale: Vec<StaleMember>,
     last_errors: RefCell<VecDeque<MemberError>>,
@@ -149,6 +151,17 @@ impl Drop for PagesLock<'_> {
     }
 }
 
+/// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up, no other
+/// may change before it is done (two spares for one slot, or with one device number).
+struct ChangeLock<'h>(&'h Home);
+
+impl Drop for ChangeLock<'_> {
+    fn drop(&mut self) {
+        self.0.changing.set(false);
+        self.0.changed.notify();
+    }
+}
+
 impl Home {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.volume.shared()
@@ -162,6 +175,11 @@ impl Home {
     pub(crate) async fn lock_pages(&self) -> PagesLock<'_> {
         self.pages_unlocked.wait_until(|| !self.pages_locked.replace(true)).await;
         PagesLock(self)
+    }
+
+    async fn lock_changes(&self) -> ChangeLock<'_> {
+        self.changed.wait_until(|| !self.changing.replace(true)).await;
+        ChangeLock(self)
     }
 
     pub(crate) fn take_command(&self) -> Option<Command> {
@@ -252,6 +270,8 @@ impl Array {
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),
+            changing: Cell::new(false),
+            changed: Signal::default(),
             read_only,
             stale,
             last_errors: RefCell::default(),
@@ -313,6 +333,7 @@ impl Array {
     /// identity. Returns the slot.
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<usize, CommandError> {
         self.check_change()?;
+        let _changing = self.home.lock_changes().await;
         let snapshot = self.shared().snapshot();
         let slot = snapshot
             .seats
@@ -423,6 +444,7 @@ impl Array {
     /// Removes the bitmap from a live array.
     pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
         self.check_change()?;
+        let _changing = self.home.lock_changes().await;
         let now = self.shared().snapshot();
         if !now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
@@ -434,6 +456,7 @@ impl Array {
     /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
     pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
         self.check_change()?;
+        let _changing = self.home.lock_changes().await;
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));

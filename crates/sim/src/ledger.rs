@@ -181,6 +181,11 @@ impl Ledger {
         }
     }
 
+    /// How many sectors it keeps.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
@@ -322,6 +327,13 @@ impl Ledger {
     pub fn doubt(&mut self, sectors: Range<u64>) {
         let now = self.tick();
         self.doubted.extend(sectors.map(|sector| (sector, now)));
+    }
+
+    /// Sectors whose rows a crash now may leave half written: with `power` those of every write that isn't known to be
+    /// durable, without it (the process alone dies) those of writes in flight.
+    pub fn unsettled(&self, power: bool) -> BTreeSet<u64> {
+        let unsettled = |w: &&Write| if power { !w.durable } else { w.status == Status::Open };
+        self.writes.values().filter(unsettled).flat_map(|write| write.sectors.clone()).collect()
     }
 
     /// Numbers of the writes whose data a read of `sector` that starts now may return, 0 being the first zeroes.
