@@ -116,7 +116,10 @@ impl Admission {
             }
             self.wanted.store(true, Ordering::SeqCst);
             knock.notify();
-            self.opened.wait_until(|| self.is_open() || self.halted.load(Ordering::SeqCst)).await;
+            // The gate may have opened and closed again before we looked; then the wish is forgotten and must be told anew.
+            self.opened
+                .wait_until(|| self.is_open() || self.halted.load(Ordering::SeqCst) || !self.is_wanted())
+                .await;
         }
     }
 
