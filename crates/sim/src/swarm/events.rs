@@ -20,10 +20,10 @@ impl Swarm {
             return;
         }
         match self.rng.below(24) {
-            0 | 1 if self.setup.failures => self.fail_member(),
-            2 if self.setup.failures => self.fail_by_hand(),
-            3 | 4 if self.setup.failures => self.rot(),
-            5..=7 => self.spawn_add_if_wanted(),
+            0..=2 if self.setup.failures => self.fail_member(),
+            3 if self.setup.failures => self.fail_by_hand(),
+            4 | 5 if self.setup.failures => self.rot(),
+            6 | 7 => self.spawn_add_if_wanted(),
             8 => self.spawn_check(),
             9 => self.change_bitmap(),
             10 => self.hold_up(),
@@ -133,7 +133,7 @@ impl Swarm {
             let until = self.world.now() + self.rng.below(20_000_000);
             disk.plan(Trigger::AtTime(until), Fault::Release);
         } else {
-            disk.fault(&Fault::SlowBy(self.rng.pick(&[1, 10, 100])));
+            disk.fault(&Fault::SlowBy(self.rng.pick(&[1, 4, 16])));
         }
     }
 

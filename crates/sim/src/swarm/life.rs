@@ -23,10 +23,11 @@ use super::{
 use crate::{
     Fault, SECTOR, SimDisk,
     checks::{Damage, check_parity, superblock, survey},
+    world::Stuck,
 };
 
 /// Steps after which a run that should have come to rest counts as stuck.
-const PATIENCE: u64 = 4_000_000;
+const PATIENCE: u64 = 1_000_000;
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,10 +191,18 @@ impl Swarm {
             End::Peace | End::CrashInStop => u64::MAX,
             End::Crash | End::Kill => self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500),
         };
+        let mut events = 80;
+        let limit = self.world.steps() + PATIENCE;
         while self.shop.open.get() > 0 && self.world.steps() < deadline {
-            let gap = 1 << self.rng.range(4..13);
+            let gap = 1 << self.rng.range(3..11);
             self.step_on(gap.min(deadline - self.world.steps()))?;
-            self.event();
+            if self.world.steps() > limit {
+                return Err(self.stuck());
+            }
+            if events > 0 {
+                events -= 1;
+                self.event();
+            }
         }
         if end == End::CrashInStop {
             self.shop.closing.set(true);
@@ -219,7 +228,7 @@ impl Swarm {
                 break;
             }
             if !self.world.step() {
-                return Err(crate::world::Stuck::Deadlock(self.world.report()).into());
+                return Err(Stuck::Deadlock(self.world.report()).into());
             }
         }
         self.verdict()
@@ -238,18 +247,23 @@ impl Swarm {
                 return Ok(());
             }
             if self.world.steps() > limit {
-                let (steps, report) = (PATIENCE, self.world.report());
-                return Err(crate::world::Stuck::StepsUsedUp { steps, report }.into());
+                return Err(self.stuck());
             }
             for _ in 0..64 {
                 if !self.world.step() {
                     if done(self) {
                         return Ok(());
                     }
-                    return Err(crate::world::Stuck::Deadlock(self.world.report()).into());
+                    return Err(Stuck::Deadlock(self.world.report()).into());
                 }
             }
         }
+    }
+
+    fn stuck(&self) -> Verdict {
+        let array = self.array.as_ref().map(|array| format!("{:?}", array.detail()));
+        let report = format!("{}\n{}", array.unwrap_or_default(), self.world.report());
+        Stuck::StepsUsedUp { steps: PATIENCE, report }.into()
     }
 
     fn spawn_clients(&mut self) {
