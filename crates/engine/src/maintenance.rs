@@ -295,12 +295,17 @@ impl Home {
         whole
     }
 
-    /// Compares every stripe.
+    /// Compares every stripe. False if it must be done again.
     async fn scrub(self: &Rc<Self>) -> bool {
         let tickets = self.checks_wanted.get();
         let stripes = self.volume.inner.parity_geometry().stripes();
         self.begin(SyncAction::Check, 0, stripes);
         let walk = self.walk(SyncAction::Check, None, 0..stripes).await;
+        let over = self.stopped.get() || self.shared().has_failed();
+        if walk.aborted.get() && !over {
+            // A member failed under it: the next look begins anew with those that are left.
+            return false;
+        }
         let result = if walk.aborted.get() {
             Err(if self.stopped.get() { IoError::Stopping } else { IoError::Failed })
         } else {
