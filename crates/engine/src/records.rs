@@ -63,7 +63,20 @@ impl Records {
                 records.enter(source, device, superblock, bad_blocks, slot, state);
             }
         }
+        records.disown_absent();
         records
+    }
+
+    /// Devices that hold a slot and are not here miss everything from now on. The next superblocks say so, or such a
+    /// device that is but one event behind would be taken for current when it comes back (C2).
+    fn disown_absent(&mut self) {
+        let here: Vec<usize> =
+            self.members.iter().map(|book| usize::from(book.superblock.member.dev_number.0)).collect();
+        for (number, role) in self.array.roles.iter_mut().enumerate() {
+            if matches!(role, Role::Slot(_)) && !here.contains(&number) {
+                *role = Role::Faulty;
+            }
+        }
     }
 
     /// Enters a device.
