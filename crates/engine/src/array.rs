@@ -57,6 +57,8 @@ pub(crate) struct Home {
     pub(crate) checks_wanted: Cell<u64>,
     pub(crate) checks_done: Cell<u64>,
     pub(crate) check_result: RefCell<Option<Result<CheckReport, IoError>>>,
+    /// The table whose requests the intent writer serves: a new one takes over when nobody works under the old one any more.
+    pub(crate) served: RefCell<Arc<IntentTable>>,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -237,9 +239,10 @@ impl Array {
     }
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
-        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from } = assembled;
-        let intent =
-            Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, freshest.array.events == 0));
+        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced } = assembled;
+        // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
+        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
+        let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let records = Records::new(freshest.array, seats, bitmap);
         let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
         for book in &records.members {
@@ -256,8 +259,10 @@ impl Array {
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
             all.for_each(|region| snapshot.intent.set_missed(region..=region));
         }
+        let served = RefCell::new(Arc::clone(&snapshot.intent));
         let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
         let home = Home {
+            served,
             volume: Volume::new(shared),
             records: RefCell::new(records),
             dirty: Cell::new(false),
@@ -437,7 +442,7 @@ impl Array {
     pub async fn stop(&self) -> Result<(), IoError> {
         let result = self.home.command(|reply| Command::Stop { reply }).await;
         self.home.work.notify();
-        self.shared().snapshot().intent.wanted.notify();
+        self.home.served.borrow().wanted.notify();
         result
     }
 
@@ -449,7 +454,7 @@ impl Array {
         if !now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
         }
-        let intent = Arc::new(self.successor(&now.intent, REGION_BYTES_WITHOUT_BITMAP, false));
+        let intent = Arc::new(self.other_table(REGION_BYTES_WITHOUT_BITMAP, false));
         Ok(self.home.command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply }).await?)
     }
 
@@ -462,28 +467,19 @@ impl Array {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
         }
         let (offset, image) = self.new_bitmap(region_bytes)?;
-        let intent = self.successor(&now.intent, region_bytes.into(), true);
+        let intent = self.other_table(region_bytes.into(), true);
         // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
         let change = IntentChange::Add { offset, image: Box::new(image) };
         Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
     }
 
-    /// A table with other regions and the marks of the old one.
-    fn successor(&self, old: &IntentTable, region_bytes: u64, persistent: bool) -> IntentTable {
+    /// A table with other regions; it inherits the marks of the old one when it takes over.
+    fn other_table(&self, region_bytes: u64, persistent: bool) -> IntentTable {
         let Geometry::Parity(geometry) = &self.shared().geometry else {
             unreachable!("checked by the caller")
         };
-        let new = IntentTable::new(geometry.member_bytes(), region_bytes, persistent);
-        for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
-            for successor in new.regions(region as u64 * old.region_bytes(), old.region_bytes()) {
-                new.set_needs_resync(successor, old.is_torn(region..=region));
-            }
-        }
-        if !self.shared().snapshot().is_complete() {
-            new.set_missed(0..=new.len() - 1);
-        }
-        new
+        IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 
     /// Where a new bitmap goes, and its first content.
@@ -526,7 +522,7 @@ fn initial_intent(
     geometry: &Geometry,
     bitmap: Option<&BitmapImage>,
     dirty_from: Option<u64>,
-    never_started: bool,
+    torn: bool,
 ) -> IntentTable {
     let member_bytes = match geometry {
         Geometry::Parity(geometry) => geometry.member_bytes(),
@@ -542,8 +538,6 @@ fn initial_intent(
         }
     }
     let Some(from) = dirty_from else { return intent };
-    // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
-    let torn = from == 0 && !never_started;
     let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {

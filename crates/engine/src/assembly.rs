@@ -163,6 +163,8 @@ pub(crate) struct Assembled {
     pub(crate) stale: Vec<StaleMember>,
     /// The array was stopped uncleanly, or its resync was not over: from which member sector parity can't be trusted.
     pub(crate) dirty_from: Option<u64>,
+    /// Dirty and degraded, and started nevertheless: parity stands in for data even where a crash may have torn rows.
+    pub(crate) forced: bool,
 }
 
 /// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
@@ -214,9 +216,10 @@ pub(crate) async fn assemble(
         return Err(AssembleError::DirtyDegraded { missing });
     }
     let bitmap = read_bitmap(&freshest, &seats).await?;
-    // Forced: what parity says is taken for true, as mdadm does.
-    let dirty_from = dirty_from.filter(|_| missing == 0);
-    Ok(Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from })
+    // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
+    let forced = dirty_from.is_some() && missing > 0;
+    let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
+    Ok(Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced })
 }
 
 fn is_whole(member: &Found) -> bool {
