@@ -295,8 +295,11 @@ impl Ledger {
         self.flushes.clear();
         let sectors: Vec<u64> = self.versions.keys().copied().collect();
         let mut survivors = BTreeSet::new();
-        for sector in sectors {
+        let doubted: Vec<u64> = self.doubted.keys().copied().collect();
+        for sector in doubted {
             self.crash_doubt(sector, now);
+        }
+        for sector in sectors {
             self.retain(sector, |ledger, versions, version| {
                 !ledger.durable_after(versions, version).any(|_| true)
             });

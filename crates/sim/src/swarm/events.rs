@@ -8,7 +8,7 @@ use pinstripe_engine::{
 };
 
 use super::{Swarm, Verdict, draw::uuid};
-use crate::{Fault, SECTOR, Trigger, rng::index};
+use crate::{Event, Fault, SECTOR, Trigger, rng::index};
 
 impl Swarm {
     /// One event, or none.
@@ -100,7 +100,7 @@ impl Swarm {
 
     /// A latent error, where the rest of the row is whole.
     fn rot(&mut self) {
-        let Some(geometry) = self.geometry() else { return };
+        let Some(geometry) = self.shape() else { return };
         if self.is_torn() || self.broken() >= geometry.redundancy() {
             return;
         }
@@ -145,6 +145,7 @@ impl Swarm {
         let shop = Rc::clone(&self.shop);
         shop.open.set(shop.open.get() + 1);
         let act = act(self.array());
+        self.world.trace().record(Event::Note { what: name, value: 0 });
         self.world.spawn(0, name, async move {
             if let Err(error) = act.await
                 && !shop.closing.get()

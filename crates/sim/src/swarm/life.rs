@@ -10,7 +10,7 @@ use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
     create::create,
-    geometry::{Geometry, ParityGeometry, StripeId},
+    geometry::{ParityGeometry, StripeId},
     options::ArrayOptions,
     volume::Volume,
 };
@@ -134,7 +134,8 @@ impl Swarm {
                         return Ok(false);
                     }
                     self.summary.forced += 1;
-                    self.doubt_suspects(&survey.seats.iter().map(Option::is_some).collect::<Vec<_>>());
+                    let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+                    self.doubt_suspects(&here);
                     force = true;
                 }
                 Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
@@ -172,14 +173,6 @@ impl Swarm {
     /// The array of this life.
     pub(crate) fn array(&self) -> Array {
         self.array.clone().unwrap_or_else(|| unreachable!("a life has an array"))
-    }
-
-    /// Levels 4, 5 and 6.
-    pub(crate) fn geometry(&self) -> Option<ParityGeometry> {
-        match &self.array.as_ref()?.shared().geometry {
-            Geometry::Parity(geometry) => Some(geometry.clone()),
-            Geometry::Raid0(_) => None,
-        }
     }
 
     fn live(&mut self, end: End) -> Result<(), Verdict> {
@@ -269,7 +262,7 @@ impl Swarm {
     fn spawn_clients(&mut self) {
         let array = self.array();
         let sectors = array.volume().size() / SECTOR;
-        let stripe = self.geometry().map_or(sectors / self.setup.stripes, |g| u64::from(g.stripe_bytes()) / SECTOR);
+        let stripe = self.shape().map_or(sectors / self.setup.stripes, |g| u64::from(g.stripe_bytes()) / SECTOR);
         let block = u64::from(self.setup.block) / SECTOR;
         let hot = self.rng.below(sectors / stripe) * stripe;
         for number in 0..self.setup.clients {
@@ -298,10 +291,10 @@ impl Swarm {
     fn crash(&mut self, power: bool) -> Result<(), Verdict> {
         self.summary.crashes += 1;
         let unsettled = self.shop.ledger.borrow().unsettled(power);
-        if let Some(geometry) = self.geometry() {
-            self.suspects.extend(unsettled.into_iter().map(|sector| row_of(&geometry, sector)));
+        let geometry = self.shape();
+        if let Some(geometry) = &geometry {
+            self.suspects.extend(unsettled.into_iter().map(|sector| row_of(geometry, sector)));
         }
-        let geometry = self.geometry();
         self.drop_array();
         if power {
             self.world.crash();
@@ -382,7 +375,7 @@ impl Swarm {
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
         }
-        if self.geometry().is_some() {
+        if self.shape().is_some() {
             self.make_whole()?;
         }
         let array = self.array();
@@ -390,7 +383,7 @@ impl Swarm {
         self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
         self.spawn_read_all();
         self.wait(|swarm| swarm.shop.open.get() == 0)?;
-        if let Some(geometry) = self.geometry() {
+        if let Some(geometry) = self.shape() {
             self.scrub()?;
             self.wait(|_| shared.stripes.is_idle())?;
             let present = self.present();
@@ -448,7 +441,7 @@ impl Swarm {
 
     fn stop(&mut self) -> Result<(), Verdict> {
         let array = self.array();
-        let geometry = self.geometry();
+        let geometry = self.shape();
         self.shop.closing.set(true);
         let stopped = self.world.block_on(0, "stop", PATIENCE, async move { array.stop().await })?;
         stopped.map_err(|error| Verdict::Refused(format!("stop: {error}")))?;
@@ -480,8 +473,8 @@ impl Swarm {
         self.array = None;
     }
 
-    /// The shape, also between lives.
-    fn shape(&self) -> Option<ParityGeometry> {
+    /// The shape of levels 4, 5 and 6.
+    pub(crate) fn shape(&self) -> Option<ParityGeometry> {
         use pinstripe_engine::geometry::ParityLayout;
         let word = match self.setup.layout {
             pinstripe_md::level::Layout::Parity(layout) => layout.number(),

@@ -136,7 +136,6 @@ pub struct Failure {
 
 /// One run in progress.
 pub(crate) struct Swarm {
-    pub(crate) seed: u64,
     pub(crate) setup: Setup,
     pub(crate) rng: Rng,
     pub(crate) world: World,
@@ -164,7 +163,6 @@ pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> R
     let mut world = World::new(config);
     let disks = (0..setup.members).map(|number| world.add_disk(setup.disk(number))).collect();
     let mut swarm = Swarm {
-        seed,
         rng: rng.fork(2),
         world,
         disks,
@@ -181,7 +179,9 @@ pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> R
     swarm.summary.requests = swarm.shop.requests.get();
     swarm.summary.steps = swarm.world.steps();
     swarm.summary.trace = swarm.world.trace().hash();
-    let (summary, log) = (swarm.summary.clone(), swarm.world.trace().log());
+    let mut log = swarm.array.as_ref().map_or(String::new(), |array| format!("{:?}\n", array.detail()));
+    log.push_str(&swarm.world.trace().log());
+    let summary = swarm.summary.clone();
     let setup = format!("{:?}\n{:?}", swarm.setup, swarm.world.schedule());
     swarm.bury();
     activate(None);
