@@ -31,6 +31,8 @@ const STEPS: &[Step] = &[
     },
     Step { name: "tidy", program: "xtask", arguments: &["tidy"] },
     Step { name: "unit", program: "cargo", arguments: &["test", "--workspace", "--no-fail-fast"] },
+    Step { name: "sim", program: "xtask", arguments: &["sim"] },
+    Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },
 ];

@@ -323,13 +323,16 @@ fn seat(
     for member in found {
         let name = member.device.info().name.clone();
         let events = member.superblock.array.events;
-        let Role::Slot(slot) = member.superblock.role_in(&freshest.array) else {
+        let believed = active(Mutant::StaleMemberAccepted);
+        let role =
+            if believed { member.superblock.own_role() } else { member.superblock.role_in(&freshest.array) };
+        let Role::Slot(slot) = role else {
             if matches!(member.superblock.own_role(), Role::Slot(_)) {
                 stale.push(StaleMember { name, events, current });
             }
             continue;
         };
-        if !event_is_current(current, events) && !active(Mutant::StaleMemberAccepted) {
+        if !event_is_current(current, events) && !believed {
             stale.push(StaleMember { name, events, current });
             continue;
         }

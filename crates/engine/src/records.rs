@@ -16,6 +16,7 @@ use pinstripe_runtime::{Device, DeviceSource};
 use crate::{
     assembly::Found,
     error::MemberError,
+    mutants::{Mutant, active},
     snapshot::{Member, MemberId},
     volume::Unattached,
 };
@@ -63,7 +64,9 @@ impl Records {
                 records.enter(source, device, superblock, bad_blocks, slot, state);
             }
         }
-        records.disown_absent();
+        if !active(Mutant::AbsentKeepsRole) {
+            records.disown_absent();
+        }
         records
     }
 

@@ -171,11 +171,15 @@ impl VolumeInner {
         }
         let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
         let image = &mut context.image;
+        let mut reversed = Vec::new();
         let joined = claim.join(room, |piece| {
-            if !active(Mutant::FollowerLost) {
+            if active(Mutant::BatchReversed) {
+                reversed.push(piece);
+            } else if !active(Mutant::FollowerLost) {
                 image.add(piece);
             }
         });
+        reversed.into_iter().rev().for_each(|piece| image.add(piece));
         self.counters().joins.add(joined as u64);
         joined
     }

@@ -219,6 +219,19 @@ impl Ledger {
         id
     }
 
+    /// The volume has said that of these two writes, both in flight, `later` wins wherever both cover a sector.
+    pub fn order(&mut self, earlier: WriteId, later: WriteId) {
+        let Some(sectors) = self.writes.get(&earlier).map(|write| write.sectors.clone()) else { return };
+        for sector in sectors {
+            let Some(versions) = self.versions.get_mut(&sector) else { continue };
+            if versions.iter().any(|version| version.write == later)
+                && let Some(version) = versions.iter_mut().find(|version| version.write == earlier)
+            {
+                version.before.push(later);
+            }
+        }
+    }
+
     /// Zeroing is about to be asked for.
     pub fn begin_zeroes(&mut self, sectors: Range<u64>, forced: bool) -> WriteId {
         self.begin(Kind::Zeroes, sectors, forced)
@@ -733,6 +746,17 @@ mod tests {
         client.ledger.complete_flush(flush, false);
         client.ledger.crash();
         client.legal(&[ORIGIN, write]);
+    }
+
+    #[test]
+    fn of_two_ordered_writes_in_flight_the_later_one_wins() {
+        let mut client = Client::new();
+        let (first, second) = (client.begin(false), client.begin(false));
+        client.ledger.order(first, second);
+        client.legal(&[ORIGIN, first, second]);
+        client.ledger.complete_write(second, true);
+        client.ledger.complete_write(first, true);
+        client.legal(&[second]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     ops::Range,
     rc::Rc,
+    task::Poll,
 };
 
 use pinstripe_engine::{error::IoError, volume::Volume};
@@ -60,6 +61,10 @@ pub(crate) struct Habits {
     pub(crate) range: Range<u64>,
     /// The unit of its requests in sectors: the logical block, or more.
     pub(crate) unit: u64,
+    /// Data of a stripe in sectors.
+    pub(crate) stripe: u64,
+    /// Whether the level keeps the order of arrival within a stripe.
+    pub(crate) ordered: bool,
     /// Largest request in units.
     pub(crate) units_max: u64,
     /// Whether it goes on where it was rather than anywhere.
@@ -89,6 +94,8 @@ impl Habits {
         Self {
             range: if rng.chance(2, 3) { near } else { whole },
             unit,
+            stripe,
+            ordered: true,
             units_max,
             sequential,
             reads: rng.pick(&[0, 2, 4, 12]),
@@ -138,6 +145,9 @@ pub(crate) async fn client(volume: Volume, shop: Rc<Shop>, habits: Habits, mut r
                 zero(&volume, &shop, sectors, forced).await
             }
             n if n < h.reads + h.flushes + h.zeroes + h.discards => discard(&volume, &shop, sectors).await,
+            15 if h.ordered && sectors.end <= (sectors.start / h.stripe + 1) * h.stripe => {
+                write_pair(&volume, &shop, sectors).await
+            }
             _ => {
                 let forced = rng.chance(h.forced, 16);
                 write(&volume, &shop, sectors, forced).await
@@ -183,6 +193,36 @@ async fn write(volume: &Volume, shop: &Shop, sectors: Range<u64>, forced: bool) 
     let result = volume.write(sectors.start * 512, data.freeze(), forced).await;
     shop.ledger.borrow_mut().complete_write(id, result.is_ok());
     result.inspect_err(|error| shop.failed(&format!("write of sectors {sectors:?}"), error)).is_ok()
+}
+
+/// Two writes of the same sectors of one stripe, submitted one after the other: the second one must win (C11).
+async fn write_pair(volume: &Volume, shop: &Shop, sectors: Range<u64>) -> bool {
+    let mut data = [0; 2].map(|_| shard::buffer(index(bytes(&sectors))));
+    let ids = {
+        let mut ledger = shop.ledger.borrow_mut();
+        let ids = data.each_mut().map(|data| ledger.begin_write(sectors.start, data, false));
+        ledger.order(ids[0], ids[1]);
+        ids
+    };
+    let mut writes = data.map(|data| Some(Box::pin(volume.write(sectors.start * 512, data.freeze(), false))));
+    let mut fine = true;
+    std::future::poll_fn(|cx| {
+        for (write, id) in writes.iter_mut().zip(ids) {
+            if let Some(pending) = write
+                && let Poll::Ready(result) = pending.as_mut().poll(cx)
+            {
+                *write = None;
+                shop.ledger.borrow_mut().complete_write(id, result.is_ok());
+                if let Err(error) = result {
+                    shop.failed(&format!("write of sectors {sectors:?}"), &error);
+                    fine = false;
+                }
+            }
+        }
+        if writes.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    fine
 }
 
 async fn zero(volume: &Volume, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {

@@ -103,7 +103,7 @@ impl Setup {
             requests: 8 + rng.below(40),
             crashes: rng.pick(&[0, 4, 6, 8]),
             failures: parity && rng.chance(2, 3),
-            options: options(rng),
+            options: options(rng, disk.latency_ns_max),
             disk,
         }
     }
@@ -148,7 +148,8 @@ pub fn uuid(rng: &mut Rng) -> Uuid {
     Uuid(bytes)
 }
 
-fn options(rng: &mut Rng) -> ArrayOptions {
+/// The timers go with the disks: an idle array that looks at its watch costs steps and shows nothing.
+fn options(rng: &mut Rng, latency_ns: u64) -> ArrayOptions {
     ArrayOptions {
         policy: rng.pick(&[
             WritePolicy::MinReads,
@@ -159,8 +160,8 @@ fn options(rng: &mut Rng) -> ArrayOptions {
             WritePolicy::Cost,
         ]),
         parity_cache_bytes: rng.pick(&[0, 32 << 10, 64 << 10, 1 << 20]),
-        safe_mode_delay_ns: rng.pick(&[50_000, 1_000_000, 20_000_000]),
-        sweep_ns: Some(rng.pick(&[200_000, 2_000_000, 30_000_000])),
+        safe_mode_delay_ns: rng.pick(&[50_000, 1_000_000, 20_000_000]).max(latency_ns / 2),
+        sweep_ns: Some(rng.pick(&[200_000, 2_000_000, 30_000_000]).max(latency_ns)),
         gather_ns: rng.pick(&[0, 20_000, 200_000]),
         maintenance_depth: 1 + rng.index(4),
         batch_max: rng.pick(&[1, 2, 8, 256]),

@@ -184,6 +184,7 @@ impl Swarm {
             End::Peace | End::CrashInStop => u64::MAX,
             End::Crash | End::Kill => self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500),
         };
+        let mut deadline = deadline;
         let mut events = 80;
         let limit = self.world.steps() + PATIENCE;
         while self.shop.open.get() > 0 && self.world.steps() < deadline {
@@ -194,7 +195,12 @@ impl Swarm {
             }
             if events > 0 {
                 events -= 1;
+                let failures = self.summary.failures;
                 self.event();
+                if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
+                    // The time in which a loss is being recorded.
+                    deadline = deadline.min(self.world.steps() + (1 << self.rng.range(2..11)));
+                }
             }
         }
         if end == End::CrashInStop {
@@ -267,7 +273,8 @@ impl Swarm {
         let hot = self.rng.below(sectors / stripe) * stripe;
         for number in 0..self.setup.clients {
             let mut rng = self.rng.fork(number);
-            let habits = Habits::drawn(&mut rng, sectors, stripe.max(8), block, hot, self.setup.requests);
+            let mut habits = Habits::drawn(&mut rng, sectors, stripe.max(8), block, hot, self.setup.requests);
+            habits.ordered = self.shape().is_some();
             let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
             shop.open.set(shop.open.get() + 1);
             let shard = self.rng.index(self.world.shards());

@@ -14,6 +14,7 @@
 mod client;
 mod draw;
 mod events;
+mod killers;
 mod life;
 
 use std::{collections::BTreeSet, rc::Rc};
@@ -21,6 +22,7 @@ use std::{collections::BTreeSet, rc::Rc};
 use pinstripe_engine::{array::Array, mutants::Mutant};
 
 pub use draw::Setup;
+pub use killers::KILLERS;
 
 use crate::{
     Rng, SimDisk, Violation, World, WorldConfig, checks::Damage, swarm::client::Shop, world::Stuck,
