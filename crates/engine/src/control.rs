@@ -262,6 +262,10 @@ impl Home {
             return Some(0);
         }
         let intent = &snapshot.intent;
+        if intent.is_torn(0..=intent.len() - 1) {
+            // Said as after a crash: from elsewhere on, a resync that goes on tells that no row is half-written.
+            return Some(0);
+        }
         (0..intent.len())
             .find(|&region| intent.needs_resync(region..=region))
             .map(|region| region as u64 * intent.region_bytes())
