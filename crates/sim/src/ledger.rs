@@ -181,11 +181,6 @@ impl Ledger {
         }
     }
 
-    /// How many sectors it keeps.
-    pub fn sectors(&self) -> u64 {
-        self.sectors
-    }
-
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
@@ -350,6 +345,14 @@ impl Ledger {
     pub fn unsettled(&self, power: bool) -> BTreeSet<u64> {
         let unsettled = |w: &&Write| if power { !w.durable } else { w.status == Status::Open };
         self.writes.values().filter(unsettled).flat_map(|write| write.sectors.clone()).collect()
+    }
+
+    /// Nothing is promised any more of sectors that may still hold the zeroes of the beginning.
+    pub fn doubt_unwritten(&mut self) {
+        let unwritten: Vec<u64> = (0..self.sectors).filter(|&s| self.legal(s).contains(&ORIGIN.0)).collect();
+        for sector in unwritten {
+            self.doubt(sector..sector + 1);
+        }
     }
 
     /// Numbers of the writes whose data a read of `sector` that starts now may return, 0 being the first zeroes.

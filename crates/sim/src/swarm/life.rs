@@ -360,15 +360,7 @@ impl Swarm {
 
     /// Parity of rows that nobody has written is unknown, so a lost member's sectors there are, too.
     pub(crate) fn doubt_unwritten(&mut self) {
-        let mut ledger = self.shop.ledger.borrow_mut();
-        let mut from = 0;
-        let written: Vec<u64> = ledger.written().collect();
-        for sector in written {
-            ledger.doubt(from..sector);
-            from = sector + 1;
-        }
-        let end = ledger.sectors();
-        ledger.doubt(from..end);
+        self.shop.ledger.borrow_mut().doubt_unwritten();
     }
 
     /// Everything ends well: members come back, all is rebuilt, read, compared, stopped, and nothing is left.
