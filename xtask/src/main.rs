@@ -7,6 +7,7 @@ mod golden;
 mod nbd;
 mod packages;
 mod pattern;
+mod sim;
 mod steps;
 mod tidy;
 mod vm;
@@ -43,6 +44,10 @@ enum Task {
         #[arg(long)]
         keep: bool,
     },
+    /// Run seeds of the swarm simulation of the engine.
+    Sim(sim::Sim),
+    /// Show that the simulation's oracle finds every deliberate defect of the engine.
+    Mutants(sim::Mutants),
     /// Run the fuzz targets for a while.
     Fuzz {
         /// Only this target.
@@ -97,6 +102,8 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Test => steps::run(root),
         Task::Fuzz { target, seconds } => fuzz::run(root, target.as_deref(), seconds),
+        Task::Sim(sim) => sim::run(root, &sim),
+        Task::Mutants(mutants) => sim::mutants(root, &mutants),
         Task::Tidy => tidy::run(root),
         Task::Vm { list: true, .. } => {
             vm::list();

@@ -41,6 +41,8 @@ const STEPS: &[Step] = &[
         program: "cargo",
         arguments: &["test", "-p", "pinstripe-engine", "--features", "shuttle", "--test", "shuttle"],
     },
+    Step { name: "sim", program: "xtask", arguments: &["sim"] },
+    Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },
 ];

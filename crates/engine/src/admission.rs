@@ -12,6 +12,7 @@
 //!
 //! A writer never waits for the gate while it is counted, so the controller's waits end.
 
+use crate::mutants::{Mutant, active};
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
     Signal,
@@ -154,7 +155,7 @@ impl Admission {
     /// Closes the gate if nobody is inside. False, and open, otherwise.
     pub fn try_close(&self) -> bool {
         self.word.fetch_and(!OPEN, Ordering::SeqCst);
-        let inside = (0..2).any(|p| self.inside(p) != 0);
+        let inside = (0..2).any(|p| self.inside(p) != 0) && !active(Mutant::CleanWithWriters);
         if inside {
             self.open();
         }

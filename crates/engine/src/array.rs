@@ -58,9 +58,13 @@ pub(crate) struct Home {
     pub(crate) checks_wanted: Cell<u64>,
     pub(crate) checks_done: Cell<u64>,
     pub(crate) check_result: RefCell<Option<Result<CheckReport, IoError>>>,
+    /// The table whose requests the intent writer serves: a new one takes over when nobody works under the old one any more.
+    pub(crate) served: RefCell<Arc<IntentTable>>,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
+    changing: Cell<bool>,
+    changed: Signal,
     read_only: Option<ReadOnlyReason>,
     stale: Vec<StaleMember>,
     last_errors: RefCell<VecDeque<MemberError>>,
@@ -150,6 +154,17 @@ impl Drop for PagesLock<'_> {
     }
 }
 
+/// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up, no other
+/// may change before it is done (two spares for one slot, or with one device number).
+struct ChangeLock<'h>(&'h Home);
+
+impl Drop for ChangeLock<'_> {
+    fn drop(&mut self) {
+        self.0.changing.set(false);
+        self.0.changed.notify();
+    }
+}
+
 impl Home {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.volume.shared()
@@ -163,6 +178,11 @@ impl Home {
     pub(crate) async fn lock_pages(&self) -> PagesLock<'_> {
         self.pages_unlocked.wait_until(|| !self.pages_locked.replace(true)).await;
         PagesLock(self)
+    }
+
+    async fn lock_changes(&self) -> ChangeLock<'_> {
+        self.changed.wait_until(|| !self.changing.replace(true)).await;
+        ChangeLock(self)
     }
 
     pub(crate) fn take_command(&self) -> Option<Command> {
@@ -224,9 +244,11 @@ impl Array {
     }
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
-        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, .. } = assembled;
-        let intent =
-            Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, freshest.array.events == 0));
+        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, .. } =
+            assembled;
+        // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
+        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
+        let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let records = Records::new(freshest.array, seats, bitmap);
         let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
         for book in &records.members {
@@ -243,8 +265,10 @@ impl Array {
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
             all.for_each(|region| snapshot.intent.set_missed(region..=region));
         }
+        let served = RefCell::new(Arc::clone(&snapshot.intent));
         let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
         let home = Home {
+            served,
             volume: Volume::new(shared),
             records: RefCell::new(records),
             dirty: Cell::new(false),
@@ -257,6 +281,8 @@ impl Array {
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),
+            changing: Cell::new(false),
+            changed: Signal::default(),
             read_only,
             stale,
             last_errors: RefCell::default(),
@@ -318,6 +344,7 @@ impl Array {
     /// identity. Returns the slot.
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<usize, CommandError> {
         self.check_change()?;
+        let _changing = self.home.lock_changes().await;
         let snapshot = self.shared().snapshot();
         let slot = snapshot
             .seats
@@ -421,51 +448,44 @@ impl Array {
     pub async fn stop(&self) -> Result<(), IoError> {
         let result = self.home.command(|reply| Command::Stop { reply }).await;
         self.home.work.notify();
-        self.shared().snapshot().intent.wanted.notify();
+        self.home.served.borrow().wanted.notify();
         result
     }
 
     /// Removes the bitmap from a live array.
     pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
         self.check_change()?;
+        let _changing = self.home.lock_changes().await;
         let now = self.shared().snapshot();
         if !now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
         }
-        let intent = Arc::new(self.successor(&now.intent, REGION_BYTES_WITHOUT_BITMAP, false));
+        let intent = Arc::new(self.other_table(REGION_BYTES_WITHOUT_BITMAP, false));
         Ok(self.home.command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply }).await?)
     }
 
     /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
     pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
         self.check_change()?;
+        let _changing = self.home.lock_changes().await;
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
         }
         let (offset, image) = self.new_bitmap(region_bytes)?;
-        let intent = self.successor(&now.intent, region_bytes.into(), true);
+        let intent = self.other_table(region_bytes.into(), true);
         // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
         let change = IntentChange::Add { offset, image: Box::new(image) };
         Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
     }
 
-    /// A table with other regions and the marks of the old one.
-    fn successor(&self, old: &IntentTable, region_bytes: u64, persistent: bool) -> IntentTable {
+    /// A table with other regions; it inherits the marks of the old one when it takes over.
+    fn other_table(&self, region_bytes: u64, persistent: bool) -> IntentTable {
         let Geometry::Parity(geometry) = &self.shared().geometry else {
             unreachable!("checked by the caller")
         };
-        let new = IntentTable::new(geometry.member_bytes(), region_bytes, persistent);
-        for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
-            for successor in new.regions(region as u64 * old.region_bytes(), old.region_bytes()) {
-                new.set_needs_resync(successor, old.is_torn(region..=region));
-            }
-        }
-        if !self.shared().snapshot().is_complete() {
-            new.set_missed(0..=new.len() - 1);
-        }
-        new
+        IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 
     /// Where a new bitmap goes, and its first content.
@@ -508,7 +528,7 @@ fn initial_intent(
     geometry: &Geometry,
     bitmap: Option<&BitmapImage>,
     dirty_from: Option<u64>,
-    never_started: bool,
+    torn: bool,
 ) -> IntentTable {
     let member_bytes = match geometry {
         Geometry::Parity(geometry) => geometry.member_bytes(),
@@ -524,8 +544,6 @@ fn initial_intent(
         }
     }
     let Some(from) = dirty_from else { return intent };
-    // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
-    let torn = from == 0 && !never_started;
     let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {

@@ -207,6 +207,8 @@ pub(crate) struct Assembled {
     pub(crate) stale: Vec<StaleMember>,
     /// The array was stopped uncleanly, or its resync was not over: from which member sector parity can't be trusted.
     pub(crate) dirty_from: Option<u64>,
+    /// Dirty and degraded, and started nevertheless: parity stands in for data even where a crash may have torn rows.
+    pub(crate) forced: bool,
 }
 
 /// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
@@ -259,9 +261,10 @@ pub(crate) async fn assemble(
         return Err(AssembleError::DirtyDegraded { missing });
     }
     let bitmap = read_bitmap(&freshest, &seats).await?;
-    // Forced: what parity says is taken for true, as mdadm does.
-    let dirty_from = dirty_from.filter(|_| missing == 0);
-    Ok(Assembled { geometry, seats, freshest, journal, bitmap, read_only, stale, dirty_from })
+    // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
+    let forced = dirty_from.is_some() && missing > 0;
+    let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
+    Ok(Assembled { geometry, seats, freshest, journal, bitmap, read_only, stale, dirty_from, forced })
 }
 
 fn is_whole(member: &Found) -> bool {
@@ -369,13 +372,16 @@ fn seat(
     for member in found {
         let name = member.device.info().name.clone();
         let events = member.superblock.array.events;
-        let Role::Slot(slot) = member.superblock.role_in(&freshest.array) else {
+        let believed = active(Mutant::StaleMemberAccepted);
+        let role =
+            if believed { member.superblock.own_role() } else { member.superblock.role_in(&freshest.array) };
+        let Role::Slot(slot) = role else {
             if matches!(member.superblock.own_role(), Role::Slot(_)) {
                 stale.push(StaleMember { name, events, current });
             }
             continue;
         };
-        if !event_is_current(current, events) && !active(Mutant::StaleMemberAccepted) {
+        if !event_is_current(current, events) && !believed {
             stale.push(StaleMember { name, events, current });
             continue;
         }

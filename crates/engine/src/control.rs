@@ -378,8 +378,13 @@ impl Home {
         let old = self.shared().snapshot();
         let publish = || async {
             let now = self.shared().snapshot();
+            intent.inherit(&now.intent);
+            if !now.is_complete() {
+                intent.set_missed(0..=intent.len() - 1);
+            }
             self.shared().publish(Snapshot::new(now.generation + 1, now.seats.clone(), Arc::clone(&intent)));
             self.shared().admission.drained().await;
+            self.served.replace(Arc::clone(&intent));
             old.intent.wanted.notify();
             self.work.notify();
         };

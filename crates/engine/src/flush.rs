@@ -4,10 +4,9 @@ use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
     error::{IoError, Operation},
-    geometry::{Geometry, StripeId},
+    geometry::{Geometry, MemberSlot, Set64, StripeId},
     mutants::{Mutant, active},
     snapshot::{MemberId, View},
-    stripe_table::Entered,
     striped::striped_error,
     volume::VolumeInner,
 };
@@ -43,7 +42,7 @@ impl VolumeInner {
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
         let mut set = self.sets.take();
         let mut slots = [0; crate::geometry::MEMBERS_MAX];
-        for slot in 0..view.devices.len() {
+        for slot in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
             if let Some((_, device)) = view.member(slot) {
                 slots[set.push(device.flush())] = slot;
             }
@@ -67,9 +66,7 @@ impl VolumeInner {
     /// stripe is then written by other means or left, but never half zeroed with parity that does not match.
     pub(crate) async fn zero_stripe(&self, stripe: StripeId) -> Result<bool, IoError> {
         let geometry = self.parity_geometry();
-        let Entered::Owner(_claim, _) = self.shared.stripes.claim(self.shard, stripe.0, None).await else {
-            unreachable!("an exclusive claim never joins");
-        };
+        let _claim = self.claim_alone(stripe).await;
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let (pass, view) = loop {
             let pass = self
@@ -87,7 +84,7 @@ impl VolumeInner {
         let mark = intent.mark(intent.regions(offset, chunk), stripe.0);
         intent.durable(&mark).await;
         self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
-        let (unsupported, dropped) = self.zero_members(&view, offset, chunk).await;
+        let (unsupported, dropped) = self.zero_members(&view, stripe).await;
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));
         }
@@ -102,10 +99,18 @@ impl VolumeInner {
 
     /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so that the row stays
     /// consistent; then the answer is true. The members that failed come with it.
-    async fn zero_members(&self, view: &View, offset: u64, chunk: u64) -> (bool, Vec<MemberId>) {
+    async fn zero_members(&self, view: &View, stripe: StripeId) -> (bool, Vec<MemberId>) {
+        let geometry = self.parity_geometry();
+        let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
+        let map = geometry.slots(stripe);
+        let parity: Set64 =
+            [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index).collect();
         let (mut unsupported, mut dropped) = (false, Vec::new());
         for slot in 0..view.devices.len() {
             let Some((member, device)) = view.member(slot) else { continue };
+            if active(Mutant::ZeroesLeaveParity) && parity.contains(slot) {
+                continue;
+            }
             let at = member.data_offset + offset;
             let mut result = device.write_zeroes(at, chunk).await.result;
             if result.is_err_and(|e| e.kind == DeviceErrorKind::Unsupported) {

@@ -21,6 +21,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::mutants::{Mutant, active};
 use pinstripe_runtime::{
     Signal,
     atomics::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering},
@@ -264,9 +265,20 @@ impl IntentTable {
         self.update(region, |word| word | NEEDS_RESYNC | if torn { TORN } else { 0 });
     }
 
+    /// Takes over what `old`, with regions of another size perhaps, knows of parity.
+    pub fn inherit(&self, old: &Self) {
+        for region in (0..old.len()).filter(|&region| old.needs_resync(region..=region)) {
+            let torn = old.is_torn(region..=region);
+            for successor in self.regions(region as u64 * old.region_bytes, old.region_bytes) {
+                self.set_needs_resync(successor, torn);
+            }
+        }
+    }
+
     /// Whether parity of any of `regions` can't stand in for data: rows may have been torn by a crash.
     pub fn is_torn(&self, regions: Regions) -> bool {
-        regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & TORN != 0)
+        !active(Mutant::TornParityTrusted)
+            && regions.into_iter().any(|r| self.regions[r].load(Ordering::SeqCst) & TORN != 0)
     }
 
     /// Whether parity of any of `regions` may not match (C10).

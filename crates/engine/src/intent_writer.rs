@@ -17,13 +17,13 @@ impl Home {
     /// Writes requested bits: one group commit serves everybody who asked before it began (C7).
     pub(crate) async fn write_intent(self: Rc<Self>) {
         loop {
-            let intent = Arc::clone(&self.shared().snapshot().intent);
-            let replaced = || !Arc::ptr_eq(&intent, &self.shared().snapshot().intent);
+            // Not the snapshot's: writers under an old table are still to be served when there is a new one.
+            let intent = Arc::clone(&self.served.borrow());
+            let replaced = || !Arc::ptr_eq(&intent, &self.served.borrow());
             intent.wanted.wait_until(|| intent.has_requests() || replaced() || self.stopped.get()).await;
             if self.stopped.get() {
                 return;
             }
-            // Writers under an old table are waited for before it is out of use, so its requests are served to the last.
             if intent.has_requests() {
                 self.commit(&intent).await;
             }
@@ -74,7 +74,7 @@ impl Home {
         }
     }
 
-    async fn sweep_once(&self, intent: &IntentTable) {
+    async fn sweep_once(&self, intent: &Arc<IntentTable>) {
         let mut candidates = intent.sweep_candidates();
         if active(Mutant::BitClearedEarly) {
             candidates = (0..intent.len()).filter(|&region| intent.is_set(region)).collect();
@@ -96,6 +96,11 @@ impl Home {
         }
         candidates.retain(|&region| intent.try_clear(region));
         let lock = self.lock_pages().await;
+        if !Arc::ptr_eq(intent, &self.shared().snapshot().intent) {
+            // The bitmap was replaced meanwhile: these regions are no regions of what is there now.
+            intent.set(&candidates);
+            return;
+        }
         let pages = self.change_bits(&candidates, false);
         let failures = self.write_bitmap_pages(&pages).await;
         drop(lock);

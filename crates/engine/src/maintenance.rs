@@ -19,7 +19,6 @@ use crate::{
     row::{Row, Want},
     shared::Answer,
     snapshot::{MemberId, View},
-    stripe_table::Entered,
     volume::VolumeInner,
 };
 
@@ -295,12 +294,17 @@ impl Home {
         whole
     }
 
-    /// Compares every stripe.
+    /// Compares every stripe. False if it must be done again.
     async fn scrub(self: &Rc<Self>) -> bool {
         let tickets = self.checks_wanted.get();
         let stripes = self.volume.inner.parity_geometry().stripes();
         self.begin(SyncAction::Check, 0, stripes);
         let walk = self.walk(SyncAction::Check, None, 0..stripes).await;
+        let over = self.stopped.get() || self.shared().has_failed();
+        if walk.aborted.get() && !over {
+            // A member failed under it: the next look begins anew with those that are left.
+            return false;
+        }
         let result = if walk.aborted.get() {
             Err(if self.stopped.get() { IoError::Stopping } else { IoError::Failed })
         } else {
@@ -320,8 +324,10 @@ impl Home {
 impl VolumeInner {
     /// Does one stripe of a walk, under its claim. Returns the sectors of rows that did not match.
     async fn sync_stripe(&self, walk: &Walk, stripe: StripeId, row: &mut Row) -> Result<u64, IoError> {
-        let Entered::Owner(_claim, _) = self.shared.stripes.claim(self.shard, stripe.0, None).await else {
-            unreachable!("an exclusive claim never joins");
+        let _claim = if active(Mutant::SyncWithoutClaim) && walk.action != SyncAction::Check {
+            None
+        } else {
+            Some(self.claim_alone(stripe).await)
         };
         let view = self.view();
         if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {

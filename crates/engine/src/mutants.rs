@@ -55,8 +55,22 @@ mutants! {
     NeverDirty,
     /// A dirty and degraded array is started (C19).
     DirtyDegradedStarted,
-    /// A stale member is taken back as current.
+    /// A member that the others call faulty is taken back because it calls itself current.
     StaleMemberAccepted,
+    /// A flush leaves out the first member (C4, C5).
+    FlushSkipsMember,
+    /// Resync and rebuild don't claim the stripe.
+    SyncWithoutClaim,
+    /// A member that is being rebuilt is read from.
+    RecoveringRead,
+    /// The superblocks are marked clean while somebody writes.
+    CleanWithWriters,
+    /// Zeroing a stripe leaves its parity as it was (C6).
+    ZeroesLeaveParity,
+    /// A device that was absent at assembly keeps its role in the superblocks (C2).
+    AbsentKeepsRole,
+    /// Parity of rows that a crash may have torn stands in for data (C10).
+    TornParityTrusted,
 }
 
 #[cfg(feature = "mutants")]

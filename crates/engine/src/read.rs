@@ -5,10 +5,10 @@ use pinstripe_runtime::{Buffer, DeviceErrorKind, Submission, shard};
 use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
+    mutants::{Mutant, active},
     parity_cache::ROW_BYTES,
     row::{Row, Want},
     snapshot::View,
-    stripe_table::Entered,
     volume::VolumeInner,
 };
 
@@ -117,6 +117,7 @@ impl VolumeInner {
                     return (Ok(()), buffer);
                 }
                 Ok(_) => {}
+                Err(_) if active(Mutant::ReadErrorIgnored) => return (Ok(()), buffer),
                 Err(error) => {
                     if error.kind != DeviceErrorKind::Media {
                         self.report(&view, slot, Operation::Read, member.data_offset + offset, error);
@@ -135,9 +136,10 @@ impl VolumeInner {
         mut buffer: Buffer,
         repair: Option<usize>,
     ) -> (Result<(), IoError>, Buffer) {
-        let Entered::Owner(claim, _) = self.shared.stripes.claim(self.shard, piece.stripe.0, None).await
-        else {
-            unreachable!("an exclusive claim never joins");
+        let claim = if active(Mutant::DegradedReadWithoutClaim) {
+            None
+        } else {
+            Some(self.claim_alone(piece.stripe).await)
         };
         let view = self.view();
         let mut row = self.rows.take();

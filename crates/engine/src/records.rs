@@ -16,6 +16,7 @@ use pinstripe_runtime::{Device, DeviceSource};
 use crate::{
     assembly::Found,
     error::MemberError,
+    mutants::{Mutant, active},
     snapshot::{Member, MemberId},
     volume::Unattached,
 };
@@ -51,22 +52,7 @@ pub(crate) struct Records {
 
 impl Records {
     /// Books of what assembly found.
-    ///
-    /// A device that was left out (not given, out of date, a replacement that isn't served) misses everything that is
-    /// written from now on. So the next superblocks call it faulty, whatever the table said: one event behind counts as current,
-    /// and by that it would be taken back with old data (C2).
-    pub(crate) fn new(
-        mut array: ArrayRecord,
-        seats: Vec<Option<Found>>,
-        bitmap: Option<BitmapImage>,
-    ) -> Self {
-        let seated: Vec<_> =
-            seats.iter().flatten().map(|found| found.superblock.member.dev_number.0.into()).collect();
-        for (number, role) in array.roles.iter_mut().enumerate() {
-            if matches!(role, Role::Slot(_)) && !seated.contains(&number) {
-                *role = Role::Faulty;
-            }
-        }
+    pub(crate) fn new(array: ArrayRecord, seats: Vec<Option<Found>>, bitmap: Option<BitmapImage>) -> Self {
         let mut records = Self { array, members: Vec::new(), bitmap };
         for (slot, found) in seats.into_iter().enumerate() {
             if let Some(Found { source, device, superblock, bad_blocks }) = found {
@@ -78,7 +64,23 @@ impl Records {
                 records.enter(source, device, superblock, bad_blocks, slot, state);
             }
         }
+        if !active(Mutant::AbsentKeepsRole) {
+            records.disown_absent();
+        }
         records
+    }
+
+    /// A device that was left out (not given, out of date, a replacement that isn't served) misses everything that is
+    /// written from now on. The next superblocks call it faulty, whatever the table said: one event behind counts as
+    /// current, and by that it would be taken back with old data (C2).
+    fn disown_absent(&mut self) {
+        let here: Vec<usize> =
+            self.members.iter().map(|book| usize::from(book.superblock.member.dev_number.0)).collect();
+        for (number, role) in self.array.roles.iter_mut().enumerate() {
+            if matches!(role, Role::Slot(_)) && !here.contains(&number) {
+                *role = Role::Faulty;
+            }
+        }
     }
 
     /// Enters a device.

@@ -8,7 +8,12 @@ use std::{
 use pinstripe_md::bad_blocks::BadBlocks;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
-use crate::{cost::MemberCost, geometry::Set64, intent::IntentTable};
+use crate::{
+    cost::MemberCost,
+    geometry::Set64,
+    intent::IntentTable,
+    mutants::{Mutant, active},
+};
 
 /// A device that was attached to the array; never reused for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +117,8 @@ impl View {
 
     /// The member and device of a slot that has everything, if `length` bytes at member offset `offset` are not known to be bad there.
     pub fn readable(&self, slot: usize, offset: u64, length: u64) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
-        if self.snapshot.missing.contains(slot) {
+        let recovering = active(Mutant::RecoveringRead) && self.snapshot.recovering.contains(slot);
+        if self.snapshot.missing.contains(slot) && !recovering {
             return None;
         }
         self.member(slot).filter(|(member, _)| !member.is_bad(offset, length))

@@ -25,6 +25,7 @@ use crate::{
     shared::{Answer, Shared},
     snapshot::{Member, MemberId, View},
     statistics::Counters,
+    stripe_table::{Claim, Entered},
     write::WriteContext,
 };
 
@@ -235,6 +236,14 @@ impl VolumeInner {
     fn check_write(&self, offset: u64, length: u64) -> Result<(), IoError> {
         self.shared.geometry.check_range(offset, length)?;
         if self.shared.options.read_only { Err(IoError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Claims a stripe for something that nobody can join.
+    pub(crate) async fn claim_alone(&self, stripe: StripeId) -> Claim<'_, Piece, Answer> {
+        let Entered::Owner(claim, _) = self.shared.stripes.claim(self.shard, stripe.0, None).await else {
+            unreachable!("an exclusive claim never joins");
+        };
+        claim
     }
 
     /// The membership as this shard sees it, brought up to date.

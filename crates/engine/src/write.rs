@@ -62,6 +62,8 @@ struct Held {
     transfers: Vec<Transfer>,
     bytes: Vec<Slice>,
     rows: Vec<(Parity, u32, Slice)>,
+    /// What was recovered of columns that are not written: slot, start, and the bytes.
+    recovered: Vec<(MemberSlot, u32, Slice)>,
 }
 
 /// Why a batch starts over.
@@ -187,11 +189,15 @@ impl VolumeInner {
         }
         let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
         let image = &mut context.image;
+        let mut reversed = Vec::new();
         let joined = claim.join(room, |piece| {
-            if !active(Mutant::FollowerLost) {
+            if active(Mutant::BatchReversed) {
+                reversed.push(piece);
+            } else if !active(Mutant::FollowerLost) {
                 image.add(piece);
             }
         });
+        reversed.into_iter().rev().for_each(|piece| image.add(piece));
         self.counters().joins.add(joined as u64);
         joined
     }
@@ -426,6 +432,10 @@ impl VolumeInner {
         }
         if !lost.is_empty() {
             self.recover(map, run, recovery, lost, &mut old[..map.columns()], held)?;
+            for column in lost.without(run.written) {
+                let bytes = old[column].clone();
+                held.recovered.extend(bytes.map(|bytes| (map.data_slot(column), run.start, bytes)));
+            }
         }
         let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
         for (column, bytes) in data[..map.columns()].iter_mut().enumerate() {
@@ -477,7 +487,7 @@ impl VolumeInner {
     async fn write_members(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
         let geometry = self.parity_geometry();
         let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
-        let WriteContext { image, plan, parity, set, requests, .. } = context;
+        let WriteContext { image, plan, parity, set, requests, held, avoid, .. } = context;
         let started = self.start_clock(set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
@@ -491,6 +501,12 @@ impl VolumeInner {
         };
         for extent in image.extents() {
             submit(map.data_slot(extent.column), extent.start, &extent.data, fua);
+        }
+        // Sectors that could not be read get what the new parity takes them for (C14). In a row that was never in sync
+        // they would otherwise be one thing to parity and another to who reads them in smaller pieces.
+        for (slot, start, bytes) in held.recovered.iter().filter(|(slot, ..)| avoid.contains(slot.index())) {
+            self.counters().corrected_reads.add(1);
+            submit(*slot, *start, bytes, fua);
         }
         for (run, parity) in plan.runs().iter().zip(parity.iter()) {
             self.forget_parity(stripe, run);
@@ -620,6 +636,7 @@ impl Held {
         self.transfers.clear();
         self.bytes.clear();
         self.rows.clear();
+        self.recovered.clear();
     }
 
     /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are in one piece.

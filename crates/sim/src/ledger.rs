@@ -214,6 +214,19 @@ impl Ledger {
         id
     }
 
+    /// The volume has said that of these two writes, both in flight, `later` wins wherever both cover a sector.
+    pub fn order(&mut self, earlier: WriteId, later: WriteId) {
+        let Some(sectors) = self.writes.get(&earlier).map(|write| write.sectors.clone()) else { return };
+        for sector in sectors {
+            let Some(versions) = self.versions.get_mut(&sector) else { continue };
+            if versions.iter().any(|version| version.write == later)
+                && let Some(version) = versions.iter_mut().find(|version| version.write == earlier)
+            {
+                version.before.push(later);
+            }
+        }
+    }
+
     /// Zeroing is about to be asked for.
     pub fn begin_zeroes(&mut self, sectors: Range<u64>, forced: bool) -> WriteId {
         self.begin(Kind::Zeroes, sectors, forced)
@@ -290,8 +303,11 @@ impl Ledger {
         self.flushes.clear();
         let sectors: Vec<u64> = self.versions.keys().copied().collect();
         let mut survivors = BTreeSet::new();
-        for sector in sectors {
+        let doubted: Vec<u64> = self.doubted.keys().copied().collect();
+        for sector in doubted {
             self.crash_doubt(sector, now);
+        }
+        for sector in sectors {
             self.retain(sector, |ledger, versions, version| {
                 !ledger.durable_after(versions, version).any(|_| true)
             });
@@ -322,6 +338,21 @@ impl Ledger {
     pub fn doubt(&mut self, sectors: Range<u64>) {
         let now = self.tick();
         self.doubted.extend(sectors.map(|sector| (sector, now)));
+    }
+
+    /// Sectors whose rows a crash now may leave half written: with `power` those of every write that isn't known to be
+    /// durable, without it (the process alone dies) those of writes in flight.
+    pub fn unsettled(&self, power: bool) -> BTreeSet<u64> {
+        let unsettled = |w: &&Write| if power { !w.durable } else { w.status == Status::Open };
+        self.writes.values().filter(unsettled).flat_map(|write| write.sectors.clone()).collect()
+    }
+
+    /// Nothing is promised any more of sectors that may still hold the zeroes of the beginning.
+    pub fn doubt_unwritten(&mut self) {
+        let unwritten: Vec<u64> = (0..self.sectors).filter(|&s| self.legal(s).contains(&ORIGIN.0)).collect();
+        for sector in unwritten {
+            self.doubt(sector..sector + 1);
+        }
     }
 
     /// Numbers of the writes whose data a read of `sector` that starts now may return, 0 being the first zeroes.
@@ -718,6 +749,17 @@ mod tests {
         client.ledger.complete_flush(flush, false);
         client.ledger.crash();
         client.legal(&[ORIGIN, write]);
+    }
+
+    #[test]
+    fn of_two_ordered_writes_in_flight_the_later_one_wins() {
+        let mut client = Client::new();
+        let (first, second) = (client.begin(false), client.begin(false));
+        client.ledger.order(first, second);
+        client.legal(&[ORIGIN, first, second]);
+        client.ledger.complete_write(second, true);
+        client.ledger.complete_write(first, true);
+        client.legal(&[second]);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod checks;
 pub mod disk;
 pub mod faults;
 pub mod ledger;
@@ -22,6 +23,7 @@ pub mod rng;
 mod source;
 pub mod stamp;
 pub mod stream;
+pub mod swarm;
 pub mod trace;
 pub mod world;
 

@@ -1,0 +1,171 @@
+//! What a run is made of: every choice that stands before the world begins, drawn from the seed.
+
+use pinstripe_engine::{options::ArrayOptions, plan::WritePolicy};
+use pinstripe_md::{
+    identity::{SetName, Timestamp, Uuid},
+    level::{Layout, Level, ParityLayout, Raid0Layout},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+    superblock::MetadataVersion,
+    units::{Sector, SectorCount},
+};
+
+use crate::{Rng, SimDiskConfig};
+
+/// Room in front of the data and behind it, for superblock, bitmap and logs.
+const FRONT_SECTORS: u64 = 256;
+const BEHIND_SECTORS: u64 = 512;
+
+/// One run's shape.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The level.
+    pub level: Level,
+    /// Its layout.
+    pub layout: Layout,
+    /// Members.
+    pub members: usize,
+    /// Chunk in bytes.
+    pub chunk: u64,
+    /// Stripes.
+    pub stripes: u64,
+    /// Logical block of the array in bytes.
+    pub block: u32,
+    /// Where the superblock lies.
+    pub version: MetadataVersion,
+    /// Bytes per bit, or no bitmap.
+    pub bitmap: Option<u32>,
+    /// Whether parity begins as garbage and is resynced.
+    pub resync: bool,
+    /// Shards.
+    pub shards: usize,
+    /// Lives: how often the array is assembled, at most.
+    pub lives: u64,
+    /// Clients per life.
+    pub clients: u64,
+    /// Requests per client.
+    pub requests: u64,
+    /// Of 8 lives, how many end with a crash rather than in peace.
+    pub crashes: u64,
+    /// Whether members fail.
+    pub failures: bool,
+    /// The engine's options.
+    pub options: ArrayOptions,
+    /// What the disks are like; sizes and blocks are set.
+    pub disk: SimDiskConfig,
+}
+
+impl Setup {
+    /// The shape of a run.
+    pub fn drawn(rng: &mut Rng) -> Self {
+        let level = rng.pick(&[
+            Level::Raid5,
+            Level::Raid5,
+            Level::Raid5,
+            Level::Raid6,
+            Level::Raid6,
+            Level::Raid6,
+            Level::Raid4,
+            Level::Raid0,
+        ]);
+        let layout = match level {
+            Level::Raid0 => Layout::Raid0(rng.pick(&[Raid0Layout::Original, Raid0Layout::Alternate])),
+            Level::Raid4 => Layout::None,
+            _ => {
+                let all: Vec<ParityLayout> = ParityLayout::all_of(level).collect();
+                Layout::Parity(rng.pick(&all))
+            }
+        };
+        let members_min = if level == Level::Raid6 { 4 } else { 3 };
+        let members = members_min + rng.index(8 - members_min);
+        let chunk = rng.pick(&[4096, 4096, 8192, 16384, 16384, 65536]);
+        // At most 384 KiB of each member, so that a run can look at everything often.
+        let stripes = (8 + rng.below(33)).min(393_216 / chunk);
+        let block = rng.pick(&[512, 512, 512, 4096]);
+        let parity = level != Level::Raid0;
+        let bitmap = (parity && rng.chance(3, 4)).then(|| rng.pick(&[4096, 8192, 32768, 65536]));
+        let size = (FRONT_SECTORS + BEHIND_SECTORS) * 512 + chunk * stripes;
+        let mut disk = SimDiskConfig::drawn(rng, "disk", size);
+        disk.logical_block = block;
+        disk.tear_bytes = if rng.chance(1, 4) { block } else { 512 };
+        Self {
+            level,
+            layout,
+            members,
+            chunk,
+            stripes,
+            block,
+            version: rng.pick(&[MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2]),
+            bitmap,
+            resync: parity && rng.chance(1, 3),
+            shards: 1 + rng.index(3),
+            lives: 1 + rng.below(4),
+            clients: 1 + rng.below(9),
+            requests: 8 + rng.below(40),
+            crashes: rng.pick(&[0, 4, 6, 8]),
+            failures: parity && rng.chance(2, 3),
+            options: options(rng, disk.latency_ns_max),
+            disk,
+        }
+    }
+
+    /// What to create.
+    pub fn wish(&self, rng: &mut Rng) -> NewArray {
+        let bitmap = match self.bitmap {
+            Some(bytes) => NewBitmap::Internal { chunk_bytes: Some(bytes) },
+            None => NewBitmap::None,
+        };
+        let v1_0 = self.version == MetadataVersion::V1_0;
+        NewArray {
+            set_uuid: uuid(rng),
+            name: SetName::from_bytes([b's'; 32]),
+            created: Timestamp::new(1, 0),
+            level: self.level,
+            layout: self.layout,
+            chunk: SectorCount(self.chunk / 512),
+            version: self.version,
+            bitmap,
+            initial: if self.resync { InitialSync::Resync } else { InitialSync::AssumeClean },
+            size: (self.level != Level::Raid0).then_some(SectorCount(self.chunk * self.stripes / 512)),
+            data_offset: (!v1_0).then_some(Sector(FRONT_SECTORS)),
+            logical_block_bytes: self.block.into(),
+            members: (0..self.members)
+                .map(|_| NewDevice { sectors: self.disk.size / 512, uuid: uuid(rng) })
+                .collect(),
+            spares: vec![],
+        }
+    }
+
+    /// One disk of the run.
+    pub fn disk(&self, number: usize) -> SimDiskConfig {
+        SimDiskConfig { name: format!("disk{number}"), ..self.disk.clone() }
+    }
+}
+
+/// An identity.
+pub fn uuid(rng: &mut Rng) -> Uuid {
+    let mut bytes = [0; 16];
+    rng.fill(&mut bytes);
+    Uuid(bytes)
+}
+
+/// The timers go with the disks: an idle array that looks at its watch costs steps and shows nothing.
+fn options(rng: &mut Rng, latency_ns: u64) -> ArrayOptions {
+    ArrayOptions {
+        policy: rng.pick(&[
+            WritePolicy::MinReads,
+            WritePolicy::ModThreshold,
+            WritePolicy::AlwaysRmw,
+            WritePolicy::AlwaysRmw,
+            WritePolicy::Cost,
+            WritePolicy::Cost,
+        ]),
+        parity_cache_bytes: rng.pick(&[0, 32 << 10, 64 << 10, 1 << 20]),
+        safe_mode_delay_ns: rng.pick(&[50_000, 1_000_000, 20_000_000]).max(latency_ns / 2),
+        sweep_ns: Some(rng.pick(&[200_000, 2_000_000, 30_000_000]).max(latency_ns)),
+        gather_ns: rng.pick(&[0, 20_000, 200_000]),
+        maintenance_depth: 1 + rng.index(4),
+        batch_max: rng.pick(&[1, 2, 8, 256]),
+        wall_clock: || 1,
+        ..ArrayOptions::default()
+    }
+}

@@ -1,0 +1,223 @@
+//! What happens to an array in service: members fail, sectors rot, the owner changes things.
+
+use std::{cell::RefCell, rc::Rc};
+
+use pinstripe_engine::{
+    array::{Array, CommandError},
+    snapshot::Seat,
+};
+
+use super::{Swarm, Verdict, draw::uuid};
+use crate::{Event, Fault, SECTOR, Trigger, rng::index};
+
+impl Swarm {
+    /// One event, or none.
+    pub(crate) fn event(&mut self) {
+        if self.setup.level.parity_count() == 0 {
+            if self.rng.chance(1, 8) {
+                self.hold_up();
+            }
+            return;
+        }
+        match self.rng.below(24) {
+            0..=2 if self.setup.failures => self.fail_member(),
+            3 if self.setup.failures => self.fail_by_hand(),
+            4 | 5 if self.setup.failures => self.rot(),
+            6 | 7 => self.spawn_add_if_wanted(),
+            8 => self.spawn_check(),
+            9 => self.change_bitmap(),
+            10 => self.hold_up(),
+            _ => {}
+        }
+    }
+
+    /// The number of the disk in a slot.
+    fn disk_in(&self, slot: usize) -> Option<usize> {
+        let snapshot = self.array().shared().snapshot();
+        let name = &snapshot.seats[slot].member()?.name;
+        self.disks.iter().position(|disk| disk.info().name == *name)
+    }
+
+    /// Slots that can't be relied on: empty, being rebuilt, or held by a disk with a lethal fault.
+    pub(crate) fn broken(&self) -> usize {
+        let snapshot = self.array().shared().snapshot();
+        let is_broken = |slot: &usize| {
+            !matches!(snapshot.seats[*slot], Seat::InSync(_))
+                || self.disk_in(*slot).is_some_and(|disk| self.doomed.contains(&disk))
+        };
+        (0..snapshot.seats.len()).filter(is_broken).count()
+    }
+
+    /// Whether parity may be wrong in rows that were written: then nothing may be lost.
+    fn is_torn(&self) -> bool {
+        let snapshot = self.array().shared().snapshot();
+        snapshot.intent.is_torn(0..=snapshot.intent.len() - 1)
+    }
+
+    /// A slot whose member may be lost now, and its disk.
+    fn victim(&mut self) -> Option<(usize, usize)> {
+        let snapshot = self.array().shared().snapshot();
+        let slot = self.rng.index(snapshot.seats.len());
+        let disk = self.disk_in(slot)?;
+        let whole = matches!(snapshot.seats[slot], Seat::InSync(_)) && !self.doomed.contains(&disk);
+        if whole && (self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count())) {
+            return None;
+        }
+        if whole && self.unsynced {
+            self.doubt_unwritten();
+        }
+        Some((slot, disk))
+    }
+
+    fn fail_member(&mut self) {
+        let Some((_, disk)) = self.victim() else { return };
+        self.summary.failures += 1;
+        self.doomed.insert(disk);
+        let size = self.setup.disk.size;
+        let fault = match self.rng.below(6) {
+            0..=2 => Fault::Gone,
+            3 => Fault::FailFlushes(1 + u32::from(self.rng.chance(1, 2))),
+            4 => Fault::RefuseRequests(1 + u32::from(self.rng.chance(1, 2))),
+            _ => {
+                let from = self.rng.below(size / SECTOR) * SECTOR;
+                Fault::UnwritableRange(from..size.min(from + (1 << self.rng.range(12..20))))
+            }
+        };
+        self.disks[disk].fault(&fault);
+    }
+
+    fn fail_by_hand(&mut self) {
+        let Some((slot, disk)) = self.victim() else { return };
+        self.summary.failures += 1;
+        self.doomed.insert(disk);
+        self.command("fail", move |array| async move {
+            match array.fail(slot).await {
+                Ok(()) | Err(CommandError::SlotEmpty(_)) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+    }
+
+    /// A latent error, where the rest of the row is whole.
+    fn rot(&mut self) {
+        let Some(geometry) = self.shape() else { return };
+        if self.is_torn() || self.broken() >= geometry.redundancy() {
+            return;
+        }
+        let snapshot = self.array().shared().snapshot();
+        let slot = self.rng.index(snapshot.seats.len());
+        let Some(disk) = self.disk_in(slot) else { return };
+        let Some(member) = snapshot.seats[slot].member() else { return };
+        if self.unsynced {
+            self.doubt_unwritten();
+        }
+        // A request that met an error may still be at work when the error is cured, so the disk stays on the list.
+        self.doomed.insert(disk);
+        for _ in 0..1 + self.rng.below(4) {
+            let from = self.rng.below(geometry.member_bytes() / SECTOR) * SECTOR;
+            let length = (1 + self.rng.below(self.rng.clone().pick(&[1, 8, 64]))) * SECTOR;
+            let end = geometry.member_bytes().min(from + length);
+            self.disks[disk]
+                .fault(&Fault::UnreadableRange(member.data_offset + from..member.data_offset + end));
+        }
+    }
+
+    /// A disk hangs for a while, or is slow.
+    fn hold_up(&mut self) {
+        let number = self.rng.index(self.disks.len());
+        let disk = &self.disks[number];
+        if disk.is_gone() {
+            return;
+        }
+        if self.rng.chance(1, 2) {
+            disk.fault(&Fault::Hang);
+            let until = self.world.now() + self.rng.below(20_000_000);
+            disk.plan(Trigger::AtTime(until), Fault::Release);
+        } else {
+            disk.fault(&Fault::SlowBy(self.rng.pick(&[1, 4, 16])));
+        }
+    }
+
+    /// Has the owner do something while the users go on.
+    fn command<F>(&mut self, name: &'static str, act: impl FnOnce(Array) -> F)
+    where
+        F: Future<Output = Result<(), String>> + 'static,
+    {
+        let shop = Rc::clone(&self.shop);
+        shop.open.set(shop.open.get() + 1);
+        let act = act(self.array());
+        self.world.trace().record(Event::Note { what: name, value: 0 });
+        self.world.spawn(0, name, async move {
+            if let Err(error) = act.await
+                && !shop.closing.get()
+            {
+                shop.accuse(Verdict::Refused(format!("{name}: {error}")));
+            }
+            shop.open.set(shop.open.get() - 1);
+        });
+    }
+
+    fn spawn_add_if_wanted(&mut self) {
+        let snapshot = self.array().shared().snapshot();
+        // Two at once may want the same slot; more is no other case.
+        let pending = self.shop.adds.get();
+        if snapshot.seats.iter().any(|seat| seat.member().is_none()) && pending < 2 {
+            self.spawn_add();
+        }
+    }
+
+    /// Puts a new disk in, or one that was dropped earlier.
+    pub(crate) fn spawn_add(&mut self) {
+        let number = self.disks.len();
+        let disk = self.world.add_disk(self.setup.disk(number));
+        if self.rng.chance(1, 2) {
+            // Whatever it held before.
+            let mut bytes = vec![0; index(self.setup.disk.size)];
+            self.rng.fill(&mut bytes);
+            disk.poke(0, &bytes);
+        }
+        self.disks.push(disk.clone());
+        self.summary.spares += 1;
+        let identity = uuid(&mut self.rng);
+        let shop = Rc::clone(&self.shop);
+        shop.adds.set(shop.adds.get() + 1);
+        self.command("add", move |array| async move {
+            let added = array.add(disk.source(), identity).await;
+            shop.adds.set(shop.adds.get() - 1);
+            match added {
+                Ok(_) | Err(CommandError::NoEmptySlot) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+    }
+
+    fn spawn_check(&mut self) {
+        let shop = Rc::clone(&self.shop);
+        self.command("check", move |array| async move {
+            let before = array.shared().snapshot();
+            let in_sync = before.intent.resync_count() == 0;
+            let report = array.check().await.map_err(|error| error.to_string())?;
+            if in_sync && report.mismatched_sectors > 0 {
+                shop.accuse(Verdict::Scrub(format!("{report:?} although nothing was to be resynced")));
+            }
+            Ok(())
+        });
+    }
+
+    fn change_bitmap(&mut self) {
+        let region = self.rng.pick(&[4096, 16384, 65536]);
+        let refused: Rc<RefCell<Option<String>>> = Rc::default();
+        self.command("bitmap", move |array| async move {
+            let has_one = array.shared().snapshot().intent.is_persistent();
+            let done = if has_one { array.remove_bitmap().await } else { array.add_bitmap(region).await };
+            match done {
+                // No room, or somebody else was faster.
+                Err(CommandError::Bitmap(words)) => {
+                    *refused.borrow_mut() = Some(words);
+                    Ok(())
+                }
+                other => other.map_err(|error| error.to_string()),
+            }
+        });
+    }
+}

@@ -1,0 +1,504 @@
+//! The lives of an array: assembly, work, and an end in peace or by a crash.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use pinstripe_engine::{
+    array::Array,
+    assembly::AssembleError,
+    create::create,
+    geometry::{ParityGeometry, StripeId},
+    options::ArrayOptions,
+    volume::Volume,
+};
+use pinstripe_runtime::DeviceSource;
+
+use super::{
+    Shop, Swarm, Verdict,
+    client::{Habits, client, read_all},
+};
+use crate::{
+    Fault, SECTOR, SimDisk,
+    checks::{Damage, check_parity, superblock, survey},
+    world::Stuck,
+};
+
+/// Steps after which a run that should have come to rest counts as stuck.
+const PATIENCE: u64 = 1_000_000;
+
+/// How a life ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Peace,
+    Crash,
+    Kill,
+    /// While the array is being stopped.
+    CrashInStop,
+}
+
+impl Swarm {
+    /// The whole run.
+    pub(crate) fn run(&mut self) -> Result<(), Verdict> {
+        self.create()?;
+        for life in 0..self.setup.lives {
+            if !self.assemble()? {
+                return Ok(());
+            }
+            let last = life + 1 == self.setup.lives;
+            let end = if !last && self.rng.chance(self.setup.crashes, 8) {
+                self.rng.pick(&[End::Crash, End::Crash, End::Crash, End::Kill, End::CrashInStop])
+            } else {
+                End::Peace
+            };
+            self.live(end)?;
+        }
+        Ok(())
+    }
+
+    fn create(&mut self) -> Result<(), Verdict> {
+        let wish = self.setup.wish(&mut self.rng);
+        let disks = self.disks.clone();
+        let placed = self.world.block_on(0, "create", PATIENCE, async move {
+            let devices: Vec<_> = disks.iter().map(SimDisk::attach).collect();
+            create(&wish, &devices).await
+        })?;
+        placed.map_err(|error| Verdict::Refused(format!("create: {error}")))?;
+        if let Some(geometry) = self.shape() {
+            self.shop = Shop::new(geometry.array_bytes() / SECTOR);
+            if self.setup.resync {
+                self.spoil_parity(&geometry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Parity that nobody has computed yet.
+    fn spoil_parity(&mut self, geometry: &ParityGeometry) {
+        let Ok(survey) = survey(self.disks.iter().enumerate()) else { return };
+        let mut bytes = vec![0; geometry.chunk_bytes() as usize];
+        for stripe in 0..geometry.stripes() {
+            let map = geometry.slots(StripeId(stripe));
+            for slot in [Some(map.p_slot()), map.q_slot()].into_iter().flatten() {
+                if let Some((number, superblock)) = &survey.seats[slot.index()]
+                    && self.rng.chance(3, 4)
+                {
+                    self.rng.fill(&mut bytes);
+                    let at =
+                        superblock.member.data_offset.0 * SECTOR + geometry.member_offset(StripeId(stripe));
+                    self.disks[*number].poke(at, &bytes);
+                }
+            }
+        }
+    }
+
+    /// Disks that are there and have ever been given a superblock, and their numbers.
+    fn present(&self) -> Vec<(usize, SimDisk)> {
+        let disks = self.disks.iter().cloned().enumerate();
+        disks
+            .filter(|(number, disk)| {
+                !disk.is_gone() && (self.initiated.contains(number) || superblock(disk).is_some())
+            })
+            .collect()
+    }
+
+    /// Assembles the array. False if it was refused, legally, and the run ends here.
+    fn assemble(&mut self) -> Result<bool, Verdict> {
+        for _ in 0..self.rng.pick(&[0, 0, 0, 1, 2]) {
+            // The machine dies in the middle of the assembly, or just after it, when resync has begun.
+            self.start_assembly(false);
+            let steps = 1 << self.rng.below(11);
+            let _ = self.world.run_until(steps, |_| false);
+            self.crash(true)?;
+        }
+        let mut force = false;
+        loop {
+            let outcome = self.start_assembly(force);
+            self.world.run_until(PATIENCE, |_| outcome.borrow().is_some())?;
+            let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
+            match outcome {
+                Ok(array) => {
+                    self.begin_life(array);
+                    return Ok(true);
+                }
+                Err(AssembleError::DirtyDegraded { missing }) => {
+                    let present = self.present();
+                    let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+                    if !survey.is_dirty() || survey.whole() == survey.seats.len() {
+                        let words = format!("refused as dirty with {missing} missing, which it is not");
+                        return Err(Verdict::Refused(words));
+                    }
+                    self.summary.refusals += 1;
+                    if self.rng.chance(1, 4) {
+                        return Ok(false);
+                    }
+                    self.summary.forced += 1;
+                    let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+                    self.doubt_suspects(&here);
+                    force = true;
+                }
+                Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
+            }
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "a slot for the outcome of a task")]
+    fn start_assembly(&mut self, force: bool) -> Rc<RefCell<Option<Result<Array, AssembleError>>>> {
+        let mut sources: Vec<Arc<dyn DeviceSource>> =
+            self.present().iter().map(|(_, disk)| disk.source()).collect();
+        self.rng.shuffle(&mut sources);
+        let options = ArrayOptions { force, ..self.setup.options.clone() };
+        let shards = (0..self.world.shards()).map(|i| self.world.shard(i).handle()).collect();
+        let slot = Rc::new(RefCell::new(None));
+        let there = Rc::clone(&slot);
+        self.world.spawn(0, "assemble", async move {
+            let outcome = Array::assemble(sources, options, shards).await;
+            *there.borrow_mut() = Some(outcome);
+        });
+        slot
+    }
+
+    fn begin_life(&mut self, array: Array) {
+        if self.summary.assemblies == 0 && self.shape().is_none() {
+            self.shop = Shop::new(array.volume().size() / SECTOR);
+        }
+        self.shop.open.set(0);
+        self.shop.adds.set(0);
+        self.shop.closing.set(false);
+        self.summary.assemblies += 1;
+        self.array = Some(array);
+    }
+
+    /// The array of this life.
+    pub(crate) fn array(&self) -> Array {
+        self.array.clone().unwrap_or_else(|| unreachable!("a life has an array"))
+    }
+
+    fn live(&mut self, end: End) -> Result<(), Verdict> {
+        self.spawn_clients();
+        if self.summary.assemblies > 1 && self.rng.chance(3, 4) {
+            self.spawn_read_all();
+        }
+        let deadline = match end {
+            End::Peace | End::CrashInStop => u64::MAX,
+            End::Crash | End::Kill => self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500),
+        };
+        let mut deadline = deadline;
+        let mut events = 80;
+        let limit = self.world.steps() + PATIENCE;
+        while self.shop.open.get() > 0 && self.world.steps() < deadline {
+            let gap = 1 << self.rng.range(3..11);
+            self.step_on(gap.min(deadline - self.world.steps()))?;
+            if self.world.steps() > limit {
+                return Err(self.stuck());
+            }
+            if events > 0 {
+                events -= 1;
+                let failures = self.summary.failures;
+                self.event();
+                if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
+                    // The time in which a loss is being recorded.
+                    deadline = deadline.min(self.world.steps() + (1 << self.rng.range(2..11)));
+                }
+            }
+        }
+        if end == End::CrashInStop {
+            self.shop.closing.set(true);
+            let array = self.array();
+            self.world.spawn(0, "stop", async move {
+                // It may be cut off anywhere.
+                let _ = array.stop().await;
+            });
+            let steps = 1 << self.rng.below(12);
+            let _ = self.world.run_until(steps, |_| false);
+        }
+        match end {
+            End::Peace => self.rest(),
+            End::Crash | End::CrashInStop => self.crash(true),
+            End::Kill => self.crash(false),
+        }
+    }
+
+    /// Lets up to `steps` happen, or fewer if everybody is done.
+    fn step_on(&mut self, steps: u64) -> Result<(), Verdict> {
+        for _ in 0..steps {
+            if self.shop.is_over() || self.shop.open.get() == 0 {
+                break;
+            }
+            if !self.world.step() {
+                return Err(Stuck::Deadlock(self.world.report()).into());
+            }
+        }
+        self.verdict()
+    }
+
+    fn verdict(&self) -> Result<(), Verdict> {
+        self.shop.verdict.borrow_mut().take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until `done`, which is asked now and then, or until the oracle has seen enough.
+    fn wait(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Verdict> {
+        let limit = self.world.steps() + PATIENCE;
+        loop {
+            self.verdict()?;
+            if done(self) {
+                return Ok(());
+            }
+            if self.world.steps() > limit {
+                return Err(self.stuck());
+            }
+            for _ in 0..64 {
+                if !self.world.step() {
+                    if done(self) {
+                        return Ok(());
+                    }
+                    return Err(Stuck::Deadlock(self.world.report()).into());
+                }
+            }
+        }
+    }
+
+    fn stuck(&self) -> Verdict {
+        let array = self.array.as_ref().map(|array| format!("{:?}", array.detail()));
+        let report = format!("{}\n{}", array.unwrap_or_default(), self.world.report());
+        Stuck::StepsUsedUp { steps: PATIENCE, report }.into()
+    }
+
+    fn spawn_clients(&mut self) {
+        let array = self.array();
+        let sectors = array.volume().size() / SECTOR;
+        let stripe =
+            self.shape().map_or(sectors / self.setup.stripes, |g| u64::from(g.stripe_bytes()) / SECTOR);
+        let block = u64::from(self.setup.block) / SECTOR;
+        let hot = self.rng.below(sectors / stripe) * stripe;
+        for number in 0..self.setup.clients {
+            let mut rng = self.rng.fork(number);
+            let mut habits = Habits::drawn(&mut rng, sectors, stripe.max(8), block, hot, self.setup.requests);
+            habits.ordered = self.shape().is_some();
+            let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
+            shop.open.set(shop.open.get() + 1);
+            let shard = self.rng.index(self.world.shards());
+            self.world.spawn(shard, "client", async move {
+                client(Volume::new(shared), shop, habits, rng).await;
+            });
+        }
+    }
+
+    fn spawn_read_all(&mut self) {
+        let (array, shop) = (self.array(), Rc::clone(&self.shop));
+        shop.open.set(shop.open.get() + 1);
+        let shard = self.rng.index(self.world.shards());
+        self.world.spawn(shard, "read all", async move {
+            let sectors = array.volume().size() / SECTOR;
+            read_all(Volume::new(Arc::clone(array.shared())), shop, sectors).await;
+        });
+    }
+
+    /// The machine dies (or only the process), and what is on the disks is looked at.
+    fn crash(&mut self, power: bool) -> Result<(), Verdict> {
+        self.summary.crashes += 1;
+        let unsettled = self.shop.ledger.borrow().unsettled(power);
+        let geometry = self.shape();
+        if let Some(geometry) = &geometry {
+            self.suspects.extend(unsettled.into_iter().map(|sector| row_of(geometry, sector)));
+        }
+        self.drop_array();
+        if power {
+            self.world.crash();
+            self.shop.ledger.borrow_mut().crash();
+        } else {
+            self.world.kill();
+            self.shop.ledger.borrow_mut().kill();
+        }
+        self.heal_after_crash();
+        let present = self.present();
+        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+        let (whole, members) = (survey.whole(), survey.seats.len());
+        if let Some(geometry) = geometry {
+            if whole + geometry.redundancy() < members {
+                let words = format!("{whole} of {members} members are current: that is data loss");
+                return Err(Damage::Members(words).into());
+            }
+            survey.check_covered(&self.disks, &geometry)?;
+        }
+        Ok(())
+    }
+
+    /// After a crash the disks are well, but some that were gone stay away.
+    fn heal_after_crash(&mut self) {
+        for number in 0..self.disks.len() {
+            let disk = &self.disks[number];
+            disk.fault(&Fault::Heal);
+            disk.fault(&Fault::Release);
+            disk.fault(&Fault::SlowBy(1));
+            if disk.is_gone() && self.rng.chance(2, 3) {
+                disk.fault(&Fault::Return);
+            }
+        }
+        self.doomed.clear();
+    }
+
+    /// Nothing is promised any more of what a forced start takes from parity of half-written rows.
+    fn doubt_suspects(&mut self, here: &[bool]) {
+        let Some(geometry) = self.shape() else { return };
+        let mut ledger = self.shop.ledger.borrow_mut();
+        for &(stripe, row) in &self.suspects {
+            let map = geometry.slots(StripeId(stripe));
+            for column in 0..map.columns() {
+                // With two parities that disagree, other columns hang on which of them is believed.
+                if geometry.redundancy() == 2 || !here[map.data_slot(column).index()] {
+                    let sector = sector_of(&geometry, stripe, column, row);
+                    ledger.doubt(sector..sector + 1);
+                }
+            }
+        }
+        drop(ledger);
+        if self.unsynced {
+            self.doubt_unwritten();
+        }
+    }
+
+    /// Parity of rows that nobody has written is unknown, so a lost member's sectors there are, too.
+    pub(crate) fn doubt_unwritten(&mut self) {
+        self.shop.ledger.borrow_mut().doubt_unwritten();
+    }
+
+    /// Everything ends well: members come back, all is rebuilt, read, compared, stopped, and nothing is left.
+    fn rest(&mut self) -> Result<(), Verdict> {
+        self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        if self.rng.chance(1, 2) {
+            self.spawn_read_all();
+            self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        }
+        for disk in &self.disks {
+            disk.fault(&Fault::Heal);
+            disk.fault(&Fault::Release);
+        }
+        if self.shape().is_some() {
+            self.make_whole()?;
+        }
+        let array = self.array();
+        let shared = Arc::clone(array.shared());
+        self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
+        self.spawn_read_all();
+        self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        if let Some(geometry) = self.shape() {
+            self.scrub()?;
+            self.wait(|_| shared.stripes.is_idle())?;
+            let present = self.present();
+            let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+            check_parity(&geometry, &survey.members(&self.disks), "the array is whole and at rest")?;
+        }
+        drop(shared);
+        drop(array);
+        self.stop()
+    }
+
+    /// Rebuilds until every slot is held by a whole member and every region is in sync.
+    fn make_whole(&mut self) -> Result<(), Verdict> {
+        loop {
+            let array = self.array();
+            let snapshot = array.shared().snapshot();
+            let gone = |slot: &usize| {
+                let name = snapshot.seats[*slot].member().map(|member| member.name.clone());
+                self.disks.iter().any(|disk| disk.is_gone() && name.as_ref() == Some(&disk.info().name))
+            };
+            let seats = 0..snapshot.seats.len();
+            if let Some(slot) = seats.clone().find(gone) {
+                let failed =
+                    self.world.block_on(0, "fail", PATIENCE, async move { array.fail(slot).await })?;
+                if let Err(error) = failed {
+                    // It may have been noticed meanwhile.
+                    let now = self.array().shared().snapshot();
+                    if now.seats[slot].member().map(|m| m.id) == snapshot.seats[slot].member().map(|m| m.id) {
+                        return Err(Verdict::Refused(format!("fail: {error}")));
+                    }
+                }
+            } else if seats.clone().any(|slot| snapshot.seats[slot].member().is_none()) {
+                self.spawn_add();
+                self.wait(|swarm| swarm.shop.open.get() == 0)?;
+            } else {
+                break;
+            }
+        }
+        self.doomed.clear();
+        let array = self.array();
+        self.wait(|_| {
+            let snapshot = array.shared().snapshot();
+            snapshot.is_complete() && snapshot.intent.resync_count() == 0
+        })
+    }
+
+    fn scrub(&mut self) -> Result<(), Verdict> {
+        let array = self.array();
+        let report = self.world.block_on(0, "check", PATIENCE, async move { array.check().await })?;
+        match report {
+            Ok(report) if report.mismatched_sectors == 0 && report.unreadable_stripes == 0 => Ok(()),
+            Ok(report) => Err(Verdict::Scrub(format!("{report:?} on an array at rest"))),
+            Err(error) => Err(Verdict::Refused(format!("check: {error}"))),
+        }
+    }
+
+    fn stop(&mut self) -> Result<(), Verdict> {
+        let array = self.array();
+        let geometry = self.shape();
+        self.shop.closing.set(true);
+        let stopped = self.world.block_on(0, "stop", PATIENCE, async move { array.stop().await })?;
+        stopped.map_err(|error| Verdict::Refused(format!("stop: {error}")))?;
+        self.drop_array();
+        self.world.run_until_idle(PATIENCE)?;
+        let report = self.world.leak_report();
+        if !report.is_clean() {
+            return Err(Verdict::Leak(report.to_string()));
+        }
+        if let Some(geometry) = geometry {
+            let present = self.present();
+            let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+            let (whole, members) = (survey.whole(), survey.seats.len());
+            if whole != members || survey.is_dirty() {
+                let dirty = survey.freshest.array.resync_offset;
+                let words =
+                    format!("after a stop {whole} of {members} members are current, and it is {dirty:?}");
+                return Err(Damage::Members(words).into());
+            }
+            survey.check_covered(&self.disks, &geometry)?;
+        }
+        self.suspects.clear();
+        self.unsynced = false;
+        self.summary.rests += 1;
+        Ok(())
+    }
+
+    fn drop_array(&mut self) {
+        let _entered = self.world.enter(0);
+        self.array = None;
+    }
+
+    /// The shape of levels 4, 5 and 6.
+    pub(crate) fn shape(&self) -> Option<ParityGeometry> {
+        use pinstripe_engine::geometry::ParityLayout;
+        let word = match self.setup.layout {
+            pinstripe_md::level::Layout::Parity(layout) => layout.number(),
+            pinstripe_md::level::Layout::None => 0,
+            _ => return None,
+        };
+        let layout = ParityLayout::from_md(self.setup.level.number(), word).ok()?;
+        let (chunk, bytes) = (u32::try_from(self.setup.chunk).ok()?, self.setup.chunk * self.setup.stripes);
+        ParityGeometry::new(layout, self.setup.members, chunk, bytes, self.setup.block).ok()
+    }
+
+    /// Lets go of everything in the right order, whatever state the run is in.
+    pub(crate) fn bury(mut self) {
+        self.drop_array();
+    }
+}
+
+/// The sector row of an array sector: stripe, and sector in the chunk.
+fn row_of(geometry: &ParityGeometry, sector: u64) -> (u64, u64) {
+    let (stripe, within) = geometry.locate(sector * SECTOR);
+    let (_, offset) = geometry.column_of(within);
+    (stripe.0, u64::from(offset) / SECTOR)
+}
+
+fn sector_of(geometry: &ParityGeometry, stripe: u64, column: usize, row: u64) -> u64 {
+    let chunk = u64::from(geometry.chunk_bytes()) / SECTOR;
+    geometry.array_offset(StripeId(stripe), 0) / SECTOR + column as u64 * chunk + row
+}

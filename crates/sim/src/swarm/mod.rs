@@ -1,0 +1,218 @@
+//! A swarm: each seed is a run of the whole engine on simulated disks, with its own array, users and accidents.
+//!
+//! ```text
+//!   draw ─> create ─> ┌ assemble ─> users, failures, rebuilds, checks, bitmap changes ─┬─> crash or kill ─> look at the disks ┐
+//!                     └────────────────────────────────────────────────────────────────│──────────────────────────────────────┘
+//!                                                        in peace: heal, rebuild, read all, check parity, stop, look at the disks
+//! ```
+//!
+//! Accidents stay within what the level can bear (the fault atlas is the sum of [`Swarm::broken`] and the latent errors,
+//! which are healed before the next member goes), so whatever goes wrong is a bug. One thing is legal besides success: a
+//! dirty and degraded array is refused (C19). Then the run ends there, or goes on by force; then nothing is promised of
+//! lost sectors in rows that were being written, and only of those.
+
+mod client;
+mod draw;
+mod events;
+mod killers;
+mod life;
+
+use std::{collections::BTreeSet, rc::Rc};
+
+use pinstripe_engine::{array::Array, mutants::Mutant};
+
+pub use draw::Setup;
+pub use killers::KILLERS;
+
+use crate::{Rng, SimDisk, Violation, World, WorldConfig, checks::Damage, swarm::client::Shop, world::Stuck};
+
+/// What a run was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Hash of all events.
+    pub trace: u64,
+    /// Steps of the world.
+    pub steps: u64,
+    /// Requests of users.
+    pub requests: u64,
+    /// How often the machine or the process died.
+    pub crashes: u64,
+    /// How often the array was assembled.
+    pub assemblies: u64,
+    /// Members that were made to fail.
+    pub failures: u64,
+    /// Spares that were put in.
+    pub spares: u64,
+    /// How often the array was refused, legally.
+    pub refusals: u64,
+    /// How often it was then forced.
+    pub forced: u64,
+    /// How often it came to rest, whole, and was found right.
+    pub rests: u64,
+}
+
+impl Summary {
+    /// Adds another run's counts; the trace of both is one hash.
+    pub fn add(&mut self, other: &Self) {
+        self.trace = self.trace.rotate_left(1) ^ other.trace;
+        self.steps += other.steps;
+        self.requests += other.requests;
+        self.crashes += other.crashes;
+        self.assemblies += other.assemblies;
+        self.failures += other.failures;
+        self.spares += other.spares;
+        self.refusals += other.refusals;
+        self.forced += other.forced;
+        self.rests += other.rests;
+    }
+}
+
+/// What the oracle says.
+#[derive(Debug, thiserror::Error)]
+pub enum Verdict {
+    /// A user read what was never there, or no longer or not yet.
+    #[error("wrong value: {0}")]
+    Value(Box<Violation>),
+    /// Bytes on the members are wrong.
+    #[error("on the members: {0}")]
+    Damage(#[from] Damage),
+    /// Something was left over.
+    #[error("leak: {0}")]
+    Leak(String),
+    /// The engine's own scrub counts what it should not.
+    #[error("scrub: {0}")]
+    Scrub(String),
+    /// A request failed that had to succeed.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// The world came to a halt.
+    #[error("stuck: {0}")]
+    Stuck(#[from] Stuck),
+    /// The same seed went another way.
+    #[error("the second run of the seed has trace {second:016x} instead of {first:016x}")]
+    TraceDiffers {
+        /// Hash of the first run.
+        first: u64,
+        /// Hash of the second.
+        second: u64,
+    },
+}
+
+impl Verdict {
+    /// Whether the oracle has seen wrong bytes (or a leak), rather than an engine that gave up or hung.
+    pub fn is_wrong(&self) -> bool {
+        matches!(self, Self::Value(_) | Self::Damage(_) | Self::Leak(_) | Self::Scrub(_))
+    }
+
+    /// The kind in a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Value(_) => "value",
+            Self::Damage(_) => "damage",
+            Self::Leak(_) => "leak",
+            Self::Scrub(_) => "scrub",
+            Self::Refused(_) => "refused",
+            Self::Stuck(_) => "stuck",
+            Self::TraceDiffers { .. } => "trace",
+        }
+    }
+}
+
+/// A run that the oracle rejects.
+#[derive(Debug, thiserror::Error)]
+#[error("seed {seed}: {verdict}\n{setup}\n{summary:?}")]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// Why.
+    pub verdict: Verdict,
+    /// What the run was made of.
+    pub setup: String,
+    /// How far it had come.
+    pub summary: Summary,
+    /// The last events, if they were kept.
+    pub log: String,
+}
+
+/// One run in progress.
+pub(crate) struct Swarm {
+    pub(crate) setup: Setup,
+    pub(crate) rng: Rng,
+    pub(crate) world: World,
+    pub(crate) disks: Vec<SimDisk>,
+    /// Disks that were given a fault for which the engine shall drop them.
+    pub(crate) doomed: BTreeSet<usize>,
+    /// Disks that have been members.
+    pub(crate) initiated: BTreeSet<usize>,
+    pub(crate) array: Option<Array>,
+    pub(crate) shop: Rc<Shop>,
+    /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
+    pub(crate) suspects: BTreeSet<(u64, u64)>,
+    /// Parity of rows that nobody wrote is unknown.
+    pub(crate) unsynced: bool,
+    pub(crate) summary: Summary,
+}
+
+/// Runs a seed, with `mutant` turned on if there is one (which needs the feature `mutants`), keeping the last `log_events_max` events in words for a failure.
+pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> Result<Summary, Failure> {
+    activate(mutant);
+    let mut rng = Rng::new(seed);
+    let setup = Setup::drawn(&mut rng.fork(1));
+    let mut config = WorldConfig::new(seed, setup.shards);
+    config.log_events_max = log_events_max;
+    let mut world = World::new(config);
+    let disks = (0..setup.members).map(|number| world.add_disk(setup.disk(number))).collect();
+    let mut swarm = Swarm {
+        rng: rng.fork(2),
+        world,
+        disks,
+        doomed: BTreeSet::new(),
+        initiated: (0..setup.members).collect(),
+        array: None,
+        shop: Shop::new(0),
+        suspects: BTreeSet::new(),
+        unsynced: setup.resync,
+        summary: Summary::default(),
+        setup,
+    };
+    let result = swarm.run();
+    swarm.summary.requests = swarm.shop.requests.get();
+    swarm.summary.steps = swarm.world.steps();
+    swarm.summary.trace = swarm.world.trace().hash();
+    let mut log = swarm.array.as_ref().map_or(String::new(), |array| format!("{:?}\n", array.detail()));
+    log.push_str(&swarm.world.trace().log());
+    let summary = swarm.summary.clone();
+    let setup = format!("{:?}\n{:?}", swarm.setup, swarm.world.schedule());
+    swarm.bury();
+    activate(None);
+    match result {
+        Ok(()) => Ok(summary),
+        Err(verdict) => Err(Failure { seed, verdict, setup, summary, log }),
+    }
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Summary, Failure> {
+    run_logged(seed, mutant, 0)
+}
+
+/// Runs a seed twice: it must go the same way.
+pub fn run_twice(seed: u64) -> Result<Summary, Failure> {
+    let first = run(seed, None)?;
+    let second = run(seed, None)?;
+    if first == second {
+        return Ok(first);
+    }
+    let verdict = Verdict::TraceDiffers { first: first.trace, second: second.trace };
+    Err(Failure { seed, verdict, setup: String::new(), summary: second, log: String::new() })
+}
+
+#[cfg(feature = "mutants")]
+fn activate(mutant: Option<Mutant>) {
+    pinstripe_engine::mutants::activate(mutant);
+}
+
+#[cfg(not(feature = "mutants"))]
+fn activate(mutant: Option<Mutant>) {
+    assert!(mutant.is_none(), "mutants are compiled in with the feature `mutants` only");
+}

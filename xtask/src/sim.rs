@@ -1,0 +1,59 @@
+//! `cargo xtask sim` and `cargo xtask mutants`: the swarm simulation of the engine, and the proof that its oracle sees.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+/// Runs seeds of the swarm: each is a whole array's life on simulated disks, checked byte by byte.
+#[derive(Args)]
+pub struct Sim {
+    /// How many seeds.
+    #[arg(long, default_value_t = 600)]
+    seeds: u64,
+    /// The first one.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Print this many of the last events of a seed that fails.
+    #[arg(long, default_value_t = 0)]
+    log: u64,
+}
+
+/// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
+#[derive(Args)]
+pub struct Mutants {
+    /// Look for the seeds anew, this many per defect, and print the table for `crates/sim/src/swarm/killers.rs`.
+    #[arg(long)]
+    search: Option<u64>,
+    /// Only the defects whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// Runs the seeds; fails if one does.
+pub fn run(root: &Path, sim: &Sim) -> Result<()> {
+    let numbers = [("--seeds", sim.seeds), ("--from", sim.from), ("--log", sim.log)];
+    swarm(root, "run", numbers.map(|(name, number)| format!("{name}={number}")).to_vec())
+}
+
+/// Tries the mutants; fails if one survives.
+pub fn mutants(root: &Path, mutants: &Mutants) -> Result<()> {
+    let search = mutants.search.map(|seeds| format!("--search={seeds}"));
+    let only = mutants.only.as_ref().map(|only| format!("--only={only}"));
+    swarm(root, "mutants", search.into_iter().chain(only).collect())
+}
+
+/// Starts the simulator's program, whose profile is fast and keeps all assertions.
+fn swarm(root: &Path, task: &str, arguments: Vec<String>) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = std::process::Command::new(cargo)
+        .args(["run", "--quiet", "--profile", "sim", "-p", "pinstripe-sim", "--features", "mutants"])
+        .args(["--bin", "swarm", "--", task])
+        .args(arguments)
+        .current_dir(root)
+        .status()?;
+    if !status.success() {
+        bail!("the swarm found something: {status}");
+    }
+    Ok(())
+}
