@@ -329,13 +329,20 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(stripe).await)
         };
-        let view = self.view();
-        if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
-            return Err(IoError::Stopping);
-        }
-        match walk.target {
-            Some((slot, _)) => self.rebuild_chunk(&view, stripe, slot, row).await.map(|()| 0),
-            None => self.compare_stripe(&view, stripe, walk.action == SyncAction::Resync, row).await,
+        loop {
+            let view = self.view();
+            if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
+                return Err(IoError::Stopping);
+            }
+            let result = match walk.target {
+                Some((slot, _)) => self.rebuild_chunk(&view, stripe, slot, row).await.map(|()| 0),
+                None => self.compare_stripe(&view, stripe, walk.action == SyncAction::Resync, row).await,
+            };
+            // What one membership can't read, the next may be able to (C1).
+            let stale = self.shared.admission.generation() != view.snapshot.generation;
+            if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
+                return result;
+            }
         }
     }
 

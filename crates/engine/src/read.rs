@@ -140,12 +140,18 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(piece.stripe).await)
         };
-        let view = self.view();
         let mut row = self.rows.take();
         let range = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let avoid = repair.map_or(Set64::EMPTY, Set64::only);
         let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
-        let result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+        let (view, result) = loop {
+            let view = self.view();
+            let result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+            // With the members that there are by now it may be possible after all: one has just been rebuilt, say (C1).
+            if result.is_ok() || self.shared.admission.generation() == view.snapshot.generation {
+                break (view, result);
+            }
+        };
         if let (Ok(()), Some(bytes)) = (&result, row.data.get(piece.column).cloned().flatten()) {
             self.counters().reconstructed_reads.add(1);
             buffer.copy_from_slice(&bytes);

@@ -123,12 +123,16 @@ impl VolumeInner {
         }
         context.held.clear();
         self.join(claim, context);
-        let mark = self.prepare(&view, stripe, context).await?;
+        // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
+        let stale = |error: Again| {
+            if shared.admission.generation() == pass.generation() { error } else { Again::Replan }
+        };
+        let mark = self.prepare(&view, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
         let late = if self.join(claim, context) > 0 {
             self.counters().joined_late.add(1);
-            Some(self.prepare(&view, stripe, context).await?)
+            Some(self.prepare(&view, stripe, context).await.map_err(stale)?)
         } else {
             None
         };

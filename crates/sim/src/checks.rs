@@ -77,7 +77,10 @@ pub fn survey<'a>(disks: impl Iterator<Item = (usize, &'a SimDisk)>) -> Result<S
         if let (Some(Role::Slot(slot)), true) = (role, current) {
             let seat: &mut Option<(usize, Superblock)> = &mut seats[usize::from(slot.0)];
             if let Some((other, _)) = seat {
-                return Err(Damage::Superblocks(format!("disks {other} and {number} both hold slot {}", slot.0)));
+                return Err(Damage::Superblocks(format!(
+                    "disks {other} and {number} both hold slot {}",
+                    slot.0
+                )));
             }
             *seat = Some((number, superblock));
         }
@@ -185,10 +188,8 @@ fn for_each_mismatch(
     let chunk = geometry.chunk_bytes() as usize;
     for stripe in 0..geometry.stripes() {
         let offset = geometry.member_offset(StripeId(stripe));
-        let chunks: Vec<Option<Vec<u8>>> = members
-            .iter()
-            .map(|member| member.map(|(disk, data)| disk.peek(data + offset, chunk)))
-            .collect();
+        let chunks: Vec<Option<Vec<u8>>> =
+            members.iter().map(|member| member.map(|(disk, data)| disk.peek(data + offset, chunk))).collect();
         let map = geometry.slots(StripeId(stripe));
         let wrong = contradictions(map, &chunks, chunk);
         for (sector, _) in wrong.iter().enumerate().filter(|(_, wrong)| **wrong) {

@@ -34,6 +34,9 @@ struct Run {
     /// Keep this many of the last events, and print them if the seed fails.
     #[arg(long, default_value_t = 0)]
     log: usize,
+    /// Turn this defect on.
+    #[arg(long)]
+    mutant: Option<String>,
     /// Print a line for every seed.
     #[arg(long)]
     verbose: bool,
@@ -58,17 +61,18 @@ fn main() -> ExitCode {
 }
 
 /// What a seed came to; `None` after a panic.
-fn outcome(run: impl FnOnce() -> Result<Summary, Failure>) -> Option<Result<Summary, Failure>> {
+fn outcome(run: impl FnOnce() -> Result<Summary, Box<Failure>>) -> Option<Result<Summary, Box<Failure>>> {
     catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
 fn run_seeds(run: &Run) -> bool {
     let started = Instant::now();
     let (mut total, mut failing) = (Summary::default(), Vec::new());
+    let mutant = Mutant::ALL.iter().copied().find(|mutant| Some(format!("{mutant:?}")) == run.mutant);
     for seed in run.from..run.from + run.seeds {
-        let twice = run.log == 0 && run.twice_every > 0 && seed % run.twice_every == 0;
+        let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result =
-            outcome(|| if twice { swarm::run_twice(seed) } else { swarm::run_logged(seed, None, run.log) });
+            outcome(|| if twice { swarm::run_twice(seed) } else { swarm::run_logged(seed, mutant, run.log) });
         match result {
             Some(Ok(summary)) => {
                 if run.verbose {
@@ -106,9 +110,8 @@ fn kills(seed: u64, mutant: Mutant) -> Option<String> {
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let wanted = |mutant: &&Mutant| {
-        arguments.only.as_ref().is_none_or(|only| format!("{mutant:?}").contains(only))
-    };
+    let wanted =
+        |mutant: &&Mutant| arguments.only.as_ref().is_none_or(|only| format!("{mutant:?}").contains(only));
     let (mut killed, mut survivors) = (0, Vec::new());
     for &mutant in Mutant::ALL.iter().filter(wanted) {
         let known = KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, seed)| *seed);
@@ -127,7 +130,9 @@ fn try_mutants(arguments: &Mutants) -> bool {
     println!("mutants: {killed} passed, {} failed", survivors.len());
     if !survivors.is_empty() {
         println!("not found by the oracle: {survivors:?}");
-        println!("look for other seeds with cargo xtask mutants --search 2000, and put them into crates/sim/src/swarm/killers.rs");
+        println!(
+            "look for other seeds with cargo xtask mutants --search 2000, and put them into crates/sim/src/swarm/killers.rs"
+        );
     }
     survivors.is_empty()
 }

@@ -83,7 +83,14 @@ pub(crate) struct Habits {
 
 impl Habits {
     /// A client of an array of `sectors`, whose stripes hold `stripe` sectors. `hot` is where many of them meet.
-    pub(crate) fn drawn(rng: &mut Rng, sectors: u64, stripe: u64, block: u64, hot: u64, requests: u64) -> Self {
+    pub(crate) fn drawn(
+        rng: &mut Rng,
+        sectors: u64,
+        stripe: u64,
+        block: u64,
+        hot: u64,
+        requests: u64,
+    ) -> Self {
         let sequential = rng.chance(1, 4);
         let unit = rng.pick(&[block, block, 8, 8, stripe / 2]).max(block) / block * block;
         let hot = hot / block * block;

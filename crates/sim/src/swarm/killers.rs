@@ -3,5 +3,4 @@
 use pinstripe_engine::mutants::Mutant;
 
 /// A defect, and a seed that passes without it. `cargo xtask mutants --search 2000` prints it anew.
-pub const KILLERS: &[(Mutant, u64)] = &[
-];
+pub const KILLERS: &[(Mutant, u64)] = &[];

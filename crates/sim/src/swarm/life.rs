@@ -1,10 +1,6 @@
 //! The lives of an array: assembly, work, and an end in peace or by a crash.
 
-use std::{
-    cell::RefCell,
-    rc::Rc,
-    sync::Arc,
-};
+use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::Array,
@@ -86,7 +82,8 @@ impl Swarm {
                     && self.rng.chance(3, 4)
                 {
                     self.rng.fill(&mut bytes);
-                    let at = superblock.member.data_offset.0 * SECTOR + geometry.member_offset(StripeId(stripe));
+                    let at =
+                        superblock.member.data_offset.0 * SECTOR + geometry.member_offset(StripeId(stripe));
                     self.disks[*number].poke(at, &bytes);
                 }
             }
@@ -143,7 +140,6 @@ impl Swarm {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "a slot for the outcome of a task")]
     fn start_assembly(&mut self, force: bool) -> Rc<RefCell<Option<Result<Array, AssembleError>>>> {
         let mut sources: Vec<Arc<dyn DeviceSource>> =
             self.present().iter().map(|(_, disk)| disk.source()).collect();
@@ -180,11 +176,15 @@ impl Swarm {
         if self.summary.assemblies > 1 && self.rng.chance(3, 4) {
             self.spawn_read_all();
         }
-        let deadline = match end {
+        let mut deadline = match end {
             End::Peace | End::CrashInStop => u64::MAX,
             End::Crash | End::Kill => self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500),
         };
-        let mut deadline = deadline;
+
+        if end == End::Crash && self.disks.iter().any(SimDisk::is_gone) && self.rng.chance(1, 2) {
+            // A device that was left behind is dangerous while it is only just out of date.
+            deadline = self.world.steps() + (1 << self.rng.range(6..11));
+        }
         let mut events = 80;
         let limit = self.world.steps() + PATIENCE;
         while self.shop.open.get() > 0 && self.world.steps() < deadline {
@@ -268,7 +268,8 @@ impl Swarm {
     fn spawn_clients(&mut self) {
         let array = self.array();
         let sectors = array.volume().size() / SECTOR;
-        let stripe = self.shape().map_or(sectors / self.setup.stripes, |g| u64::from(g.stripe_bytes()) / SECTOR);
+        let stripe =
+            self.shape().map_or(sectors / self.setup.stripes, |g| u64::from(g.stripe_bytes()) / SECTOR);
         let block = u64::from(self.setup.block) / SECTOR;
         let hot = self.rng.below(sectors / stripe) * stripe;
         for number in 0..self.setup.clients {
@@ -374,14 +375,18 @@ impl Swarm {
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
         }
-        if self.shape().is_some() {
-            self.make_whole()?;
-        }
         let array = self.array();
         let shared = Arc::clone(array.shared());
-        self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
-        self.spawn_read_all();
-        self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        loop {
+            self.make_whole()?;
+            self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
+            self.spawn_read_all();
+            self.wait(|swarm| swarm.shop.open.get() == 0)?;
+            // A request that failed before its disk was healed may have been the last to be noticed.
+            if shared.snapshot().is_complete() && !shared.has_failures() {
+                break;
+            }
+        }
         if let Some(geometry) = self.shape() {
             self.scrub()?;
             self.wait(|_| shared.stripes.is_idle())?;
@@ -405,7 +410,8 @@ impl Swarm {
             };
             let seats = 0..snapshot.seats.len();
             if let Some(slot) = seats.clone().find(gone) {
-                let failed = self.world.block_on(0, "fail", PATIENCE, async move { array.fail(slot).await })?;
+                let failed =
+                    self.world.block_on(0, "fail", PATIENCE, async move { array.fail(slot).await })?;
                 if let Err(error) = failed {
                     // It may have been noticed meanwhile.
                     let now = self.array().shared().snapshot();
@@ -456,7 +462,8 @@ impl Swarm {
             let (whole, members) = (survey.whole(), survey.seats.len());
             if whole != members || survey.is_dirty() {
                 let dirty = survey.freshest.array.resync_offset;
-                let words = format!("after a stop {whole} of {members} members are current, and it is {dirty:?}");
+                let words =
+                    format!("after a stop {whole} of {members} members are current, and it is {dirty:?}");
                 return Err(Damage::Members(words).into());
             }
             survey.check_covered(&self.disks, &geometry)?;
