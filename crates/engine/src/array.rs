@@ -60,6 +60,8 @@ pub(crate) struct Home {
     pub(crate) check_result: RefCell<Option<Result<CheckReport, IoError>>>,
     /// The table whose requests the intent writer serves: a new one takes over when nobody works under the old one any more.
     pub(crate) served: RefCell<Arc<IntentTable>>,
+    /// The bitmap is going: no bit may be cleared.
+    pub(crate) bits_frozen: Cell<bool>,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -269,6 +271,7 @@ impl Array {
         let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
         let home = Home {
             served,
+            bits_frozen: Cell::new(false),
             volume: Volume::new(shared),
             records: RefCell::new(records),
             dirty: Cell::new(false),

@@ -242,11 +242,20 @@ impl Home {
                 return Err(IoError::Failed);
             }
             let snapshot = self.shared().snapshot();
-            let dirty_from = self.dirty_from(&snapshot);
-            let now = (self.shared().options.wall_clock)();
-            self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
+            let uneven = self.records.borrow().uneven;
+            if uneven {
+                self.records.borrow_mut().distribute(false);
+            } else {
+                let dirty_from = self.dirty_from(&snapshot);
+                let now = (self.shared().options.wall_clock)();
+                self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
+            }
             let failures = self.write_everywhere().await;
             if failures.is_empty() {
+                if uneven {
+                    self.records.borrow_mut().uneven = false;
+                    continue;
+                }
                 self.shared().set_durable(snapshot.generation);
                 return Ok(());
             }
@@ -367,9 +376,21 @@ impl Home {
         Ok(())
     }
 
-    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: the superblocks stop naming
-    /// a bitmap before anybody writes without its bits; a new one begins all set, and is on the members before the superblocks name
-    /// it, which is before anybody counts on its bits.
+    /// Sets every bit of the bitmap on all members. Who failed.
+    async fn set_every_bit(&self) -> Vec<Failure> {
+        let _pages = self.lock_pages().await;
+        let count = {
+            let mut records = self.records.borrow_mut();
+            let Some(bitmap) = &mut records.bitmap else { return Vec::new() };
+            bitmap.set_range(0..bitmap.header().bit_count());
+            bitmap.page_count()
+        };
+        let pages: Vec<usize> = (0..count).collect();
+        self.write_bitmap_pages(&pages).await
+    }
+
+    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: writers set bits in a bitmap that
+    /// goes until the superblocks don't name it any more; a new one begins all set, and is on the members before the superblocks name it.
     async fn swap_intent(
         &self,
         intent: Arc<crate::intent::IntentTable>,
@@ -390,13 +411,17 @@ impl Home {
         };
         match change {
             IntentChange::Remove => {
-                {
-                    let mut records = self.records.borrow_mut();
-                    records.array.bitmap_offset = None;
-                    records.bitmap = None;
+                // Every bit is set, and stays, until no superblock names the bitmap: whatever a crash leaves, it covers all.
+                self.bits_frozen.set(true);
+                let failures = self.set_every_bit().await;
+                if !failures.is_empty() && !self.unseat(failures).await {
+                    return Err(IoError::Failed);
                 }
+                self.records.borrow_mut().array.bitmap_offset = None;
                 self.update_superblocks().await?;
+                self.records.borrow_mut().bitmap = None;
                 publish().await;
+                self.bits_frozen.set(false);
                 self.update_superblocks().await
             }
             IntentChange::Add { offset, image } => {

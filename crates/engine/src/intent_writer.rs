@@ -67,11 +67,22 @@ impl Home {
     pub(crate) async fn sweep(self: Rc<Self>, interval_ns: u64) {
         while shard::timeout(interval_ns, self.work.wait_until(|| self.stopped.get())).await.is_none() {
             let snapshot = self.shared().snapshot();
-            if self.shared().has_failed() || !snapshot.is_complete() || !snapshot.intent.is_persistent() {
+            // While writers under another table are left, which are not counted in this one, nothing is idle.
+            let settled = self.serves(&snapshot.intent) && !self.bits_frozen.get();
+            if self.shared().has_failed()
+                || !snapshot.is_complete()
+                || !snapshot.intent.is_persistent()
+                || !settled
+            {
                 continue;
             }
             self.sweep_once(&snapshot.intent).await;
         }
+    }
+
+    /// Whether every writer works under `intent`, and under no other table.
+    fn serves(&self, intent: &Arc<IntentTable>) -> bool {
+        Arc::ptr_eq(intent, &self.served.borrow()) && Arc::ptr_eq(intent, &self.shared().snapshot().intent)
     }
 
     async fn sweep_once(&self, intent: &Arc<IntentTable>) {
@@ -96,8 +107,8 @@ impl Home {
         }
         candidates.retain(|&region| intent.try_clear(region));
         let lock = self.lock_pages().await;
-        if !Arc::ptr_eq(intent, &self.shared().snapshot().intent) {
-            // The bitmap was replaced meanwhile: these regions are no regions of what is there now.
+        if self.bits_frozen.get() || !self.serves(intent) {
+            // The bitmap is being replaced: these regions may be no regions of what is there now.
             intent.set(&candidates);
             return;
         }

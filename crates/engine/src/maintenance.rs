@@ -329,17 +329,35 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(stripe).await)
         };
-        let view = self.view();
-        if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
-            return Err(IoError::Stopping);
+        loop {
+            let view = self.view();
+            if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
+                return Err(IoError::Stopping);
+            }
+            let result = self.sync_chunk(&view, walk, stripe, row).await;
+            // What one membership can't read, the next may be able to (C1).
+            let stale = self.shared.admission.generation() != view.snapshot.generation;
+            if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
+                return result;
+            }
         }
+    }
+
+    /// Does a stripe whole or, where several members can't read sectors of it, row by row.
+    async fn sync_chunk(
+        &self,
+        view: &View,
+        walk: &Walk,
+        stripe: StripeId,
+        row: &mut Row,
+    ) -> Result<u64, IoError> {
         let chunk = self.parity_geometry().chunk_bytes();
-        let whole = self.sync_rows(&view, walk, stripe, (0, chunk), row).await;
+        let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
         let Err(IoError::Unreadable { .. }) = whole else { return whole };
         // Sectors that several members can't read are lost only where they are in one row; the other rows are done.
         let (mut mismatched, mut result) = (0, Ok(()));
         for from in (0..chunk).step_by(ROW_BYTES as usize) {
-            match self.sync_rows(&view, walk, stripe, (from, from + ROW_BYTES), row).await {
+            match self.sync_rows(view, walk, stripe, (from, from + ROW_BYTES), row).await {
                 Ok(sectors) => mismatched += sectors,
                 Err(error @ IoError::Unreadable { .. }) => result = Err(error),
                 Err(error) => return Err(error),

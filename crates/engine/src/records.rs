@@ -48,12 +48,15 @@ pub(crate) struct Records {
     /// By [`MemberId`].
     pub(crate) members: Vec<MemberBook>,
     pub(crate) bitmap: Option<BitmapImage>,
+    /// Not all members have the freshest record: a crash came between. They get it as it is before there is another, or
+    /// a second such crash would leave them two events behind, which is stale.
+    pub(crate) uneven: bool,
 }
 
 impl Records {
     /// Books of what assembly found.
     pub(crate) fn new(array: ArrayRecord, seats: Vec<Option<Found>>, bitmap: Option<BitmapImage>) -> Self {
-        let mut records = Self { array, members: Vec::new(), bitmap };
+        let mut records = Self { array, members: Vec::new(), bitmap, uneven: false };
         for (slot, found) in seats.into_iter().enumerate() {
             if let Some(Found { source, device, superblock, bad_blocks }) = found {
                 let state = if superblock.member.recovery_offset.is_some() {
@@ -64,9 +67,8 @@ impl Records {
                 records.enter(source, device, superblock, bad_blocks, slot, state);
             }
         }
-        if !active(Mutant::AbsentKeepsRole) {
-            records.disown_absent();
-        }
+        let current = records.array.events;
+        records.uneven = records.members.iter().any(|book| book.superblock.array.events != current);
         records
     }
 
@@ -75,7 +77,7 @@ impl Records {
     /// current, and by that it would be taken back with old data (C2).
     fn disown_absent(&mut self) {
         let here: Vec<usize> =
-            self.members.iter().map(|book| usize::from(book.superblock.member.dev_number.0)).collect();
+            self.active().map(|book| usize::from(book.superblock.member.dev_number.0)).collect();
         for (number, role) in self.array.roles.iter_mut().enumerate() {
             if matches!(role, Role::Slot(_)) && !here.contains(&number) {
                 *role = Role::Faulty;
@@ -148,10 +150,18 @@ impl Records {
 
     /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with it.
     pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
+        if !active(Mutant::AbsentKeepsRole) {
+            self.disown_absent();
+        }
         self.array.events += 1;
         self.array.updated = Timestamp::new(now, 0);
         self.array.resync_offset = dirty_from
             .map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
+        self.distribute(complete);
+    }
+
+    /// Gives every member the record as it is.
+    pub(crate) fn distribute(&mut self, complete: bool) {
         let events = self.array.events;
         if let Some(bitmap) = &mut self.bitmap {
             let cleared = if complete { events } else { bitmap.header().events_cleared };

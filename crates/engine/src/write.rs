@@ -69,6 +69,7 @@ impl Default for WriteContext {
                 transfers: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 rows: Vec::with_capacity(2 * ROOM),
+                recovered: Vec::new(),
             },
             parity: Vec::with_capacity(2 * ROOM),
             avoid: Set64::EMPTY,
@@ -162,12 +163,16 @@ impl VolumeInner {
         }
         context.held.clear();
         self.join(claim, context);
-        let mark = self.prepare(&view, stripe, context).await?;
+        // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
+        let stale = |error: Again| {
+            if shared.admission.generation() == pass.generation() { error } else { Again::Replan }
+        };
+        let mark = self.prepare(&view, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
         let late = if self.join(claim, context) > 0 {
             self.counters().joined_late.add(1);
-            Some(self.prepare(&view, stripe, context).await?)
+            Some(self.prepare(&view, stripe, context).await.map_err(stale)?)
         } else {
             None
         };

@@ -150,6 +150,8 @@ pub struct Ledger {
     /// Versions of the sectors that were ever written; the others hold the origin.
     versions: BTreeMap<u64, Vec<Version>>,
     reads: BTreeMap<ReadId, Read>,
+    /// By the later of two ordered writes in flight: the earlier.
+    orders: BTreeMap<WriteId, WriteId>,
     /// When each open flush was issued.
     flushes: BTreeMap<FlushId, u64>,
     /// Sectors of which nothing is promised until a write issued later succeeds.
@@ -176,6 +178,7 @@ impl Ledger {
             writes: BTreeMap::from([(ORIGIN, origin)]),
             versions: BTreeMap::new(),
             reads: BTreeMap::new(),
+            orders: BTreeMap::new(),
             flushes: BTreeMap::new(),
             doubted: BTreeMap::new(),
         }
@@ -214,8 +217,14 @@ impl Ledger {
         id
     }
 
-    /// The volume has said that of these two writes, both in flight, `later` wins wherever both cover a sector.
+    /// Of these two writes, both in flight, the volume promises that `later` wins wherever both cover a sector. It counts
+    /// once `later` is acknowledged: a crash may leave the earlier one alone.
     pub fn order(&mut self, earlier: WriteId, later: WriteId) {
+        self.orders.insert(later, earlier);
+    }
+
+    fn apply_order(&mut self, later: WriteId) {
+        let Some(earlier) = self.orders.remove(&later) else { return };
         let Some(sectors) = self.writes.get(&earlier).map(|write| write.sectors.clone()) else { return };
         for sector in sectors {
             let Some(versions) = self.versions.get_mut(&sector) else { continue };
@@ -240,6 +249,9 @@ impl Ledger {
     /// The answer to a write, zeroing or discard was seen.
     pub fn complete_write(&mut self, id: WriteId, succeeded: bool) {
         let now = self.tick();
+        if succeeded {
+            self.apply_order(id);
+        }
         let Some(write) = self.writes.get_mut(&id) else { return };
         write.finished = Some(now);
         write.status = if succeeded { Status::Done } else { Status::Failed };
@@ -300,6 +312,7 @@ impl Ledger {
     pub fn crash(&mut self) {
         let now = self.tick();
         self.reads.clear();
+        self.orders.clear();
         self.flushes.clear();
         let sectors: Vec<u64> = self.versions.keys().copied().collect();
         let mut survivors = BTreeSet::new();
@@ -328,6 +341,7 @@ impl Ledger {
     pub fn kill(&mut self) {
         let now = self.tick();
         self.reads.clear();
+        self.orders.clear();
         self.flushes.clear();
         for write in self.writes.values_mut().filter(|write| write.status == Status::Open) {
             (write.status, write.finished) = (Status::Cut, Some(now));
@@ -810,6 +824,7 @@ mod tests {
             writes: ledger.writes.clone(),
             versions: ledger.versions.clone(),
             reads: BTreeMap::new(),
+            orders: BTreeMap::new(),
             flushes: ledger.flushes.clone(),
             doubted: ledger.doubted.clone(),
             ..*ledger

@@ -34,6 +34,9 @@ struct Run {
     /// Keep this many of the last events, and print them if the seed fails.
     #[arg(long, default_value_t = 0)]
     log: usize,
+    /// Turn this defect on.
+    #[arg(long)]
+    mutant: Option<String>,
     /// Print a line for every seed.
     #[arg(long)]
     verbose: bool,
@@ -58,17 +61,18 @@ fn main() -> ExitCode {
 }
 
 /// What a seed came to; `None` after a panic.
-fn outcome(run: impl FnOnce() -> Result<Summary, Failure>) -> Option<Result<Summary, Failure>> {
+fn outcome(run: impl FnOnce() -> Result<Summary, Box<Failure>>) -> Option<Result<Summary, Box<Failure>>> {
     catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
 fn run_seeds(run: &Run) -> bool {
     let started = Instant::now();
     let (mut total, mut failing) = (Summary::default(), Vec::new());
+    let mutant = Mutant::ALL.iter().copied().find(|mutant| Some(format!("{mutant:?}")) == run.mutant);
     for seed in run.from..run.from + run.seeds {
-        let twice = run.log == 0 && run.twice_every > 0 && seed % run.twice_every == 0;
+        let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result =
-            outcome(|| if twice { swarm::run_twice(seed) } else { swarm::run_logged(seed, None, run.log) });
+            outcome(|| if twice { swarm::run_twice(seed) } else { swarm::run_logged(seed, mutant, run.log) });
         match result {
             Some(Ok(summary)) => {
                 if run.verbose {

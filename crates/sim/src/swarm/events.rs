@@ -113,9 +113,10 @@ impl Swarm {
         }
         // A request that met an error may still be at work when the error is cured, so the disk stays on the list.
         self.doomed.insert(disk);
-        for _ in 0..1 + self.rng.below(4) {
+        for _ in 0..=self.rng.below(4) {
             let from = self.rng.below(geometry.member_bytes() / SECTOR) * SECTOR;
-            let length = (1 + self.rng.below(self.rng.clone().pick(&[1, 8, 64]))) * SECTOR;
+            let most = self.rng.pick(&[1, 8, 64]);
+            let length = (1 + self.rng.below(most)) * SECTOR;
             let end = geometry.member_bytes().min(from + length);
             self.disks[disk]
                 .fault(&Fault::UnreadableRange(member.data_offset + from..member.data_offset + end));

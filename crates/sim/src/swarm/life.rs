@@ -140,7 +140,6 @@ impl Swarm {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "a slot for the outcome of a task")]
     fn start_assembly(&mut self, force: bool) -> Rc<RefCell<Option<Result<Array, AssembleError>>>> {
         let mut sources: Vec<Arc<dyn DeviceSource>> =
             self.present().iter().map(|(_, disk)| disk.source()).collect();
@@ -177,11 +176,15 @@ impl Swarm {
         if self.summary.assemblies > 1 && self.rng.chance(3, 4) {
             self.spawn_read_all();
         }
-        let deadline = match end {
+        let mut deadline = match end {
             End::Peace | End::CrashInStop => u64::MAX,
             End::Crash | End::Kill => self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500),
         };
-        let mut deadline = deadline;
+
+        if end == End::Crash && self.disks.iter().any(SimDisk::is_gone) && self.rng.chance(1, 2) {
+            // A device that was left behind is dangerous while it is only just out of date.
+            deadline = self.world.steps() + (1 << self.rng.range(6..11));
+        }
         let mut events = 80;
         let limit = self.world.steps() + PATIENCE;
         while self.shop.open.get() > 0 && self.world.steps() < deadline {
@@ -372,14 +375,18 @@ impl Swarm {
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
         }
-        if self.shape().is_some() {
-            self.make_whole()?;
-        }
         let array = self.array();
         let shared = Arc::clone(array.shared());
-        self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
-        self.spawn_read_all();
-        self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        loop {
+            self.make_whole()?;
+            self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
+            self.spawn_read_all();
+            self.wait(|swarm| swarm.shop.open.get() == 0)?;
+            // A request that failed before its disk was healed may have been the last to be noticed.
+            if shared.snapshot().is_complete() && !shared.has_failures() {
+                break;
+            }
+        }
         if let Some(geometry) = self.shape() {
             self.scrub()?;
             self.wait(|_| shared.stripes.is_idle())?;

@@ -154,7 +154,7 @@ pub(crate) struct Swarm {
 }
 
 /// Runs a seed, with `mutant` turned on if there is one (which needs the feature `mutants`), keeping the last `log_events_max` events in words for a failure.
-pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> Result<Summary, Failure> {
+pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> Result<Summary, Box<Failure>> {
     activate(mutant);
     let mut rng = Rng::new(seed);
     let setup = Setup::drawn(&mut rng.fork(1));
@@ -187,24 +187,24 @@ pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> R
     activate(None);
     match result {
         Ok(()) => Ok(summary),
-        Err(verdict) => Err(Failure { seed, verdict, setup, summary, log }),
+        Err(verdict) => Err(Box::new(Failure { seed, verdict, setup, summary, log })),
     }
 }
 
 /// Runs a seed.
-pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Summary, Failure> {
+pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Summary, Box<Failure>> {
     run_logged(seed, mutant, 0)
 }
 
 /// Runs a seed twice: it must go the same way.
-pub fn run_twice(seed: u64) -> Result<Summary, Failure> {
+pub fn run_twice(seed: u64) -> Result<Summary, Box<Failure>> {
     let first = run(seed, None)?;
     let second = run(seed, None)?;
     if first == second {
         return Ok(first);
     }
     let verdict = Verdict::TraceDiffers { first: first.trace, second: second.trace };
-    Err(Failure { seed, verdict, setup: String::new(), summary: second, log: String::new() })
+    Err(Box::new(Failure { seed, verdict, setup: String::new(), summary: second, log: String::new() }))
 }
 
 #[cfg(feature = "mutants")]
