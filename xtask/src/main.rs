@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a contributor runs.
 #![forbid(unsafe_code)]
 
+mod documents;
 mod fuzz;
 mod golden;
 mod nbd;

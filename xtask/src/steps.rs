@@ -31,6 +31,16 @@ const STEPS: &[Step] = &[
     },
     Step { name: "tidy", program: "xtask", arguments: &["tidy"] },
     Step { name: "unit", program: "cargo", arguments: &["test", "--workspace", "--no-fail-fast"] },
+    Step {
+        name: "shuttle",
+        program: "cargo",
+        arguments: &["test", "-p", "pinstripe-runtime", "--features", "shuttle", "--test", "shuttle"],
+    },
+    Step {
+        name: "shuttle-engine",
+        program: "cargo",
+        arguments: &["test", "-p", "pinstripe-engine", "--features", "shuttle", "--test", "shuttle"],
+    },
     Step { name: "sim", program: "xtask", arguments: &["sim"] },
     Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },

@@ -10,6 +10,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::documents;
+
 /// Lines of a file, its tests not counted.
 const FILE_LINES_MAX: usize = 800;
 /// Lines of a function, signature and closing brace counted.
@@ -30,9 +32,12 @@ const UNFINISHED: &[&str] = &[
 /// One breach of the style.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
-    file: String,
-    line: usize,
-    message: String,
+    /// Path from the root.
+    pub file: String,
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong and what to do.
+    pub message: String,
 }
 
 impl fmt::Display for Finding {
@@ -44,24 +49,28 @@ impl fmt::Display for Finding {
 /// Checks every file that git knows or would add under `root`; prints the findings.
 pub fn run(root: &Path) -> Result<()> {
     let mut findings = Vec::new();
-    let files = source_files(root)?;
+    let files = list_files(root, &["*.rs", "*.sh", "*Cargo.toml"])?;
+    let documents = list_files(root, &["*.md"])?;
     for file in &files {
         let text = fs::read_to_string(root.join(file)).with_context(|| format!("read {file}"))?;
         findings.extend(check(file, &text));
     }
+    findings.extend(documents::check(root, &documents, &files)?);
+    let count = files.len() + documents.len();
     for finding in &findings {
         println!("{finding}");
     }
     if !findings.is_empty() {
-        bail!("{} findings in {} files", findings.len(), files.len());
+        bail!("{} findings in {count} files", findings.len());
     }
-    println!("tidy: {} files, nothing to do", files.len());
+    println!("tidy: {count} files, nothing to do");
     Ok(())
 }
 
-fn source_files(root: &Path) -> Result<Vec<String>> {
+fn list_files(root: &Path, patterns: &[&str]) -> Result<Vec<String>> {
     let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "--", "*.rs", "*.sh", "*Cargo.toml"])
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "--"])
+        .args(patterns)
         .current_dir(root)
         .output()
         .context("run git")?;

@@ -1,1 +1,29 @@
-//! pinstripe-bench
+//! `pinstripe bench`: how fast the engine is, and how far from as fast as it could be.
+//!
+//! ```text
+//!   arguments ─> setup ─> run: slices of ─┬─ client: `depth` tasks that write through a Volume
+//!                                         └─ straight_line (with --limit): the same work in a plain loop, no engine
+//!                          └> verify: scrub, and every written unit read back  ─> report
+//! ```
+//!
+//! The array is made for the run. Each unit (a write's range) carries who wrote it, where and in which version, in every
+//! sector; [`ledger`] remembers the version of the last acknowledged write. So a run that was fast and wrong fails.
+//!
+//! With `--limit` the engine writes the first half of the array and the loop the second, in slices that alternate
+//! many times a second: on a machine that others use too, the ratio of neighbouring slices is worth more than
+//! either number.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod client;
+mod ledger;
+mod report;
+mod run;
+mod setup;
+mod straight_line;
+mod verify;
+mod worker;
+
+pub use arguments::{BadSize, BenchArgs, BitmapChoice, DeviceSpec, Pattern, PolicyChoice};
+pub use report::{Amplification, Latency, Limit, Report, Settings, Verified};
+pub use run::{BenchError, run};

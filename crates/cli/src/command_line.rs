@@ -50,6 +50,8 @@ pub enum Command {
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     Demo(DemoArguments),
+    /// Measure the engine on memory, files or devices; every run ends with a check of all that was written.
+    Bench(Box<pinstripe_bench::BenchArgs>),
     /// Print completions for a shell.
     Completions(CompletionsArguments),
     /// Print the manual page, or write one for every command.
@@ -81,7 +83,7 @@ pub struct ShapeArguments {
     /// Bytes to use of each member; all that the smallest has without
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
-    /// Version of the metadata
+    /// Version of the metadata: 1.0, 1.1 or 1.2 [default: 1.2]
     #[arg(long, value_name = "VERSION", value_parser = metadata)]
     pub metadata: Option<MetadataVersion>,
 }
@@ -109,8 +111,6 @@ pub struct CreateArguments {
     /// RAID level: 0, 4, 5 or 6
     #[arg(long, short, value_name = "LEVEL", value_parser = level)]
     pub level: Level,
-    #[command(flatten)]
-    pub shape: ShapeArguments,
     /// The device that holds all parity (level 4); it becomes the last member
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub parity: Option<PathBuf>,
@@ -123,6 +123,9 @@ pub struct CreateArguments {
     /// Block devices or files, in the order of their slots
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
+    // Last, for what follows would stand under its heading.
+    #[command(flatten)]
+    pub shape: ShapeArguments,
 }
 
 #[derive(Debug, Args)]
@@ -136,6 +139,7 @@ pub struct ExamineArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ServeArguments {
     /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT; can be given several times [default: a unix socket beside the
     /// control socket]
@@ -171,14 +175,15 @@ pub struct ServeArguments {
     /// RAID level of the new array: 0, 4, 5 or 6
     #[arg(long, short, value_name = "LEVEL", value_parser = level, requires = "create")]
     pub level: Option<Level>,
-    #[command(flatten)]
-    pub shape: ShapeArguments,
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
     /// Members: block devices or files, in any order; with --create also mem:SIZE
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
+    // Last, for what follows would stand under its heading.
+    #[command(flatten)]
+    pub shape: ShapeArguments,
 }
 
 #[derive(Debug, Args)]

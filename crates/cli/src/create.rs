@@ -2,10 +2,11 @@
 //!
 //! Everything is checked before anything is written: the options against each other, then every device (opened and
 //! locked, large enough, holding nothing), then the layout against MD's rules. With `--force`, marks of what the
-//! devices held are wiped where the new array has no data, so that no tool takes a member for what it was.
+//! devices held are wiped, so that no tool takes a member for what it was.
 
 use std::{
     io::Read,
+    ops::Range,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     rc::Rc,
@@ -249,22 +250,22 @@ fn named(error: &PlacementError, infos: &[DeviceInfo]) -> Failure {
     }
 }
 
-/// Zeroes the blocks that hold marks of what was there, but for those in the data of the new array: an array that is
-/// made anew over its old data (`--assume-clean`) keeps all of it.
-async fn wipe_marks(
-    device: &dyn Device,
-    contents: &Contents,
-    data: std::ops::Range<u64>,
-) -> Result<(), Failure> {
+/// Zeroes the blocks that hold marks of what was there.
+///
+/// Old MD superblocks go wherever they are, as with mdadm: one in front of the new one would be taken for it. Other
+/// marks stay where the new array has its data, for they may be part of it: an array that is made anew over itself
+/// keeps all of its content.
+async fn wipe_marks(device: &dyn Device, contents: &Contents, data: Range<u64>) -> Result<(), Failure> {
     let block = u64::from(device.info().logical_block);
-    for mark in contents.marks() {
-        let (start, end) =
-            (mark.start / block * block, mark.end.next_multiple_of(block).min(device.info().size));
-        if start < data.end && data.start < end {
-            continue;
-        }
-        let length = usize::try_from(end.saturating_sub(start))?;
-        let written = device.write(start, shard::zeroed(length).freeze(), false).await.result;
+    let in_blocks = |mark: Range<u64>| {
+        mark.start / block * block..mark.end.next_multiple_of(block).min(device.info().size)
+    };
+    let in_data = |blocks: &Range<u64>| blocks.start < data.end && data.start < blocks.end;
+    let superblocks = contents.metadata.iter().map(|found| in_blocks(found.mark()));
+    let others = contents.others.iter().map(|found| in_blocks(found.mark.clone()));
+    for blocks in superblocks.chain(others.filter(|blocks| !in_data(blocks))) {
+        let length = usize::try_from(blocks.end.saturating_sub(blocks.start))?;
+        let written = device.write(blocks.start, shard::zeroed(length).freeze(), false).await.result;
         written.map_err(|error| Failure::new(format!("{}: {error}", device.info().name)))?;
     }
     Ok(())

@@ -5,6 +5,7 @@
 //!   serve                  assembles an array and serves it until it is told to stop
 //!   detail, fail, add,     talk to a running `serve` over its control socket
 //!   check, stop
+//!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
 //! ```
 //!
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Check(arguments) => steer::check(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Bench(arguments) => bench(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Man(arguments) => manual::man(&arguments),
     };
@@ -50,4 +52,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+fn bench(arguments: &pinstripe_bench::BenchArgs) -> Result<(), failure::Failure> {
+    let report = pinstripe_bench::run(arguments)?;
+    output::print(&if arguments.json { format!("{}\n", report.to_json()) } else { report.to_string() })
 }

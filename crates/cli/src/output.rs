@@ -30,7 +30,8 @@ pub fn printable(text: &str) -> String {
 /// `rows` of a name and a value, the values below each other.
 pub fn table(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    rows.iter().map(|(name, value)| format!("  {name:width$}  {value}\n")).collect()
+    let lines: Vec<String> = rows.iter().map(|(name, value)| format!("  {name:width$}  {value}\n")).collect();
+    lines.concat()
 }
 
 #[cfg(test)]

@@ -118,14 +118,14 @@ pub fn check(arguments: &CheckArguments) -> Result<(), Failure> {
 }
 
 fn check_words(result: &CheckResult) -> String {
-    let mut words = match result.mismatched_sectors {
+    let parity = match result.mismatched_sectors {
         0 => format!("{} stripes: parity matches everywhere\n", result.stripes),
         sectors => format!("{} stripes: parity does not match in {sectors} sectors\n", result.stripes),
     };
-    if result.unreadable_stripes > 0 {
-        words += &format!("{} stripes could not be read whole\n", result.unreadable_stripes);
+    match result.unreadable_stripes {
+        0 => parity,
+        stripes => format!("{parity}{stripes} stripes could not be read whole\n"),
     }
-    words
 }
 
 /// Shows how far the check is, over a connection of its own.

@@ -115,12 +115,16 @@ impl Admission {
             if self.halted.load(Ordering::SeqCst) {
                 return Err(Halted);
             }
-            self.wanted.store(true, Ordering::SeqCst);
-            knock.notify();
-            // The gate may have opened and closed again before we looked; then the wish is forgotten and must be told anew.
-            self.opened
-                .wait_until(|| self.is_open() || self.halted.load(Ordering::SeqCst) || !self.is_wanted())
-                .await;
+            let is_decided = || {
+                if self.is_open() || self.halted.load(Ordering::SeqCst) {
+                    return true;
+                }
+                // Asked anew on every look: the gate may have opened and closed again since the last one.
+                self.wanted.store(true, Ordering::SeqCst);
+                knock.notify();
+                false
+            };
+            self.opened.wait_until(is_decided).await;
         }
     }
 

@@ -27,6 +27,7 @@ use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
     intent::IntentTable,
+    journal_check::members_hold_everything,
     maintenance::SyncProgress,
     options::ArrayOptions,
     records::{MemberState, Records},
@@ -223,13 +224,17 @@ impl Array {
         mut options: ArrayOptions,
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
-        let assembled = assemble(sources, &options).await?;
+        let mut assembled = assemble(sources, &options).await?;
+        let journal = assembled.journal.take();
         options.read_only |= assembled.read_only.is_some();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
                 * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
+        if let Some(journal) = journal {
+            members_hold_everything(array.volume(), &journal).await?;
+        }
         let home = &array.home;
         shard::spawn(Rc::clone(home).control());
         if !home.is_static() {
@@ -241,7 +246,8 @@ impl Array {
     }
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
-        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced } = assembled;
+        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, .. } =
+            assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
         let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));

@@ -13,7 +13,7 @@ use pinstripe_md::{
         ErrorKind, ReadOnlyReason, RefusedReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock,
         SuperblockError, Support, candidate_sectors, event_is_current,
     },
-    units::SECTOR_BYTES,
+    units::{SECTOR_BYTES, Sector},
 };
 use pinstripe_runtime::{Device, DeviceError, DeviceSource, shard};
 use thiserror::Error;
@@ -109,6 +109,29 @@ pub enum AssembleError {
         /// Why.
         error: BitmapError,
     },
+    /// A bitmap says that it belongs to another array, or to members of another size.
+    #[error(
+        "{name}: the bitmap is not this array's: remove it with mdadm --grow --bitmap=none and add it again"
+    )]
+    ForeignBitmap {
+        /// The device.
+        name: String,
+    },
+    /// The array has a journal, and its device isn't among those given, or is out of date.
+    #[error(
+        "the array has a journal device, which is not among the devices: what is only in the journal would be lost. Give the journal device too"
+    )]
+    JournalMissing,
+    /// The journal may hold what the members don't.
+    #[error(
+        "{name}: the journal can't be set aside: {problem}. Assemble the array with mdadm once, which replays the journal"
+    )]
+    Journal {
+        /// The journal device.
+        name: String,
+        /// Why.
+        problem: JournalProblem,
+    },
     /// A bad-block log can't be used, so it isn't known what must not be read.
     #[error("{name}: the bad-block log can't be read: {error}")]
     BadBlocks {
@@ -116,6 +139,25 @@ pub enum AssembleError {
         name: String,
         /// Why.
         error: BadBlocksError,
+    },
+}
+
+/// Why an array with a journal can't be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum JournalProblem {
+    /// The superblock's tail is not a block of the journal.
+    #[error("the superblock says that it begins at {0}, where no block of it can be")]
+    Tail(Sector),
+    /// A discard, which can't be compared with what the members hold.
+    #[error("it describes a discard at {0} that may not have reached the members")]
+    Discard(Sector),
+    /// The members don't hold a page that the journal describes.
+    #[error("the {} at {sector} is only in the journal, not yet on the members", if *parity { "parity" } else { "data" })]
+    NotOnMembers {
+        /// Of the array for data, of the members for parity.
+        sector: Sector,
+        /// Whether it is parity.
+        parity: bool,
     },
 }
 
@@ -157,6 +199,8 @@ pub(crate) struct Assembled {
     /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
     pub(crate) seats: Vec<Option<Found>>,
     pub(crate) freshest: Superblock,
+    /// The journal device, if the array has one. Whether the members hold what it describes is still to be seen.
+    pub(crate) journal: Option<Found>,
     pub(crate) bitmap: Option<BitmapImage>,
     /// Why nothing may be written, if so.
     pub(crate) read_only: Option<ReadOnlyReason>,
@@ -201,6 +245,7 @@ pub(crate) async fn assemble(
         Support::Refused(reason) => return Err(AssembleError::Refused(reason)),
     };
     let geometry = geometry(&freshest, &found)?;
+    let journal = take_journal(&freshest, &mut found)?;
     let (seats, stale) = seat(&freshest, found, geometry.members())?;
     let missing = seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
     if missing > geometry.redundancy() {
@@ -219,7 +264,7 @@ pub(crate) async fn assemble(
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
     let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
-    Ok(Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced })
+    Ok(Assembled { geometry, seats, freshest, journal, bitmap, read_only, stale, dirty_from, forced })
 }
 
 fn is_whole(member: &Found) -> bool {
@@ -243,7 +288,11 @@ async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleErr
     Ok(Found { source, device, superblock, bad_blocks })
 }
 
-async fn read_bytes(device: &dyn Device, offset: u64, length: u64) -> Result<Vec<u8>, AssembleError> {
+pub(crate) async fn read_bytes(
+    device: &dyn Device,
+    offset: u64,
+    length: u64,
+) -> Result<Vec<u8>, AssembleError> {
     let block = u64::from(device.info().logical_block);
     let (start, end) = (offset - offset % block, (offset + length).next_multiple_of(block));
     let outcome = device.read(start, shard::buffer(usize::try_from(end - start).unwrap_or(usize::MAX))).await;
@@ -349,6 +398,19 @@ fn seat(
     Ok((seats, stale))
 }
 
+/// The journal device of an array that has one.
+fn take_journal(freshest: &Superblock, found: &mut Vec<Found>) -> Result<Option<Found>, AssembleError> {
+    if !freshest.array.journal {
+        return Ok(None);
+    }
+    let is_journal = |member: &Found| {
+        member.superblock.role_in(&freshest.array) == Role::Journal
+            && event_is_current(freshest.array.events, member.superblock.array.events)
+    };
+    let place = found.iter().position(is_journal).ok_or(AssembleError::JournalMissing)?;
+    Ok(Some(found.swap_remove(place)))
+}
+
 /// The OR of all current members' bitmaps (C8). A bitmap older than the superblocks counts as all ones.
 async fn read_bitmap(
     freshest: &Superblock,
@@ -364,6 +426,13 @@ async fn read_bitmap(
         let Some(sector) = member.superblock.bitmap_sector() else { continue };
         let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
         let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
+        let array = &freshest.array;
+        if header.set_uuid != array.set_uuid
+            || header.sync_size.round_down(array.chunk) != array.component_sectors()
+        {
+            // Bits of other regions: a write would look for its bit where there is none.
+            return Err(AssembleError::ForeignBitmap { name: name.clone() });
+        }
         let bytes =
             read_bytes(&*member.device, sector.0 * SECTOR_BYTES, header.sectors().0 * SECTOR_BYTES).await?;
         let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;

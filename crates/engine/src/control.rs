@@ -272,7 +272,7 @@ impl Home {
         }
         let intent = &snapshot.intent;
         if intent.is_torn(0..=intent.len() - 1) {
-            // Said as after a crash: from elsewhere on, a resync that goes on tells that no row is half-written.
+            // "From some sector on" would tell the next start that a clean stop cut the resync short, and that no row is torn.
             return Some(0);
         }
         (0..intent.len())

@@ -1,6 +1,6 @@
 //! What can go wrong with a request, and what the user can do about it.
 
-use pinstripe_runtime::DeviceError;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 use thiserror::Error;
 
 use crate::geometry::RangeError;
@@ -31,7 +31,7 @@ impl std::fmt::Display for Operation {
 
 /// A request on a member that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{operation} of slot {slot} ({name}) at byte {offset} of the device: {error}")]
+#[error("slot {slot} ({name}) {}", self.words())]
 pub struct MemberError {
     /// The member's slot in the array.
     pub slot: usize,
@@ -43,6 +43,15 @@ pub struct MemberError {
     pub offset: u64,
     /// What the device said.
     pub error: DeviceError,
+}
+
+impl MemberError {
+    fn words(&self) -> String {
+        if self.error.kind == DeviceErrorKind::Removed {
+            return "was taken out by command".to_owned();
+        }
+        format!("failed: {} at byte {} of the device: {}", self.operation, self.offset, self.error)
+    }
 }
 
 /// Why a read, write, flush or discard of the array failed.

@@ -16,6 +16,7 @@ pub mod geometry;
 pub mod image;
 pub mod intent;
 mod intent_writer;
+mod journal_check;
 pub mod maintenance;
 pub mod mutants;
 pub mod options;

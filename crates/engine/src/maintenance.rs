@@ -334,10 +334,7 @@ impl VolumeInner {
             if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
                 return Err(IoError::Stopping);
             }
-            let result = match walk.target {
-                Some((slot, _)) => self.rebuild_chunk(&view, stripe, slot, row).await.map(|()| 0),
-                None => self.compare_stripe(&view, stripe, walk.action == SyncAction::Resync, row).await,
-            };
+            let result = self.sync_under(&view, walk, stripe, row).await;
             // What one membership can't read, the next may be able to (C1).
             let stale = self.shared.admission.generation() != view.snapshot.generation;
             if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
@@ -346,29 +343,67 @@ impl VolumeInner {
         }
     }
 
-    /// Writes the target's chunk of a stripe, made from all others.
-    async fn rebuild_chunk(
+    /// The same under one membership.
+    async fn sync_under(
+        &self,
+        view: &View,
+        walk: &Walk,
+        stripe: StripeId,
+        row: &mut Row,
+    ) -> Result<u64, IoError> {
+        let chunk = self.parity_geometry().chunk_bytes();
+        let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
+        let Err(IoError::Unreadable { .. }) = whole else { return whole };
+        // Sectors that several members can't read are lost only where they are in one row; the other rows are done.
+        let (mut mismatched, mut result) = (0, Ok(()));
+        for from in (0..chunk).step_by(ROW_BYTES as usize) {
+            match self.sync_rows(view, walk, stripe, (from, from + ROW_BYTES), row).await {
+                Ok(sectors) => mismatched += sectors,
+                Err(error @ IoError::Unreadable { .. }) => result = Err(error),
+                Err(error) => return Err(error),
+            }
+        }
+        result.map(|()| mismatched)
+    }
+
+    async fn sync_rows(
+        &self,
+        view: &View,
+        walk: &Walk,
+        stripe: StripeId,
+        rows: (u32, u32),
+        row: &mut Row,
+    ) -> Result<u64, IoError> {
+        match walk.target {
+            Some((slot, _)) => self.rebuild_rows(view, stripe, rows, slot, row).await.map(|()| 0),
+            None => self.compare_rows(view, stripe, rows, walk.action == SyncAction::Resync, row).await,
+        }
+    }
+
+    /// Writes rows of the target's chunk of a stripe, made from all others.
+    async fn rebuild_rows(
         &self,
         view: &View,
         stripe: StripeId,
+        (from, to): (u32, u32),
         slot: usize,
         row: &mut Row,
     ) -> Result<(), IoError> {
         let geometry = self.parity_geometry();
-        let (map, chunk) = (geometry.slots(stripe), geometry.chunk_bytes());
+        let map = geometry.slots(stripe);
         let role = map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX)));
         let columns = match role {
             Role::Data(column) => Set64::only(column),
             Role::P | Role::Q => Set64::below(map.columns()),
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
-        self.read_row(view, stripe, (0, chunk), want, row).await?;
+        self.read_row(view, stripe, (from, to), want, row).await?;
         let bytes = match role {
             Role::Data(column) => row.data[column].take().ok_or(IoError::Failed)?,
-            Role::P => self.parity_of(map, row, chunk, true, false).0.ok_or(IoError::Failed)?,
-            Role::Q => self.parity_of(map, row, chunk, false, true).1.ok_or(IoError::Failed)?,
+            Role::P => self.parity_of(map, row, to - from, true, false).0.ok_or(IoError::Failed)?,
+            Role::Q => self.parity_of(map, row, to - from, false, true).1.ok_or(IoError::Failed)?,
         };
-        self.write_sync(view, slot, geometry.member_offset(stripe), bytes).await
+        self.write_sync(view, slot, geometry.member_offset(stripe) + u64::from(from), bytes).await
     }
 
     async fn write_sync(&self, view: &View, slot: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
@@ -401,26 +436,28 @@ impl VolumeInner {
     }
 
     /// Compares parity with data, and with `correct` makes parity match. Returns the sectors of rows that did not.
-    async fn compare_stripe(
+    async fn compare_rows(
         &self,
         view: &View,
         stripe: StripeId,
+        (from, to): (u32, u32),
         correct: bool,
         row: &mut Row,
     ) -> Result<u64, IoError> {
         let geometry = self.parity_geometry();
-        let (map, chunk) = (geometry.slots(stripe), geometry.chunk_bytes());
+        let (map, length) = (geometry.slots(stripe), to - from);
+        let offset = geometry.member_offset(stripe) + u64::from(from);
         let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
-        self.read_row(view, stripe, (0, chunk), want, row).await?;
-        let (p, q) = self.parity_of(map, row, chunk, row.p.is_some(), row.q.is_some());
+        self.read_row(view, stripe, (from, to), want, row).await?;
+        let (p, q) = self.parity_of(map, row, length, row.p.is_some(), row.q.is_some());
         let mut mismatched = Set64::EMPTY;
         let mut rows = 0;
         let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];
-        let different = |from: usize, to: usize| {
-            pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[from..to] != new[from..to]))
+        let different = |start: usize, end: usize| {
+            pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[start..end] != new[start..end]))
         };
-        for from in (0..chunk as usize).step_by(ROW_BYTES as usize) {
-            rows += u64::from(different(from, from + ROW_BYTES as usize));
+        for start in (0..length as usize).step_by(ROW_BYTES as usize) {
+            rows += u64::from(different(start, start + ROW_BYTES as usize));
         }
         for (old, new, slot) in &pairs {
             if let (Some(old), Some(new), Some(slot)) = (old, new, slot)
@@ -430,22 +467,39 @@ impl VolumeInner {
             }
         }
         if correct && !mismatched.is_empty() {
-            self.shared.cache.remove_rows(stripe.0, 0, chunk);
+            self.shared.cache.remove_rows(stripe.0, from, to);
             for (bytes, slot) in [(&p, Some(map.p_slot())), (&q, map.q_slot())] {
                 if let (Some(bytes), Some(slot)) = (bytes, slot)
                     && mismatched.contains(slot.index())
                 {
-                    self.write_sync(view, slot.index(), geometry.member_offset(stripe), bytes.clone())
-                        .await?;
+                    self.write_sync(view, slot.index(), offset, bytes.clone()).await?;
                 }
             }
         }
-        self.heal(view, stripe, row).await?;
+        self.heal(view, stripe, (from, to), row).await?;
         Ok(rows * ROW_SECTORS)
     }
 
-    /// Rewrites the chunks that could not be read, from the others, in the same claim (C14).
-    async fn heal(&self, view: &View, stripe: StripeId, row: &Row) -> Result<(), IoError> {
+    /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller holds the claim.
+    pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
+        let view = self.view();
+        let mut row = self.rows.take();
+        for from in (0..self.parity_geometry().chunk_bytes()).step_by(ROW_BYTES as usize) {
+            // A row that can't be made stays as it is, and who needs it gets the error.
+            let _ = self.compare_rows(&view, stripe, (from, from + ROW_BYTES), false, &mut row).await;
+        }
+        row.clear(0);
+        self.rows.give(row);
+    }
+
+    /// Rewrites the rows that could not be read, from the others, in the same claim (C14).
+    async fn heal(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        row: &Row,
+    ) -> Result<(), IoError> {
         if row.unreadable.is_empty() {
             return Ok(());
         }
@@ -454,16 +508,16 @@ impl VolumeInner {
             return Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() });
         }
         let map = geometry.slots(stripe);
-        self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        self.shared.cache.remove_rows(stripe.0, from, to);
         for slot in row.unreadable {
             let bytes = match map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX))) {
                 Role::Data(column) => row.data[column].clone(),
-                Role::P => self.parity_of(map, row, geometry.chunk_bytes(), true, false).0,
-                Role::Q => self.parity_of(map, row, geometry.chunk_bytes(), false, true).1,
+                Role::P => self.parity_of(map, row, to - from, true, false).0,
+                Role::Q => self.parity_of(map, row, to - from, false, true).1,
             };
             let bytes =
                 bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
-            self.write_sync(view, slot, geometry.member_offset(stripe), bytes).await?;
+            self.write_sync(view, slot, geometry.member_offset(stripe) + u64::from(from), bytes).await?;
             self.counters().corrected_reads.add(1);
         }
         Ok(())

@@ -6,7 +6,8 @@ use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
     mutants::{Mutant, active},
-    row::Want,
+    parity_cache::ROW_BYTES,
+    row::{Row, Want},
     snapshot::View,
     volume::VolumeInner,
 };
@@ -144,7 +145,7 @@ impl VolumeInner {
         let range = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let avoid = repair.map_or(Set64::EMPTY, Set64::only);
         let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
-        let (view, result) = loop {
+        let (view, mut result) = loop {
             let view = self.view();
             let result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
             // With the members that there are by now it may be possible after all: one has just been rebuilt, say (C1).
@@ -152,7 +153,9 @@ impl VolumeInner {
                 break (view, result);
             }
         };
-        if let (Ok(()), Some(bytes)) = (&result, row.data.get(piece.column).cloned().flatten()) {
+        if matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES {
+            result = self.read_by_rows(&view, piece, &mut buffer, &mut row).await;
+        } else if let (Ok(()), Some(bytes)) = (&result, row.data.get(piece.column).cloned().flatten()) {
             self.counters().reconstructed_reads.add(1);
             buffer.copy_from_slice(&bytes);
             if let Some(slot) = repair {
@@ -163,6 +166,35 @@ impl VolumeInner {
         self.rows.give(row);
         drop(claim);
         (result, buffer)
+    }
+
+    /// Reads a part of one chunk row by row: sectors that several members can't read are lost only where they are in one row. The
+    /// caller holds the claim.
+    async fn read_by_rows(
+        &self,
+        view: &View,
+        piece: &Piece,
+        buffer: &mut Buffer,
+        row: &mut Row,
+    ) -> Result<(), IoError> {
+        let slot = self.parity_geometry().slots(piece.stripe).data_slot(piece.column).index();
+        let end = piece.chunk_offset + piece.length;
+        let mut from = piece.chunk_offset;
+        while from < end {
+            let to = end.min((from / ROW_BYTES + 1) * ROW_BYTES);
+            let want = Want { columns: Set64::only(piece.column), parity: false, avoid: Set64::EMPTY };
+            self.read_row(view, piece.stripe, (from, to), want, row).await?;
+            let bytes = row.data[piece.column].take().unwrap_or_else(|| unreachable!("it was wanted"));
+            let at = (from - piece.chunk_offset) as usize;
+            buffer[at..at + bytes.len()].copy_from_slice(&bytes);
+            if row.unreadable.contains(slot) {
+                self.counters().reconstructed_reads.add(1);
+                let part = Piece { chunk_offset: from, length: to - from, ..*piece };
+                self.rewrite(view, slot, &part, bytes).await;
+            }
+            from = to;
+        }
+        Ok(())
     }
 
     /// Rewrites sectors that could not be read. A member that can't take them fails.

@@ -72,8 +72,9 @@ impl Records {
         records
     }
 
-    /// Devices that hold a slot and are not here miss everything from now on. The next superblocks say so, or such a
-    /// device that is but one event behind would be taken for current when it comes back (C2).
+    /// A device that was left out (not given, out of date, a replacement that isn't served) misses everything that is
+    /// written from now on. The next superblocks call it faulty, whatever the table said: one event behind counts as
+    /// current, and by that it would be taken back with old data (C2).
     fn disown_absent(&mut self) {
         let here: Vec<usize> =
             self.active().map(|book| usize::from(book.superblock.member.dev_number.0)).collect();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
     ShardHandle, Signal,
-    atomics::{AtomicBool, AtomicU64, Ordering},
+    atomics::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use crate::{
@@ -57,22 +57,64 @@ pub struct Shared {
     failed: AtomicBool,
 }
 
-/// Stripes written lately, by the low bits of their number: enough to see that a stripe's predecessor was written just
-/// before it, on whatever shard. A wrong answer costs a short wait or a pre-read, nothing else.
-pub struct RecentStripes([AtomicU64; 64]);
+/// How far the stripes written lately were written, on whatever shard: what tells a sequential stream. By the low bits of
+/// the stripe's number. A wrong answer costs a short wait or a pre-read, nothing else.
+pub struct RecentStripes {
+    /// stripe << 24 | blocks of 512 bytes
+    written: [AtomicU64; 64],
+    /// Goes up when gathering filled a stripe, down when it waited in vain.
+    luck: AtomicU32,
+    tries: AtomicU32,
+}
+
+/// The most luck that can be had.
+const LUCK_MAX: u32 = 8;
+/// Without luck, one stripe in so many is gathered, to see whether luck is back.
+const TRY_EVERY: u32 = 16;
+const BLOCKS_MAX: u64 = (1 << 24) - 1;
 
 impl Default for RecentStripes {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(u64::MAX)))
+        Self {
+            written: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
+            luck: AtomicU32::new(LUCK_MAX),
+            tries: AtomicU32::new(0),
+        }
     }
 }
 
 impl RecentStripes {
-    /// Notes a write of `stripe`; whether its predecessor was written lately.
-    pub fn note(&self, stripe: u64) -> bool {
-        let at = |stripe: u64| &self.0[usize::from(stripe.to_le_bytes()[0]) % self.0.len()];
-        at(stripe).store(stripe, Ordering::Relaxed);
-        stripe > 0 && at(stripe - 1).load(Ordering::Relaxed) == stripe - 1
+    fn at(&self, stripe: u64) -> &AtomicU64 {
+        &self.written[usize::from(stripe.to_le_bytes()[0]) % self.written.len()]
+    }
+
+    /// Blocks of `stripe` that were written lately.
+    fn blocks(&self, stripe: u64) -> u64 {
+        let word = self.at(stripe).load(Ordering::Relaxed);
+        if word >> 24 == stripe { word & BLOCKS_MAX } else { 0 }
+    }
+
+    /// Notes a write of `bytes` to `stripe`.
+    pub fn note(&self, stripe: u64, bytes: u64) {
+        let blocks = (self.blocks(stripe) + bytes / 512).min(BLOCKS_MAX);
+        self.at(stripe).store(stripe << 24 | blocks, Ordering::Relaxed);
+    }
+
+    /// Whether `stripe`, of `stripe_bytes`, seems to be next in a sequential stream: most of its predecessor was written
+    /// lately, and gathering has been of use.
+    pub fn is_next(&self, stripe: u64, stripe_bytes: u64) -> bool {
+        if stripe == 0 || self.blocks(stripe - 1) * 512 * 2 < stripe_bytes {
+            return false;
+        }
+        self.luck.load(Ordering::Relaxed) > 0
+            || self.tries.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRY_EVERY)
+    }
+
+    /// Notes whether gathering filled a stripe.
+    pub fn learn(&self, filled: bool) {
+        let luck = self.luck.load(Ordering::Relaxed);
+        let luck = if filled { LUCK_MAX.min(luck + 2) } else { luck.saturating_sub(1) };
+        self.luck.store(luck, Ordering::Relaxed);
     }
 }
 
@@ -183,5 +225,35 @@ impl Shared {
     /// Whether [`Shared::fail`] was called.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STRIPE: u64 = 320 << 10;
+
+    #[test]
+    fn a_stripe_is_next_when_most_of_its_predecessor_was_written() {
+        let recent = RecentStripes::default();
+        recent.note(7, 64 << 10);
+        assert!(!recent.is_next(8, STRIPE), "a fifth is not a stream");
+        (0..2).for_each(|_| recent.note(7, 64 << 10));
+        assert!(recent.is_next(8, STRIPE));
+        assert!(!recent.is_next(7, STRIPE) && !recent.is_next(9, STRIPE) && !recent.is_next(0, STRIPE));
+        recent.note(7 + 64, 4096);
+        assert!(!recent.is_next(8, STRIPE), "another stripe has taken its place");
+    }
+
+    #[test]
+    fn who_waits_in_vain_stops_waiting_and_tries_again_now_and_then() {
+        let recent = RecentStripes::default();
+        recent.note(7, STRIPE);
+        (0..LUCK_MAX).for_each(|_| recent.learn(false));
+        let tried = (0..160).filter(|_| recent.is_next(8, STRIPE)).count();
+        assert_eq!(tried, 10);
+        recent.learn(true);
+        assert!((0..160).all(|_| recent.is_next(8, STRIPE)));
     }
 }

@@ -26,6 +26,12 @@ macro_rules! counters {
                 sum
             }
 
+            /// What was counted after `earlier` was taken.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($name: self.$name.wrapping_sub(earlier.$name),)* }
+            }
+
             /// Names and values, in a fixed order.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()

@@ -12,6 +12,8 @@
 //! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
 //!   member that the plan had to leave out.
 
+use std::ops::Deref;
+
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
@@ -24,13 +26,18 @@ use crate::{
     parity_cache::{Key, Parity, ROW_BYTES},
     plan::{Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, Written, plan_into},
     shared::{Answer, Shared},
-    snapshot::{MemberId, Snapshot, View},
+    snapshot::{MemberId, Seat, Snapshot, View},
     stripe_table::{Claim, Entered},
     volume::VolumeInner,
 };
 
 /// Parity of runs up to this many bytes is worth keeping.
 const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
+
+/// A stream's stripe may wait for its neighbours as long as so many writes take,
+const GATHER_WRITES: u64 = 4;
+/// but not longer than this.
+const GATHER_NS_MAX: u64 = 20_000_000;
 
 /// What a stripe write works with; pooled.
 #[derive(Default)]
@@ -75,6 +82,7 @@ impl From<IoError> for Again {
 impl VolumeInner {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
     pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
+        self.shared.recent.note(stripe.0, piece.data.len() as u64);
         match self.shared.stripes.claim(self.shard, stripe.0, Some(piece)).await {
             // The owner vanished only if the array is being torn down.
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
@@ -97,10 +105,18 @@ impl VolumeInner {
     ) -> Answer {
         self.counters().batches.add(1);
         self.gather(stripe, &mut claim, context).await;
+        let mut healed = false;
         let answer = loop {
             match self.attempt(stripe, &mut claim, context).await {
                 Ok(generation) => break self.acknowledge(generation, context).await,
                 Err(Again::Replan) => self.counters().replans.add(1),
+                Err(Again::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
+                    // Read errors of several members: the plan avoids their whole chunks, but each row may have just one.
+                    healed = true;
+                    Box::pin(self.heal_stripe(stripe)).await;
+                    context.avoid = Set64::EMPTY;
+                    self.counters().replans.add(1);
+                }
                 Err(Again::Fatal(error)) => break Err(error),
             }
         };
@@ -190,28 +206,47 @@ impl VolumeInner {
         joined
     }
 
-    /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them.
+    /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them, and no longer than
+    /// a few times as long as members take to write.
     async fn gather(
         &self,
         stripe: StripeId,
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
     ) {
+        let shared = &*self.shared;
         let full = self.parity_geometry().stripe_bytes();
-        let sequential = self.shared.recent.note(stripe.0);
-        if !sequential || context.image.bytes_covered() == full {
+        if context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
             return;
         }
-        let deadline = shard::now() + self.shared.options.gather_ns;
         shard::yield_now().await;
         self.join(claim, context);
+        let started = shard::now();
+        let limit = shared.options.gather_ns.max(self.gather_limit());
+        // The first look comes soon, later ones more seldom: a look costs a timer.
+        let mut pause = shared.options.gather_ns / 16;
         while context.image.bytes_covered() < full
-            && self.shared.admission.writers() > 0
-            && shard::now() < deadline
+            && shared.admission.writers() > 0
+            && shard::now() - started < limit
         {
-            shard::sleep(self.shared.options.gather_ns / 16).await;
+            shard::sleep(pause).await;
+            pause = (pause + pause / 2).min(limit / 16);
             self.join(claim, context);
         }
+        shared.recent.learn(context.image.bytes_covered() == full);
+    }
+
+    /// How long to wait for the next piece of a stream: the writes that must end before their clients send it take the
+    /// time of the slowest member.
+    fn gather_limit(&self) -> u64 {
+        let chunk = self.parity_geometry().chunk_bytes();
+        let view = self.view();
+        let members = view.snapshot.seats.iter().filter_map(Seat::member);
+        let slowest = members.map(|member| {
+            let price = member.cost.write();
+            u64::from(price.latency_ns) + u64::from(price.ns_per_kib) * u64::from(chunk / 1024)
+        });
+        (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
     fn plan(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
@@ -269,6 +304,7 @@ impl VolumeInner {
             return Ok(());
         }
         let offset = self.parity_geometry().member_offset(stripe);
+        let started = self.start_clock(&mut context.set);
         for &transfer in context.plan.reads() {
             let buffer = shard::buffer(transfer.length() as usize);
             if let Some(submission) =
@@ -278,16 +314,16 @@ impl VolumeInner {
                 context.requests.push(transfer);
             }
         }
-        let started = self.sample().then(shard::now);
         context.set.wait().await;
         let mut failed = false;
         for (index, transfer) in context.requests.drain(..).enumerate() {
+            let completed = context.set.completed_at(index);
             let outcome = context.set.take(index);
             let slot = transfer.slot.index();
             match (outcome.result, outcome.buffer) {
                 (Ok(bytes), Some(buffer)) => {
-                    if let (Some(started), Some((member, _))) = (started, view.member(slot)) {
-                        member.cost.record_read(bytes as u64, shard::now() - started);
+                    if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
+                        member.cost.record_read(bytes as u64, completed - started);
                     }
                     context.held.transfers.push(transfer);
                     context.held.bytes.push(buffer.freeze());
@@ -305,6 +341,17 @@ impl VolumeInner {
         }
         context.set.clear();
         if failed { Err(Again::Replan) } else { Ok(()) }
+    }
+
+    /// Has one in so many sets timed, request by request: a slow member must not make the others look slow. Returns the
+    /// time of the start, 0 for a set that isn't timed.
+    fn start_clock(&self, set: &mut SubmissionSet) -> u64 {
+        if self.sample() {
+            set.time();
+            shard::now()
+        } else {
+            0
+        }
     }
 
     /// Computes the new parity of every run. From here on the image doesn't change.
@@ -353,7 +400,7 @@ impl VolumeInner {
         let mut p = p.then(|| held.take_parity(map, Parity::P, run));
         let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
         for column in run.written {
-            let old = held.range(map.data_slot(column), run.start, run.end);
+            let old = held.old(map.data_slot(column), run.start, run.end);
             let new = new_bytes(image, column, run);
             let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
             match (&mut p, &mut q) {
@@ -445,6 +492,7 @@ impl VolumeInner {
         let geometry = self.parity_geometry();
         let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
         let WriteContext { image, plan, parity, set, requests, held, avoid, .. } = context;
+        let started = self.start_clock(set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
@@ -472,14 +520,13 @@ impl VolumeInner {
                 }
             }
         }
-        let started = self.sample().then(shard::now);
         set.wait().await;
         for (index, transfer) in requests.drain(..).enumerate() {
-            let slot = transfer.slot.index();
+            let (slot, completed) = (transfer.slot.index(), set.completed_at(index));
             match set.take(index).result {
                 Ok(bytes) => {
-                    if let (Some(started), Some((member, _))) = (started, view.member(slot)) {
-                        member.cost.record_write(bytes as u64, shard::now() - started);
+                    if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
+                        member.cost.record_write(bytes as u64, completed - started);
                     }
                 }
                 Err(_) if active(Mutant::WriteErrorIgnored) => {}
@@ -492,29 +539,35 @@ impl VolumeInner {
         set.clear();
     }
 
-    /// Before parity of a run is written, the cache must not have it any more (C13).
+    /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write needed was taken
+    /// out when it was planned, or was not there.
     fn forget_parity(&self, stripe: StripeId, run: &Run) {
-        if !active(Mutant::StaleParityCache) {
+        if run.method != Method::Rmw && !active(Mutant::StaleParityCache) {
             self.shared.cache.remove_rows(stripe.0, run.start, run.end);
         }
     }
 
     /// After success the cache may have the rows that were written whole.
-    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &WriteContext) {
+    fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
         if !self.shared.cache.is_enabled() || !context.dropped.is_empty() {
             return;
         }
-        for (run, parity) in context.plan.runs().iter().zip(&context.parity) {
+        for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
             if run.length() > CACHED_RUN_MAX || active(Mutant::StaleParityCache) && run.method == Method::Full
             {
                 continue;
             }
-            for (bytes, parity) in parity.iter().zip([Parity::P, Parity::Q]) {
-                let Some(bytes) = bytes else { continue };
-                for row in run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES {
+            for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
+                let Some(bytes) = bytes.take() else { continue };
+                let rows = run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES;
+                let key = |row| Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
+                if run.length() == ROW_BYTES && rows.len() == 1 {
+                    self.shared.cache.insert(key(rows.start), bytes);
+                    continue;
+                }
+                for row in rows {
                     let part = bytes.slice((row * ROW_BYTES - run.start) as usize, ROW_BYTES as usize);
-                    let key = Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
-                    self.shared.cache.insert(key, part);
+                    self.shared.cache.insert(key(row), part);
                 }
             }
         }
@@ -555,12 +608,30 @@ impl Facts for PlanFacts<'_> {
             return true;
         }
         let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
-        let found = self.volume.shared.cache.lookup(&key);
+        // Taken out: whatever the plan, this parity is about to be written (C13).
+        let found = self.volume.shared.cache.take(&key);
         self.volume
             .counters()
             .cache_misses
             .add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
         found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
+    }
+}
+
+/// Old bytes, borrowed or put together.
+enum Old<'h> {
+    Here(&'h [u8]),
+    Gathered(Slice),
+}
+
+impl Deref for Old<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Gathered(bytes) => bytes,
+        }
     }
 }
 
@@ -572,7 +643,19 @@ impl Held {
         self.recovered.clear();
     }
 
-    /// The old bytes `start..end` of a member's chunk, which the plan had read.
+    /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are in one piece.
+    fn old(&self, slot: MemberSlot, start: u32, end: u32) -> Old<'_> {
+        let holds = |t: &Transfer| t.slot == slot && t.start <= start && end <= t.end;
+        match self.transfers.iter().position(holds) {
+            Some(index) => {
+                let from = (start - self.transfers[index].start) as usize;
+                Old::Here(&self.bytes[index][from..from + (end - start) as usize])
+            }
+            None => Old::Gathered(self.range(slot, start, end)),
+        }
+    }
+
+    /// As [`Held::old`], to keep.
     fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
         let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
         if let Some(index) = whole {
@@ -615,9 +698,14 @@ impl Held {
     fn take_parity(&mut self, map: StripeMap, parity: Parity, run: &Run) -> Buffer {
         let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
         let exact = |t: &Transfer| Some(t.slot) == slot && (t.start, t.end) == (run.start, run.end);
+        let is_row = |(p, row, _): &(Parity, u32, Slice)| {
+            *p == parity && row * ROW_BYTES == run.start && run.end - run.start == ROW_BYTES
+        };
         let bytes = if let Some(index) = self.transfers.iter().position(exact) {
             self.transfers.swap_remove(index);
             self.bytes.swap_remove(index)
+        } else if let Some(index) = self.rows.iter().position(is_row) {
+            self.rows.swap_remove(index).2
         } else {
             self.parity(map, parity, run)
         };

@@ -2,8 +2,9 @@
 //!
 //! A [`Buffer`] is the only way to a range of bytes: it can be written. [`Buffer::freeze`] turns it into a
 //! [`Slice`], which is shared, read-only and cheap to clone and cut. Both keep the *block* below them alive; when the
-//! last of them goes, on whatever shard, the block returns to the pool that it came from. So a request that was
-//! submitted can keep its memory for as long as the kernel needs, whoever has stopped waiting for it (C15, C16).
+//! last of them goes, on whatever shard, the block returns to the pool that it came from: at once on the pool's own
+//! shard, through a lock-free list from others. So a request that was submitted can keep its memory for as long as the
+//! kernel needs, whoever has stopped waiting for it (C15, C16).
 //!
 //! Blocks have sizes of powers of two from 4 KiB. The first ones are cut from one arena, which a driver can register
 //! with the kernel; what does not fit there comes from the heap and is reused in the same way.
@@ -19,10 +20,14 @@ use std::{
     },
 };
 
+use crate::shard;
+
 /// Alignment of every block, in bytes: a page, which satisfies direct I/O on every device.
 pub const ALIGNMENT: usize = 4096;
 /// log2 of the smallest block.
 const CLASS_MIN: u32 = 12;
+/// Smaller arenas, in tests and simulations, don't ask for huge pages.
+const HUGE_PAGE: usize = 2 << 20;
 /// Number of block sizes: 4 KiB to 128 MiB.
 const CLASSES: usize = 16;
 
@@ -41,7 +46,8 @@ struct Block {
 struct Home {
     returned: [AtomicPtr<Block>; CLASSES],
     closed: AtomicBool,
-    outstanding: AtomicU32,
+    /// Blocks that came back by way of `returned`, in all.
+    returned_count: AtomicU32,
     arena: NonNull<u8>,
     arena_bytes: usize,
 }
@@ -91,8 +97,8 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         if self.arena_bytes > 0 {
-            // SAFETY: allocated in `Pool::new` with this layout; the last `Arc<Home>` is gone, so no block uses it.
-            unsafe { dealloc(self.arena.as_ptr(), layout(self.arena_bytes)) }
+            // SAFETY: mapped in `map_arena` with this size; the last `Arc<Home>` is gone, so no block uses it.
+            let _ = unsafe { rustix::mm::munmap(self.arena.as_ptr().cast(), self.arena_bytes) };
         }
     }
 }
@@ -100,6 +106,22 @@ impl Drop for Home {
 fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, ALIGNMENT)
         .unwrap_or_else(|_| panic!("a block of {bytes} bytes is too large"))
+}
+
+/// Zeroes from the kernel, on huge pages where it has them: what the parity cache keeps is touched rarely, and would
+/// cost a miss of the address translation each time.
+fn map_arena(bytes: usize) -> Option<NonNull<u8>> {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe {
+        mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    };
+    let base = base.ok()?;
+    if bytes >= HUGE_PAGE {
+        // SAFETY: the range was just mapped. The advice may be refused: it is only speed.
+        let _ = unsafe { madvise(base, bytes, Advice::LinuxHugepage) };
+    }
+    NonNull::new(base.cast())
 }
 
 /// Frees a block that no handle and no list names any more.
@@ -115,13 +137,19 @@ fn free_block(block: NonNull<Block>) {
 fn release(block: NonNull<Block>) {
     // SAFETY: the handle that calls this counts in `references`, so the block is alive.
     let this = unsafe { block.as_ref() };
-    if this.references.fetch_sub(1, Ordering::Release) != 1 {
+    // A count of one is this handle: nobody else has one to make a second of. So no locked instruction is needed.
+    if this.references.load(Ordering::Acquire) != 1 {
+        if this.references.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        fence(Ordering::Acquire);
+    }
+    if shard::try_with_current(|shard| shard.pool().put_back(block)) == Some(true) {
         return;
     }
-    fence(Ordering::Acquire);
     // Keeps the home alive past the moment when another thread may free the block.
     let home = Arc::clone(&this.home);
-    home.outstanding.fetch_sub(1, Ordering::Relaxed);
+    home.returned_count.fetch_add(1, Ordering::Relaxed);
     home.give_back(block);
     if home.closed.load(Ordering::SeqCst) {
         home.drain();
@@ -132,6 +160,8 @@ fn release(block: NonNull<Block>) {
 pub struct Pool {
     home: Arc<Home>,
     free: RefCell<[*mut Block; CLASSES]>,
+    /// Blocks that went out and did not come back on this shard, in all.
+    taken: Cell<u32>,
     arena_used: Cell<usize>,
     heap_blocks: Cell<usize>,
 }
@@ -143,19 +173,18 @@ impl Pool {
         let arena = if arena_bytes == 0 {
             NonNull::dangling()
         } else {
-            // SAFETY: the layout has a size that is not zero.
-            NonNull::new(unsafe { alloc_zeroed(layout(arena_bytes)) })
-                .unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)))
+            map_arena(arena_bytes).unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)))
         };
         Self {
             home: Arc::new(Home {
                 returned: Default::default(),
                 closed: AtomicBool::new(false),
-                outstanding: AtomicU32::new(0),
+                returned_count: AtomicU32::new(0),
                 arena,
                 arena_bytes,
             }),
             free: RefCell::new([std::ptr::null_mut(); CLASSES]),
+            taken: Cell::new(0),
             arena_used: Cell::new(0),
             heap_blocks: Cell::new(0),
         }
@@ -168,7 +197,7 @@ impl Pool {
 
     /// Blocks that are held by buffers and slices now, on any shard.
     pub fn outstanding(&self) -> u32 {
-        self.home.outstanding.load(Ordering::Relaxed)
+        self.taken.get().wrapping_sub(self.home.returned_count.load(Ordering::Relaxed))
     }
 
     /// Blocks that came from the heap because the arena was used up or the request was large.
@@ -193,7 +222,7 @@ impl Pool {
         };
         // SAFETY: alive, and nobody else's.
         unsafe { block.as_ref().references.store(1, Ordering::Relaxed) };
-        self.home.outstanding.fetch_add(1, Ordering::Relaxed);
+        self.taken.set(self.taken.get().wrapping_add(1));
         Buffer { block, start: 0, length: narrow(length) }
     }
 
@@ -202,6 +231,21 @@ impl Pool {
         let mut buffer = self.buffer(length);
         buffer.fill(0);
         buffer
+    }
+
+    /// Takes a block back that lost its last handle on this shard, if it is from here. It is the next to go out: what was
+    /// used last is still in the core's cache.
+    fn put_back(&self, block: NonNull<Block>) -> bool {
+        // SAFETY: the caller held the last handle, so the block is alive and nobody else's.
+        let this = unsafe { block.as_ref() };
+        if !std::ptr::eq(Arc::as_ptr(&this.home), Arc::as_ptr(&self.home)) {
+            return false;
+        }
+        let head = &mut self.free.borrow_mut()[this.class];
+        this.next.store(*head, Ordering::Relaxed);
+        *head = block.as_ptr();
+        self.taken.set(self.taken.get().wrapping_sub(1));
+        true
     }
 
     fn carve(&self, class: usize) -> NonNull<Block> {
@@ -381,16 +425,21 @@ pub struct Slice {
     length: u32,
 }
 
-// SAFETY: read-only; the block's count and return list are atomic.
+// SAFETY: read-only; the block's count and return list are atomic. It is not `Sync`: see `clone`.
 unsafe impl Send for Slice {}
-// SAFETY: as above.
-unsafe impl Sync for Slice {}
 
 handle!(Slice);
 
 impl Clone for Slice {
     fn clone(&self) -> Self {
-        self.block().references.fetch_add(1, Ordering::Relaxed);
+        // A locked instruction waits until all earlier stores are in the cache, which may be 4 KiB of cold memory. If this is
+        // the only handle, nobody else can change the count: other threads have none, nor this one (no `Sync`).
+        let references = &self.block().references;
+        if references.load(Ordering::Relaxed) == 1 {
+            references.store(2, Ordering::Relaxed);
+        } else {
+            references.fetch_add(1, Ordering::Relaxed);
+        }
         Self { ..*self }
     }
 }
@@ -463,6 +512,25 @@ mod tests {
         let address = buffer.as_ptr().addr();
         std::thread::spawn(move || drop(buffer)).join().unwrap();
         assert_eq!(pool.buffer(1).as_ptr().addr(), address);
+    }
+
+    #[test]
+    fn on_its_own_shard_the_block_used_last_is_the_next_to_go_out() {
+        let config = |index| crate::ShardConfig { index, arena_bytes: 64 << 10, clock: None };
+        let (here, there) = (crate::Shard::new(&config(0)), crate::Shard::new(&config(1)));
+        let _entered = here.enter();
+        let (first, second, foreign) = (shard::buffer(4096), shard::buffer(4096), there.pool().buffer(4096));
+        let (first_at, foreign_at) = (first.as_ptr(), foreign.as_ptr());
+        drop(second);
+        drop(first);
+        drop(foreign);
+        assert_eq!((here.pool().outstanding(), there.pool().outstanding()), (0, 0));
+        assert_eq!(shard::buffer(4096).as_ptr(), first_at);
+        assert_eq!(
+            there.pool().buffer(4096).as_ptr(),
+            foreign_at,
+            "it went home, not to the shard that dropped it"
+        );
     }
 
     #[test]

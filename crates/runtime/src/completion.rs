@@ -226,7 +226,9 @@ impl Drop for Submission {
 #[derive(Default)]
 pub struct SubmissionSet {
     submissions: Vec<Submission>,
-    outcomes: Vec<Option<Outcome>>,
+    /// By request, while they are timed: when it was seen to have completed, 0 before.
+    completed_at: Vec<u64>,
+    timed: bool,
 }
 
 impl SubmissionSet {
@@ -246,33 +248,61 @@ impl SubmissionSet {
         self.submissions.is_empty()
     }
 
+    /// Has the next wait note when each request completes, for [`SubmissionSet::completed_at`].
+    pub fn time(&mut self) {
+        self.timed = true;
+    }
+
     /// Waits until every request has completed.
     pub fn wait(&mut self) -> impl Future<Output = ()> {
-        self.outcomes.clear();
-        self.outcomes.resize_with(self.submissions.len(), || None);
         std::future::poll_fn(|cx| {
             let mut pending = false;
-            for (submission, outcome) in self.submissions.iter_mut().zip(&mut self.outcomes) {
-                if outcome.is_none() {
-                    match Pin::new(submission).poll(cx) {
-                        Poll::Ready(done) => *outcome = Some(done),
+            for submission in &mut self.submissions {
+                // What was answered inline has its outcome where it is.
+                if let State::Waiting(slot) = submission.state {
+                    match shard::with_current(|shard| shard.slots.poll(slot, cx)) {
+                        Poll::Ready(done) => submission.state = State::Ready(Some(done)),
                         Poll::Pending => pending = true,
                     }
                 }
+            }
+            if self.timed {
+                self.note_times();
             }
             if pending { Poll::Pending } else { Poll::Ready(()) }
         })
     }
 
+    /// Every completion wakes the waiting task, so what is ready now was not long ago.
+    fn note_times(&mut self) {
+        let now = shard::now();
+        self.completed_at.resize(self.submissions.len(), 0);
+        for (submission, at) in self.submissions.iter().zip(&mut self.completed_at) {
+            if *at == 0 && matches!(submission.state, State::Ready(_)) {
+                *at = now;
+            }
+        }
+    }
+
+    /// When request `index` completed, by [`shard::now`], if the wait was timed.
+    pub fn completed_at(&self, index: usize) -> Option<u64> {
+        self.completed_at.get(index).copied()
+    }
+
     /// Takes the outcome of request `index` after [`SubmissionSet::wait`].
     pub fn take(&mut self, index: usize) -> Outcome {
-        self.outcomes[index].take().expect("every outcome is taken once, after the wait")
+        let outcome = match &mut self.submissions[index].state {
+            State::Ready(outcome) => outcome.take(),
+            State::Waiting(_) => None,
+        };
+        outcome.expect("every outcome is taken once, after the wait")
     }
 
     /// Forgets everything, for the next use.
     pub fn clear(&mut self) {
         self.submissions.clear();
-        self.outcomes.clear();
+        self.completed_at.clear();
+        self.timed = false;
     }
 }
 
@@ -280,6 +310,31 @@ impl SubmissionSet {
 mod tests {
     use super::*;
     use crate::{Shard, ShardConfig};
+
+    #[test]
+    fn each_request_of_a_timed_set_has_its_own_time() {
+        let clock = std::rc::Rc::new(std::cell::Cell::new(100));
+        let config = ShardConfig { index: 0, arena_bytes: 0, clock: Some(std::rc::Rc::clone(&clock)) };
+        let shard = Shard::new(&config);
+        let _entered = shard.enter();
+        let mut set = SubmissionSet::default();
+        let (slow, slow_end) = Submission::pending(Payload::None);
+        let (fast, fast_end) = Submission::pending(Payload::None);
+        set.push(slow);
+        set.push(fast);
+        set.time();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(std::pin::pin!(set.wait()).poll(&mut cx).is_pending());
+        clock.set(200);
+        fast_end.finish(Ok(0));
+        assert!(std::pin::pin!(set.wait()).poll(&mut cx).is_pending());
+        clock.set(900);
+        slow_end.finish(Ok(0));
+        assert!(std::pin::pin!(set.wait()).poll(&mut cx).is_ready());
+        assert_eq!((set.completed_at(0), set.completed_at(1)), (Some(900), Some(200)));
+        set.clear();
+        assert_eq!(set.completed_at(0), None);
+    }
 
     #[test]
     fn a_driver_can_fill_the_buffer_of_a_pending_read() {

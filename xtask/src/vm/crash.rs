@@ -34,6 +34,12 @@ const OUR_ARRAYS: &[Geometry] = &[
     Geometry::new("o6", 6, 5, 32, "left-symmetric").with_members_of(256 << 20),
 ];
 
+/// Arrays of ours whose server is killed while members are missing.
+const DEGRADED_ARRAYS: &[Geometry] = &[
+    Geometry::new("d5", 5, 4, 64, "left-symmetric").degraded(&[1]),
+    Geometry::new("d6", 6, 5, 16, "left-symmetric").degraded(&[0]),
+];
+
 /// Blocks that the kernel's writers write over and over.
 const KERNEL_BLOCKS: &[Range<u64>] = &[0..700, 2000..2064, 5003..5004, 8000..8300];
 /// Writers on one array of ours, each with a connection of its own.
@@ -129,6 +135,37 @@ pub fn our_server_dies(lab: &Lab) -> Result<()> {
         server.check().context(geometry.name)?;
         drop(client);
         server.terminate()?;
+    }
+    Ok(())
+}
+
+/// Our server is killed while a member is missing: neither side starts what may hold wrong reconstructions, unless it is
+/// forced to.
+pub fn degraded_server_dies(lab: &Lab) -> Result<()> {
+    let mut refused = Machine::new("refused", include_str!("../../vm/kernel-refuses.sh"));
+    for geometry in DEGRADED_ARRAYS {
+        let devices = geometry.make_members(lab)?;
+        server::create(lab, geometry, &devices, &["--assume-clean"])?;
+        let server = Server::start(lab, geometry.name, &devices)?;
+        for slot in geometry.missing {
+            server.fail(*slot)?;
+        }
+        write_until_killed(server).context(geometry.name)?;
+        geometry.attach(lab, &mut refused, &[]);
+    }
+    let seen =
+        lab.boot(refused.modules(super::LEVELS).variable("ARRAYS", &members::lines(DEGRADED_ARRAYS)))?;
+    ensure!(seen.all("refused").len() == DEGRADED_ARRAYS.len(), "not every array was tried: {seen:?}");
+    for geometry in DEGRADED_ARRAYS {
+        let name = geometry.name;
+        let present = geometry.present(lab);
+        match Server::start(lab, name, &present) {
+            Ok(_) => bail!("{name}: served, though dirty and degraded"),
+            Err(error) => ensure!(format!("{error:#}").contains("ended with"), "{name}: {error:#}"),
+        }
+        let server = Server::start_with(lab, name, &present, &["--force"]).context("with --force")?;
+        ensure!(server.client()?.size > 0, "{name}: an empty export");
+        server.stop()?;
     }
     Ok(())
 }

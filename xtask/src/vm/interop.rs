@@ -124,9 +124,11 @@ fn rebuild(lab: &Lab, geometry: &Geometry, expected: &[Run]) -> Result<()> {
     for slot in geometry.missing {
         let name = geometry.file_name(*slot);
         std::fs::remove_file(lab.directory.join(&name))?;
-        server.add(&lab.sparse_file(&name, geometry.member_bytes)?)?;
-        server.wait_until_in_sync()?;
+        let device = lab.sparse_file(&name, geometry.member_bytes)?;
+        server.add(&device)?;
+        server.wait_until_rebuilt(&device)?;
     }
+    server.wait_until_in_sync()?;
     let mut client = server.client()?;
     let blocks = client.size / BLOCK as u64;
     pattern::verify(&mut client, blocks, expected)?;

@@ -3,6 +3,7 @@
 //! A scenario is a function that uses [`Lab`]: it makes member files on the host, lets our command work on them there,
 //! boots a [`machine::Machine`] on the same files, and compares. Guest halves are the scripts in `xtask/vm/`.
 
+mod clients;
 pub mod cpio;
 mod crash;
 mod faults;
@@ -61,6 +62,11 @@ const SCENARIOS: &[Scenario] = &[
         run: crash::our_server_dies,
     },
     Scenario {
+        name: "degraded-server-dies",
+        about: "kill -9 of our server with a member missing: neither we nor the kernel start it unforced",
+        run: crash::degraded_server_dies,
+    },
+    Scenario {
         name: "kernel-dies",
         about: "power fails under the kernel's writes: we resync from its bitmap, and both find nothing wrong",
         run: crash::kernel_dies,
@@ -79,6 +85,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "write-error",
         about: "dm-error under a member of our server in the guest: the member is failed, nothing else",
         run: faults::write_error,
+    },
+    Scenario {
+        name: "clients",
+        about: "nbdinfo, nbdcopy, qemu-img and qemu-io, each judging what another one wrote (no boot)",
+        run: clients::all,
     },
     Scenario {
         name: "fio-verify",

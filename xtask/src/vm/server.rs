@@ -45,6 +45,11 @@ pub struct Server {
 impl Server {
     /// Serves these devices, on a unix socket and on a TCP port, and waits until it answers.
     pub fn start(lab: &Lab, name: &str, devices: &[PathBuf]) -> Result<Self> {
+        Self::start_with(lab, name, devices, &[])
+    }
+
+    /// The same with further options.
+    pub fn start_with(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
         let socket = lab.sockets.join(format!("{name}.nbd"));
         let control = lab.sockets.join(format!("{name}.control"));
         for stale in [&socket, &control] {
@@ -63,6 +68,7 @@ impl Server {
             .arg(format!("unix:{}", socket.display()))
             .args(["--nbd", &format!("tcp:127.0.0.1:{port}"), "--control"])
             .arg(&control)
+            .args(options)
             .args(devices)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
@@ -104,12 +110,28 @@ impl Server {
         serde_json::from_slice(&output.stdout).context("detail --json")
     }
 
-    /// Waits until no resync or rebuild runs and no member is missing.
+    /// Waits until no resync or rebuild is under way or due, and no member is missing.
     pub fn wait_until_in_sync(&self) -> Result<()> {
+        self.wait_until(|detail| {
+            let is_done = detail["sync"].is_null() && detail["regions_to_resync"] == 0;
+            is_done && detail["degraded"] == false
+        })
+    }
+
+    /// Waits until a device that was added has been rebuilt onto; other members may still be missing.
+    pub fn wait_until_rebuilt(&self, device: &Path) -> Result<()> {
+        let name = device.to_string_lossy();
+        self.wait_until(|detail| {
+            let members = detail["members"].as_array().into_iter().flatten();
+            members.into_iter().any(|member| member["device"] == *name && member["state"] == "in-sync")
+        })
+    }
+
+    fn wait_until(&self, is_so: impl Fn(&Value) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
             let detail = self.detail()?;
-            if detail["degraded"] == false && detail["sync"].is_null() && detail["regions_to_resync"] == 0 {
+            if is_so(&detail) {
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {

@@ -40,6 +40,12 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// The server hangs, or is very busy.
+    #[error("the server of {array} does not answer: see its log")]
+    Silent {
+        /// As the array was asked for.
+        array: String,
+    },
     /// What came back is not what was asked for.
     #[error("the server of {array} answered nonsense: {what}")]
     Protocol {
@@ -108,10 +114,10 @@ impl Client {
     ) -> Result<T, ClientError> {
         let id = self.next_id;
         self.next_id += 1;
-        let params = serde_json::to_value(params).map_err(|error| self.protocol(error))?;
+        let params = serde_json::to_value(params).map_err(|error| self.protocol(&error))?;
         let request =
             Request { jsonrpc: VERSION.to_owned(), id: Some(id.into()), method: method.to_owned(), params };
-        let line = serde_json::to_string(&request).map_err(|error| self.protocol(error))? + "\n";
+        let line = serde_json::to_string(&request).map_err(|error| self.protocol(&error))? + "\n";
         self.stream.get_mut().write_all(line.as_bytes()).map_err(|source| self.io(source))?;
         let mut line = Vec::new();
         let limit = RESPONSE_BYTES_MAX as u64;
@@ -120,25 +126,26 @@ impl Client {
         if line.last() != Some(&b'\n') {
             return Err(ClientError::Ended { array: self.array.clone() });
         }
-        let response: Response = serde_json::from_slice(&line).map_err(|error| self.protocol(error))?;
+        let response: Response = serde_json::from_slice(&line).map_err(|error| self.protocol(&error))?;
         if let Some(error) = response.error {
             return Err(ClientError::Call(error));
         }
         if response.id != id {
-            return Err(self.protocol(format!("the answer to call {} came, not to {id}", response.id)));
+            return Err(self.protocol(&format!("the answer to call {} came, not to {id}", response.id)));
         }
-        serde_json::from_value(response.result.unwrap_or(Value::Null)).map_err(|error| self.protocol(error))
+        serde_json::from_value(response.result.unwrap_or(Value::Null)).map_err(|error| self.protocol(&error))
     }
 
     fn io(&self, source: io::Error) -> ClientError {
         let array = self.array.clone();
         match source.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ClientError::Ended { array },
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent { array },
             _ => ClientError::Io { array, source },
         }
     }
 
-    fn protocol(&self, what: impl ToString) -> ClientError {
+    fn protocol(&self, what: &impl ToString) -> ClientError {
         ClientError::Protocol { array: self.array.clone(), what: what.to_string() }
     }
 }

@@ -98,6 +98,24 @@ impl Sync {
     }
 }
 
+impl Member {
+    fn in_words(&self) -> String {
+        let device = self.device.as_deref().map(printable).unwrap_or_default();
+        let (read, write) = (self.read_latency_ns / 1000, self.write_latency_ns / 1000);
+        let measured = match (read, write) {
+            (0, 0) => String::new(),
+            _ => format!("  (reads in {read} us, writes in {write} us)"),
+        };
+        format!("  {:>3}  {:<10}  {device}{measured}\n", self.slot, self.state)
+    }
+}
+
+impl Failed {
+    fn in_words(&self) -> String {
+        format!("  {:>3}  failed      {}\n", self.slot, printable(&self.error))
+    }
+}
+
 impl Detail {
     /// For people.
     pub fn in_words(&self) -> String {
@@ -117,31 +135,14 @@ impl Detail {
             ("shards", self.shards.to_string()),
         ];
         rows.extend(self.nbd.iter().map(|address| ("nbd", printable(address))));
-        let mut text = format!("{}\n{}members\n", printable(&self.name), output::table(&rows));
-        for member in &self.members {
-            let device = member.device.as_deref().map(printable).unwrap_or_default();
-            text += &format!("  {:>3}  {:<10}  {device}", member.slot, member.state);
-            if member.read_latency_ns > 0 || member.write_latency_ns > 0 {
-                let (read, write) = (member.read_latency_ns / 1000, member.write_latency_ns / 1000);
-                text += &format!("  (reads in {read} us, writes in {write} us)");
-            }
-            text.push('\n');
-        }
-        for failed in &self.failed {
-            text += &format!(
-                "  {:>3}  failed      {}: {}\n",
-                failed.slot,
-                printable(&failed.device),
-                failed.error
-            );
-        }
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();
-        text += &format!("statistics\n{}", output::table(&counters));
-        if let Some(advice) = &self.advice {
-            text += &format!("{advice}\n");
-        }
-        text
+        let head = format!("{}\n{}members\n", printable(&self.name), output::table(&rows));
+        let members = self.members.iter().map(Member::in_words);
+        let failed = self.failed.iter().map(Failed::in_words);
+        let tail = format!("statistics\n{}", output::table(&counters));
+        let advice = self.advice.iter().map(|advice| format!("{advice}\n"));
+        [head].into_iter().chain(members).chain(failed).chain([tail]).chain(advice).collect()
     }
 
     fn bitmap_words(&self) -> String {

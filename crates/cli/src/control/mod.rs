@@ -76,7 +76,7 @@ pub struct CallError {
 
 impl CallError {
     /// An error.
-    pub fn new(code: i64, message: impl ToString) -> Self {
+    pub fn new(code: i64, message: &(impl ToString + ?Sized)) -> Self {
         Self { code, message: message.to_string() }
     }
 }
@@ -132,10 +132,10 @@ pub struct CheckResult {
 /// Reads a request. With the error comes the id to answer with.
 pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)> {
     let value: Value =
-        serde_json::from_slice(line).map_err(|e| (Value::Null, CallError::new(code::PARSE, e)))?;
+        serde_json::from_slice(line).map_err(|e| (Value::Null, CallError::new(code::PARSE, &e)))?;
     let id = value.get("id").cloned();
     let to = id.clone().unwrap_or(Value::Null);
-    let invalid = |message: String| (to.clone(), CallError::new(code::INVALID, message));
+    let invalid = |message: String| (to.clone(), CallError::new(code::INVALID, &message));
     if value.is_array() {
         return Err(invalid("batches are not supported: send one request a line".to_owned()));
     }
@@ -146,7 +146,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
     if request.jsonrpc != VERSION {
         return Err(invalid("\"jsonrpc\" must be \"2.0\"".to_owned()));
     }
-    let bad = |error: serde_json::Error| (to.clone(), CallError::new(code::PARAMETERS, error));
+    let bad = |error: serde_json::Error| (to.clone(), CallError::new(code::PARAMETERS, &error));
     let command = match request.method.as_str() {
         "detail" => Command::Detail,
         "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
@@ -156,7 +156,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         other => {
             let message =
                 format!("there is no method \"{other}\"; there are: detail, fail, add, check, stop");
-            return Err((to, CallError::new(code::NO_METHOD, message)));
+            return Err((to, CallError::new(code::NO_METHOD, &message)));
         }
     };
     Ok((id, command))

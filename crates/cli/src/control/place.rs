@@ -21,12 +21,15 @@ pub fn stem(name: &str, uuid: &str) -> String {
     if usable { name.to_owned() } else { uuid.replace(':', "") }
 }
 
-/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name.
+/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. What looks like
+/// a socket's name may also be one in the current folder.
 pub fn candidates(array: &str) -> Vec<PathBuf> {
     if array.contains('/') {
         return vec![PathBuf::from(array)];
     }
-    folders().iter().map(|folder| folder.join(format!("{array}.sock"))).collect()
+    let here = Path::new(array);
+    let here = here.extension().is_some_and(|extension| extension == "sock").then(|| here.to_owned());
+    folders().iter().map(|folder| folder.join(format!("{array}.sock"))).chain(here).collect()
 }
 
 #[cfg(test)]

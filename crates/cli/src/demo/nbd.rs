@@ -23,7 +23,7 @@ const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 /// A server that is silent for so long is taken for hung.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A connection in its transmission phase.
 pub struct Client {

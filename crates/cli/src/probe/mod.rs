@@ -139,12 +139,6 @@ impl Contents {
         Ok(Self { metadata: md::find(device)?, others: signatures::find(device)? })
     }
 
-    /// The bytes by which all of it was found.
-    pub fn marks(&self) -> impl Iterator<Item = Range<u64>> {
-        let metadata = self.metadata.iter().map(MdFinding::mark);
-        metadata.chain(self.others.iter().map(|finding| finding.mark.clone()))
-    }
-
     /// All of it in words; empty if nothing is known.
     pub fn in_words(&self) -> Vec<String> {
         self.metadata

@@ -289,7 +289,7 @@ fn partition_table(device: &Probed, has_boot_sector: bool) -> Result<Vec<Finding
 
 /// The two magic bytes alone are in every boot sector, so at least one entry must be sound and in use.
 fn is_mbr(sector: &[u8]) -> bool {
-    let sound = |entry: &[u8]| entry[0] & 0x7f == 0;
+    let sound = |entry: &[u8]| matches!(entry[0], 0 | 0x80);
     let in_use = |entry: &[u8]| entry[4] != 0 && little_u32(entry, 12) != 0;
     let Some(entries) = sector.get(446..510) else { return false };
     let entries = entries.chunks_exact(16);

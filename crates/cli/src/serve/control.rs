@@ -38,6 +38,9 @@ struct Inner {
     /// Calls that are not answered yet.
     busy: Cell<usize>,
     answered: Signal,
+    /// Newcomers come in one after the other, for each takes the first free slot.
+    adding: Cell<bool>,
+    added: Signal,
 }
 
 impl Controller {
@@ -50,6 +53,8 @@ impl Controller {
             connections: Cell::new(0),
             busy: Cell::new(0),
             answered: Signal::default(),
+            adding: Cell::new(false),
+            added: Signal::default(),
         }))
     }
 
@@ -99,7 +104,7 @@ impl Inner {
             }
             if received.len() >= REQUEST_BYTES_MAX {
                 let message = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
-                let line = response(Value::Null, Err(CallError::new(code::INVALID, message)));
+                let line = response(Value::Null, Err(CallError::new(code::INVALID, &message)));
                 send(stream, &line).await;
                 return;
             }
@@ -151,7 +156,11 @@ impl Inner {
                 serde_json::to_value(SlotResult { slot })
             }
             Command::Add(parameters) => {
-                let slot = self.add(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
+                self.added.wait_until(|| !self.adding.replace(true)).await;
+                let added = self.add(&array, parameters).await;
+                self.adding.set(false);
+                self.added.notify();
+                let slot = added.map_err(|sentence| failed(&sentence))?;
                 serde_json::to_value(SlotResult { slot })
             }
             Command::Check => {

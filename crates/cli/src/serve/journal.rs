@@ -2,7 +2,14 @@
 //!
 //! As sentences on standard error, or as JSON lines on standard output.
 
-use std::{collections::VecDeque, rc::Rc};
+use std::{
+    collections::VecDeque,
+    io::Write,
+    rc::Rc,
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread,
+    time::Duration,
+};
 
 use pinstripe_engine::array::Array;
 use pinstripe_runtime::shard;
@@ -13,25 +20,48 @@ use super::{
     report,
     stopping::Stopping,
 };
-use crate::{control::detail::Sync, output};
+use crate::control::detail::Sync;
 
 /// How often the array is looked at.
 const LOOK_NANOSECONDS: u64 = 500_000_000;
+/// How long the end waits for a reader.
+const FLUSH_LIMIT: Duration = Duration::from_millis(500);
+
+/// Lines that may wait for a reader.
+const LINES_MAX: usize = 1024;
 
 /// See the module.
+///
+/// Lines are written by a thread of their own, for a full pipe would stop the shard that writes to it. What a reader
+/// who does not read leaves no room for is dropped.
 #[derive(Clone)]
 pub struct Journal {
     json: bool,
+    lines: SyncSender<Line>,
+}
+
+enum Line {
+    Output(String),
+    Error(String),
+    /// All lines before this are written.
+    Flush(SyncSender<()>),
 }
 
 impl Journal {
-    pub fn new(json: bool) -> Self {
-        Self { json }
+    pub fn new(json: bool) -> std::io::Result<Self> {
+        let (lines, written) = sync_channel(LINES_MAX);
+        thread::Builder::new().name("journal".into()).spawn(move || write(&written))?;
+        Ok(Self { json, lines })
     }
 
     /// Whether lines are JSON.
     pub fn json(&self) -> bool {
         self.json
+    }
+
+    /// A line on standard output.
+    pub fn print(&self, line: String) {
+        let _ = self.lines.try_send(Line::Output(line));
     }
 
     /// Something that the user should know.
@@ -40,12 +70,19 @@ impl Journal {
     }
 
     fn say(&self, event: &str, sentence: &str) {
-        if self.json {
-            let line = json!({ "event": event, "message": sentence });
-            // Who doesn't read must not stop the server.
-            let _ = output::print(&format!("{line}\n"));
+        let line = if self.json {
+            Line::Output(json!({ "event": event, "message": sentence }).to_string())
         } else {
-            eprintln!("pinstripe: {sentence}");
+            Line::Error(format!("pinstripe: {sentence}"))
+        };
+        let _ = self.lines.try_send(line);
+    }
+
+    /// Waits until all is written that was said, but not for ever. Blocks.
+    pub fn flush(&self) {
+        let (done, wait) = sync_channel(1);
+        if self.lines.try_send(Line::Flush(done)).is_ok() {
+            let _ = wait.recv_timeout(FLUSH_LIMIT);
         }
     }
 
@@ -79,6 +116,24 @@ impl Journal {
         }
         if let Some(begun) = after {
             self.say("sync-started", &format!("{begun} has begun"));
+        }
+    }
+}
+
+/// The thread: writes lines until nobody can send any more. Who does not take them is not complained to.
+fn write(lines: &Receiver<Line>) {
+    for line in lines {
+        match line {
+            Line::Output(line) => {
+                let mut out = std::io::stdout().lock();
+                let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+            }
+            Line::Error(line) => {
+                let _ = writeln!(std::io::stderr().lock(), "{line}");
+            }
+            Line::Flush(done) => {
+                let _ = done.send(());
+            }
         }
     }
 }

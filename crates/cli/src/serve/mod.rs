@@ -37,7 +37,7 @@ use crate::{
     command_line::{NbdAddress, ServeArguments},
     create::Shape,
     failure::Failure,
-    output::{self, printable},
+    output::printable,
     size::ByteSize,
 };
 
@@ -114,12 +114,13 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
     let array = assembled.map_err(|error| Failure::new(format!("{error}; nothing was changed")))?;
     let export = members.name;
-    if let Err(error) = shards::open(&shards, array.shared(), &export).await {
+    let journal = Journal::new(plan.arguments.json)?;
+    if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
         let _ = array.stop().await;
         return Err(error);
     }
     let served = Served {
-        journal: Journal::new(plan.arguments.json),
+        journal,
         stopping: Stopping::new(),
         nbd: sockets.uris(&export),
         control_path: sockets.control_path.clone(),
@@ -152,7 +153,7 @@ impl Served {
         }
         accepting.push(accept::spawn_control(sockets.control, controller.clone()));
         self.journal.watch(self.array.clone(), Rc::clone(&self.stopping));
-        self.announce()?;
+        self.announce();
         // Whoever waits for a signal that can't come can still use the control socket.
         let signal = async {
             if let Err(error) = termination().await {
@@ -165,8 +166,13 @@ impl Served {
         for task in accepting {
             task.join().await;
         }
+        let journal = self.journal.clone();
         let outcome = self.end(&controller, opened).await;
-        let answer = outcome.as_ref().map(|()| ()).map_err(|failure| failure.sentence().to_owned());
+        journal.flush();
+        let answer = match &outcome {
+            Ok(()) => Ok(()),
+            Err(failure) => Err(failure.sentence().to_owned()),
+        };
         controller.finish(answer).await;
         outcome
     }
@@ -185,7 +191,7 @@ impl Served {
     }
 
     /// Says that everything stands, in one line that scripts can wait for.
-    fn announce(&self) -> Result<(), Failure> {
+    fn announce(&self) {
         let detail = report::detail(&self.array, &self.nbd);
         for member in self.array.stale_members() {
             self.journal.warn(&format!(
@@ -211,16 +217,16 @@ impl Served {
                 "size_bytes": detail.size_bytes, "degraded": detail.degraded, "read_only": detail.state == "read-only",
                 "nbd": detail.nbd, "control": control, "shards": self.shards.len(), "pid": std::process::id(),
             });
-            return output::print(&format!("{line}\n"));
+            return self.journal.print(line.to_string());
         }
-        output::print(&format!(
-            "ready: {} array {}, {}, {} members{}, on {}; control socket {control}\n",
+        self.journal.print(format!(
+            "ready: {} array {}, {}, {} members{}, on {}; control socket {control}",
             detail.level,
             printable(&detail.name),
             ByteSize(detail.size_bytes),
             detail.members.len(),
             if detail.degraded { ", degraded" } else { "" },
             detail.nbd.join(" and "),
-        ))
+        ));
     }
 }

@@ -1,15 +1,24 @@
 //! A volume as the front ends want it.
 
-use std::cell::Cell;
+use std::{cell::Cell, rc::Rc};
 
 use pinstripe_engine::{error::IoError, geometry::Geometry, volume::Volume};
 use pinstripe_export::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, shard};
 
+use super::journal::Journal;
+
 /// One shard's handle on the array.
 #[derive(Clone)]
 pub struct ArrayService {
     volume: Volume,
+    complaints: Rc<Complaints>,
+}
+
+/// Failed requests, for the server's log; not every one, for there may be many.
+struct Complaints {
+    journal: Journal,
+    next: Cell<u64>,
 }
 
 /// Bytes of zeroes that are written at a time where a client wants its space allocated.
@@ -17,18 +26,30 @@ const ZEROES: u64 = 1 << 20;
 /// A failing array has its errors told so often, per shard.
 const COMPLAIN_NANOSECONDS: u64 = 1_000_000_000;
 
-thread_local! {
-    static NEXT_COMPLAINT: Cell<u64> = const { Cell::new(0) };
-}
-
 impl ArrayService {
     /// The array on this shard.
-    pub fn new(volume: Volume) -> Self {
-        Self { volume }
+    pub fn new(volume: Volume, journal: Journal) -> Self {
+        Self { volume, complaints: Rc::new(Complaints { journal, next: Cell::new(0) }) }
     }
 
     fn geometry(&self) -> &Geometry {
         &self.volume.shared().geometry
+    }
+
+    /// What a client can be told; the rest of it goes to the server's own log.
+    fn answer(&self, result: Result<(), IoError>) -> Result<(), ServiceError> {
+        result.map_err(|error| {
+            let told = match &error {
+                IoError::ReadOnly => return ServiceError::ReadOnly,
+                IoError::Stopping => return ServiceError::Stopping,
+                IoError::Member(member) if member.error.kind == DeviceErrorKind::NoSpace => {
+                    ServiceError::NoSpace
+                }
+                _ => ServiceError::Io,
+            };
+            self.complaints.tell(&error);
+            told
+        })
     }
 
     async fn write_zero_bytes(&self, offset: u64, length: u64, fua: bool) -> Result<(), IoError> {
@@ -69,19 +90,19 @@ impl BlockService for ArrayService {
 
     async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
         let (result, buffer) = self.volume.read(offset, buffer).await;
-        (answer(result), buffer)
+        (self.answer(result), buffer)
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
-        answer(self.volume.write(offset, data, fua).await)
+        self.answer(self.volume.write(offset, data, fua).await)
     }
 
     async fn flush(&self) -> Result<(), ServiceError> {
-        answer(self.volume.flush().await)
+        self.answer(self.volume.flush().await)
     }
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
-        answer(self.volume.discard(offset, length).await)?;
+        self.answer(self.volume.discard(offset, length).await)?;
         if fua { self.flush().await } else { Ok(()) }
     }
 
@@ -92,7 +113,7 @@ impl BlockService for ArrayService {
         fua: bool,
         may_punch: bool,
     ) -> Result<(), ServiceError> {
-        answer(if may_punch {
+        self.answer(if may_punch {
             self.volume.write_zeroes(offset, length, fua).await
         } else {
             self.write_zero_bytes(offset, length, fua).await
@@ -100,20 +121,12 @@ impl BlockService for ArrayService {
     }
 }
 
-/// What a client can be told; the rest of it goes to the server's own log.
-fn answer(result: Result<(), IoError>) -> Result<(), ServiceError> {
-    result.map_err(|error| {
-        let told = match &error {
-            IoError::ReadOnly => return ServiceError::ReadOnly,
-            IoError::Stopping => return ServiceError::Stopping,
-            IoError::Member(member) if member.error.kind == DeviceErrorKind::NoSpace => ServiceError::NoSpace,
-            _ => ServiceError::Io,
-        };
+impl Complaints {
+    fn tell(&self, error: &IoError) {
         let now = shard::now();
-        if now >= NEXT_COMPLAINT.get() {
-            NEXT_COMPLAINT.set(now + COMPLAIN_NANOSECONDS);
-            eprintln!("pinstripe: a client's request failed: {error}");
+        if now >= self.next.get() {
+            self.next.set(now + COMPLAIN_NANOSECONDS);
+            self.journal.warn(&format!("a client's request failed: {error}"));
         }
-        told
-    })
+    }
 }

@@ -6,7 +6,7 @@ use pinstripe_engine::{shared::Shared, volume::Volume};
 use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
-use super::service::ArrayService;
+use super::{journal::Journal, service::ArrayService};
 use crate::failure::Failure;
 
 thread_local! {
@@ -19,11 +19,16 @@ fn current() -> Option<Server<ArrayService>> {
 }
 
 /// Opens the array on every shard, as the export `name`.
-pub async fn open(shards: &[ShardHandle], shared: &Arc<Shared>, name: &str) -> Result<(), Failure> {
+pub async fn open(
+    shards: &[ShardHandle],
+    shared: &Arc<Shared>,
+    name: &str,
+    journal: &Journal,
+) -> Result<(), Failure> {
     for handle in shards {
-        let (shared, name) = (Arc::clone(shared), name.to_owned());
+        let (shared, name, journal) = (Arc::clone(shared), name.to_owned(), journal.clone());
         let opened = handle.call(move || async move {
-            let service = ArrayService::new(Volume::new(shared));
+            let service = ArrayService::new(Volume::new(shared), journal);
             let server = Server::new(vec![Export { name, description: String::new(), service }])?;
             SERVER.with(|current| current.replace(Some(server)));
             Ok::<_, Failure>(())

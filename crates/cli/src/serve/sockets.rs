@@ -19,6 +19,7 @@ use crate::{
 pub struct Sockets {
     pub nbd: Vec<Listener>,
     pub control: Listener,
+    /// Absolute.
     pub control_path: PathBuf,
     /// Unix paths of `nbd`, `None` for TCP.
     nbd_paths: Vec<Option<PathBuf>>,
@@ -38,6 +39,7 @@ impl Sockets {
             addresses.push(NbdAddress::Unix(folder.join(format!("{stem}.nbd"))));
         }
         let control = Listener::unix(&control_path)?;
+        let control_path = absolute(&control_path).into();
         let mut sockets = Self { nbd: Vec::new(), control, control_path, nbd_paths: Vec::new() };
         for address in addresses {
             let (listener, path) = match address {
@@ -54,7 +56,7 @@ impl Sockets {
     pub fn uris(&self, name: &str) -> Vec<String> {
         let name = escape(name);
         let uri = |(listener, path): (&Listener, &Option<PathBuf>)| match (path, listener.tcp_address()) {
-            (Some(path), _) => format!("nbd+unix:///{name}?socket={}", escape(&path.display().to_string())),
+            (Some(path), _) => format!("nbd+unix:///{name}?socket={}", escape(&absolute(path))),
             (None, Some(address)) => format!("nbd://{address}/{name}"),
             (None, None) => String::new(),
         };
@@ -72,6 +74,12 @@ fn default_folder() -> Result<PathBuf, Failure> {
         ))),
         _ => Ok(folder),
     }
+}
+
+/// The path as others can use it, whatever folder they are in.
+fn absolute(path: &Path) -> String {
+    // It was bound already, so it is no empty path, which alone would fail.
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
 /// Percent-encoding of what a URI can't hold.

@@ -1,5 +1,7 @@
 //! The `pinstripe` binary as its users run it, over files in a temporary folder.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
 mod control;
 mod life;
 mod nbd;

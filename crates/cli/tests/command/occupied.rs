@@ -53,6 +53,19 @@ fn force_overwrites_what_was_there_and_leaves_no_mark_of_it() {
 }
 
 #[test]
+fn an_old_superblock_never_stands_in_front_of_the_new_one() {
+    let world = World::new();
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "old", "--metadata", "1.2"], &members).ok();
+    // Its data covers the place of the old superblock, which MD looks at first.
+    let new = ["--level", "5", "--name", "new", "--metadata", "1.0", "--force"];
+    world.create(&new, &members).ok();
+    let server = world.serve(&["--shards", "1"], &members);
+    assert_eq!(server.ready["name"], "new");
+    world.run(&["check", "new"]).ok();
+}
+
+#[test]
 fn an_array_that_is_made_anew_over_its_data_keeps_all_of_it() {
     let world = World::new();
     let members = world.members(3);

@@ -174,7 +174,7 @@ fn who_may_not_open_a_member_is_told_so() {
     for member in &members {
         std::fs::set_permissions(world.path(member), PermissionsExt::from_mode(0o600)).unwrap();
     }
-    std::fs::set_permissions(world.path("member0"), PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(world.path("member0"), PermissionsExt::from_mode(0o000)).unwrap();
     // As the tests' own user, where that is not root, the mode above is what refuses.
     for command in [&["serve", "member0", "member1", "member2"][..], &["examine", "member0"]] {
         let mut command = world.command(command);
@@ -192,9 +192,13 @@ fn who_may_not_open_a_member_is_told_so() {
 #[test]
 fn an_array_that_nobody_serves_is_said_not_to_be_served() {
     let world = World::new();
-    for command in
-        [&["detail", "data"][..], &["stop", "data"], &["check", "./x.sock"], &["fail", "data", "1"]]
-    {
+    for command in [
+        &["detail", "data"][..],
+        &["stop", "data"],
+        &["check", "./x.sock"],
+        &["detail", "x.sock"],
+        &["fail", "data", "1"],
+    ] {
         world.run(command).refused(1, &["is not being served"]);
     }
 }

@@ -42,12 +42,30 @@ pub(super) struct OldParity {
 }
 
 impl OldParity {
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.missing.clear();
         self.cached.clear();
     }
 
-    fn missing_bytes(&self) -> u64 {
+    /// Adds the rows of `start..end`, sorted by whether the cache has them.
+    pub(super) fn add(&mut self, start: u32, end: u32, mut is_cached: impl FnMut(u32) -> bool) {
+        let mut at = start;
+        while at < end {
+            let row = at / ROW_BYTES;
+            let stop = end.min((row + 1) * ROW_BYTES);
+            if is_cached(row) {
+                self.cached.push((at, stop));
+            } else {
+                match self.missing.last_mut() {
+                    Some(last) if last.1 == at => last.1 = stop,
+                    _ => self.missing.push((at, stop)),
+                }
+            }
+            at = stop;
+        }
+    }
+
+    pub(super) fn missing_bytes(&self) -> u64 {
         self.missing.iter().map(|(start, end)| u64::from(end - start)).sum()
     }
 }
@@ -217,20 +235,7 @@ impl<'a> Chooser<'a> {
                 old.missing.push((start, end));
                 return;
             }
-            let mut at = start;
-            while at < end {
-                let row = at / ROW_BYTES;
-                let stop = end.min((row + 1) * ROW_BYTES);
-                if facts.is_cached(parity, row) {
-                    old.cached.push((at, stop));
-                } else {
-                    match old.missing.last_mut() {
-                        Some(last) if last.1 == at => last.1 = stop,
-                        _ => old.missing.push((at, stop)),
-                    }
-                }
-                at = stop;
-            }
+            old.add(start, end, |row| facts.is_cached(parity, row));
         });
     }
 
@@ -291,7 +296,7 @@ impl<'a> Chooser<'a> {
 /// on an array of `n` members, and decides where members are alike. Writes are the same for every candidate, so
 /// they aren't in it.
 #[derive(Default)]
-struct Bill {
+pub(super) struct Bill {
     bytes: u64,
     longest: u64,
     sum: u64,
@@ -299,14 +304,14 @@ struct Bill {
 
 impl Bill {
     /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^63.
-    fn add(&mut self, price: Price, bytes: u64) {
+    pub(super) fn add(&mut self, price: Price, bytes: u64) {
         let time = u64::from(price.latency_ns) * 1024 + bytes * u64::from(price.ns_per_kib);
         self.longest = self.longest.max(time);
         self.sum = self.sum.saturating_add(time);
     }
 
     /// Multiplied by the number of members, so that there is no rounding.
-    fn total(&self, members: u64, compute_bytes: u64) -> u64 {
+    pub(super) fn total(&self, members: u64, compute_bytes: u64) -> u64 {
         (self.longest + compute_bytes * COMPUTE_NS_PER_KIB).saturating_mul(members).saturating_add(self.sum)
     }
 }

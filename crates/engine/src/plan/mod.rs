@@ -44,6 +44,7 @@
 
 mod choose;
 mod runs;
+mod single;
 
 #[cfg(test)]
 mod tests;
@@ -364,6 +365,26 @@ pub fn plan_into(
     facts: &mut impl Facts,
 ) -> Result<(), PlanError> {
     plan.clear();
+    let mut image = image.into_iter();
+    let (first, second) = (image.next(), image.next());
+    if let (Some(range), None) = (first, second)
+        && single::is_single(stripe, held, &range)
+    {
+        single::plan_single(plan, stripe, policy, range, facts);
+        return Ok(());
+    }
+    plan_any(plan, stripe, policy, first.into_iter().chain(second).chain(image), held, facts)
+}
+
+/// The general way of [`plan_into`]. `plan` is empty.
+fn plan_any(
+    plan: &mut Plan,
+    stripe: &Stripe,
+    policy: WritePolicy,
+    image: impl IntoIterator<Item = Written>,
+    held: &[Transfer],
+    facts: &mut impl Facts,
+) -> Result<(), PlanError> {
     let chooser = Chooser::new(stripe, policy, held)?;
     plan.sweep.load(image, stripe)?;
     plan.sweep.cut(&mut plan.runs);

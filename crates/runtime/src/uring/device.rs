@@ -26,7 +26,7 @@ impl FileDevice {
         let without_zeroes = DeviceInfo { zeroes: ZeroedReads::Unsupported, ..open.info.clone() };
         Rc::new(Self {
             open: Arc::clone(open),
-            descriptor: Descriptor::new(Arc::clone(&open.file)),
+            descriptor: Descriptor::registered(Arc::clone(&open.file)),
             without_zeroes,
         })
     }

@@ -53,6 +53,12 @@ impl File {
 impl Descriptor {
     pub(super) fn new(file: Arc<File>) -> Rc<Self> {
         let driver = Driver::current();
+        Rc::new(Self { driver, file, registered: None })
+    }
+
+    /// Of a device, whose file the kernel looks up once.
+    pub(super) fn registered(file: Arc<File>) -> Rc<Self> {
+        let driver = Driver::current();
         let registered = driver.register(&file.fd);
         Rc::new(Self { driver, file, registered })
     }

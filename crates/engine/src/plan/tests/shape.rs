@@ -206,3 +206,37 @@ fn an_image_outside_the_stripe_is_refused() {
     assert!(plan.runs().is_empty() && plan.writes().is_empty());
     assert_eq!(plan.span(), (0, 0));
 }
+
+/// Everything of a plan that a stripe write sees.
+fn seen(plan: &Plan) -> (&[Run], &[Transfer], &[Transfer], &[CachedRange], Totals) {
+    (plan.runs(), plan.reads(), plan.writes(), plan.cached(), plan.totals())
+}
+
+#[test]
+fn the_short_way_for_a_single_range_equals_the_general_way() {
+    let mut random = Random(7);
+    let layouts: Vec<ParityLayout> = ParityLayout::all().collect();
+    let (mut modified, mut reconstructed, mut cached) = (0, 0, 0);
+    for round in 0..20_000 {
+        let layout = layouts[round % layouts.len()];
+        let members = 4 + random.below(8);
+        let stripe = healthy(stripe_map(layout, members, random.next() % 100));
+        let column = random.below(stripe.map.columns());
+        let sectors = stripe.chunk_bytes as usize / 512;
+        let start = random.below(sectors);
+        let end = start + 1 + random.below(sectors - start);
+        let range = written(column, u32::try_from(start * 512).unwrap(), u32::try_from(end * 512).unwrap());
+        let mut world = World { cached: random.next(), ..World::random(members, &mut random) };
+        for policy in POLICIES {
+            let (mut short, mut general) = (Plan::new(), Plan::new());
+            assert!(single::is_single(&stripe, &[], &range));
+            plan_into(&mut short, &stripe, policy, [range], &[], &mut world).unwrap();
+            plan_any(&mut general, &stripe, policy, [range], &[], &mut world).unwrap();
+            assert_eq!(seen(&short), seen(&general), "{stripe:?} {range:?} {policy:?}");
+            modified += short.totals().rmw_runs;
+            reconstructed += short.totals().rcw_runs;
+            cached += usize::from(!short.cached().is_empty());
+        }
+    }
+    assert!(modified > 1000 && reconstructed > 1000 && cached > 1000, "{modified} {reconstructed} {cached}");
+}

@@ -1,0 +1,250 @@
+//! What the user asks for.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use clap::{Args, ValueEnum};
+use pinstripe_engine::plan::WritePolicy;
+use pinstripe_md::level::Level;
+use serde::Serialize;
+use thiserror::Error;
+
+/// Measures reads and writes of an array that is made for it, and checks what was written.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// RAID level: 0, 4, 5 or 6
+    #[arg(long, default_value = "5")]
+    pub level: Level,
+
+    /// Members of the array (as many as devices, where files or block devices are given)
+    #[arg(long, value_name = "N")]
+    pub members: Option<usize>,
+
+    /// Chunk size
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_size)]
+    pub chunk: u64,
+
+    /// Layout, by mdadm's name
+    #[arg(long)]
+    pub layout: Option<String>,
+
+    /// What the members are: `mem:SIZE` for all, or the path of a file or block device, once for each member
+    #[arg(long = "device", value_name = "mem:SIZE|PATH", default_value = "mem:1G")]
+    pub devices: Vec<DeviceSpec>,
+
+    /// Threads that serve the array
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub shards: usize,
+
+    /// Where requests go
+    #[arg(long, value_enum, default_value_t = Pattern::Random)]
+    pub pattern: Pattern,
+
+    /// Size of a request
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
+    pub size: u64,
+
+    /// Percentage of requests that read
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub reads: u8,
+
+    /// Requests under way at a time, over all threads
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub depth: usize,
+
+    /// Seconds to measure
+    #[arg(long, value_name = "S", default_value_t = 4.0)]
+    pub seconds: f64,
+
+    /// How parity updates are chosen
+    #[arg(long, value_enum, default_value_t = PolicyChoice::Cost)]
+    pub policy: PolicyChoice,
+
+    /// Parity cache; 0 turns it off
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub cache: u64,
+
+    /// Write-intent bitmap
+    #[arg(long, value_enum, default_value_t = BitmapChoice::Internal)]
+    pub bitmap: BitmapChoice,
+
+    /// Compare with a straight-line loop of the same work without an engine (memory members only)
+    #[arg(long)]
+    pub limit: bool,
+
+    /// Overwrite the given files and block devices
+    #[arg(long)]
+    pub force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl BenchArgs {
+    /// What a user gets who gives no options.
+    pub fn defaults() -> Self {
+        Self {
+            level: Level::Raid5,
+            members: None,
+            chunk: 64 << 10,
+            layout: None,
+            devices: vec![DeviceSpec::Memory(1 << 30)],
+            shards: 1,
+            pattern: Pattern::Random,
+            size: 4096,
+            reads: 0,
+            depth: 32,
+            seconds: 4.0,
+            policy: PolicyChoice::Cost,
+            cache: 64 << 20,
+            bitmap: BitmapChoice::Internal,
+            limit: false,
+            force: false,
+            json: false,
+        }
+    }
+}
+
+/// What stands behind the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceSpec {
+    /// So many bytes of memory for each member.
+    Memory(u64),
+    /// One member's file or block device.
+    Path(PathBuf),
+}
+
+impl FromStr for DeviceSpec {
+    type Err = BadSize;
+
+    fn from_str(text: &str) -> Result<Self, BadSize> {
+        match text.strip_prefix("mem:") {
+            Some(size) => parse_size(size).map(Self::Memory),
+            None => Ok(Self::Path(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(bytes) => write!(f, "mem:{bytes}"),
+            Self::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// Where requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// Anywhere, at multiples of the size.
+    Random,
+    /// One stream over the array, which all clients feed.
+    Sequential,
+}
+
+/// How parity updates are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyChoice {
+    /// By the members' measured prices.
+    Cost,
+    /// Fewest bytes read, as MD does.
+    MinReads,
+    /// Read-modify-write if it reads at most one chunk more.
+    ModThreshold,
+    /// Read-modify-write wherever possible.
+    AlwaysRmw,
+}
+
+impl From<PolicyChoice> for WritePolicy {
+    fn from(choice: PolicyChoice) -> Self {
+        match choice {
+            PolicyChoice::Cost => Self::Cost,
+            PolicyChoice::MinReads => Self::MinReads,
+            PolicyChoice::ModThreshold => Self::ModThreshold,
+            PolicyChoice::AlwaysRmw => Self::AlwaysRmw,
+        }
+    }
+}
+
+/// Whether the array has a write-intent bitmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BitmapChoice {
+    /// On the members.
+    Internal,
+    /// None.
+    None,
+}
+
+/// A text that is no size.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("'{0}' is no size: a whole number is needed, with K, M, G or T behind it for KiB, MiB, GiB or TiB")]
+pub struct BadSize(String);
+
+/// Reads `65536`, `64K` and `64KiB` alike.
+fn parse_size(text: &str) -> Result<u64, BadSize> {
+    let bad = || BadSize(text.to_owned());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.to_ascii_uppercase();
+    let shift = match unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit) {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(bad()),
+    };
+    number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn parse(line: &str) -> Result<BenchArgs, clap::Error> {
+        Command::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).map(|c| c.bench)
+    }
+
+    #[test]
+    fn no_options_give_the_defaults() {
+        assert_eq!(format!("{:?}", parse("").unwrap()), format!("{:?}", BenchArgs::defaults()));
+    }
+
+    #[test]
+    fn the_command_line_of_the_manual_is_understood() {
+        let arguments = parse(
+            "--level 5 --members 6 --chunk 64K --device mem:1G --shards 1 --pattern sequential --size 4K \
+             --reads 0 --depth 32 --seconds 4 --policy always-rmw --cache 0 --bitmap none --limit --json",
+        )
+        .unwrap();
+        assert_eq!((arguments.members, arguments.chunk, arguments.cache), (Some(6), 65536, 0));
+        assert_eq!(arguments.devices, [DeviceSpec::Memory(1 << 30)]);
+        assert!(arguments.limit && arguments.json && !arguments.force);
+    }
+
+    #[test]
+    fn sizes_and_percentages_that_make_no_sense_are_refused() {
+        for bad in ["--size 4Q", "--size K", "--reads 101", "--device mem:x", "--level 7", "--seconds x"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn paths_are_devices_and_may_be_given_again_and_again() {
+        let arguments = parse("--device /dev/a --device b --device mem:4M").unwrap();
+        let spelled: Vec<String> = arguments.devices.iter().map(ToString::to_string).collect();
+        assert_eq!(spelled, ["/dev/a", "b", "mem:4194304"]);
+    }
+}

@@ -1,0 +1,112 @@
+//! One client: a task that reads and writes one request after the other through the engine.
+//!
+//! Its buffer goes into the write as a slice and comes back when the write is acknowledged; nothing is copied.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
+
+use pinstripe_engine::error::IoError;
+use pinstripe_runtime::{Buffer, shard};
+
+use crate::{
+    ledger::{Rng, fill, stamp},
+    worker::Worker,
+};
+
+/// How long clients work, and what came of it.
+pub(crate) struct Slice {
+    deadline: u64,
+    over: Cell<bool>,
+    operations: Cell<u64>,
+    error: RefCell<Option<IoError>>,
+}
+
+impl Slice {
+    pub(crate) fn until(deadline: u64) -> Self {
+        Self { deadline, over: Cell::new(false), operations: Cell::new(0), error: RefCell::default() }
+    }
+
+    pub(crate) fn result(&self) -> Result<(), IoError> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn operations(&self) -> u64 {
+        self.operations.get()
+    }
+
+    fn fail(&self, error: IoError) {
+        self.error.borrow_mut().get_or_insert(error);
+        self.over.set(true);
+    }
+}
+
+/// A client between two slices.
+pub(crate) struct Client {
+    number: u32,
+    /// Filled with the client's body.
+    buffer: Option<Buffer>,
+    length: usize,
+    rng: Rng,
+    writes: u32,
+    operations: u64,
+}
+
+impl Client {
+    pub(crate) fn new(number: u32, unit_bytes: u64) -> Self {
+        let length = usize::try_from(unit_bytes).unwrap_or(usize::MAX);
+        let rng = Rng::new(u64::from(number) << 20 | 1);
+        Self { number, buffer: None, length, rng, writes: 0, operations: 0 }
+    }
+
+    /// Works until the slice is over, and comes back.
+    pub(crate) async fn work(mut self, worker: Rc<Worker>, slice: Rc<Slice>) -> Self {
+        let before = self.operations;
+        while !slice.over.get() {
+            let timed = self.operations & worker.clock_mask == 0;
+            let started = if timed { shard::now() } else { 0 };
+            if started >= slice.deadline {
+                slice.over.set(true);
+                break;
+            }
+            let reads = worker.reads > 0 && self.rng.below(100) < worker.reads;
+            let result = if reads { self.read(&worker).await } else { self.write(&worker).await };
+            if let Err(error) = result {
+                slice.fail(error);
+                break;
+            }
+            self.operations += 1;
+            if timed {
+                worker.latency.borrow_mut().saturating_record(shard::now() - started);
+            }
+            if worker.inline {
+                shard::yield_now().await;
+            }
+        }
+        slice.operations.set(slice.operations.get() + self.operations - before);
+        self
+    }
+
+    async fn read(&mut self, worker: &Worker) -> Result<(), IoError> {
+        let offset = worker.region.next_read(&mut self.rng);
+        let (result, _) = worker.volume.read(offset, shard::buffer(self.length)).await;
+        result
+    }
+
+    async fn write(&mut self, worker: &Worker) -> Result<(), IoError> {
+        let target = worker.region.next_write(self.number.into(), &mut self.writes, &mut self.rng);
+        let mut buffer = self.buffer.take().unwrap_or_else(|| {
+            let mut buffer = shard::buffer(self.length);
+            fill(&mut buffer, self.number);
+            buffer
+        });
+        stamp(&mut buffer, target, self.number);
+        let data = buffer.freeze();
+        worker.volume.write(target.offset, data.clone(), false).await?;
+        worker.acknowledged.borrow_mut().note(&worker.region, target);
+        // A joined write may leave a handle with its batch for a moment; then the next one takes another buffer.
+        self.buffer = data.try_into_buffer().ok();
+        Ok(())
+    }
+}

@@ -1,0 +1,256 @@
+//! What must be on the array: the version of the last acknowledged write of every unit.
+//!
+//! A *unit* is the range of one request: `size` bytes at a multiple of `size` from the start of a region. Every sector of
+//! a unit begins with its own offset, the version and the writer's number; the rest is the writer's body, which
+//! never changes. So a sector that went elsewhere, is of another time, or is torn shows.
+//!
+//! No two writes of one unit are under way at a time: random clients own disjoint units, and a sequential stream comes
+//! round to a unit only after all others. So the last acknowledged version is what must be read.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::arguments::Pattern;
+
+/// Bytes that carry a mark of their own.
+const SECTOR: usize = 512;
+/// Bytes of a mark.
+const MARK: usize = 16;
+
+/// A part of the array that is written by clients of one kind.
+pub(crate) struct Region {
+    /// First byte in the array.
+    pub(crate) start: u64,
+    /// Bytes of a unit.
+    pub(crate) unit_bytes: u64,
+    /// By unit: the version that was acknowledged last, 0 if there is none.
+    versions: Box<[AtomicU32]>,
+    /// How many clients write here.
+    clients: u64,
+    pattern: Pattern,
+    /// The next write of the sequential stream.
+    stream: AtomicU64,
+}
+
+/// One write to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    unit: usize,
+    /// In the array.
+    pub(crate) offset: u64,
+    version: u32,
+}
+
+/// Writes that were acknowledged on one shard and not entered yet. A store to a cold table for each write would be paid
+/// for by the next locked instruction, which the engine has and the straight-line loop has not.
+pub(crate) struct Acknowledged(Vec<Target>);
+
+impl Acknowledged {
+    const ROOM: usize = 512;
+
+    pub(crate) fn new() -> Self {
+        Self(Vec::with_capacity(Self::ROOM))
+    }
+
+    /// Notes that `target` of `region`, always the same, was acknowledged.
+    pub(crate) fn note(&mut self, region: &Region, target: Target) {
+        if self.0.len() == Self::ROOM {
+            region.enter(self);
+        }
+        self.0.push(target);
+    }
+}
+
+impl Region {
+    /// The units that fit into `start..end`, for `clients` clients.
+    pub(crate) fn new(start: u64, end: u64, unit_bytes: u64, clients: u64, pattern: Pattern) -> Self {
+        // Each client has as many units as any other.
+        let units = (end - start) / unit_bytes / clients * clients;
+        let versions = (0..units).map(|_| AtomicU32::new(0)).collect();
+        Self { start, unit_bytes, versions, clients, pattern, stream: AtomicU64::new(0) }
+    }
+
+    /// How many units there are.
+    pub(crate) fn units(&self) -> usize {
+        self.versions.len()
+    }
+
+    /// Where `client` writes next. `count` are its writes so far.
+    pub(crate) fn next_write(&self, client: u64, count: &mut u32, rng: &mut Rng) -> Target {
+        let units = self.versions.len() as u64;
+        let (unit, version) = match self.pattern {
+            Pattern::Random => {
+                *count = count.wrapping_add(1).max(1);
+                (rng.below(units / self.clients) * self.clients + client, *count)
+            }
+            Pattern::Sequential => {
+                let position = self.stream.fetch_add(1, Ordering::Relaxed);
+                (position % units, low(position / units).wrapping_add(1).max(1))
+            }
+        };
+        Target { unit: index(unit), offset: self.start + unit * self.unit_bytes, version }
+    }
+
+    /// Where a client reads next.
+    pub(crate) fn next_read(&self, rng: &mut Rng) -> u64 {
+        self.start + rng.below(self.versions.len() as u64) * self.unit_bytes
+    }
+
+    /// Enters what was acknowledged.
+    pub(crate) fn enter(&self, acknowledged: &mut Acknowledged) {
+        for target in acknowledged.0.drain(..) {
+            self.versions[target.unit].store(target.version, Ordering::Relaxed);
+        }
+    }
+
+    /// The version that unit `unit` must have, 0 if nobody wrote it.
+    pub(crate) fn version(&self, unit: usize) -> u32 {
+        self.versions[unit].load(Ordering::Relaxed)
+    }
+
+    /// The array offset of unit `unit`.
+    pub(crate) fn offset(&self, unit: usize) -> u64 {
+        self.start + unit as u64 * self.unit_bytes
+    }
+}
+
+/// The body of everything that writer `writer` writes.
+pub(crate) fn fill(buffer: &mut [u8], writer: u32) {
+    let mut rng = Rng::new(u64::from(writer) + 1);
+    for word in buffer.chunks_mut(8) {
+        word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()]);
+    }
+}
+
+/// Marks a filled buffer as the content of `target`.
+pub(crate) fn stamp(buffer: &mut [u8], target: Target, writer: u32) {
+    let mut offset = target.offset;
+    let identity = u64::from(target.version) << 32 | u64::from(writer);
+    for sector in buffer.chunks_exact_mut(SECTOR) {
+        sector[..8].copy_from_slice(&offset.to_le_bytes());
+        sector[8..MARK].copy_from_slice(&identity.to_le_bytes());
+        offset += SECTOR as u64;
+    }
+}
+
+/// What is wrong with the first wrong sector of a unit that was read back.
+pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies) -> Result<(), String> {
+    let word = |sector: &[u8], at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&sector[at..at + 8]);
+        u64::from_le_bytes(word)
+    };
+    for (number, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+        let expected = offset + (number * SECTOR) as u64;
+        let (found, identity) = (word(sector, 0), word(sector, 8));
+        if found != expected {
+            return Err(format!("sector at byte {expected} says that it is at byte {found}"));
+        }
+        if identity >> 32 != u64::from(version) {
+            return Err(format!(
+                "sector at byte {expected} is of version {}, the last acknowledged is {version}",
+                identity >> 32
+            ));
+        }
+        let at = number * SECTOR;
+        if sector[MARK..] != bodies.of(low(identity), bytes.len())[at + MARK..at + SECTOR] {
+            return Err(format!("sector at byte {expected} has its mark and another's body"));
+        }
+    }
+    Ok(())
+}
+
+/// The bodies of the writers, made when first asked for.
+#[derive(Default)]
+pub(crate) struct Bodies(std::collections::BTreeMap<u32, Vec<u8>>);
+
+impl Bodies {
+    fn of(&mut self, writer: u32, length: usize) -> &[u8] {
+        self.0.entry(writer).or_insert_with(|| {
+            let mut body = vec![0; length];
+            fill(&mut body, writer);
+            body
+        })
+    }
+}
+
+/// A small generator (splitmix64): the same seed gives the same run.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.0;
+        word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ word >> 31
+    }
+
+    /// Uniform below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        let product = u128::from(self.next()) * u128::from(bound);
+        u64::try_from(product >> 64).unwrap_or_else(|_| unreachable!("the high half"))
+    }
+}
+
+fn low(word: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is wanted")]
+    let low = word as u32;
+    low
+}
+
+fn index(unit: u64) -> usize {
+    usize::try_from(unit).unwrap_or_else(|_| unreachable!("units are indices of a table in memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 4096;
+
+    #[test]
+    fn random_clients_own_disjoint_units_inside_their_region() {
+        let region = Region::new(1 << 20, 2 << 20, UNIT as u64, 3, Pattern::Random);
+        let mut rng = Rng::new(1);
+        for client in 0..3 {
+            let mut count = 0;
+            for _ in 0..1000 {
+                let target = region.next_write(client, &mut count, &mut rng);
+                assert_eq!(target.unit as u64 % 3, client);
+                assert!(target.offset >= 1 << 20 && target.offset + UNIT as u64 <= 2 << 20);
+            }
+            assert_eq!(count, 1000);
+        }
+    }
+
+    #[test]
+    fn a_stream_takes_unit_after_unit_and_begins_again_with_the_next_version() {
+        let region = Region::new(0, 4 * UNIT as u64, UNIT as u64, 2, Pattern::Sequential);
+        let mut rng = Rng::new(1);
+        let mut next = || region.next_write(0, &mut 0, &mut rng);
+        let first: Vec<u64> = (0..4).map(|_| next().offset).collect();
+        assert_eq!(first, [0, 4096, 8192, 12288]);
+        assert_eq!(next(), Target { unit: 0, offset: 0, version: 2 });
+    }
+
+    #[test]
+    fn a_sector_that_is_old_elsewhere_or_torn_is_found() {
+        let target = Target { unit: 5, offset: 5 * UNIT as u64, version: 7 };
+        let mut bytes = vec![0; UNIT];
+        fill(&mut bytes, 3);
+        stamp(&mut bytes, target, 3);
+        let verdict = |bytes: &[u8]| check(bytes, target.offset, 7, &mut Bodies::default());
+        assert_eq!(verdict(&bytes), Ok(()));
+        assert!(check(&bytes, target.offset, 8, &mut Bodies::default()).unwrap_err().contains("version 7"));
+        assert!(check(&bytes, 0, 7, &mut Bodies::default()).unwrap_err().contains("says that it is at"));
+        for at in [2048, 2048 + 9, 2048 + 100, UNIT - 1] {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= 0x40;
+            assert!(verdict(&wrong).is_err(), "byte {at}");
+        }
+    }
+}

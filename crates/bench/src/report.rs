@@ -1,0 +1,316 @@
+//! What a run came to, for people and for programs.
+
+use std::fmt;
+
+use pinstripe_engine::statistics::Statistics;
+use serde::Serialize;
+
+use crate::{
+    arguments::{BenchArgs, BitmapChoice, Pattern, PolicyChoice},
+    run::Measured,
+};
+
+/// The outcome of a run that was checked and found right.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What was measured.
+    pub settings: Settings,
+    /// Requests that were acknowledged.
+    pub operations: u64,
+    /// How long the engine worked.
+    pub seconds: f64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+    /// From the call to the acknowledgement.
+    pub latency_ns: Latency,
+    /// CPU time of the shards for each request; the kernel's own threads are not in it.
+    pub cpu_ns_per_operation: f64,
+    /// What a user's write costs the members.
+    pub per_write: Amplification,
+    /// Bytes read before writing, by bytes that users wrote.
+    pub pre_read_ratio: f64,
+    /// Parity rows of 4 KiB that the cache had, by those that were asked for.
+    pub cache_hit_ratio: f64,
+    /// The engine's counters over the run.
+    pub counters: serde_json::Map<String, serde_json::Value>,
+    /// The comparison with the straight-line loop.
+    pub limit: Option<Limit>,
+    /// `limit.ratio` again, where scripts find it.
+    pub limit_ratio: Option<f64>,
+    /// What was checked afterwards.
+    pub verified: Verified,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Settings {
+    /// MD's level number.
+    pub level: i32,
+    /// The members' names.
+    pub members: Vec<String>,
+    /// Chunk in bytes.
+    pub chunk_bytes: u64,
+    /// Threads.
+    pub shards: usize,
+    /// Where requests went.
+    pub pattern: Pattern,
+    /// Bytes of a request.
+    pub size_bytes: u64,
+    /// Percentage of reads.
+    pub reads_percent: u8,
+    /// Requests at a time.
+    pub depth: usize,
+    /// How parity updates were chosen.
+    pub policy: PolicyChoice,
+    /// Bytes of parity cache.
+    pub cache_bytes: u64,
+    /// The bitmap.
+    pub bitmap: BitmapChoice,
+    /// The parity kernels.
+    pub kernel: &'static str,
+}
+
+/// Latency of requests, in nanoseconds. Over memory one request in 16 is timed.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Latency {
+    /// Requests that were timed.
+    pub samples: u64,
+    /// Average.
+    pub mean: f64,
+    /// Half of the requests took at most this.
+    pub p50: u64,
+    /// 90 of 100.
+    pub p90: u64,
+    /// 99 of 100.
+    pub p99: u64,
+    /// 999 of 1000.
+    pub p999: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+/// What one user write costs, on average.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Amplification {
+    /// Reads of members (users' reads of a mixed run too).
+    pub member_reads: f64,
+    /// Bytes read from members.
+    pub member_read_bytes: f64,
+    /// Writes to members.
+    pub member_writes: f64,
+    /// Bytes written to members.
+    pub member_write_bytes: f64,
+}
+
+/// The engine against the straight-line loop.
+#[derive(Clone, Debug, Serialize)]
+pub struct Limit {
+    /// CPU time of the engine for each request.
+    pub engine_ns: f64,
+    /// CPU time of the loop for each request.
+    pub loop_ns: f64,
+    /// The engine's rate by the loop's: the median over pairs of slices.
+    pub ratio: f64,
+    /// The lowest and the highest of a pair.
+    pub ratio_span: [f64; 2],
+    /// Pairs of slices.
+    pub pairs: usize,
+}
+
+/// What was checked; all of it was right.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Verified {
+    /// Written units that were read back.
+    pub units: u64,
+    /// Stripes that were scrubbed.
+    pub stripes: u64,
+    /// Sectors whose parity did not match.
+    pub mismatched_sectors: u64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ratios and rates need no 53 bits")]
+fn by(a: u64, b: u64) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+}
+
+impl Report {
+    pub(crate) fn new(
+        arguments: &BenchArgs,
+        names: &[String],
+        measured: &Measured,
+        verified: Verified,
+    ) -> Self {
+        let (engine, counts) = (measured.engine, measured.statistics);
+        let seconds = by(engine.wall_ns, 1_000_000_000);
+        let iops = if seconds > 0.0 { by(engine.operations, 1) / seconds } else { 0.0 };
+        let latency = &measured.latency;
+        let limit = Limit::new(measured);
+        Self {
+            settings: Settings {
+                level: arguments.level.number(),
+                members: names.to_vec(),
+                chunk_bytes: arguments.chunk,
+                shards: arguments.shards,
+                pattern: arguments.pattern,
+                size_bytes: arguments.size,
+                reads_percent: arguments.reads,
+                depth: arguments.depth,
+                policy: arguments.policy,
+                cache_bytes: arguments.cache,
+                bitmap: arguments.bitmap,
+                kernel: pinstripe_parity::kernel().name(),
+            },
+            operations: engine.operations,
+            seconds,
+            iops,
+            bytes_per_second: iops * by(arguments.size, 1),
+            latency_ns: Latency {
+                samples: latency.len(),
+                mean: latency.mean(),
+                p50: latency.value_at_quantile(0.5),
+                p90: latency.value_at_quantile(0.9),
+                p99: latency.value_at_quantile(0.99),
+                p999: latency.value_at_quantile(0.999),
+                max: latency.max(),
+            },
+            cpu_ns_per_operation: by(engine.cpu_ns, engine.operations),
+            per_write: Amplification {
+                member_reads: by(counts.member_reads, counts.writes),
+                member_read_bytes: by(counts.member_read_bytes, counts.writes),
+                member_writes: by(counts.member_writes, counts.writes),
+                member_write_bytes: by(counts.member_write_bytes, counts.writes),
+            },
+            pre_read_ratio: by(counts.pre_read_bytes, counts.write_bytes),
+            cache_hit_ratio: by(counts.cache_hits, counts.cache_hits + counts.cache_misses),
+            counters: counters(&counts),
+            limit_ratio: limit.as_ref().map(|limit| limit.ratio),
+            limit,
+            verified,
+        }
+    }
+
+    /// As JSON, over several lines.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_else(|_| unreachable!("keys are texts"))
+    }
+}
+
+fn counters(statistics: &Statistics) -> serde_json::Map<String, serde_json::Value> {
+    statistics.fields().map(|(name, value)| (name.to_owned(), value.into())).collect()
+}
+
+impl Limit {
+    fn new(measured: &Measured) -> Option<Self> {
+        let mut ratios = measured.ratios.clone();
+        ratios.sort_by(f64::total_cmp);
+        Some(Self {
+            engine_ns: by(measured.engine.cpu_ns, measured.engine.operations),
+            loop_ns: by(measured.straight.cpu_ns, measured.straight.operations),
+            ratio: *ratios.get(ratios.len() / 2)?,
+            ratio_span: [*ratios.first()?, *ratios.last()?],
+            pairs: ratios.len(),
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_load(f)?;
+        self.fmt_work(f)
+    }
+}
+
+fn row(f: &mut fmt::Formatter<'_>, name: &str, value: fmt::Arguments<'_>) -> fmt::Result {
+    writeln!(f, "{name:<24}{value}")
+}
+
+impl Report {
+    /// What was run, and how fast it was.
+    fn fmt_load(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { settings: s, latency_ns: l, .. } = self;
+        let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
+        let pattern = if s.pattern == Pattern::Random { "random" } else { "sequential" };
+        row(
+            "array",
+            format_args!(
+                "level {}, {} members, chunk {} KiB, {} shard(s), kernel {}",
+                s.level,
+                s.members.len(),
+                s.chunk_bytes >> 10,
+                s.shards,
+                s.kernel
+            ),
+        )?;
+        row(
+            "load",
+            format_args!("{pattern}, {} bytes, {}% reads, depth {}", s.size_bytes, s.reads_percent, s.depth),
+        )?;
+        row(
+            "throughput",
+            format_args!(
+                "{:.0} requests/s, {:.1} MiB/s",
+                self.iops,
+                self.bytes_per_second / f64::from(1 << 20)
+            ),
+        )?;
+        row(
+            "latency (us)",
+            format_args!(
+                "mean {:.2}, 50% {:.2}, 90% {:.2}, 99% {:.2}, 99.9% {:.2}, max {:.1}",
+                l.mean / 1e3,
+                by(l.p50, 1000),
+                by(l.p90, 1000),
+                by(l.p99, 1000),
+                by(l.p999, 1000),
+                by(l.max, 1000)
+            ),
+        )?;
+        row("CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))
+    }
+
+    /// What the members had to do for it, and whether it was right.
+    fn fmt_work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let w = &self.per_write;
+        let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
+        row(
+            "members, per write",
+            format_args!(
+                "{:.2} reads ({:.0} bytes), {:.2} writes ({:.0} bytes)",
+                w.member_reads, w.member_read_bytes, w.member_writes, w.member_write_bytes
+            ),
+        )?;
+        row("pre-read / written", format_args!("{:.2}%", self.pre_read_ratio * 100.0))?;
+        let count = |name: &str| self.counters.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
+        row(
+            "batches",
+            format_args!("{}, {} joined ({} late)", count("batches"), count("joins"), count("joined_late")),
+        )?;
+        row(
+            "parity cache",
+            format_args!("{} hits, {:.1}%", count("cache_hits"), self.cache_hit_ratio * 100.0),
+        )?;
+        if let Some(limit) = &self.limit {
+            row(
+                "limit_ratio",
+                format_args!(
+                    "{:.3} ({:.3} to {:.3} over {} pairs): engine {:.2} us, loop {:.2} us",
+                    limit.ratio,
+                    limit.ratio_span[0],
+                    limit.ratio_span[1],
+                    limit.pairs,
+                    limit.engine_ns / 1e3,
+                    limit.loop_ns / 1e3
+                ),
+            )?;
+        }
+        row(
+            "checked",
+            format_args!(
+                "{} units read back, {} stripes scrubbed, {} mismatched sectors",
+                self.verified.units, self.verified.stripes, self.verified.mismatched_sectors
+            ),
+        )
+    }
+}

@@ -1,0 +1,316 @@
+//! The run: setup, warm-up, slices, check, report.
+
+use std::{future::Future, io, sync::Arc};
+
+use hdrhistogram::Histogram;
+use pinstripe_engine::{
+    array::{Array, CommandError},
+    assembly::AssembleError,
+    create::CreateError,
+    error::IoError,
+    geometry::Geometry,
+    statistics::Statistics,
+};
+use pinstripe_md::level::{BadLayout, Level};
+use pinstripe_runtime::{
+    DeviceError, shard,
+    uring::{self, Context, OpenError, RunError, RuntimeConfig},
+};
+use thiserror::Error;
+
+use crate::{
+    arguments::BenchArgs,
+    ledger::Region,
+    report::Report,
+    setup::{Setup, set_up},
+    straight_line,
+    verify::verify,
+    worker::{SliceOutcome, Worker, WorkerConfig},
+};
+
+/// With `--limit`: how long the engine works before the loop does, and the other way round.
+const SLICE_NS: u64 = 100_000_000;
+/// Before anything is counted.
+const WARM_UP_NS: u64 = 200_000_000;
+/// The largest request.
+const SIZE_MAX: u64 = 32 << 20;
+/// A sequential stream needs room before it meets its own tail.
+const UNITS_PER_CLIENT_MIN: usize = 4;
+
+/// Why a run came to nothing, or to something wrong.
+#[derive(Debug, Error)]
+pub enum BenchError {
+    /// A number that makes no sense.
+    #[error("{0}")]
+    Arguments(&'static str),
+    /// A level that is not served.
+    #[error("{0} can't be measured: 0, 4, 5 and 6 can")]
+    Level(Level),
+    /// No such layout.
+    #[error("{0}")]
+    Layout(#[from] BadLayout),
+    /// Memory beside files.
+    #[error("members are either one mem:SIZE for all or one path for each")]
+    MixedDevices,
+    /// Numbers that contradict each other.
+    #[error("--members {members} contradicts the {devices} devices that were given")]
+    MemberCount {
+        /// As asked for.
+        members: usize,
+        /// As given.
+        devices: usize,
+    },
+    /// The devices would be overwritten.
+    #[error(
+        "the devices would be overwritten from end to end; nothing was changed: use --force if that is wanted"
+    )]
+    Force,
+    /// `--limit` needs memory.
+    #[error("--limit needs memory members, and a size that divides the chunk or is whole stripes")]
+    LimitShape,
+    /// Too little room for the clients.
+    #[error("the array is too small for {depth} requests of {size} bytes at a time")]
+    TooSmall {
+        /// Requests at a time.
+        depth: usize,
+        /// Bytes of each.
+        size: u64,
+    },
+    /// No random numbers.
+    #[error("can't read /dev/urandom: {0}")]
+    Random(io::Error),
+    /// The shards did not start.
+    #[error("{0}")]
+    Run(#[from] RunError),
+    /// A member can't be opened.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// A member can't be used.
+    #[error("a member can't be attached: {0}")]
+    Attach(DeviceError),
+    /// The array can't be made.
+    #[error("{0}")]
+    Create(#[from] CreateError),
+    /// The array can't be assembled.
+    #[error("{0}")]
+    Assemble(#[from] AssembleError),
+    /// A request failed.
+    #[error("a request failed: {0}")]
+    Io(#[from] IoError),
+    /// The loop left its memory: our own mistake.
+    #[error("the straight-line loop failed: {0}")]
+    StraightLine(DeviceError),
+    /// The scrub could not run.
+    #[error("the scrub failed: {0}")]
+    Scrub(#[from] CommandError),
+    /// Parity doesn't match data.
+    #[error(
+        "the scrub found {sectors} sectors whose parity does not match and {unreadable} stripes that can't be read: \
+         a bug of Pinstripe"
+    )]
+    Mismatch {
+        /// As MD's mismatch_cnt.
+        sectors: u64,
+        /// Stripes.
+        unreadable: u64,
+    },
+    /// What was read back is not what was acknowledged.
+    #[error("wrong data: {0}: a bug of Pinstripe")]
+    WrongData(String),
+}
+
+/// Makes the array, measures it, checks it. What was on given devices is lost.
+pub fn run(arguments: &BenchArgs) -> Result<Report, BenchError> {
+    check_numbers(arguments)?;
+    let arguments = arguments.clone();
+    let config = RuntimeConfig::unpinned(arguments.shards);
+    uring::run(&config, move |context| async move { measure(&arguments, &context).await })?
+}
+
+fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
+    let wrong = |words| Err(BenchError::Arguments(words));
+    if arguments.shards == 0 || arguments.depth < arguments.shards {
+        return wrong("--shards must be at least 1 and at most --depth");
+    }
+    if !(0.0..=1e6).contains(&arguments.seconds) {
+        return wrong("--seconds must be from 0 to a million");
+    }
+    if arguments.size == 0 || !arguments.size.is_multiple_of(512) || arguments.size > SIZE_MAX {
+        return wrong("--size must be a multiple of 512 bytes, at most 32M");
+    }
+    Ok(())
+}
+
+/// What was counted.
+pub(crate) struct Measured {
+    pub(crate) engine: SliceOutcome,
+    pub(crate) straight: SliceOutcome,
+    /// By pair of slices: the engine's rate by the loop's.
+    pub(crate) ratios: Vec<f64>,
+    pub(crate) statistics: Statistics,
+    pub(crate) latency: Histogram<u64>,
+}
+
+async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, BenchError> {
+    let setup = set_up(arguments, context).await?;
+    let shared = setup.array.shared();
+    if arguments.limit
+        && (setup.memories.is_empty() || !straight_line::is_possible(&shared.geometry, arguments.size))
+    {
+        return Err(BenchError::LimitShape);
+    }
+    let regions = regions(arguments, &shared.geometry);
+    if regions.iter().any(|region| region.units() < arguments.depth * UNITS_PER_CLIENT_MIN) {
+        return Err(BenchError::TooSmall { depth: arguments.depth, size: arguments.size });
+    }
+    start_workers(arguments, context, &setup, &regions).await;
+    let measured = run_slices(arguments, context, &setup.array).await;
+    let latencies = on_all(context, |_| || async { Worker::end() }).await;
+    let mut measured = measured?;
+    for latency in latencies.into_iter().flatten() {
+        // Made with the same bounds.
+        let _ = measured.latency.add(latency);
+    }
+    let verified = verify(&setup.array, arguments.level, &regions, !setup.memories.is_empty()).await?;
+    setup.array.stop().await?;
+    Ok(Report::new(arguments, &setup.names, &measured, verified))
+}
+
+/// The engine's region, and with `--limit` one for each shard's loop.
+fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
+    let stripe_bytes = match geometry {
+        Geometry::Parity(geometry) => u64::from(geometry.stripe_bytes()),
+        Geometry::Raid0(geometry) => geometry.members() as u64 * u64::from(geometry.chunk_bytes()),
+    };
+    let (depth, shards) = (arguments.depth as u64, arguments.shards as u64);
+    let stripes = geometry.array_bytes() / stripe_bytes;
+    let region = |from: u64, to: u64, clients| {
+        let (start, end) = (from * stripe_bytes, to * stripe_bytes);
+        Arc::new(Region::new(start, end, arguments.size, clients, arguments.pattern))
+    };
+    if !arguments.limit {
+        return vec![region(0, stripes, depth)];
+    }
+    let (half, share) = (stripes / 2, stripes / 2 / shards);
+    let loops = (0..shards).map(|shard| region(half + shard * share, half + (shard + 1) * share, 1));
+    std::iter::once(region(0, half, depth)).chain(loops).collect()
+}
+
+async fn start_workers(arguments: &BenchArgs, context: &Context, setup: &Setup, regions: &[Arc<Region>]) {
+    let (depth, shards) = (arguments.depth, arguments.shards);
+    on_all(context, |shard| {
+        let number = |shard: usize| u32::try_from(depth * shard / shards).unwrap_or(u32::MAX);
+        let first = number(shard);
+        let writers = u32::try_from(depth).unwrap_or(u32::MAX);
+        let config = WorkerConfig {
+            shared: Arc::clone(setup.array.shared()),
+            region: Arc::clone(&regions[0]),
+            clients: (first, number(shard + 1) - first),
+            reads: arguments.reads,
+            straight_line: regions
+                .get(shard + 1)
+                .map(|region| (setup.memories.clone(), Arc::clone(region), writers + first)),
+            inline: !setup.memories.is_empty(),
+        };
+        move || async move { Worker::start(config) }
+    })
+    .await;
+}
+
+async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> Result<Measured, BenchError> {
+    let wanted_ns = nanoseconds(arguments.seconds);
+    engine_slice(context, WARM_UP_NS.min(wanted_ns)).await?;
+    straight_slice(context, WARM_UP_NS.min(wanted_ns)).await?;
+    let latency = Worker::current().latency.borrow().clone();
+    on_all(context, |_| || async { Worker::current().forget_latency() }).await;
+    let before = array.detail().statistics;
+    let mut measured = Measured {
+        engine: SliceOutcome::default(),
+        straight: SliceOutcome::default(),
+        ratios: Vec::new(),
+        statistics: before,
+        latency,
+    };
+    measured.latency.reset();
+    let slice_ns = if arguments.limit { SLICE_NS } else { wanted_ns };
+    let mut done_ns = 0;
+    while done_ns < wanted_ns {
+        let engine = engine_slice(context, slice_ns).await?;
+        add(&mut measured.engine, engine);
+        done_ns += slice_ns;
+        if arguments.limit {
+            let straight = straight_slice(context, slice_ns).await?;
+            add(&mut measured.straight, straight);
+            done_ns += slice_ns;
+            measured.ratios.push(rate(engine) / rate(straight));
+        }
+    }
+    measured.statistics = array.detail().statistics.since(&before);
+    Ok(measured)
+}
+
+async fn engine_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {
+    let outcomes = on_all(context, |_| move || Worker::current().engine_slice(nanoseconds)).await;
+    merge(outcomes.into_iter().map(|outcome| outcome.map_err(BenchError::Io)))
+}
+
+async fn straight_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {
+    let outcomes =
+        on_all(context, |_| move || async move { Worker::current().straight_slice(nanoseconds) }).await;
+    merge(outcomes.into_iter().map(|outcome| outcome.map_err(BenchError::StraightLine)))
+}
+
+/// What several shards did at the same time.
+fn merge(
+    outcomes: impl Iterator<Item = Result<SliceOutcome, BenchError>>,
+) -> Result<SliceOutcome, BenchError> {
+    let mut sum = SliceOutcome::default();
+    for outcome in outcomes {
+        let outcome = outcome?;
+        sum.operations += outcome.operations;
+        sum.cpu_ns += outcome.cpu_ns;
+        sum.wall_ns = sum.wall_ns.max(outcome.wall_ns);
+    }
+    Ok(sum)
+}
+
+/// What was done one after the other.
+fn add(sum: &mut SliceOutcome, slice: SliceOutcome) {
+    sum.operations += slice.operations;
+    sum.cpu_ns += slice.cpu_ns;
+    sum.wall_ns += slice.wall_ns;
+}
+
+/// Requests per CPU time: over memory that is all the time there is, and others' work on the machine isn't in it.
+#[expect(clippy::cast_precision_loss, reason = "a ratio needs no 53 bits")]
+fn rate(slice: SliceOutcome) -> f64 {
+    slice.operations as f64 / slice.cpu_ns.max(1) as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be 0 to a million")]
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
+}
+
+/// Has every shard do something at the same time.
+async fn on_all<M, F, T>(context: &Context, make: impl Fn(usize) -> M) -> Vec<T>
+where
+    M: FnOnce() -> F + Send + 'static,
+    F: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let calls: Vec<_> = context
+        .shards()
+        .iter()
+        .enumerate()
+        .map(|(index, shard)| {
+            let (shard, work) = (shard.clone(), make(index));
+            shard::spawn_joined(async move { shard.call(work).await })
+        })
+        .collect();
+    let mut values = Vec::new();
+    for call in calls {
+        values.push(call.join().await);
+    }
+    values
+}

@@ -1,0 +1,193 @@
+//! The array of a run: opened, made, assembled, and ready when it returns.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::PathBuf,
+    rc::Rc,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use pinstripe_engine::{array::Array, create::create, options::ArrayOptions};
+use pinstripe_md::{
+    identity::{SetName, Timestamp, Uuid},
+    level::{Layout, Level, ParityLayout, Raid0Layout},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+    superblock::MetadataVersion,
+    units::{SECTOR_BYTES, SectorCount},
+};
+use pinstripe_runtime::{
+    Device, DeviceError, DeviceSource, Memory, MemorySource, shard,
+    uring::{Context, OpenFile, OpenOptions, blocking},
+};
+
+use crate::{
+    arguments::{BenchArgs, BitmapChoice, DeviceSpec},
+    run::BenchError,
+};
+
+/// Members of an array of memory, if nobody says.
+const MEMBERS: usize = 6;
+/// Logical block of memory members.
+const MEMORY_BLOCK: u32 = 512;
+/// A memory is touched once in so many bytes, so that no page is missing later.
+const PAGE: u64 = 4096;
+/// How often to look whether the first resync is done.
+const LOOK_NS: u64 = 20_000_000;
+
+/// An array to be measured.
+pub(crate) struct Setup {
+    pub(crate) array: Array,
+    /// The members' memory by slot; empty where they are files or block devices.
+    pub(crate) memories: Vec<Arc<Memory>>,
+    /// The members' names.
+    pub(crate) names: Vec<String>,
+}
+
+/// Makes the array that `arguments` describe and waits until its parity is in sync.
+pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<Setup, BenchError> {
+    let devices = Devices::of(arguments)?;
+    let wants_memory = matches!(devices, Devices::Memory { .. });
+    let (sources, memories) = blocking(move || devices.open()).await?;
+    let names = sources.iter().map(|source| source.name()).collect();
+    let attached: Result<Vec<Rc<dyn Device>>, DeviceError> = sources.iter().map(|s| s.attach()).collect();
+    let attached = attached.map_err(BenchError::Attach)?;
+    // Fresh memory is zero, and so is its parity.
+    let initial = if wants_memory { InitialSync::AssumeClean } else { InitialSync::Resync };
+    create(&wish(arguments, &attached, initial)?, &attached).await?;
+    drop(attached);
+    let options = ArrayOptions {
+        policy: arguments.policy.into(),
+        parity_cache_bytes: usize::try_from(arguments.cache).unwrap_or(usize::MAX),
+        ..ArrayOptions::default()
+    };
+    let array = Array::assemble(sources, options, context.shards().to_vec()).await?;
+    while array.detail().regions_to_resync > 0 {
+        shard::sleep(LOOK_NS).await;
+    }
+    Ok(Setup { array, memories, names })
+}
+
+/// What to open.
+enum Devices {
+    Memory { members: usize, bytes: u64 },
+    Paths(Vec<PathBuf>),
+}
+
+type Opened = (Vec<Arc<dyn DeviceSource>>, Vec<Arc<Memory>>);
+
+impl Devices {
+    fn of(arguments: &BenchArgs) -> Result<Self, BenchError> {
+        if let [DeviceSpec::Memory(bytes)] = arguments.devices[..] {
+            return Ok(Self::Memory { members: arguments.members.unwrap_or(MEMBERS), bytes });
+        }
+        let paths: Option<Vec<PathBuf>> = arguments
+            .devices
+            .iter()
+            .map(|device| if let DeviceSpec::Path(path) = device { Some(path.clone()) } else { None })
+            .collect();
+        let paths = paths.ok_or(BenchError::MixedDevices)?;
+        if let Some(members) = arguments.members.filter(|&members| members != paths.len()) {
+            return Err(BenchError::MemberCount { members, devices: paths.len() });
+        }
+        if !arguments.force {
+            return Err(BenchError::Force);
+        }
+        Ok(Self::Paths(paths))
+    }
+
+    fn open(self) -> Result<Opened, BenchError> {
+        match self {
+            Self::Memory { members, bytes } => memory_members(members, bytes),
+            Self::Paths(paths) => {
+                let open = |path| {
+                    let file = OpenFile::open(path, &OpenOptions::default())?;
+                    Ok(Arc::new(FileSource(file)) as Arc<dyn DeviceSource>)
+                };
+                Ok((paths.into_iter().map(open).collect::<Result<_, BenchError>>()?, Vec::new()))
+            }
+        }
+    }
+}
+
+fn memory_members(members: usize, bytes: u64) -> Result<Opened, BenchError> {
+    let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let (mut sources, mut memories): Opened = (Vec::new(), Vec::new());
+    for slot in 0..members {
+        let memory = Memory::new(size).map_err(BenchError::Attach)?;
+        for at in (0..bytes).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX)) {
+            memory.copy_in(at, &[0]).map_err(BenchError::Attach)?;
+        }
+        memories.push(Arc::clone(&memory));
+        sources.push(Arc::new(MemorySource {
+            name: format!("mem{slot}"),
+            memory,
+            logical_block: MEMORY_BLOCK,
+        }));
+    }
+    Ok((sources, memories))
+}
+
+struct FileSource(Arc<OpenFile>);
+
+impl DeviceSource for FileSource {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        Ok(self.0.attach())
+    }
+
+    fn name(&self) -> String {
+        self.0.info().name.clone()
+    }
+}
+
+fn wish(
+    arguments: &BenchArgs,
+    devices: &[Rc<dyn Device>],
+    initial: InitialSync,
+) -> Result<NewArray, BenchError> {
+    let level = arguments.level;
+    let layout = match level {
+        Level::Raid5 | Level::Raid6 => {
+            let name = arguments.layout.as_deref().unwrap_or("default");
+            Layout::Parity(ParityLayout::from_name(level, name)?)
+        }
+        Level::Raid0 => Layout::Raid0(Raid0Layout::Unspecified),
+        Level::Raid4 => Layout::None,
+        _ => return Err(BenchError::Level(level)),
+    };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let member = |device: &Rc<dyn Device>| {
+        Ok(NewDevice { sectors: device.info().size / SECTOR_BYTES, uuid: random_uuid()? })
+    };
+    let bitmap = match arguments.bitmap {
+        BitmapChoice::Internal if level.has_parity() => NewBitmap::Internal { chunk_bytes: None },
+        BitmapChoice::Internal | BitmapChoice::None => NewBitmap::None,
+    };
+    let mut name = [0; 32];
+    name[..5].copy_from_slice(b"bench");
+    Ok(NewArray {
+        set_uuid: random_uuid()?,
+        name: SetName::from_bytes(name),
+        created: Timestamp::new(since.as_secs(), 0),
+        level,
+        layout,
+        chunk: SectorCount::from_bytes_floor(arguments.chunk),
+        version: MetadataVersion::V1_2,
+        bitmap,
+        initial: if level.has_parity() { initial } else { InitialSync::Resync },
+        size: None,
+        data_offset: None,
+        logical_block_bytes: devices.iter().map(|d| d.info().logical_block).max().unwrap_or(512).into(),
+        members: devices.iter().map(member).collect::<Result<_, BenchError>>()?,
+        spares: Vec::new(),
+    })
+}
+
+fn random_uuid() -> Result<Uuid, BenchError> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(BenchError::Random)?;
+    Ok(Uuid(bytes))
+}

@@ -1,0 +1,232 @@
+//! What the machine could do: the copies and the parity of every write in a plain loop over the members' memory.
+//!
+//! It does for each request just what no engine can do without: take the old data and the old parity out of the
+//! members into buffers, compute, and put the new ones back. No tasks, no claims, no plan, no intent, no errors. Its
+//! writes are as right as the engine's (other stripes, one thread for each): the scrub and the data check cover both.
+
+use std::sync::Arc;
+
+use pinstripe_engine::{
+    decode::{encode, exponent},
+    geometry::{Geometry, MEMBERS_MAX, MemberSlot, ParityGeometry, StripeId},
+};
+use pinstripe_parity::Kernel;
+use pinstripe_runtime::{Buffer, DeviceError, Memory, shard};
+
+use crate::{
+    ledger::{Acknowledged, Region, Rng, fill, stamp},
+    worker::{CLOCK_EVERY, SliceOutcome, Stopwatch},
+};
+
+/// One thread's loop.
+pub(crate) struct StraightLine {
+    geometry: Geometry,
+    /// By slot: the memory, and where its data begins.
+    members: Vec<(Arc<Memory>, u64)>,
+    kernel: &'static Kernel,
+    region: Arc<Region>,
+    reads: u64,
+    /// As many as the engine's clients on this thread, with the numbers of their writers.
+    clients: Vec<(Buffer, u32)>,
+    old: Buffer,
+    p: Buffer,
+    q: Buffer,
+    into: Buffer,
+    rng: Rng,
+    count: u32,
+    next: usize,
+    acknowledged: Acknowledged,
+}
+
+/// Why a shape has no straight line here.
+pub(crate) fn is_possible(geometry: &Geometry, unit_bytes: u64) -> bool {
+    match geometry {
+        Geometry::Raid0(_) => true,
+        Geometry::Parity(geometry) => {
+            u64::from(geometry.chunk_bytes()).is_multiple_of(unit_bytes)
+                || unit_bytes.is_multiple_of(geometry.stripe_bytes().into())
+        }
+    }
+}
+
+impl StraightLine {
+    /// A loop over `region` with writers numbered from `first_writer`.
+    pub(crate) fn new(
+        geometry: Geometry,
+        members: Vec<(Arc<Memory>, u64)>,
+        region: Arc<Region>,
+        reads: u8,
+        (first_writer, clients): (u32, u32),
+    ) -> Self {
+        let length = usize::try_from(region.unit_bytes).unwrap_or(usize::MAX);
+        let buffer = |writer| {
+            let mut buffer = shard::buffer(length);
+            fill(&mut buffer, writer);
+            (buffer, writer)
+        };
+        let parity = length.min(geometry.chunk_bytes() as usize);
+        Self {
+            geometry,
+            members,
+            kernel: pinstripe_parity::kernel(),
+            reads: reads.into(),
+            clients: (first_writer..first_writer + clients).map(buffer).collect(),
+            old: shard::zeroed(parity),
+            p: shard::zeroed(parity),
+            q: shard::zeroed(parity),
+            into: shard::zeroed(length),
+            rng: Rng::new(u64::from(first_writer)),
+            region,
+            count: 0,
+            next: 0,
+            acknowledged: Acknowledged::new(),
+        }
+    }
+
+    /// Runs for `nanoseconds`.
+    pub(crate) fn run(&mut self, nanoseconds: u64) -> Result<SliceOutcome, DeviceError> {
+        let watch = Stopwatch::start();
+        let deadline = shard::now() + nanoseconds;
+        let mut operations = 0_u64;
+        while !operations.is_multiple_of(CLOCK_EVERY) || shard::now() < deadline {
+            if self.reads > 0 && self.rng.below(100) < self.reads {
+                self.read()?;
+            } else {
+                self.write()?;
+            }
+            operations += 1;
+        }
+        self.region.enter(&mut self.acknowledged);
+        Ok(watch.stop(operations))
+    }
+
+    fn read(&mut self) -> Result<(), DeviceError> {
+        let offset = self.region.next_read(&mut self.rng);
+        let members = &self.members;
+        each_part(&self.geometry, offset, self.region.unit_bytes, |slot, at, from, length| {
+            let (memory, start) = &members[slot];
+            memory.copy_out(start + at, &mut self.into[from..from + length])
+        })
+    }
+
+    fn write(&mut self) -> Result<(), DeviceError> {
+        let target = self.region.next_write(0, &mut self.count, &mut self.rng);
+        self.next = if self.next + 1 < self.clients.len() { self.next + 1 } else { 0 };
+        let (buffer, writer) = &mut self.clients[self.next];
+        stamp(buffer, target, *writer);
+        match &self.geometry {
+            Geometry::Raid0(_) => {
+                let members = &self.members;
+                each_part(&self.geometry, target.offset, buffer.len() as u64, |slot, at, from, length| {
+                    let (memory, start) = &members[slot];
+                    memory.copy_in(start + at, &buffer[from..from + length])
+                })?;
+            }
+            Geometry::Parity(geometry) if buffer.len() <= geometry.chunk_bytes() as usize => {
+                let scratch = [&mut self.old[..], &mut self.p, &mut self.q];
+                modify(geometry, &self.members, self.kernel, target.offset, buffer, scratch)?;
+            }
+            Geometry::Parity(geometry) => {
+                let stripe_bytes = geometry.stripe_bytes();
+                let (StripeId(first), _) = geometry.locate(target.offset);
+                for (stripe, data) in (first..).map(StripeId).zip(buffer.chunks_exact(stripe_bytes as usize))
+                {
+                    let scratch = [&mut self.p[..], &mut self.q];
+                    whole(geometry, &self.members, self.kernel, stripe, data, scratch)?;
+                }
+            }
+        }
+        self.acknowledged.note(&self.region, target);
+        Ok(())
+    }
+}
+
+/// Calls `each` with slot, member offset, offset in the request and length of every chunk's part.
+fn each_part(
+    geometry: &Geometry,
+    offset: u64,
+    length: u64,
+    mut each: impl FnMut(usize, u64, usize, usize) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    let mut from = 0;
+    match geometry {
+        Geometry::Raid0(geometry) => {
+            for extent in geometry.extents(offset, length).into_iter().flatten() {
+                let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
+                each(extent.slot.index(), extent.member_offset, from, length)?;
+                from += length;
+            }
+        }
+        Geometry::Parity(geometry) => {
+            for piece in geometry.pieces(offset, length).into_iter().flatten() {
+                let slot = geometry.slots(piece.stripe).data_slot(piece.column);
+                let at = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+                each(slot.index(), at, from, piece.length as usize)?;
+                from += piece.length as usize;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Read-modify-write of a part of one chunk.
+fn modify(
+    geometry: &ParityGeometry,
+    members: &[(Arc<Memory>, u64)],
+    kernel: &Kernel,
+    offset: u64,
+    new: &[u8],
+    [old, p, q]: [&mut [u8]; 3],
+) -> Result<(), DeviceError> {
+    let (stripe, within) = geometry.locate(offset);
+    let (column, at) = geometry.column_of(within);
+    let map = geometry.slots(stripe);
+    let at = geometry.member_offset(stripe) + u64::from(at);
+    let read = |slot: MemberSlot, into: &mut [u8]| {
+        let (memory, start) = &members[slot.index()];
+        memory.copy_out(start + at, into)
+    };
+    let write = |slot: MemberSlot, from: &[u8]| {
+        let (memory, start) = &members[slot.index()];
+        memory.copy_in(start + at, from)
+    };
+    read(map.data_slot(column), old)?;
+    read(map.p_slot(), p)?;
+    if let Some(slot) = map.q_slot() {
+        read(slot, q)?;
+        kernel.update_pq(p, q, old, new, exponent(map, column));
+        write(slot, q)?;
+    } else {
+        kernel.update_p(p, old, new);
+    }
+    write(map.data_slot(column), new)?;
+    write(map.p_slot(), p)
+}
+
+/// A whole stripe.
+fn whole(
+    geometry: &ParityGeometry,
+    members: &[(Arc<Memory>, u64)],
+    kernel: &Kernel,
+    stripe: StripeId,
+    data: &[u8],
+    [p, q]: [&mut [u8]; 2],
+) -> Result<(), DeviceError> {
+    let map = geometry.slots(stripe);
+    let at = geometry.member_offset(stripe);
+    let write = |slot: MemberSlot, from: &[u8]| {
+        let (memory, start) = &members[slot.index()];
+        memory.copy_in(start + at, from)
+    };
+    let mut columns: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+    for (column, bytes) in data.chunks_exact(geometry.chunk_bytes() as usize).enumerate() {
+        columns[column] = bytes;
+    }
+    let columns = &columns[..map.columns()];
+    encode(kernel, map, columns, Some(p), map.q_slot().is_some().then_some(&mut *q));
+    for (column, bytes) in columns.iter().enumerate() {
+        write(map.data_slot(column), bytes)?;
+    }
+    write(map.p_slot(), p)?;
+    map.q_slot().map_or(Ok(()), |slot| write(slot, q))
+}

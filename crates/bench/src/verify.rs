@@ -1,0 +1,75 @@
+//! After the run: is the array what the acknowledged writes left?
+
+use std::sync::Arc;
+
+use pinstripe_engine::{array::Array, volume::Volume};
+use pinstripe_md::level::Level;
+use pinstripe_runtime::shard;
+
+use crate::{
+    ledger::{Bodies, Region, check},
+    report::Verified,
+    run::BenchError,
+};
+
+/// Bytes that are read back at a time, at least one unit.
+const SPAN_BYTES: u64 = 1 << 20;
+
+/// Reads every written unit back and scrubs the array. Wrong data is an error.
+pub(crate) async fn verify(
+    array: &Array,
+    level: Level,
+    regions: &[Arc<Region>],
+    zeroed: bool,
+) -> Result<Verified, BenchError> {
+    let mut verified = Verified::default();
+    let mut bodies = Bodies::default();
+    for region in regions {
+        read_back(array.volume(), region, zeroed, &mut bodies, &mut verified).await?;
+    }
+    if level.has_parity() {
+        let report = array.check().await?;
+        verified.stripes = report.stripes;
+        verified.mismatched_sectors = report.mismatched_sectors;
+        if report.mismatched_sectors > 0 || report.unreadable_stripes > 0 {
+            return Err(BenchError::Mismatch {
+                sectors: report.mismatched_sectors,
+                unreadable: report.unreadable_stripes,
+            });
+        }
+    }
+    Ok(verified)
+}
+
+async fn read_back(
+    volume: &Volume,
+    region: &Region,
+    zeroed: bool,
+    bodies: &mut Bodies,
+    verified: &mut Verified,
+) -> Result<(), BenchError> {
+    let unit_bytes = usize::try_from(region.unit_bytes).unwrap_or(usize::MAX);
+    let step = usize::try_from(SPAN_BYTES / region.unit_bytes).unwrap_or(1).max(1);
+    for first in (0..region.units()).step_by(step) {
+        let units = first..region.units().min(first + step);
+        if !zeroed && units.clone().all(|unit| region.version(unit) == 0) {
+            continue;
+        }
+        let (result, bytes) =
+            volume.read(region.offset(first), shard::buffer(units.len() * unit_bytes)).await;
+        result?;
+        for (unit, bytes) in units.zip(bytes.chunks_exact(unit_bytes)) {
+            let version = region.version(unit);
+            if version > 0 {
+                check(bytes, region.offset(unit), version, bodies).map_err(BenchError::WrongData)?;
+                verified.units += 1;
+            } else if zeroed && !pinstripe_parity::kernel().is_zero(bytes) {
+                let at = region.offset(unit);
+                return Err(BenchError::WrongData(format!(
+                    "unit at byte {at} was never written and changed"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! One shard's part of a run: its clients and its loop, kept from slice to slice.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use hdrhistogram::Histogram;
+use pinstripe_engine::{error::IoError, shared::Shared, volume::Volume};
+use pinstripe_runtime::{DeviceError, Memory, shard};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{
+    client::{Client, Slice},
+    ledger::{Acknowledged, Region},
+    straight_line::StraightLine,
+};
+
+/// Over memory a client looks at the clock once in so many requests.
+pub(crate) const CLOCK_EVERY: u64 = 16;
+/// The longest latency that is told from longer ones: 100 s.
+const LATENCY_NS_MAX: u64 = 100_000_000_000;
+
+thread_local! {
+    static WORKER: RefCell<Option<Rc<Worker>>> = const { RefCell::new(None) };
+}
+
+/// What a worker is made of.
+#[derive(Clone)]
+pub(crate) struct WorkerConfig {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) region: Arc<Region>,
+    /// The numbers of its clients: the first, and how many.
+    pub(crate) clients: (u32, u32),
+    pub(crate) reads: u8,
+    /// The members' memory, and the region and first writer of the loop.
+    pub(crate) straight_line: Option<(Vec<Arc<Memory>>, Arc<Region>, u32)>,
+    /// Members answer inline: clients have to take turns by themselves, and the clock is dear.
+    pub(crate) inline: bool,
+}
+
+/// What a slice came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SliceOutcome {
+    pub(crate) operations: u64,
+    pub(crate) wall_ns: u64,
+    /// CPU time of the shard's thread.
+    pub(crate) cpu_ns: u64,
+}
+
+pub(crate) struct Worker {
+    pub(crate) volume: Volume,
+    pub(crate) region: Arc<Region>,
+    pub(crate) reads: u64,
+    /// A request is timed when its number has none of these bits.
+    pub(crate) clock_mask: u64,
+    pub(crate) inline: bool,
+    pub(crate) latency: RefCell<Histogram<u64>>,
+    pub(crate) acknowledged: RefCell<Acknowledged>,
+    clients: RefCell<Vec<Client>>,
+    straight_line: RefCell<Option<StraightLine>>,
+}
+
+impl Worker {
+    /// Makes this shard's worker.
+    pub(crate) fn start(config: WorkerConfig) {
+        let (first, count) = config.clients;
+        let clients = (first..first + count).map(|number| Client::new(number, config.region.unit_bytes));
+        let straight_line = config.straight_line.map(|(memories, region, writer)| {
+            let snapshot = config.shared.snapshot();
+            let starts = snapshot.seats.iter().map(|seat| seat.member().map_or(0, |m| m.data_offset));
+            let members = memories.into_iter().zip(starts).collect();
+            let geometry = config.shared.geometry.clone();
+            StraightLine::new(geometry, members, region, config.reads, (writer, count))
+        });
+        let latency = Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are constants that fit");
+        let worker = Self {
+            clients: RefCell::new(clients.collect()),
+            straight_line: RefCell::new(straight_line),
+            volume: Volume::new(config.shared),
+            region: config.region,
+            reads: config.reads.into(),
+            clock_mask: if config.inline { CLOCK_EVERY - 1 } else { 0 },
+            inline: config.inline,
+            latency: RefCell::new(latency),
+            acknowledged: RefCell::new(Acknowledged::new()),
+        };
+        WORKER.with(|slot| *slot.borrow_mut() = Some(Rc::new(worker)));
+    }
+
+    /// This shard's worker.
+    pub(crate) fn current() -> Rc<Self> {
+        WORKER.with(|slot| slot.borrow().clone()).expect("the worker was started on this shard")
+    }
+
+    /// Ends this shard's worker. Returns the latencies in nanoseconds.
+    pub(crate) fn end() -> Option<Histogram<u64>> {
+        let worker = WORKER.with(|slot| slot.borrow_mut().take())?;
+        let latency = worker.latency.borrow().clone();
+        Some(latency)
+    }
+
+    /// Has every client work through the engine for `nanoseconds`.
+    pub(crate) async fn engine_slice(self: Rc<Self>, nanoseconds: u64) -> Result<SliceOutcome, IoError> {
+        let watch = Stopwatch::start();
+        let slice = Rc::new(Slice::until(shard::now() + nanoseconds));
+        let clients = self.clients.take();
+        let tasks: Vec<_> = clients
+            .into_iter()
+            .map(|client| shard::spawn_joined(client.work(Rc::clone(&self), Rc::clone(&slice))))
+            .collect();
+        for task in tasks {
+            let client = task.join().await;
+            self.clients.borrow_mut().push(client);
+        }
+        self.region.enter(&mut self.acknowledged.borrow_mut());
+        slice.result()?;
+        Ok(watch.stop(slice.operations()))
+    }
+
+    /// Runs the loop for `nanoseconds`.
+    pub(crate) fn straight_slice(&self, nanoseconds: u64) -> Result<SliceOutcome, DeviceError> {
+        self.straight_line
+            .borrow_mut()
+            .as_mut()
+            .map_or(Ok(SliceOutcome::default()), |straight| straight.run(nanoseconds))
+    }
+
+    /// Forgets the latencies of the warm-up.
+    pub(crate) fn forget_latency(&self) {
+        self.latency.borrow_mut().reset();
+    }
+}
+
+/// Wall and CPU time of one thread.
+pub(crate) struct Stopwatch {
+    wall: u64,
+    cpu: u64,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self { wall: shard::now(), cpu: thread_cpu_ns() }
+    }
+
+    pub(crate) fn stop(&self, operations: u64) -> SliceOutcome {
+        SliceOutcome { operations, wall_ns: shard::now() - self.wall, cpu_ns: thread_cpu_ns() - self.cpu }
+    }
+}
+
+fn thread_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}

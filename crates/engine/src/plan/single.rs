@@ -1,0 +1,103 @@
+//! The commonest write by far: one range of one column, every member there, nothing held yet. It has the answer of the
+//! general way (a test compares them) for a fifth of its instructions.
+
+use super::{
+    Facts, Method, Parity, Plan, Recovery, Run, Stripe, Transfer, WritePolicy, Written, choose::Bill,
+};
+use crate::geometry::{MemberSlot, Set64, StripeMap};
+
+/// Whether [`plan_single`] may plan this, the only range of an image. A range that isn't a part of the stripe is for the
+/// general way, which says so.
+pub(super) fn is_single(stripe: &Stripe, held: &[Transfer], range: &Written) -> bool {
+    held.is_empty()
+        && stripe.in_sync
+        && stripe.unreadable.or(stripe.unwritable).is_empty()
+        && range.column < stripe.map.columns()
+        && range.start < range.end
+        && range.end <= stripe.chunk_bytes
+        // One column alone would be a full stripe.
+        && stripe.map.columns() > 1
+}
+
+/// Fills `plan`, which is empty, for a write for which [`is_single`] holds.
+pub(super) fn plan_single(
+    plan: &mut Plan,
+    stripe: &Stripe,
+    policy: WritePolicy,
+    range: Written,
+    facts: &mut impl Facts,
+) {
+    let (map, length) = (stripe.map, range.end - range.start);
+    let slots = [Some(map.p_slot()), map.q_slot()];
+    for (parity, old) in [Parity::P, Parity::Q].into_iter().zip(&mut plan.old_parity) {
+        old.clear();
+        if slots[parity as usize].is_some() {
+            old.add(range.start, range.end, |row| facts.is_cached(parity, row));
+        }
+    }
+    let missing = [plan.old_parity[0].missing_bytes(), plan.old_parity[1].missing_bytes()];
+    let modifies = prefers_modify(map, policy, range.column, length, missing, facts);
+    let method = if modifies { Method::Rmw } else { Method::Rcw(Recovery::None) };
+    let written = Set64::only(range.column);
+    plan.runs.push(Run { start: range.start, end: range.end, written, method });
+    let whole = |slot: MemberSlot| Transfer { slot, start: range.start, end: range.end };
+    let totals = &mut plan.totals;
+    if modifies {
+        plan.reads.list.push(whole(map.data_slot(range.column)));
+        for (parity, old) in [Parity::P, Parity::Q].into_iter().zip(&plan.old_parity) {
+            let Some(slot) = slots[parity as usize] else { continue };
+            plan.reads.list.extend(old.missing.iter().map(|&(start, end)| Transfer { slot, start, end }));
+            for &(start, end) in &old.cached {
+                plan.cached.push(super::CachedRange { parity, start, end });
+                totals.cached_bytes += u64::from(end - start);
+            }
+        }
+        totals.rmw_runs = 1;
+        totals.read_bytes = u64::from(length) + missing[0] + missing[1];
+    } else {
+        let others = (0..map.columns()).filter(|&column| column != range.column);
+        plan.reads.list.extend(others.map(|column| whole(map.data_slot(column))));
+        totals.rcw_runs = 1;
+        totals.read_bytes = u64::from(length) * (map.columns() as u64 - 1);
+        totals.reconstruct_read_bytes = totals.read_bytes;
+    }
+    plan.writes.list.push(whole(map.data_slot(range.column)));
+    plan.writes.list.extend(slots.into_iter().flatten().map(whole));
+    totals.write_bytes = u64::from(length) * plan.writes.list.len() as u64;
+}
+
+/// What [`choose`](super::choose) decides between read-modify-write and reconstruct-write of one column. `missing` are the
+/// bytes of old P and Q to be read.
+fn prefers_modify(
+    map: StripeMap,
+    policy: WritePolicy,
+    column: usize,
+    length: u32,
+    missing: [u64; 2],
+    facts: &impl Facts,
+) -> bool {
+    let length = u64::from(length);
+    let modify = length + missing[0] + missing[1];
+    let reconstruct = length * (map.columns() as u64 - 1);
+    match policy {
+        WritePolicy::AlwaysRmw => return true,
+        WritePolicy::MinReads => return modify < reconstruct,
+        WritePolicy::ModThreshold => return modify <= reconstruct + length,
+        WritePolicy::Cost => {}
+    }
+    let members = map.members() as u64;
+    let parities = members - map.columns() as u64;
+    let mut bill = Bill::default();
+    bill.add(facts.price(map.data_slot(column)), length);
+    for (slot, missing) in [Some(map.p_slot()), map.q_slot()].into_iter().zip(missing) {
+        if let Some(slot) = slot.filter(|_| missing > 0) {
+            bill.add(facts.price(slot), missing);
+        }
+    }
+    let modify = bill.total(members, length * (2 + parities));
+    let mut bill = Bill::default();
+    for other in (0..map.columns()).filter(|&other| other != column) {
+        bill.add(facts.price(map.data_slot(other)), length);
+    }
+    modify < bill.total(members, length * map.columns() as u64)
+}

@@ -1,0 +1,222 @@
+//! An array over simulated disks, with a ledger of what its sectors may hold.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use pinstripe_engine::{array::Array, create::create, error::IoError, options::ArrayOptions, volume::Volume};
+use pinstripe_md::{
+    bitmap::BitmapImage,
+    identity::{SetName, Timestamp, Uuid},
+    level::{Layout, Level, ParityLayout},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+    superblock::{MetadataVersion, Superblock},
+    units::{Sector, SectorCount},
+};
+use pinstripe_runtime::shard;
+use pinstripe_sim::{Ledger, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
+
+use super::{STEPS, options};
+
+/// Where the members' data begins, in sectors.
+pub const DATA_SECTOR: u64 = 256;
+
+pub fn wish(level: Level, members: u8, chunk: u64, bitmap: NewBitmap, initial: InitialSync) -> NewArray {
+    let layout = if level == Level::Raid4 {
+        Layout::None
+    } else {
+        Layout::Parity(ParityLayout::from_name(level, "left-symmetric").unwrap())
+    };
+    NewArray {
+        set_uuid: Uuid([7; 16]),
+        name: SetName::from_bytes([b'x'; 32]),
+        created: Timestamp::new(1, 0),
+        level,
+        layout,
+        chunk: SectorCount(chunk / 512),
+        version: MetadataVersion::V1_2,
+        bitmap,
+        initial,
+        size: None,
+        data_offset: Some(Sector(DATA_SECTOR)),
+        logical_block_bytes: 512,
+        members: (0..members).map(|i| NewDevice { sectors: 2048, uuid: Uuid([i + 1; 16]) }).collect(),
+        spares: vec![],
+    }
+}
+
+pub struct Scene {
+    pub world: World,
+    pub disks: Vec<SimDisk>,
+    pub array: Array,
+    pub ledger: Rc<RefCell<Ledger>>,
+    pub options: ArrayOptions,
+}
+
+impl Scene {
+    pub fn new(seed: u64, wish: NewArray, shards: usize) -> Self {
+        Self::with_options(seed, wish, shards, options())
+    }
+
+    pub fn with_options(seed: u64, wish: NewArray, shards: usize, options: ArrayOptions) -> Self {
+        let mut world = World::new(WorldConfig::new(seed, shards));
+        let disks: Vec<SimDisk> = (0..)
+            .zip(&wish.members)
+            .map(|(i, member)| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), member.sectors * 512)))
+            .collect();
+        let devices = disks.clone();
+        world
+            .block_on(0, "create", STEPS, async move {
+                let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
+                create(&wish, &devices).await
+            })
+            .unwrap()
+            .unwrap();
+        let sources = disks.iter().map(SimDisk::source).collect();
+        let array = super::assemble(&mut world, sources, options.clone()).unwrap();
+        let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
+        Self { world, disks, array, ledger, options }
+    }
+
+    pub fn reassemble(&mut self) {
+        let sources = self.disks.iter().map(SimDisk::source).collect();
+        self.array = super::assemble(&mut self.world, sources, self.options.clone()).unwrap();
+    }
+
+    pub fn run<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> T {
+        self.world.block_on(0, "test", STEPS, future).unwrap()
+    }
+
+    pub fn volume(&self) -> Volume {
+        self.array.volume().clone()
+    }
+
+    pub fn read_all(&mut self) {
+        let (volume, ledger) = (self.volume(), Rc::clone(&self.ledger));
+        self.run(async move {
+            let sectors = volume.size() / 512;
+            for at in (0..sectors).step_by(64) {
+                let length = 64.min(sectors - at);
+                let id = ledger.borrow_mut().begin_read(at..at + length);
+                let (result, buffer) =
+                    volume.read(at * 512, shard::buffer(usize::try_from(length).unwrap() * 512)).await;
+                result.unwrap();
+                ledger.borrow_mut().check_read(id, &buffer).unwrap();
+            }
+        });
+    }
+
+    pub fn write(&mut self, sector: u64, sectors: u64, fua: bool) -> Result<(), IoError> {
+        let (volume, ledger) = (self.volume(), Rc::clone(&self.ledger));
+        self.run(async move { write(&volume, &ledger, sector, sectors, fua).await })
+    }
+
+    pub fn flush(&mut self) -> Result<(), IoError> {
+        let (volume, ledger) = (self.volume(), Rc::clone(&self.ledger));
+        self.run(async move {
+            let id = ledger.borrow_mut().begin_flush();
+            let result = volume.flush().await;
+            ledger.borrow_mut().complete_flush(id, result.is_ok());
+            result
+        })
+    }
+
+    pub fn check(&mut self) -> u64 {
+        let array = self.array.clone();
+        let report = self.run(async move { array.check().await }).unwrap();
+        assert_eq!(report.unreadable_stripes, 0);
+        report.mismatched_sectors
+    }
+
+    pub fn stop(&mut self) {
+        let array = self.array.clone();
+        self.run(async move { array.stop().await }).unwrap();
+    }
+
+    pub fn superblock(&self, disk: usize) -> Superblock {
+        superblock_on(&self.disks[disk])
+    }
+
+    /// The bitmap on a disk, if its superblock says that there is one.
+    pub fn bitmap(&self, disk: usize) -> Option<BitmapImage> {
+        let sector = self.superblock(disk).bitmap_sector()?;
+        Some(BitmapImage::decode(&self.disks[disk].peek(sector.0 * 512, 4096)).unwrap())
+    }
+}
+
+/// What a disk's superblock says now.
+pub fn superblock_on(disk: &SimDisk) -> Superblock {
+    Superblock::decode(&disk.peek(4096, 4096), Sector(8), disk.info().size / 512).unwrap()
+}
+
+/// A write that the ledger knows of.
+pub async fn write(
+    volume: &Volume,
+    ledger: &RefCell<Ledger>,
+    sector: u64,
+    sectors: u64,
+    fua: bool,
+) -> Result<(), IoError> {
+    let mut data = shard::buffer(usize::try_from(sectors).unwrap() * 512);
+    let id = ledger.borrow_mut().begin_write(sector, &mut data, fua);
+    let result = volume.write(sector * 512, data.freeze(), fua).await;
+    ledger.borrow_mut().complete_write(id, result.is_ok());
+    result
+}
+
+/// Starts a task on every shard in turn; gives how many have ended.
+pub fn spawn<F: Future<Output = ()> + 'static>(
+    scene: &mut Scene,
+    count: u64,
+    make: impl Fn(u64, Volume, Rc<RefCell<Ledger>>, Rng) -> F + 'static + Clone,
+) -> Rc<RefCell<u64>> {
+    let done = Rc::new(RefCell::new(0));
+    for number in 0..count {
+        let (shared, ledger, done) =
+            (Arc::clone(scene.array.shared()), Rc::clone(&scene.ledger), Rc::clone(&done));
+        let rng = scene.world.rng(number);
+        let shard = usize::try_from(number).unwrap() % scene.world.shards();
+        let make = make.clone();
+        scene.world.spawn(shard, "client", async move {
+            make(number, Volume::new(shared), ledger, rng).await;
+            *done.borrow_mut() += 1;
+        });
+    }
+    done
+}
+
+/// Random reads, writes and flushes of at most `sectors_max`.
+pub fn clients(scene: &mut Scene, count: u64, operations: u64, sectors_max: u64) {
+    let done = spawn(scene, count, move |_, volume, ledger, rng| {
+        client(volume, ledger, rng, operations, sectors_max)
+    });
+    scene.world.run_until(STEPS, |_| *done.borrow() == count).unwrap();
+}
+
+pub async fn client(
+    volume: Volume,
+    ledger: Rc<RefCell<Ledger>>,
+    mut rng: Rng,
+    operations: u64,
+    sectors_max: u64,
+) {
+    let sectors = volume.size() / 512;
+    for _ in 0..operations {
+        let length = 1 + rng.below(sectors_max);
+        let at = rng.below(sectors - length);
+        match rng.below(10) {
+            0 => {
+                let id = ledger.borrow_mut().begin_flush();
+                let result = volume.flush().await;
+                ledger.borrow_mut().complete_flush(id, result.is_ok());
+                result.unwrap();
+            }
+            1..=3 => {
+                let id = ledger.borrow_mut().begin_read(at..at + length);
+                let (result, buffer) =
+                    volume.read(at * 512, shard::buffer(usize::try_from(length).unwrap() * 512)).await;
+                result.unwrap();
+                ledger.borrow_mut().check_read(id, &buffer).unwrap();
+            }
+            _ => write(&volume, &ledger, at, length, rng.below(8) == 0).await.unwrap(),
+        }
+    }
+}

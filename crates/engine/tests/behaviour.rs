@@ -1,0 +1,398 @@
+//! What the engine does under load, faults, crashes and changes of its bitmap, in the simulated world.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use std::{cell::RefCell, ops::Range, rc::Rc};
+
+use arrays::{
+    STEPS, options,
+    scene::{DATA_SECTOR, Scene, client, clients, spawn, superblock_on, wish, write},
+};
+use pinstripe_engine::{
+    assembly::AssembleError,
+    error::IoError,
+    geometry::{Geometry, StripeId},
+    options::ArrayOptions,
+    shared::Shared,
+    statistics::Statistics,
+};
+use pinstripe_md::{
+    level::Level,
+    placement::{InitialSync, NewBitmap},
+    superblock::Role,
+    units::MemberSlot,
+};
+use pinstripe_runtime::shard;
+use pinstripe_sim::{Fault, World};
+
+const REGION: u64 = 64 << 10;
+const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
+const DATA: u64 = DATA_SECTOR * 512;
+
+fn raid5(seed: u64, shards: usize) -> Scene {
+    Scene::new(seed, wish(Level::Raid5, 4, 16 << 10, BITMAP, InitialSync::AssumeClean), shards)
+}
+
+fn statistics(shared: &Shared) -> Statistics {
+    Statistics::sum(shared.counters.iter().map(|counters| &**counters))
+}
+
+/// The disk with an array sector's data, and where on it.
+fn place(scene: &Scene, sector: u64) -> (usize, Range<u64>) {
+    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let piece = geometry.pieces(sector * 512, 512).unwrap().next().unwrap();
+    let at = DATA + geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+    (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)
+}
+
+/// Every write is in one batch: it began it or joined it. What comes after the freeze waits for the next.
+#[test]
+fn writes_of_a_hot_stripe_join_and_the_window_closes_once() {
+    for seed in 1..4 {
+        let mut scene = raid5(seed, 2);
+        let done = spawn(&mut scene, 32, |_, volume, ledger, mut rng| async move {
+            for _ in 0..12 {
+                let at = 96 + rng.below(90);
+                write(&volume, &ledger, at, 1 + rng.below(6), false).await.unwrap();
+            }
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 32).unwrap();
+        let statistics = statistics(scene.array.shared());
+        assert_eq!(statistics.writes, 32 * 12);
+        assert!(statistics.joins > 32, "{} joins", statistics.joins);
+        assert!(statistics.joined_late > 0, "some join while the owner reads");
+        assert_eq!(statistics.batches + statistics.joins, statistics.writes, "each in one batch");
+        assert!(statistics.joined_late <= statistics.batches + statistics.replans);
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+    }
+}
+
+/// A waiter waits for the writes that came before it and no others: with 32 writers, for 32 batches at most.
+#[test]
+fn nobody_starves_at_a_hot_slot() {
+    // Enough stripes that the first and another share a slot of the table.
+    let mut wish = wish(Level::Raid5, 3, 4 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    wish.members.iter_mut().for_each(|member| member.sectors = 256 + 17_000 * 8);
+    let mut scene = Scene::new(5, wish, 2);
+    let worst = Rc::new(RefCell::new(0));
+    let seen = Rc::clone(&worst);
+    let done = spawn(&mut scene, 32, move |number, volume, ledger, mut rng| {
+        let seen = Rc::clone(&seen);
+        async move {
+            // A third of them write the colliding stripe, which never joins the other.
+            let stripe = if number % 3 == 0 { 1 << 14 } else { 0 };
+            for _ in 0..15 {
+                let before = statistics(volume.shared()).batches;
+                write(&volume, &ledger, stripe * 16 + rng.below(12), 1 + rng.below(4), false).await.unwrap();
+                let waited = statistics(volume.shared()).batches - before;
+                let mut seen = seen.borrow_mut();
+                *seen = waited.max(*seen);
+            }
+        }
+    });
+    scene.world.run_until(STEPS, |_| *done.borrow() == 32).unwrap();
+    assert!(*worst.borrow() <= 33, "a write waited for {} batches", worst.borrow());
+    assert!(*worst.borrow() > 1, "nobody waited: the test tests nothing");
+}
+
+#[test]
+fn a_read_error_is_served_from_the_others_and_rewritten() {
+    let mut scene = raid5(7, 1);
+    scene.write(0, 512, false).unwrap();
+    for sector in [3, 40, 100, 200] {
+        let (disk, bytes) = place(&scene, sector);
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes));
+    }
+    scene.read_all();
+    let healed = statistics(scene.array.shared());
+    assert_eq!((healed.corrected_reads, healed.reconstructed_reads), (4, 4));
+    scene.read_all();
+    assert_eq!(statistics(scene.array.shared()).reconstructed_reads, 4, "the rewritten sectors read again");
+    assert_eq!(scene.array.detail().missing, 0);
+    assert_eq!(scene.check(), 0);
+}
+
+/// Two members can't read different rows of one stripe: nothing is lost, for readers or for the scrub that heals.
+#[test]
+fn read_errors_of_two_members_in_different_rows_lose_nothing() {
+    for scrub in [false, true] {
+        let mut scene = raid5(7, 1);
+        scene.write(0, 512, false).unwrap();
+        // Rows of eight sectors; chunks of 32: row 0 of column 0, row 1 of column 1, row 3 of column 2.
+        for sector in [3, 32 + 9, 64 + 30] {
+            let (disk, bytes) = place(&scene, sector);
+            scene.disks[disk].fault(&Fault::UnreadableRange(bytes));
+        }
+        if scrub {
+            assert_eq!(scene.check(), 0);
+        }
+        scene.read_all();
+        let healed = statistics(scene.array.shared());
+        assert_eq!(healed.corrected_reads, 3);
+        assert_eq!(healed.reconstructed_reads, if scrub { 0 } else { 3 });
+        assert_eq!(scene.array.detail().missing, 0);
+    }
+}
+
+/// A write that needs what two members can't read, in different rows, heals them and is done.
+#[test]
+fn a_write_over_read_errors_of_two_members_in_different_rows_is_done() {
+    let mut scene = raid5(7, 1);
+    scene.write(0, 512, false).unwrap();
+    for sector in [3, 32 + 9] {
+        let (disk, bytes) = place(&scene, sector);
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes));
+    }
+    scene.write(1, 15, false).unwrap();
+    assert_eq!(scene.array.detail().missing, 0);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+    // Two in one row are lost, and the write that needs them says so.
+    for sector in [96 + 3, 96 + 32 + 4] {
+        let (disk, bytes) = place(&scene, sector);
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes));
+    }
+    let volume = scene.volume();
+    let refused =
+        scene.run(async move { volume.write((96 + 1) * 512, shard::zeroed(512 * 4).freeze(), false).await });
+    assert!(matches!(refused, Err(IoError::Unreadable { .. })), "{refused:?}");
+}
+
+/// A rebuild of RAID6 has one parity to spare, and needs it in different places.
+#[test]
+fn a_rebuild_goes_on_over_read_errors_in_different_rows() {
+    let mut scene = Scene::new(7, wish(Level::Raid6, 5, 16 << 10, BITMAP, InitialSync::AssumeClean), 1);
+    scene.write(0, 512, false).unwrap();
+    for (disk, row) in [(0, 0), (1, 1), (3, 3)] {
+        let at = DATA + row * 4096;
+        scene.disks[disk].fault(&Fault::UnreadableRange(at..at + 512));
+    }
+    scene.disks[2].fault(&Fault::Gone);
+    scene.write(600, 8, false).unwrap();
+    scene.disks[2] = scene.world.add_disk(pinstripe_sim::SimDiskConfig::new("spare", 1 << 20));
+    let (array, spare) = (scene.array.clone(), scene.disks[2].source());
+    scene.run(async move { array.add(spare, pinstripe_md::identity::Uuid([99; 16])).await }).unwrap();
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+#[test]
+fn a_write_error_fails_the_member_before_the_write_is_acknowledged() {
+    let mut scene = raid5(8, 2);
+    clients(&mut scene, 2, 10, 40);
+    let (disk, bytes) = place(&scene, 50);
+    let before = scene.superblock(disk);
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    scene.write(48, 8, false).unwrap();
+    // The write is acknowledged: the durable superblocks must know already (C2).
+    for other in (0..4).filter(|other| *other != disk) {
+        let superblock = scene.superblock(other);
+        assert_eq!(superblock.array.roles[disk], Role::Faulty);
+        assert!(superblock.array.events > before.array.events);
+    }
+    assert_eq!(scene.array.detail().missing, 1);
+    assert_eq!(scene.array.detail().failed[0].slot, disk);
+    assert!(scene.superblock(disk).array.events <= before.array.events + 1, "its own is left alone");
+    scene.read_all();
+    clients(&mut scene, 4, 20, 100);
+    scene.read_all();
+    scene.stop();
+    // A whole disk again, but what it holds is old.
+    scene.disks[disk].fault(&Fault::Heal);
+    scene.reassemble();
+    assert_eq!(scene.array.detail().slots[disk].state, "missing");
+    scene.read_all();
+}
+
+#[test]
+fn past_redundancy_writes_fail_reads_go_on_and_nothing_is_written_down() {
+    let mut scene = raid5(9, 2);
+    scene.write(0, 1024, true).unwrap();
+    scene.disks[0].fault(&Fault::Gone);
+    scene.write(8, 8, false).unwrap();
+    assert_eq!(scene.superblock(3).array.roles[0], Role::Faulty);
+    let events = scene.superblock(3).array.events;
+    scene.disks[1].fault(&Fault::Gone);
+    // Writes that need the lost member; the first may just find out.
+    for stripe in 0..4 {
+        assert_eq!(scene.write(stripe * 96, 96, false), Err(IoError::Failed));
+    }
+    assert_eq!(scene.flush(), Err(IoError::Failed));
+    assert_eq!(scene.array.detail().state, "failed");
+    let (mut answered, mut lost) = (0, 0);
+    for sector in (384..1024).step_by(8) {
+        let (disk, _) = place(&scene, sector);
+        let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+        let id = ledger.borrow_mut().begin_read(sector..sector + 1);
+        let (result, buffer) = scene.run(async move { volume.read(sector * 512, shard::buffer(512)).await });
+        if disk >= 2 {
+            result.unwrap();
+            ledger.borrow_mut().check_read(id, &buffer).unwrap();
+            answered += 1;
+        } else {
+            assert!(result.is_err(), "sector {sector} is on a lost disk");
+            ledger.borrow_mut().abandon_read(id);
+            lost += 1;
+        }
+    }
+    assert!(answered > 20 && lost > 20);
+    // C3: an outage of a controller must not make everything faulty.
+    for disk in [2, 3] {
+        let superblock = scene.superblock(disk);
+        assert_eq!(superblock.array.roles[1], Role::Slot(MemberSlot(1)));
+        assert_eq!(superblock.array.events, events);
+        assert!(superblock.array.is_dirty());
+    }
+    // When the outage is over the array is what it was: dirty and degraded.
+    scene.world.kill();
+    scene.ledger.borrow_mut().kill();
+    scene.disks[0].fault(&Fault::Return);
+    scene.disks[1].fault(&Fault::Return);
+    let sources: Vec<_> = scene.disks.iter().map(pinstripe_sim::SimDisk::source).collect();
+    let refused = arrays::assemble(&mut scene.world, sources, options()).err().unwrap();
+    assert!(matches!(refused, AssembleError::DirtyDegraded { missing: 1 }), "{refused}");
+    scene.options = ArrayOptions { force: true, ..options() };
+    scene.reassemble();
+    assert_eq!(scene.array.detail().slots[0].state, "missing");
+    let volume = scene.volume();
+    let (result, _) = scene.run(async move { volume.read(384 * 512, shard::buffer(640 * 512)).await });
+    result.unwrap();
+}
+
+#[test]
+fn the_bitmap_is_swapped_under_64_writers() {
+    for (seed, crash) in [(11, false), (12, true), (13, true)] {
+        let mut scene = raid5(seed, 2);
+        let done = spawn(&mut scene, 64, |_, volume, ledger, rng| client(volume, ledger, rng, 25, 40));
+        let array = scene.array.clone();
+        let swapped = Rc::new(RefCell::new(0));
+        let count = Rc::clone(&swapped);
+        scene.world.spawn(0, "swap", async move {
+            for region in [8 << 10, 128 << 10, 4 << 10] {
+                array.remove_bitmap().await.unwrap();
+                *count.borrow_mut() += 1;
+                array.add_bitmap(region).await.unwrap();
+                *count.borrow_mut() += 1;
+            }
+        });
+        let end = if crash { 3 + seed % 2 } else { 6 };
+        scene.world.run_until(STEPS, |_| *swapped.borrow() >= end).unwrap();
+        assert!(*done.borrow() < 64, "the writers were through before the last swap");
+        if crash {
+            scene.world.crash();
+            scene.ledger.borrow_mut().crash();
+            scene.reassemble();
+        } else {
+            scene.world.run_until(STEPS, |_| *done.borrow() == 64).unwrap();
+            assert_eq!(scene.array.detail().bitmap.unwrap().chunk_bytes, 4 << 10);
+        }
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        scene.read_all();
+        assert_eq!(scene.check(), 0, "seed {seed}");
+        scene.stop();
+        for disk in 0..4 {
+            assert_eq!(scene.bitmap(disk).is_some(), scene.superblock(disk).array.bitmap_offset.is_some());
+            scene.superblock(disk).check(512).unwrap();
+        }
+        scene.reassemble();
+        scene.read_all();
+    }
+}
+
+/// A crash with one dirty region: that one is read and no other.
+#[test]
+fn an_unclean_start_resyncs_just_the_dirty_regions() {
+    let mut scene = raid5(14, 1);
+    clients(&mut scene, 2, 20, 100);
+    scene.stop();
+    scene.reassemble();
+    // Let the lazy bits go, so that only the coming write is marked.
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let sector = geometry.array_offset(StripeId(3 * REGION / (16 << 10)), 0) / 512;
+    scene.write(sector, 8, true).unwrap();
+    assert_eq!(scene.bitmap(2).unwrap().set_bits().collect::<Vec<_>>(), [3]);
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    scene.reassemble();
+    assert_eq!(scene.array.detail().regions_to_resync, 1);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    let read = statistics(scene.array.shared()).member_read_bytes;
+    assert_eq!(read, 4 * REGION, "each member's part of the region, once");
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+#[test]
+fn an_unclean_start_without_a_bitmap_resyncs_everything() {
+    let wish = wish(Level::Raid5, 4, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    let mut scene = Scene::new(15, wish, 1);
+    scene.write(0, 8, true).unwrap();
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    scene.reassemble();
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let everything = geometry.member_bytes() * 4;
+    assert_eq!(statistics(scene.array.shared()).member_read_bytes, everything);
+    assert_eq!(scene.check(), 0);
+}
+
+#[test]
+fn superblocks_are_dirty_before_the_first_write_and_clean_after_a_while() {
+    let mut scene = raid5(16, 2);
+    let disks = scene.disks.clone();
+    let written = move || disks.iter().any(|disk| disk.peek(DATA, 32 << 10).iter().any(|byte| *byte != 0));
+    assert!((0..4).all(|disk| !scene.superblock(disk).array.is_dirty()), "assembly alone writes nothing");
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(1, "write", async move {
+        let volume = pinstripe_engine::volume::Volume::new(std::sync::Arc::clone(volume.shared()));
+        write(&volume, &ledger, 0, 16, false).await.unwrap();
+    });
+    scene.world.run_until(STEPS, |_| written()).unwrap();
+    for disk in 0..4 {
+        assert!(scene.superblock(disk).array.is_dirty(), "data has changed, and disk {disk} says clean");
+        assert_eq!(scene.bitmap(disk).unwrap().set_bits().collect::<Vec<_>>(), [0], "C7: intent first");
+    }
+    let now = scene.world.now();
+    let disks = scene.disks.clone();
+    let clean = |_: &World| disks.iter().all(|disk| !superblock_on(disk).array.is_dirty());
+    scene.world.run_until(STEPS, clean).unwrap();
+    assert!(scene.world.now() - now >= 200_000_000, "not before it is idle");
+    scene.world.run_until(STEPS, |_| disks.iter().all(|disk| disk.unflushed_sectors() == 0)).unwrap();
+    let events = scene.superblock(0).array.events;
+    let later = scene.world.now() + 2_000_000_000;
+    scene.world.run_until(STEPS, |world| world.now() >= later).unwrap();
+    assert_eq!(scene.superblock(0).array.events, events, "an idle array is left alone");
+    scene.read_all();
+}
+
+#[test]
+fn what_was_flushed_or_forced_survives_a_crash() {
+    for seed in 30..42 {
+        let mut scene = raid5(seed, 2);
+        clients(&mut scene, 4, 12, 60);
+        scene.write(10, 100, true).unwrap();
+        scene.write(300, 40, false).unwrap();
+        scene.flush().unwrap();
+        scene.write(320, 40, false).unwrap();
+        let _running = spawn(&mut scene, 4, |_, volume, ledger, rng| client(volume, ledger, rng, 1000, 60));
+        let _ = scene.world.run_until(seed * 20, |_| false);
+        scene.world.crash();
+        scene.ledger.borrow_mut().crash();
+        scene.reassemble();
+        scene.read_all();
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        assert_eq!(scene.check(), 0, "seed {seed}");
+        scene.read_all();
+    }
+}
