@@ -8,6 +8,7 @@ while read -r name level count chunk layout bitmap missing <&4; do
         die "$name: started, though dirty and degraded: $(cat /proc/mdstat)"
     fi
     dmesg | grep -q 'cannot start dirty degraded array' || die "$name: refused for another reason: $(dmesg | tail -n 3)"
+    dmesg -c >/dev/null
     mdadm --quiet --stop /dev/md9 || true
     out refused "$name"
 done 4</tmp/arrays

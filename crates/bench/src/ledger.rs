@@ -98,7 +98,15 @@ impl Region {
     /// Enters what was acknowledged.
     pub(crate) fn enter(&self, acknowledged: &mut Acknowledged) {
         for target in acknowledged.0.drain(..) {
-            self.versions[target.unit].store(target.version, Ordering::Relaxed);
+            let version = &self.versions[target.unit];
+            match self.pattern {
+                // Only one client writes the unit.
+                Pattern::Random => version.store(target.version, Ordering::Relaxed),
+                // A shard may enter an earlier round after another has entered a later one.
+                Pattern::Sequential => {
+                    version.fetch_max(target.version, Ordering::Relaxed);
+                }
+            }
         }
     }
 
@@ -235,6 +243,18 @@ mod tests {
         let first: Vec<u64> = (0..4).map(|_| next().offset).collect();
         assert_eq!(first, [0, 4096, 8192, 12288]);
         assert_eq!(next(), Target { unit: 0, offset: 0, version: 2 });
+    }
+
+    #[test]
+    fn what_is_entered_late_does_not_hide_what_was_written_later() {
+        let region = Region::new(0, 4 * UNIT as u64, UNIT as u64, 2, Pattern::Sequential);
+        let (mut here, mut there) = (Acknowledged::new(), Acknowledged::new());
+        let target = |version| Target { unit: 1, offset: UNIT as u64, version };
+        here.note(&region, target(1));
+        there.note(&region, target(2));
+        region.enter(&mut there);
+        region.enter(&mut here);
+        assert_eq!(region.version(1), 2);
     }
 
     #[test]

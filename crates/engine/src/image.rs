@@ -50,6 +50,17 @@ pub struct Image {
 }
 
 impl Image {
+    /// An empty image with memory for `pieces`.
+    pub fn with_room(pieces: usize) -> Self {
+        Self {
+            // One piece can cut another in two.
+            parts: Vec::with_capacity(2 * pieces),
+            scratch: Vec::with_capacity(2 * pieces),
+            extents: Vec::with_capacity(2 * pieces),
+            ..Self::default()
+        }
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.parts.clear();

@@ -334,7 +334,7 @@ impl VolumeInner {
             if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
                 return Err(IoError::Stopping);
             }
-            let result = self.sync_under(&view, walk, stripe, row).await;
+            let result = self.sync_chunk(&view, walk, stripe, row).await;
             // What one membership can't read, the next may be able to (C1).
             let stale = self.shared.admission.generation() != view.snapshot.generation;
             if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
@@ -343,8 +343,8 @@ impl VolumeInner {
         }
     }
 
-    /// The same under one membership.
-    async fn sync_under(
+    /// Does a stripe whole or, where several members can't read sectors of it, row by row.
+    async fn sync_chunk(
         &self,
         view: &View,
         walk: &Walk,

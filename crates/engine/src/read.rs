@@ -145,17 +145,21 @@ impl VolumeInner {
         let range = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let avoid = repair.map_or(Set64::EMPTY, Set64::only);
         let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
-        let (view, mut result) = loop {
+        let (view, by_rows, result) = loop {
             let view = self.view();
-            let result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+            let mut result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+            let by_rows = matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES;
+            if by_rows {
+                result = self.read_by_rows(&view, piece, &mut buffer, &mut row).await;
+            }
             // With the members that there are by now it may be possible after all: one has just been rebuilt, say (C1).
             if result.is_ok() || self.shared.admission.generation() == view.snapshot.generation {
-                break (view, result);
+                break (view, by_rows, result);
             }
         };
-        if matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES {
-            result = self.read_by_rows(&view, piece, &mut buffer, &mut row).await;
-        } else if let (Ok(()), Some(bytes)) = (&result, row.data.get(piece.column).cloned().flatten()) {
+        if let (false, Ok(()), Some(bytes)) =
+            (by_rows, &result, row.data.get(piece.column).cloned().flatten())
+        {
             self.counters().reconstructed_reads.add(1);
             buffer.copy_from_slice(&bytes);
             if let Some(slot) = repair {

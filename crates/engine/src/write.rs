@@ -40,7 +40,6 @@ const GATHER_WRITES: u64 = 4;
 const GATHER_NS_MAX: u64 = 20_000_000;
 
 /// What a stripe write works with; pooled.
-#[derive(Default)]
 pub(crate) struct WriteContext {
     image: Image,
     plan: Plan,
@@ -54,6 +53,31 @@ pub(crate) struct WriteContext {
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
+}
+
+/// A batch of so many pieces needs no more memory than a context has from the start.
+const ROOM: usize = 64;
+/// Every piece may have runs of its own, and each of them reads data and parity.
+const ROOM_FOR_TRANSFERS: usize = 4 * ROOM;
+
+impl Default for WriteContext {
+    fn default() -> Self {
+        Self {
+            image: Image::with_room(ROOM),
+            plan: Plan::with_room(ROOM),
+            held: Held {
+                transfers: Vec::with_capacity(ROOM_FOR_TRANSFERS),
+                bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
+                rows: Vec::with_capacity(2 * ROOM),
+                recovered: Vec::new(),
+            },
+            parity: Vec::with_capacity(2 * ROOM),
+            avoid: Set64::EMPTY,
+            set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
+            requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
+            dropped: Vec::new(),
+        }
+    }
 }
 
 /// Old bytes that are at hand: read from members, or kept by the parity cache.

@@ -1,7 +1,6 @@
 //! What writes cost the members: policies choose as their names say, and a sequential stream is not read before it is written.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-#[allow(dead_code, reason = "shared with other tests")]
 mod arrays;
 
 use std::{cell::Cell, rc::Rc};

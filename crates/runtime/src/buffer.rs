@@ -10,7 +10,7 @@
 //! with the kernel; what does not fit there comes from the heap and is reused in the same way.
 
 use std::{
-    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error},
     cell::{Cell, RefCell},
     ops::{Deref, DerefMut},
     ptr::NonNull,
@@ -31,7 +31,8 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Number of block sizes: 4 KiB to 128 MiB.
 const CLASSES: usize = 16;
 
-/// One pooled piece of memory. Lives on the heap; reached through raw pointers by the handles that count in `references`.
+/// One pooled piece of memory. Reached through raw pointers by the handles that count in `references`. Those of the arena lie
+/// in `Home::headers`, by the page that they begin with, so that cutting one off allocates nothing; others on the heap.
 struct Block {
     memory: NonNull<u8>,
     class: usize,
@@ -50,9 +51,11 @@ struct Home {
     returned_count: AtomicU32,
     arena: NonNull<u8>,
     arena_bytes: usize,
+    /// Room for a block for each page of the arena; written when the block is cut off.
+    headers: NonNull<Block>,
 }
 
-// SAFETY: `arena` is an allocation that `Home` owns and frees once; all mutation goes through atomics.
+// SAFETY: `arena` and `headers` are allocations that `Home` owns and frees once; all mutation goes through atomics.
 unsafe impl Send for Home {}
 // SAFETY: as above.
 unsafe impl Sync for Home {}
@@ -99,6 +102,8 @@ impl Drop for Home {
         if self.arena_bytes > 0 {
             // SAFETY: mapped in `map_arena` with this size; the last `Arc<Home>` is gone, so no block uses it.
             let _ = unsafe { rustix::mm::munmap(self.arena.as_ptr().cast(), self.arena_bytes) };
+            // SAFETY: allocated in `Pool::new` with this layout; blocks are moved out before they are dropped.
+            unsafe { dealloc(self.headers.as_ptr().cast(), headers_layout(self.arena_bytes)) }
         }
     }
 }
@@ -126,12 +131,22 @@ fn map_arena(bytes: usize) -> Option<NonNull<u8>> {
 
 /// Frees a block that no handle and no list names any more.
 fn free_block(block: NonNull<Block>) {
+    // SAFETY: alive until now: nobody has dropped it.
+    if unsafe { block.as_ref() }.arena_offset.is_some() {
+        // SAFETY: as above, and nobody reads it there again. It may hold the last handle to the home, which owns the place
+        // that it was read from: so it is moved out before it is dropped.
+        drop(unsafe { block.read() });
+        return;
+    }
     // SAFETY: made by `Box::leak` in `Pool::carve`, and unreachable now.
     let block = unsafe { Box::from_raw(block.as_ptr()) };
-    if block.arena_offset.is_none() {
-        // SAFETY: heap memory of exactly this layout, owned by the block.
-        unsafe { dealloc(block.memory.as_ptr(), layout(1 << (block.class + CLASS_MIN as usize))) }
-    }
+    // SAFETY: heap memory of exactly this layout, owned by the block.
+    unsafe { dealloc(block.memory.as_ptr(), layout(1 << (block.class + CLASS_MIN as usize))) }
+}
+
+fn headers_layout(arena_bytes: usize) -> Layout {
+    Layout::array::<Block>(arena_bytes / ALIGNMENT)
+        .unwrap_or_else(|_| panic!("an arena of {arena_bytes} bytes is too large"))
 }
 
 fn release(block: NonNull<Block>) {
@@ -170,10 +185,14 @@ impl Pool {
     /// A pool whose first `arena_bytes` come from one allocation (rounded up to 4 KiB; 0 for none).
     pub fn new(arena_bytes: usize) -> Self {
         let arena_bytes = arena_bytes.next_multiple_of(ALIGNMENT);
-        let arena = if arena_bytes == 0 {
-            NonNull::dangling()
+        let (arena, headers) = if arena_bytes == 0 {
+            (NonNull::dangling(), NonNull::dangling())
         } else {
-            map_arena(arena_bytes).unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)))
+            let arena = map_arena(arena_bytes).unwrap_or_else(|| handle_alloc_error(layout(arena_bytes)));
+            // SAFETY: the arena has a page, so the layout has a size that is not zero.
+            let headers = NonNull::new(unsafe { alloc(headers_layout(arena_bytes)) })
+                .unwrap_or_else(|| handle_alloc_error(headers_layout(arena_bytes)));
+            (arena, headers.cast())
         };
         Self {
             home: Arc::new(Home {
@@ -182,6 +201,7 @@ impl Pool {
                 returned_count: AtomicU32::new(0),
                 arena,
                 arena_bytes,
+                headers,
             }),
             free: RefCell::new([std::ptr::null_mut(); CLASSES]),
             taken: Cell::new(0),
@@ -262,14 +282,23 @@ impl Pool {
             NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
                 .unwrap_or_else(|| handle_alloc_error(layout(bytes)))
         };
-        NonNull::from(Box::leak(Box::new(Block {
+        let block = Block {
             memory,
             class,
             arena_offset: in_arena.then_some(used),
             references: AtomicU32::new(0),
             next: AtomicPtr::default(),
             home: Arc::clone(&self.home),
-        })))
+        };
+        if !in_arena {
+            return NonNull::from(Box::leak(Box::new(block)));
+        }
+        // SAFETY: one header for each page of the arena, and `used` is the start of a page in it that no other block has.
+        unsafe {
+            let place = self.home.headers.add(used / ALIGNMENT);
+            place.write(block);
+            place
+        }
     }
 }
 

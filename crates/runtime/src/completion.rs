@@ -232,6 +232,15 @@ pub struct SubmissionSet {
 }
 
 impl SubmissionSet {
+    /// An empty set with memory for so many requests.
+    pub fn with_room(requests: usize) -> Self {
+        Self {
+            submissions: Vec::with_capacity(requests),
+            completed_at: Vec::with_capacity(requests),
+            timed: false,
+        }
+    }
+
     /// Adds a request and returns its index.
     pub fn push(&mut self, submission: Submission) -> usize {
         self.submissions.push(submission);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::Lab;
-use super::machine::{Machine, Outcome};
+use super::machine::Machine;
 use super::members::{self, Geometry};
 use super::server::{self, Server};
 use crate::golden::superblock::Superblock;
@@ -118,7 +118,7 @@ pub fn our_server_dies(lab: &Lab) -> Result<()> {
     }
     let outcome = lab.kernel_verifies("verify", OUR_ARRAYS, |geometry| left[geometry.name].clone(), &[])?;
     for geometry in OUR_ARRAYS {
-        let synced = sectors_synced(&outcome, geometry)?;
+        let synced = members::sectors_synced(&outcome, geometry)?;
         let is_large = geometry.member_bytes > members::MEMBER_BYTES;
         ensure!(synced > 1000, "{}: the kernel read {synced} sectors: no resync", geometry.name);
         ensure!(
@@ -168,15 +168,6 @@ pub fn degraded_server_dies(lab: &Lab) -> Result<()> {
         server.stop()?;
     }
     Ok(())
-}
-
-/// Sectors that the kernel read of the first member while it assembled and resynced.
-pub fn sectors_synced(outcome: &Outcome, geometry: &Geometry) -> Result<u64> {
-    outcome
-        .all("synced")
-        .iter()
-        .find_map(|line| line.strip_prefix(geometry.name)?.strip_prefix(' ')?.parse().ok())
-        .with_context(|| format!("{}: the guest counted no resync", geometry.name))
 }
 
 /// Whether the first member says that the array was being written.

@@ -67,10 +67,12 @@ pub fn ours(lab: &Lab) -> Result<()> {
         let mut client = server.client()?;
         pattern::write(&mut client, &members::first_writes()).context(geometry.name)?;
         drop(client);
+        server.wait_until_in_sync().context(geometry.name)?;
         server.stop()?;
     }
     let second = members::second_writes();
-    lab.kernel_verifies("kernel", OURS, |_| members::first_writes(), &second)?;
+    let seen = lab.kernel_verifies("kernel", OURS, |_| members::first_writes(), &second)?;
+    members::ensure_no_resync(&seen, OURS)?;
     let both = [members::first_writes(), second].concat();
     for geometry in OURS {
         serve_and_verify(lab, geometry, &both, &[])?;
@@ -100,7 +102,8 @@ pub fn theirs(lab: &Lab) -> Result<()> {
             now.push(*geometry);
         }
     }
-    lab.kernel_verifies("kernel", &now, |_| both.clone(), &[]).map(|_| ())
+    let seen = lab.kernel_verifies("kernel", &now, |_| both.clone(), &[])?;
+    members::ensure_no_resync(&seen, &now)
 }
 
 /// The members that are there must hold `expected`; then `writes` go to them. A complete array must scrub clean.

@@ -35,7 +35,7 @@ pub fn cut(lab: &Lab) -> Result<()> {
     let outcome =
         lab.kernel_verifies("verify", crash::KERNEL_ARRAYS, |geometry| left[geometry.name].clone(), &[])?;
     for geometry in crash::KERNEL_ARRAYS {
-        let synced = crash::sectors_synced(&outcome, geometry)?;
+        let synced = members::sectors_synced(&outcome, geometry)?;
         let is_partial = synced < geometry.member_bytes / 512 / 2;
         ensure!(is_partial == geometry.bitmap, "{}: {synced} sectors read for the resync", geometry.name);
     }

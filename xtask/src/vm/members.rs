@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 
 use super::Lab;
-use super::machine::Machine;
+use super::machine::{Machine, Outcome};
 use crate::pattern::Run;
 
 /// A geometry to be tried.
@@ -33,6 +33,9 @@ pub struct Geometry {
 
 /// Bytes of a member unless told: small, so that a resync under emulation takes a second.
 pub const MEMBER_BYTES: u64 = 12 << 20;
+
+/// What a clean assembly reads of a member at most: superblock, bitmap, bad-block log, and what the disk layer peeks at.
+const ASSEMBLY_SECTORS_MAX: u64 = 1000;
 
 impl Geometry {
     /// A complete array with 512-byte blocks and, unless its level is 0, a bitmap.
@@ -135,4 +138,22 @@ pub fn second_writes() -> Vec<Run> {
         .into_iter()
         .map(|blocks| Run::new(blocks, 2))
         .collect()
+}
+
+/// Sectors that the kernel read of an array's first member while it assembled and resynced.
+pub fn sectors_synced(outcome: &Outcome, geometry: &Geometry) -> Result<u64> {
+    outcome
+        .all("synced")
+        .iter()
+        .find_map(|line| line.strip_prefix(geometry.name)?.strip_prefix(' ')?.parse().ok())
+        .with_context(|| format!("{}: the guest counted no resync", geometry.name))
+}
+
+/// Fails if the kernel resynced an array at assembly: its scrub would then judge the kernel's parity, not ours.
+pub fn ensure_no_resync(outcome: &Outcome, geometries: &[Geometry]) -> Result<()> {
+    for geometry in geometries.iter().filter(|geometry| geometry.level != 0) {
+        let synced = sectors_synced(outcome, geometry)?;
+        ensure!(synced < ASSEMBLY_SECTORS_MAX, "{}: {synced} sectors read at assembly", geometry.name);
+    }
+    Ok(())
 }

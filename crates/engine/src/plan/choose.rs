@@ -42,6 +42,12 @@ pub(super) struct OldParity {
 }
 
 impl OldParity {
+    /// Makes room for so many rows.
+    pub(super) fn reserve(&mut self, rows: usize) {
+        self.missing.reserve(rows);
+        self.cached.reserve(rows);
+    }
+
     pub(super) fn clear(&mut self) {
         self.missing.clear();
         self.cached.clear();

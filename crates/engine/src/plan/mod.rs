@@ -305,6 +305,18 @@ impl Plan {
         Self::default()
     }
 
+    /// An empty plan with memory for images of `ranges`.
+    pub fn with_room(ranges: usize) -> Self {
+        let mut plan = Self::default();
+        plan.runs.reserve(2 * ranges);
+        plan.reads.list.reserve(4 * ranges);
+        plan.writes.list.reserve(4 * ranges);
+        plan.cached.reserve(2 * ranges);
+        plan.sweep.reserve(ranges);
+        plan.old_parity.iter_mut().for_each(|old| old.reserve(ranges));
+        plan
+    }
+
     /// The runs, ascending, not overlapping.
     pub fn runs(&self) -> &[Run] {
         &self.runs

@@ -19,6 +19,12 @@ struct Event {
 }
 
 impl Sweep {
+    /// Makes room for so many ranges.
+    pub(super) fn reserve(&mut self, ranges: usize) {
+        self.ranges.reserve(2 * ranges);
+        self.events.reserve(4 * ranges);
+    }
+
     /// Takes the image in and checks that it is a part of the stripe.
     pub(super) fn load(
         &mut self,
