@@ -17,7 +17,7 @@ pub struct ArrayOptions {
     pub safe_mode_delay_ns: u64,
     /// Time between two sweeps of the bitmap, in nanoseconds (MD: daemon_sleep); the bitmap's own value if `None`.
     pub sweep_ns: Option<u64>,
-    /// How long a write of a sequential stream may wait for its neighbours, in nanoseconds.
+    /// How long a write of a sequential stream may wait for its neighbours, in nanoseconds; 0 for not at all.
     pub gather_ns: u64,
     /// Stripes that resync, rebuild and scrub have under way at a time.
     pub maintenance_depth: usize,

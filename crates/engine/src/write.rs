@@ -38,6 +38,8 @@ const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
 const GATHER_WRITES: u64 = 4;
 /// but not longer than this.
 const GATHER_NS_MAX: u64 = 20_000_000;
+/// Shortest time between two looks for the neighbours of a stream.
+const PAUSE_NS_MIN: u64 = 1_000;
 
 /// What a stripe write works with; pooled.
 pub(crate) struct WriteContext {
@@ -240,7 +242,9 @@ impl VolumeInner {
     ) {
         let shared = &*self.shared;
         let full = self.parity_geometry().stripe_bytes();
-        if context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
+        // A wait of 0 means none: without a pause between two looks this task would never let another run.
+        let wanted = shared.options.gather_ns > 0;
+        if !wanted || context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
             return;
         }
         shard::yield_now().await;
@@ -248,13 +252,13 @@ impl VolumeInner {
         let started = shard::now();
         let limit = shared.options.gather_ns.max(self.gather_limit());
         // The first look comes soon, later ones more seldom: a look costs a timer.
-        let mut pause = shared.options.gather_ns / 16;
+        let mut pause = (shared.options.gather_ns / 16).max(PAUSE_NS_MIN);
         while context.image.bytes_covered() < full
             && shared.admission.writers() > 0
             && shard::now() - started < limit
         {
             shard::sleep(pause).await;
-            pause = (pause + pause / 2).min(limit / 16);
+            pause = (pause + pause / 2).min(limit / 16).max(PAUSE_NS_MIN);
             self.join(claim, context);
         }
         shared.recent.learn(context.image.bytes_covered() == full);
