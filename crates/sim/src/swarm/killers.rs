@@ -29,4 +29,5 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RecoveringRead, 4),
     (Mutant::CleanWithWriters, 241),
     (Mutant::ZeroesLeaveParity, 7),
+    (Mutant::TornParityTrusted, 18),
 ];
