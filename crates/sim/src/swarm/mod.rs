@@ -142,6 +142,8 @@ pub(crate) struct Swarm {
     pub(crate) disks: Vec<SimDisk>,
     /// Disks that were given a fault for which the engine shall drop them.
     pub(crate) doomed: BTreeSet<usize>,
+    /// Disks that went in an outage and will be back.
+    pub(crate) outage: BTreeSet<usize>,
     /// Disks that have been members.
     pub(crate) initiated: BTreeSet<usize>,
     pub(crate) array: Option<Array>,
@@ -167,6 +169,7 @@ pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> R
         world,
         disks,
         doomed: BTreeSet::new(),
+        outage: BTreeSet::new(),
         initiated: (0..setup.members).collect(),
         array: None,
         shop: Shop::new(0),
