@@ -231,6 +231,7 @@ impl Swarm {
 
     /// More disks go than the level bears, say with their controller. Nothing of that may be written down (C3).
     fn outage(&mut self) -> Result<(), Verdict> {
+        self.summary.outages += 1;
         self.shop.closing.set(true);
         if self.unsynced {
             self.doubt_unwritten();

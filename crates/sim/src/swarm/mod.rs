@@ -41,6 +41,8 @@ pub struct Summary {
     pub assemblies: u64,
     /// Members that were made to fail.
     pub failures: u64,
+    /// How often more went than the level bears.
+    pub outages: u64,
     /// Spares that were put in.
     pub spares: u64,
     /// How often the array was refused, legally.
@@ -60,6 +62,7 @@ impl Summary {
         self.crashes += other.crashes;
         self.assemblies += other.assemblies;
         self.failures += other.failures;
+        self.outages += other.outages;
         self.spares += other.spares;
         self.refusals += other.refusals;
         self.forced += other.forced;
