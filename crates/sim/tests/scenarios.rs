@@ -183,7 +183,7 @@ fn a_bitmap_that_goes_covers_every_row_until_no_superblock_names_it() {
         let pinstripe_engine::geometry::Geometry::Parity(geometry) = &array.shared().geometry else {
             unreachable!("level 5")
         };
-        let geometry = geometry.clone();
+        let geometry = *geometry;
         scene.crash(array);
         let survey = checks::survey(scene.disks.iter().enumerate()).unwrap();
         survey.check_covered(&scene.disks, &geometry).unwrap();
