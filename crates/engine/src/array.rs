@@ -251,7 +251,11 @@ impl Array {
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
         let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
-        let records = Records::new(freshest.array, seats, bitmap);
+        let mut records = Records::new(freshest.array, seats, bitmap);
+        if forced {
+            // Below what was recorded a recovering member may have missed what was being written.
+            records.recover_anew();
+        }
         let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
         for book in &records.members {
             let member = Arc::clone(&book.member);

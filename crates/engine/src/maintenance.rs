@@ -24,10 +24,6 @@ use crate::{
 
 /// Sectors of a row, which MD counts mismatches in.
 const ROW_SECTORS: u64 = ROW_BYTES as u64 / 512;
-/// A recovery's progress is recorded after about so much time.
-const CHECKPOINT_NS: u64 = 10_000_000_000;
-/// Stripes between two looks at the clock.
-const LEG_STRIPES: u64 = 256;
 /// How long to wait before a resync that met errors is tried again.
 const RETRY_NS: u64 = 10_000_000_000;
 
@@ -214,13 +210,13 @@ impl Home {
         self.begin(SyncAction::Recovery, next, end);
         let mut recorded = shard::now();
         while next < end {
-            let leg = next..end.min(next + LEG_STRIPES);
+            let leg = next..end.min(next + self.shared().options.leg_stripes.max(1));
             next = leg.end;
             let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg).await;
             if walk.aborted.get() || walk.errors.get() > 0 {
                 return self.give_up(slot, member, &walk);
             }
-            if next < end && shard::now() - recorded >= CHECKPOINT_NS {
+            if next < end && shard::now() - recorded >= self.shared().options.checkpoint_ns {
                 recorded = shard::now();
                 if !self.record_recovery(member, next * u64::from(geometry.chunk_bytes())).await {
                     return false;

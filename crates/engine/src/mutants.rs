@@ -67,8 +67,6 @@ mutants! {
     CleanWithWriters,
     /// Zeroing a stripe leaves its parity as it was (C6).
     ZeroesLeaveParity,
-    /// A device that was absent at assembly keeps its role in the superblocks (C2).
-    AbsentKeepsRole,
     /// Parity of rows that a crash may have torn stands in for data (C10).
     TornParityTrusted,
 }

@@ -21,6 +21,10 @@ pub struct ArrayOptions {
     pub gather_ns: u64,
     /// Stripes that resync, rebuild and scrub have under way at a time.
     pub maintenance_depth: usize,
+    /// How often a recovery's progress is recorded, in nanoseconds; what is recorded is not done again.
+    pub checkpoint_ns: u64,
+    /// Stripes that a recovery does between two looks at the clock.
+    pub leg_stripes: u64,
     /// Most writes in one batch.
     pub batch_max: usize,
     /// Seconds since 1970, for the superblocks' time of update.
@@ -38,6 +42,8 @@ impl Default for ArrayOptions {
             sweep_ns: None,
             gather_ns: 200_000,
             maintenance_depth: 8,
+            checkpoint_ns: 10_000_000_000,
+            leg_stripes: 256,
             batch_max: 256,
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         }

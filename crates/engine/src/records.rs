@@ -16,7 +16,6 @@ use pinstripe_runtime::{Device, DeviceSource};
 use crate::{
     assembly::Found,
     error::MemberError,
-    mutants::{Mutant, active},
     snapshot::{Member, MemberId},
     volume::Unattached,
 };
@@ -148,11 +147,18 @@ impl Records {
         }
     }
 
+    /// No recovering device has anything valid.
+    pub(crate) fn recover_anew(&mut self) {
+        for book in &mut self.members {
+            if let Some(offset) = &mut book.superblock.member.recovery_offset {
+                *offset = Sector(0);
+            }
+        }
+    }
+
     /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with it.
     pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
-        if !active(Mutant::AbsentKeepsRole) {
-            self.disown_absent();
-        }
+        self.disown_absent();
         self.array.events += 1;
         self.array.updated = Timestamp::new(now, 0);
         self.array.resync_offset = dirty_from

@@ -355,9 +355,10 @@ impl Ledger {
     }
 
     /// Sectors whose rows a crash now may leave half written: with `power` those of every write that isn't known to be
-    /// durable, without it (the process alone dies) those of writes in flight.
+    /// durable, without it (the process alone dies) those of writes in flight or failed.
     pub fn unsettled(&self, power: bool) -> BTreeSet<u64> {
-        let unsettled = |w: &&Write| if power { !w.durable } else { w.status == Status::Open };
+        let unsettled =
+            |w: &&Write| if power { !w.durable } else { matches!(w.status, Status::Open | Status::Failed) };
         self.writes.values().filter(unsettled).flat_map(|write| write.sectors.clone()).collect()
     }
 

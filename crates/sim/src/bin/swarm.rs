@@ -107,6 +107,9 @@ fn kills(seed: u64, mutant: Mutant) -> Option<String> {
     Some(words.lines().next().unwrap_or_default().to_owned())
 }
 
+/// Seeds that are tried if the known one does not do.
+const OTHER_SEEDS: u64 = 500;
+
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
@@ -115,9 +118,11 @@ fn try_mutants(arguments: &Mutants) -> bool {
     let (mut killed, mut survivors) = (0, Vec::new());
     for &mutant in Mutant::ALL.iter().filter(wanted) {
         let known = KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, seed)| *seed);
+        // A known seed first; if a change of the engine has made it another run, some others.
+        let others = 0..arguments.search.unwrap_or(OTHER_SEEDS);
         let seeds: Vec<u64> = match arguments.search {
-            Some(count) => (0..count).collect(),
-            None => known.collect(),
+            Some(_) => others.collect(),
+            None => known.chain(others).collect(),
         };
         match seeds.into_iter().find_map(|seed| kills(seed, mutant).map(|words| (seed, words))) {
             Some((seed, words)) => {

@@ -33,6 +33,8 @@ enum End {
     Kill,
     /// While the array is being stopped.
     CrashInStop,
+    /// After more disks have gone than the level bears; all come back.
+    Outage,
 }
 
 impl Swarm {
@@ -45,7 +47,7 @@ impl Swarm {
             }
             let last = life + 1 == self.setup.lives;
             let end = if !last && self.rng.chance(self.setup.crashes, 8) {
-                self.rng.pick(&[End::Crash, End::Crash, End::Crash, End::Kill, End::CrashInStop])
+                self.rng.pick(&[End::Crash, End::Crash, End::Crash, End::Kill, End::CrashInStop, End::Outage])
             } else {
                 End::Peace
             };
@@ -178,7 +180,9 @@ impl Swarm {
         }
         let mut deadline = match end {
             End::Peace | End::CrashInStop => u64::MAX,
-            End::Crash | End::Kill => self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500),
+            End::Crash | End::Kill | End::Outage => {
+                self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500)
+            }
         };
 
         if end == End::Crash && self.disks.iter().any(SimDisk::is_gone) && self.rng.chance(1, 2) {
@@ -216,8 +220,33 @@ impl Swarm {
         match end {
             End::Peace => self.rest(),
             End::Crash | End::CrashInStop => self.crash(true),
+            End::Outage => {
+                self.outage()?;
+                let power = self.rng.chance(1, 2);
+                self.crash(power)
+            }
             End::Kill => self.crash(false),
         }
+    }
+
+    /// More disks go than the level bears, say with their controller. Nothing of that may be written down (C3).
+    fn outage(&mut self) -> Result<(), Verdict> {
+        self.summary.outages += 1;
+        self.shop.closing.set(true);
+        if self.unsynced {
+            self.doubt_unwritten();
+        }
+        let mut numbers: Vec<usize> = (0..self.disks.len()).filter(|&n| !self.disks[n].is_gone()).collect();
+        self.rng.shuffle(&mut numbers);
+        let count = if self.rng.chance(1, 2) { numbers.len() } else { 1 + self.rng.index(numbers.len()) };
+        for &number in &numbers[..count] {
+            self.disks[number].fault(&Fault::Gone);
+            self.outage.insert(number);
+            let steps = if self.rng.chance(3, 4) { 0 } else { 1 << self.rng.below(9) };
+            self.step_on(steps)?;
+        }
+        let steps = 1 << self.rng.range(3..12);
+        self.step_on(steps)
     }
 
     /// Lets up to `steps` happen, or fewer if everybody is done.
@@ -332,11 +361,12 @@ impl Swarm {
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
             disk.fault(&Fault::SlowBy(1));
-            if disk.is_gone() && self.rng.chance(2, 3) {
+            if disk.is_gone() && (self.outage.contains(&number) || self.rng.chance(2, 3)) {
                 disk.fault(&Fault::Return);
             }
         }
         self.doomed.clear();
+        self.outage.clear();
     }
 
     /// Nothing is promised any more of what a forced start takes from parity of half-written rows.

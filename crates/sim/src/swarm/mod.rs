@@ -41,6 +41,8 @@ pub struct Summary {
     pub assemblies: u64,
     /// Members that were made to fail.
     pub failures: u64,
+    /// How often more went than the level bears.
+    pub outages: u64,
     /// Spares that were put in.
     pub spares: u64,
     /// How often the array was refused, legally.
@@ -60,6 +62,7 @@ impl Summary {
         self.crashes += other.crashes;
         self.assemblies += other.assemblies;
         self.failures += other.failures;
+        self.outages += other.outages;
         self.spares += other.spares;
         self.refusals += other.refusals;
         self.forced += other.forced;
@@ -142,6 +145,8 @@ pub(crate) struct Swarm {
     pub(crate) disks: Vec<SimDisk>,
     /// Disks that were given a fault for which the engine shall drop them.
     pub(crate) doomed: BTreeSet<usize>,
+    /// Disks that went in an outage and will be back.
+    pub(crate) outage: BTreeSet<usize>,
     /// Disks that have been members.
     pub(crate) initiated: BTreeSet<usize>,
     pub(crate) array: Option<Array>,
@@ -167,6 +172,7 @@ pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> R
         world,
         disks,
         doomed: BTreeSet::new(),
+        outage: BTreeSet::new(),
         initiated: (0..setup.members).collect(),
         array: None,
         shop: Shop::new(0),
