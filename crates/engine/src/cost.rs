@@ -3,6 +3,8 @@
 //! Small requests move the latency, large ones the time per byte; each is a moving average (1/8 of every new sample).
 //! Only one in [`SAMPLE_EVERY`] requests is timed, so that a memory device isn't slowed down by the clock.
 
+use std::cell::Cell;
+
 use pinstripe_runtime::atomics::{AtomicU32, Ordering};
 
 use crate::plan::Price;
@@ -12,6 +14,37 @@ pub const SAMPLE_EVERY: u32 = 31;
 /// Requests up to this many bytes measure the latency.
 const SMALL: u64 = 16 << 10;
 
+/// What is faster than any drive is memory, and differences between its measurements are noise.
+const NOISE: Price = Price { latency_ns: 5_000, ns_per_kib: 100 };
+/// A sample counts as at most so many averages.
+const OUTLIER: u32 = 3;
+
+/// What reads cost, by slot, as plans see it: members within a factor of two of the cheapest count as alike, those within
+/// four as twice as dear, and so on; one that was not measured counts as the cheapest. Else the noise of measurements
+/// would decide between plans of which one reads twice as much.
+pub(crate) fn read_prices<'m>(
+    members: impl Iterator<Item = Option<&'m MemberCost>> + Clone,
+    prices: &[Cell<Price>],
+) {
+    let least = |part: fn(&Direction) -> &AtomicU32, unknown: u32| {
+        let values = members.clone().flatten().map(|member| part(&member.reads).load(Ordering::Relaxed));
+        values.filter(|&value| value > 0).min().unwrap_or(unknown)
+    };
+    let latency = least(|reads| &reads.latency, UNKNOWN.latency_ns).max(NOISE.latency_ns);
+    let per_kib = least(|reads| &reads.per_kib, UNKNOWN.ns_per_kib).max(NOISE.ns_per_kib);
+    for (price, member) in prices.iter().zip(members) {
+        let class = |average: &AtomicU32, least: u32| {
+            let times = average.load(Ordering::Relaxed) / least;
+            least.saturating_mul(1 << times.max(1).ilog2())
+        };
+        let reads = member.map(|member| &member.reads);
+        price.set(Price {
+            latency_ns: reads.map_or(latency, |reads| class(&reads.latency, latency)),
+            ns_per_kib: reads.map_or(per_kib, |reads| class(&reads.per_kib, per_kib)),
+        });
+    }
+}
+
 /// Latency and bandwidth of one direction. Nanoseconds, and nanoseconds per KiB.
 #[derive(Default)]
 struct Direction {
@@ -20,7 +53,7 @@ struct Direction {
 }
 
 /// What is assumed of a member that was not measured yet: a fast drive.
-const UNKNOWN: Price = Price { latency_ns: 20_000, ns_per_kib: 400 };
+pub(crate) const UNKNOWN: Price = Price { latency_ns: 20_000, ns_per_kib: 400 };
 
 /// Written by every shard without locks; a lost update is one sample lost.
 #[derive(Default)]
@@ -69,8 +102,15 @@ impl Direction {
         };
         let sample = u32::try_from(sample).unwrap_or(u32::MAX).max(1);
         let old = average.load(Ordering::Relaxed);
-        let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
-        average.store(new.max(1), Ordering::Relaxed);
+        let new = if old == 0 {
+            sample
+        } else {
+            // One request that was long under way, for whatever reason, says little about the next.
+            let sample = sample.min(old.saturating_mul(OUTLIER));
+            // Rounded up, so that small averages can grow.
+            old - old / 8 + sample.div_ceil(8)
+        };
+        average.store(new, Ordering::Relaxed);
     }
 }
 
@@ -90,5 +130,32 @@ mod tests {
             cost.record_read(4096, 10_000);
         }
         assert!(cost.read().latency_ns < 11_000, "{:?}", cost.read());
+    }
+
+    #[test]
+    fn members_within_a_factor_of_two_are_alike() {
+        let cost = |reads: &[u64]| {
+            let cost = MemberCost::default();
+            reads.iter().for_each(|&ns| cost.record_read(4096, ns));
+            cost
+        };
+        let members = [cost(&[10_000]), cost(&[19_000]), cost(&[21_000]), cost(&[90_000]), cost(&[])];
+        let prices: [Cell<Price>; 6] = std::array::from_fn(|_| Cell::default());
+        let seats =
+            [Some(0), Some(1), None, Some(2), Some(3), Some(4)].map(|seat| seat.map(|i: usize| &members[i]));
+        read_prices(seats.into_iter(), &prices);
+        let latencies = prices.each_ref().map(|price| price.get().latency_ns);
+        assert_eq!(latencies, [10_000, 10_000, 10_000, 20_000, 80_000, 10_000]);
+        assert!(prices.iter().all(|price| price.get().ns_per_kib == UNKNOWN.ns_per_kib));
+    }
+
+    #[test]
+    fn one_long_request_moves_the_average_little_and_many_move_it_all_the_way() {
+        let cost = MemberCost::default();
+        cost.record_read(4096, 1000);
+        cost.record_read(4096, 50_000_000);
+        assert!(cost.read().latency_ns < 1500, "{:?}", cost.read());
+        (0..60).for_each(|_| cost.record_read(4096, 100_000));
+        assert!(cost.read().latency_ns > 90_000, "{:?}", cost.read());
     }
 }

@@ -16,14 +16,15 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    cost::SAMPLE_EVERY,
+    cost::{SAMPLE_EVERY, read_prices},
     error::{IoError, MemberError, Operation},
     fan_out::FanOut,
-    geometry::{Geometry, ParityGeometry, StripeId},
+    geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     image::Piece,
+    plan::Price,
     row::Row,
     shared::{Answer, Shared},
-    snapshot::{Member, MemberId, View},
+    snapshot::{Member, MemberId, Snapshot, View},
     statistics::Counters,
     stripe_table::{Claim, Entered},
     write::WriteContext,
@@ -46,6 +47,8 @@ pub(crate) struct VolumeInner {
     pub(crate) rows: Pooled<Row>,
     pub(crate) sets: Pooled<SubmissionSet>,
     requests: Cell<u32>,
+    /// By slot: what reads cost, brought up to date with every measurement of this shard.
+    pub(crate) read_prices: [Cell<Price>; MEMBERS_MAX],
 }
 
 /// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
@@ -103,6 +106,7 @@ impl Volume {
             rows: Pooled::new(),
             sets: Pooled::new(),
             requests: Cell::new(0),
+            read_prices: std::array::from_fn(|_| Cell::default()),
             shared,
         };
         inner.adopt();
@@ -264,7 +268,14 @@ impl VolumeInner {
                 *device = None;
             }
         }
+        self.update_prices(&snapshot);
         *self.view.borrow_mut() = Rc::new(View { snapshot, devices });
+    }
+
+    /// After a measurement, or when the members have changed.
+    pub(crate) fn update_prices(&self, snapshot: &Snapshot) {
+        let members = snapshot.seats.iter().map(|seat| seat.member().map(|member| &member.cost));
+        read_prices(members, &self.read_prices);
     }
 
     /// This shard's handle to a member's device.

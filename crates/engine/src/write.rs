@@ -17,6 +17,7 @@ use std::ops::Deref;
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
+    cost::UNKNOWN,
     decode::{Sources, encode, exponent},
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
@@ -55,6 +56,8 @@ pub(crate) struct WriteContext {
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
+    /// Whether the members' requests are timed, request by request: a slow member must not make the others look slow.
+    timed: bool,
 }
 
 /// A batch of so many pieces needs no more memory than a context has from the start.
@@ -78,6 +81,7 @@ impl Default for WriteContext {
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
             requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
             dropped: Vec::new(),
+            timed: false,
         }
     }
 }
@@ -164,6 +168,7 @@ impl VolumeInner {
             return Err(Again::Replan);
         }
         context.held.clear();
+        context.timed = self.sample();
         self.join(claim, context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Again| {
@@ -297,7 +302,7 @@ impl VolumeInner {
             end: e.end(),
         });
         let Held { transfers, rows, .. } = &mut context.held;
-        let mut sources = PlanFacts { volume: self, snapshot, stripe, rows };
+        let mut sources = PlanFacts { volume: self, snapshot, stripe, rows, explores: context.timed };
         plan_into(&mut context.plan, &facts, self.shared.options.policy, image, transfers, &mut sources)
             .map_err(|error| {
                 let missing = facts.unreadable.or(facts.unwritable).len();
@@ -332,7 +337,7 @@ impl VolumeInner {
             return Ok(());
         }
         let offset = self.parity_geometry().member_offset(stripe);
-        let started = self.start_clock(&mut context.set);
+        let started = start_clock(context.timed, &mut context.set);
         for &transfer in context.plan.reads() {
             let buffer = shard::buffer(transfer.length() as usize);
             if let Some(submission) =
@@ -368,18 +373,10 @@ impl VolumeInner {
             }
         }
         context.set.clear();
-        if failed { Err(Again::Replan) } else { Ok(()) }
-    }
-
-    /// Has one in so many sets timed, request by request: a slow member must not make the others look slow. Returns the
-    /// time of the start, 0 for a set that isn't timed.
-    fn start_clock(&self, set: &mut SubmissionSet) -> u64 {
-        if self.sample() {
-            set.time();
-            shard::now()
-        } else {
-            0
+        if context.timed {
+            self.update_prices(&view.snapshot);
         }
+        if failed { Err(Again::Replan) } else { Ok(()) }
     }
 
     /// Computes the new parity of every run. From here on the image doesn't change.
@@ -519,8 +516,8 @@ impl VolumeInner {
     async fn write_members(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
         let geometry = self.parity_geometry();
         let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
-        let WriteContext { image, plan, parity, set, requests, held, avoid, .. } = context;
-        let started = self.start_clock(set);
+        let WriteContext { image, plan, parity, set, requests, held, avoid, timed, .. } = context;
+        let started = start_clock(*timed, set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
@@ -613,6 +610,15 @@ impl VolumeInner {
     }
 }
 
+/// Has the set timed, if `timed`. Returns the time of the start, else 0.
+fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
+    if !timed {
+        return 0;
+    }
+    set.time();
+    shard::now()
+}
+
 /// The written bytes of a column over a run.
 fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
     image.find(column, run.start, run.end).map_or(&[], |extent| extent.range(run.start, run.end))
@@ -624,11 +630,14 @@ struct PlanFacts<'a> {
     snapshot: &'a Snapshot,
     stripe: StripeId,
     rows: &'a mut Vec<(Parity, u32, Slice)>,
+    /// Pretends that members are alike. A stripe write that is timed does: else a member that was dear once would never
+    /// be read again, and stay so.
+    explores: bool,
 }
 
 impl Facts for PlanFacts<'_> {
     fn price(&self, slot: MemberSlot) -> Price {
-        self.snapshot.seats[slot.index()].member().map_or_else(Price::default, |member| member.cost.read())
+        if self.explores { UNKNOWN } else { self.volume.read_prices[slot.index()].get() }
     }
 
     fn is_cached(&mut self, parity: Parity, row: u32) -> bool {
