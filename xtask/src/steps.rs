@@ -42,6 +42,7 @@ const STEPS: &[Step] = &[
         arguments: &["test", "-p", "pinstripe-engine", "--features", "shuttle", "--test", "shuttle"],
     },
     Step { name: "sim", program: "xtask", arguments: &["sim"] },
+    Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },
 ];

@@ -136,7 +136,9 @@ mod tests {
     fn members_within_a_factor_of_two_are_alike() {
         let cost = |reads: &[u64]| {
             let cost = MemberCost::default();
-            reads.iter().for_each(|&ns| cost.record_read(4096, ns));
+            for &ns in reads {
+                cost.record_read(4096, ns);
+            }
             cost
         };
         let members = [cost(&[10_000]), cost(&[19_000]), cost(&[21_000]), cost(&[90_000]), cost(&[])];
