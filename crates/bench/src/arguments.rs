@@ -6,7 +6,8 @@ use clap::{Args, ValueEnum};
 use pinstripe_engine::plan::WritePolicy;
 use pinstripe_md::level::Level;
 use serde::Serialize;
-use thiserror::Error;
+
+use crate::size::{BadSize, ByteSize};
 
 /// Measures reads and writes of an array that is made for it, and checks what was written.
 #[derive(Args, Clone, Debug)]
@@ -179,26 +180,9 @@ pub enum BitmapChoice {
     None,
 }
 
-/// A text that is no size.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("'{0}' is no size: a whole number is needed, with K, M, G or T behind it for KiB, MiB, GiB or TiB")]
-pub struct BadSize(String);
-
-/// Reads `65536`, `64K` and `64KiB` alike.
+/// Sizes as clap reads them.
 fn parse_size(text: &str) -> Result<u64, BadSize> {
-    let bad = || BadSize(text.to_owned());
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.to_ascii_uppercase();
-    let shift = match unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit) {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return Err(bad()),
-    };
-    number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(bad)
+    text.parse().map(|ByteSize(bytes)| bytes)
 }
 
 #[cfg(test)]

@@ -20,10 +20,11 @@ mod ledger;
 mod report;
 mod run;
 mod setup;
+pub mod size;
 mod straight_line;
 mod verify;
 mod worker;
 
-pub use arguments::{BadSize, BenchArgs, BitmapChoice, DeviceSpec, Pattern, PolicyChoice};
+pub use arguments::{BenchArgs, BitmapChoice, DeviceSpec, Pattern, PolicyChoice};
 pub use report::{Amplification, Latency, Limit, Report, Settings, Verified};
 pub use run::{BenchError, run};

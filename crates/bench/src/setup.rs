@@ -103,7 +103,7 @@ impl Devices {
             Self::Paths(paths) => {
                 let open = |path| {
                     let file = OpenFile::open(path, &OpenOptions::default())?;
-                    Ok(Arc::new(FileSource(file)) as Arc<dyn DeviceSource>)
+                    Ok(file.source())
                 };
                 Ok((paths.into_iter().map(open).collect::<Result<_, BenchError>>()?, Vec::new()))
             }
@@ -127,18 +127,6 @@ fn memory_members(members: usize, bytes: u64) -> Result<Opened, BenchError> {
         }));
     }
     Ok((sources, memories))
-}
-
-struct FileSource(Arc<OpenFile>);
-
-impl DeviceSource for FileSource {
-    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
-        Ok(self.0.attach())
-    }
-
-    fn name(&self) -> String {
-        self.0.info().name.clone()
-    }
 }
 
 fn wish(

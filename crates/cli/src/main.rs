@@ -24,12 +24,12 @@ mod open;
 mod output;
 mod probe;
 mod serve;
-mod size;
 mod steer;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use pinstripe_bench::size;
 
 use command_line::{Cli, Command};
 

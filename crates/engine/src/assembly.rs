@@ -1,7 +1,7 @@
 //! From devices to an array: read what every member says, decide who is current, refuse what would lose data.
 //!
 //! The freshest superblock decides (highest events); members at most one event behind are current, and their roles come
-//! from the freshest one's table, never from their own (md-format.md section 4). Everything is checked before
+//! from the freshest one's table, never from their own (docs/formats.md section 4). Everything is checked before
 //! anything is written.
 
 use std::{rc::Rc, sync::Arc};

@@ -3,7 +3,7 @@
 //! A journal that was stopped cleanly is not empty: its tail usually still describes stripes that long are on the members.
 //! So the log is walked from its tail as a replay would, and instead of writing its pages to the members, each page's
 //! latest checksum is compared with what the members hold now. Data is compared as a reader of the array would see it, so
-//! a missing member's data is compared through its reconstruction. Nothing is written (md-format.md section 9).
+//! a missing member's data is compared through its reconstruction. Nothing is written (docs/formats.md section 9).
 
 use std::collections::BTreeMap;
 

@@ -193,17 +193,20 @@ impl Volume {
         let end = offset + length;
         for (start, stop) in if from < to { [(offset, from), (to, end)] } else { [(offset, end), (end, end)] }
         {
-            self.write_zero_bytes(start, stop, fua).await?;
+            self.write_zero_bytes(start, stop - start, fua).await?;
         }
         Ok(())
     }
 
-    async fn write_zero_bytes(&self, start: u64, stop: u64, fua: bool) -> Result<(), IoError> {
+    /// Writes zeroes as if they were data: what was allocated stays so.
+    pub async fn write_zero_bytes(&self, start: u64, length: u64, fua: bool) -> Result<(), IoError> {
         const STEP: u64 = 1 << 20;
-        if start == stop {
+        if length == 0 {
             return Ok(());
         }
-        let zeroes = shard::zeroed(usize::try_from(STEP.min(stop - start)).unwrap_or(usize::MAX)).freeze();
+        self.inner.check_write(start, length)?;
+        let stop = start + length;
+        let zeroes = shard::zeroed(usize::try_from(STEP.min(length)).unwrap_or(usize::MAX)).freeze();
         let mut at = start;
         while at < stop {
             let length = STEP.min(stop - at);

@@ -1,4 +1,4 @@
-//! The traps of MD's format, and whether what we write keeps its rules (md-format.md sections 2.2, 4, 5, 7).
+//! The traps of MD's format, and whether what we write keeps its rules (docs/formats.md sections 2.2, 4, 5, 7).
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;

@@ -1,4 +1,4 @@
-//! The bad-block log: ranges of a member that can't be read (md-format.md section 6).
+//! The bad-block log: ranges of a member that can't be read (docs/formats.md section 6).
 //!
 //! Addresses are absolute sectors of the device: they include `data_offset`. On disk an entry is one 64-bit
 //! word, 54 bits of start and 10 bits of length, at most 512, and all ones end the list. In memory the ranges

@@ -1,5 +1,5 @@
 //! The write-intent bitmap: one bit per chunk of every member's data, set before the chunk changes
-//! (md-format.md section 7).
+//! (docs/formats.md section 7).
 //!
 //! The file on disk is a header of 256 bytes and then the bits, lowest first. It is read and written in pages
 //! of 4 KiB; bit 0 lies in page 0 behind the header. A set bit means "may be out of sync", also in a clean

@@ -1,4 +1,4 @@
-//! The journal of RAID4, 5 and 6 (md-format.md section 9): a ring on a device of its own, in which data and
+//! The journal of RAID4, 5 and 6 (docs/formats.md section 9): a ring on a device of its own, in which data and
 //! parity stand before they go to the members.
 //!
 //! The ring begins at the journal member's `data_offset` and is `data_size` long, in whole blocks of 4 KiB. A

@@ -107,7 +107,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// Where parity and data lie in a stripe of RAID5 or RAID6; md-format.md section 10 has the address maps.
+/// Where parity and data lie in a stripe of RAID5 or RAID6; docs/formats.md section 10 has the address maps.
 /// The first six belong to both levels, the others to RAID6 only.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ParityLayout {

@@ -1,4 +1,4 @@
-//! Where things lie on the devices of a new array, chosen as mdadm chooses (md-format.md section 2.3).
+//! Where things lie on the devices of a new array, chosen as mdadm chooses (docs/formats.md section 2.3).
 //!
 //! Between the superblock and the data (1.1, 1.2), or before the superblock (1.0), lie the bitmap and the
 //! bad-block log. In front of the data some head-room is left, so that a later reshape has somewhere to move.

@@ -1,4 +1,4 @@
-//! The partial parity log of RAID5 (md-format.md section 8): for each stripe write, the XOR of the data that
+//! The partial parity log of RAID5 (docs/formats.md section 8): for each stripe write, the XOR of the data that
 //! it did not write, on the member that holds the stripe's parity, durable before data and parity change.
 //! After a crash the log and the chunks that were written give the parity anew, so that a lost chunk that
 //! nobody wrote is not made of a mixture.

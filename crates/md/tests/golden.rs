@@ -531,7 +531,7 @@ fn damaged(bytes: &[u8], changes: &[(prop::sample::Index, u8)], cut: Option<prop
     bytes
 }
 
-/// The checksum made right, as md-format.md section 2.1 has it.
+/// The checksum made right, as docs/formats.md section 2.1 has it.
 fn with_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     let Some(max_dev) = bytes.get(220..224) else { return bytes };
     let covered = 256 + 2 * usize::from(u16::from_le_bytes([max_dev[0], max_dev[1]]));

@@ -2,13 +2,12 @@
 
 use std::{
     path::{Path, PathBuf},
-    rc::Rc,
     sync::{Arc, Weak},
 };
 
 use pinstripe_engine::{assembly::read_superblock, create::create};
 use pinstripe_runtime::{
-    Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemorySource, shard,
+    DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenError, OpenFile, OpenOptions, blocking},
 };
 
@@ -50,18 +49,6 @@ impl Opened {
 }
 
 /// An open file as every shard attaches it.
-struct FileSource(Arc<OpenFile>);
-
-impl DeviceSource for FileSource {
-    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
-        Ok(self.0.attach())
-    }
-
-    fn name(&self) -> String {
-        self.0.info().name.clone()
-    }
-}
-
 impl Members {
     /// Opens what the command line names; with `shape`, makes it of memory.
     pub async fn open(arguments: &ServeArguments, shape: Option<&Shape>) -> Result<Self, Failure> {
@@ -80,7 +67,7 @@ impl Members {
             }
             let file = open_member(path.clone(), options.clone()).await?;
             members.files.push(Arc::downgrade(&file));
-            members.sources.push(Arc::new(FileSource(file)));
+            members.sources.push(file.source());
         }
         members.find_name().await?;
         Ok(members)
@@ -183,5 +170,5 @@ pub async fn newcomer(
             )));
         }
     }
-    Ok(Arc::new(FileSource(file)))
+    Ok(file.source())
 }

@@ -21,8 +21,6 @@ struct Complaints {
     next: Cell<u64>,
 }
 
-/// Bytes of zeroes that are written at a time where a client wants its space allocated.
-const ZEROES: u64 = 1 << 20;
 /// A failing array has its errors told so often, per shard.
 const COMPLAIN_NANOSECONDS: u64 = 1_000_000_000;
 
@@ -50,18 +48,6 @@ impl ArrayService {
             self.complaints.tell(&error);
             told
         })
-    }
-
-    async fn write_zero_bytes(&self, offset: u64, length: u64, fua: bool) -> Result<(), IoError> {
-        let bytes = |length: u64| usize::try_from(length).unwrap_or(usize::MAX);
-        let zeroes = shard::zeroed(bytes(length.min(ZEROES))).freeze();
-        let mut done = 0;
-        while done < length {
-            let part = ZEROES.min(length - done);
-            self.volume.write(offset + done, zeroes.slice(0, bytes(part)), fua).await?;
-            done += part;
-        }
-        Ok(())
     }
 }
 
@@ -116,7 +102,7 @@ impl BlockService for ArrayService {
         self.answer(if may_punch {
             self.volume.write_zeroes(offset, length, fua).await
         } else {
-            self.write_zero_bytes(offset, length, fua).await
+            self.volume.write_zero_bytes(offset, length, fua).await
         })
     }
 }

@@ -9,7 +9,7 @@
 //! to the member's data area, so the caller adds `data_offset`). Offsets within a chunk or within the data of
 //! one stripe are `u32`: a chunk has at most [`CHUNK_BYTES_MAX`], a stripe at most 63 of them.
 //!
-//! Source: the project's `md-format.md` section 10, which was checked against arrays made by the kernel.
+//! Source: `docs/formats.md` section 10, which was checked against arrays made by the kernel.
 
 mod layout;
 mod parity;

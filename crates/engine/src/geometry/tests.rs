@@ -1,4 +1,4 @@
-//! The maps against a direct transcription of md-format.md section 10, and against their own inverses.
+//! The maps against a direct transcription of docs/formats.md section 10, and against their own inverses.
 
 use proptest::prelude::*;
 

@@ -11,7 +11,7 @@
 //!
 //! Three questions are kept apart. Are these bytes a superblock at all, and an undamaged one? [`decode`]
 //! answers, by the kind of its error. May it be written? [`check`] answers with the kernel's own refusals
-//! (md-format.md section 2.2), and [`encode`] asks it each time. May we serve it? [`support`] answers.
+//! (docs/formats.md section 2.2), and [`encode`] asks it each time. May we serve it? [`support`] answers.
 //!
 //! [`decode`]: Superblock::decode
 //! [`check`]: Superblock::check

@@ -1,4 +1,4 @@
-//! The superblock's bytes (md-format.md section 2), its feature bits and its checksum.
+//! The superblock's bytes (docs/formats.md section 2), its feature bits and its checksum.
 
 use zerocopy::byteorder::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

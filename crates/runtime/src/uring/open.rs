@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use crate::{
-    Device, DeviceInfo, ZeroedReads,
+    Device, DeviceError, DeviceInfo, DeviceSource, ZeroedReads,
     buffer::ALIGNMENT,
     uring::{device::FileDevice, operation::File},
 };
@@ -154,14 +154,14 @@ impl OpenFile {
             FileType::RegularFile => false,
             _ => return Err(OpenError::NotStorage { path: path.to_owned() }),
         };
-        let (fd, direct) = open(path, is_block, options).map_err(|e| busy_or(path, &kind, e))?;
+        let (fd, direct) = open(path, is_block, options).map_err(|e| busy_or(path, &kind, None, e))?;
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         if (stat.st_dev, stat.st_ino, stat.st_rdev) != (kind.st_dev, kind.st_ino, kind.st_rdev) {
             // Somebody has put another thing in its place meanwhile.
             return Err(failed(Errno::AGAIN));
         }
         if !is_block && options.exclusive {
-            lock(&fd, options.read_only).map_err(|e| busy_or(path, &stat, e))?;
+            lock(&fd, options.read_only).map_err(|e| busy_or(path, &stat, Some(&fd), e))?;
         }
         let end = rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
         let alignment = Alignment::of(&fd, is_block, direct).map_err(failed)?;
@@ -201,6 +201,23 @@ impl OpenFile {
     /// On a thread that [`super::run`] did not start.
     pub fn attach(self: &Arc<Self>) -> Rc<dyn Device> {
         FileDevice::new(self)
+    }
+
+    /// For those who attach it shard by shard.
+    pub fn source(self: &Arc<Self>) -> Arc<dyn DeviceSource> {
+        Arc::new(Source(Arc::clone(self)))
+    }
+}
+
+struct Source(Arc<OpenFile>);
+
+impl DeviceSource for Source {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        Ok(self.0.attach())
+    }
+
+    fn name(&self) -> String {
+        self.0.info.name.clone()
     }
 }
 
@@ -243,9 +260,10 @@ fn failed(path: &Path, error: Errno) -> OpenError {
     }
 }
 
-fn busy_or(path: &Path, stat: &Stat, error: Errno) -> OpenError {
+/// `asking` is the descriptor, if there is one, that was to get the lock.
+fn busy_or(path: &Path, stat: &Stat, asking: Option<&OwnedFd>, error: Errno) -> OpenError {
     if error == Errno::BUSY {
-        return OpenError::Busy { path: path.to_owned(), holder: holder(stat) };
+        return OpenError::Busy { path: path.to_owned(), holder: holder(stat, asking) };
     }
     failed(path, error)
 }
@@ -325,10 +343,10 @@ fn sysfs(device: u64) -> PathBuf {
 }
 
 /// Finds out who keeps us out, for the message only.
-fn holder(stat: &Stat) -> Holder {
+fn holder(stat: &Stat, asking: Option<&OwnedFd>) -> Holder {
     let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let above = if is_block { holder_above(stat.st_rdev) } else { None };
-    above.or_else(|| holder_process(stat, is_block)).unwrap_or(Holder::Unknown)
+    above.or_else(|| holder_process(stat, is_block, asking)).unwrap_or(Holder::Unknown)
 }
 
 /// The array, device or mount on top of a block device or of one of its partitions.
@@ -359,7 +377,7 @@ fn mount_of(number: &str) -> Option<String> {
 }
 
 /// A process that has the file or device open, as far as this user may see.
-fn holder_process(stat: &Stat, is_block: bool) -> Option<Holder> {
+fn holder_process(stat: &Stat, is_block: bool, asking: Option<&OwnedFd>) -> Option<Holder> {
     let identity = |other: &Stat| {
         if is_block { (0, other.st_rdev) } else { (other.st_dev, other.st_ino) }
     };
@@ -375,8 +393,11 @@ fn holder_process(stat: &Stat, is_block: bool) -> Option<Holder> {
                 continue;
             }
             if id == std::process::id() {
-                ourselves = Some(Holder::Ourselves);
-                break;
+                let number = fd.file_name().to_string_lossy().parse();
+                if asking.is_none_or(|asking| number != Ok(asking.as_raw_fd())) {
+                    ourselves = Some(Holder::Ourselves);
+                }
+                continue;
             }
             let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
             return Some(Holder::Process(name.trim().to_owned(), id));
