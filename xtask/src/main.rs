@@ -5,6 +5,7 @@ mod documents;
 mod fuzz;
 mod golden;
 mod nbd;
+mod neon;
 mod packages;
 mod pattern;
 mod sim;
@@ -56,6 +57,8 @@ enum Task {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
+    /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
+    Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
     Golden {
         /// Where to put images and `manifest-extra.json`.
@@ -104,6 +107,7 @@ fn run(task: Task) -> Result<()> {
         Task::Fuzz { target, seconds } => fuzz::run(root, target.as_deref(), seconds),
         Task::Sim(sim) => sim::run(root, &sim),
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
+        Task::Neon => neon::run(root),
         Task::Tidy => tidy::run(root),
         Task::Vm { list: true, .. } => {
             vm::list();

@@ -14,6 +14,7 @@ struct Package {
 const PACKAGES: &[Package] = &[
     Package { name: "qemu-system-x86", proof: &["/usr/bin/qemu-system-x86_64"] },
     Package { name: "qemu-utils", proof: &["/usr/bin/qemu-img"] },
+    Package { name: "qemu-user", proof: &["/usr/bin/qemu-aarch64"] },
     Package { name: "busybox-static", proof: &["/usr/bin/busybox", "/bin/busybox"] },
     Package { name: "kmod", proof: &["/usr/bin/kmod", "/bin/kmod"] },
     Package { name: "mdadm", proof: &["/usr/sbin/mdadm", "/sbin/mdadm"] },
@@ -44,7 +45,7 @@ pub fn ensure() -> Result<()> {
     }
     let by_hand = format!("apt-get install --no-install-recommends {}", missing.join(" "));
     if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        bail!("the VM needs packages that are not installed; as root: {by_hand}");
+        bail!("the tests need packages that are not installed; as root: {by_hand}");
     }
     println!("installing: {}", missing.join(" "));
     apt(&["update", "-q"])?;

@@ -41,6 +41,7 @@ const STEPS: &[Step] = &[
         program: "cargo",
         arguments: &["test", "-p", "pinstripe-engine", "--features", "shuttle", "--test", "shuttle"],
     },
+    Step { name: "neon", program: "xtask", arguments: &["neon"] },
     Step { name: "sim", program: "xtask", arguments: &["sim"] },
     Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
@@ -122,7 +123,9 @@ fn print_log(log: &Path, whole_tail: bool) {
 /// The lines in which a runner sums up: cargo test's (those of empty suites left out), and our own.
 fn is_closing_line(line: &str) -> bool {
     let cargo_test = line.starts_with("test result:") && !line.contains(" 0 passed; 0 failed");
-    let ours = line.starts_with("tidy:") || (line.contains(" passed, ") && line.contains(" failed"));
+    let ours = line.starts_with("tidy:")
+        || line.starts_with("neon:")
+        || (line.contains(" passed, ") && line.contains(" failed"));
     cargo_test || ours
 }
 

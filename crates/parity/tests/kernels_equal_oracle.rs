@@ -352,3 +352,10 @@ mod misuse_panics_before_anything_is_read {
         assert!(catch_unwind(AssertUnwindSafe(call)).is_err(), "accepted");
     }
 }
+
+/// What the other tests compare is what is supported: without this, a broken detection would leave nothing to compare.
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+#[test]
+fn neon_is_among_the_kernels_that_are_compared() {
+    assert!(pinstripe_parity::Kernel::supported().iter().any(|kernel| kernel.name() == "neon"));
+}
