@@ -149,13 +149,13 @@ pub enum Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyChoice {
-    /// By the members' measured prices.
+    /// What costs less by the members' measured speed.
     Cost,
-    /// Fewest bytes read, as MD does.
+    /// What reads less, as MD does.
     MinReads,
-    /// Read-modify-write if it reads at most one chunk more.
+    /// Read-modify-write unless it reads more than one chunk more.
     ModThreshold,
-    /// Read-modify-write wherever possible.
+    /// Read-modify-write wherever that is right.
     AlwaysRmw,
 }
 
@@ -176,7 +176,7 @@ impl From<PolicyChoice> for WritePolicy {
 pub enum BitmapChoice {
     /// On the members.
     Internal,
-    /// None.
+    /// No bitmap: an unclean start resyncs everything.
     None,
 }
 

@@ -6,9 +6,9 @@ use std::{
     str::FromStr,
 };
 
-use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
-use pinstripe_engine::plan::WritePolicy;
+use pinstripe_bench::{BitmapChoice, PolicyChoice};
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
@@ -267,37 +267,6 @@ pub struct ManArguments {
     /// Write pinstripe.1 and one page for every command into this folder, instead of printing
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BitmapChoice {
-    /// On the members
-    Internal,
-    /// No bitmap: an unclean start resyncs everything
-    None,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyChoice {
-    /// What costs less by the members' measured speed
-    Cost,
-    /// What reads less, as MD does
-    MinReads,
-    /// Read-modify-write unless it reads more than one chunk more
-    ModThreshold,
-    /// Read-modify-write wherever that is right
-    AlwaysRmw,
-}
-
-impl From<PolicyChoice> for WritePolicy {
-    fn from(choice: PolicyChoice) -> Self {
-        match choice {
-            PolicyChoice::Cost => Self::Cost,
-            PolicyChoice::MinReads => Self::MinReads,
-            PolicyChoice::ModThreshold => Self::ModThreshold,
-            PolicyChoice::AlwaysRmw => Self::AlwaysRmw,
-        }
-    }
 }
 
 /// Where to serve NBD.

@@ -14,6 +14,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use pinstripe_bench::BitmapChoice;
 use pinstripe_engine::{create::create, geometry::MEMBERS_MAX};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
@@ -29,7 +30,7 @@ use pinstripe_runtime::{
 use serde_json::json;
 
 use crate::{
-    command_line::{BitmapChoice, CreateArguments, ShapeArguments},
+    command_line::{CreateArguments, ShapeArguments},
     failure::Failure,
     open::open,
     output::{self, printable},
