@@ -4,6 +4,8 @@
 //! whose regions need it is resynced; then scrubs that were asked for. Whenever the membership changes, the walk ends and the
 //! task looks again. Several stripes are under way at a time, so that the members are busy, and the walk yields between stripes.
 
+mod recovery;
+
 use std::{cell::Cell, ops::Range, rc::Rc};
 
 use pinstripe_runtime::{Slice, shard};
@@ -198,55 +200,6 @@ impl Home {
         volume.rows.give(row);
     }
 
-    /// Rebuilds a member from where its superblock says. True if it is whole now.
-    async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
-        let geometry = self.volume.inner.parity_geometry();
-        let valid = self.records.borrow().members[member.0]
-            .superblock
-            .member
-            .recovery_offset
-            .map_or(0, |s| s.0 * 512);
-        let (mut next, end) = (valid / u64::from(geometry.chunk_bytes()), geometry.stripes());
-        self.begin(SyncAction::Recovery, next, end);
-        let mut recorded = shard::now();
-        while next < end {
-            let leg = next..end.min(next + self.shared().options.leg_stripes.max(1));
-            next = leg.end;
-            let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg).await;
-            if walk.aborted.get() || walk.errors.get() > 0 {
-                return self.give_up(slot, member, &walk);
-            }
-            if next < end && shard::now() - recorded >= self.shared().options.checkpoint_ns {
-                recorded = shard::now();
-                if !self.record_recovery(member, next * u64::from(geometry.chunk_bytes())).await {
-                    return false;
-                }
-            }
-        }
-        self.command(|reply| Command::Recovered { member, reply }).await.is_ok()
-    }
-
-    /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is dropped.
-    fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
-        if !walk.aborted.get() {
-            let view = self.volume.inner.view();
-            let unreadable = pinstripe_runtime::DeviceError::of(pinstripe_runtime::DeviceErrorKind::Media);
-            if view.snapshot.slot_of(member) == Some(slot) {
-                self.volume.inner.report(&view, slot, Operation::Read, 0, unreadable);
-            }
-        }
-        false
-    }
-
-    /// Everything below `offset` is on the target: flushed, then recorded (C4).
-    async fn record_recovery(&self, member: MemberId, offset: u64) -> bool {
-        let view = self.volume.inner.view();
-        if !self.volume.inner.flush_members(&view).await.is_empty() {
-            return false;
-        }
-        self.command(|reply| Command::Checkpoint { member, offset, reply }).await.is_ok()
-    }
-
     /// Resyncs every region that needs it. True if none is left.
     async fn resync(self: &Rc<Self>) -> bool {
         let geometry = self.volume.inner.parity_geometry();
@@ -374,32 +327,6 @@ impl VolumeInner {
             Some((slot, _)) => self.rebuild_rows(view, stripe, rows, slot, row).await.map(|()| 0),
             None => self.compare_rows(view, stripe, rows, walk.action == SyncAction::Resync, row).await,
         }
-    }
-
-    /// Writes rows of the target's chunk of a stripe, made from all others.
-    async fn rebuild_rows(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        (from, to): (u32, u32),
-        slot: usize,
-        row: &mut Row,
-    ) -> Result<(), IoError> {
-        let geometry = self.parity_geometry();
-        let map = geometry.slots(stripe);
-        let role = map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX)));
-        let columns = match role {
-            Role::Data(column) => Set64::only(column),
-            Role::P | Role::Q => Set64::below(map.columns()),
-        };
-        let want = Want { columns, parity: false, avoid: Set64::only(slot) };
-        self.read_row(view, stripe, (from, to), want, row).await?;
-        let bytes = match role {
-            Role::Data(column) => row.data[column].take().ok_or(IoError::Failed)?,
-            Role::P => self.parity_of(map, row, to - from, true, false).0.ok_or(IoError::Failed)?,
-            Role::Q => self.parity_of(map, row, to - from, false, true).1.ok_or(IoError::Failed)?,
-        };
-        self.write_sync(view, slot, geometry.member_offset(stripe) + u64::from(from), bytes).await
     }
 
     async fn write_sync(&self, view: &View, slot: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
