@@ -23,6 +23,7 @@ use thiserror::Error;
 
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
+    consistency,
     control::{Command, IntentChange, Reply, ReplyState},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
@@ -225,6 +226,7 @@ impl Array {
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
         let mut assembled = assemble(sources, &options).await?;
+        consistency::replay(&mut assembled, &options).await?;
         let journal = assembled.journal.take();
         options.read_only |= assembled.read_only.is_some();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
@@ -246,8 +248,9 @@ impl Array {
     }
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
-        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, .. } =
-            assembled;
+        let Assembled {
+            geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, log, ..
+        } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
         let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
@@ -265,7 +268,7 @@ impl Array {
                 Seat::InSync(member)
             };
         }
-        let snapshot = Snapshot::new(1, taken, intent);
+        let snapshot = Snapshot::new(1, taken, intent, log);
         if !snapshot.is_complete() {
             // What a missing member may have missed stays marked until it is rebuilt (C8).
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
@@ -364,7 +367,7 @@ impl Array {
         if info.logical_block > block {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
-        let superblock = self.spare_superblock(&name, &info, uuid)?;
+        let mut superblock = self.spare_superblock(&name, &info, uuid)?;
         if let Ok(Some(old)) = read_superblock(&*device).await
             && self
                 .home
@@ -376,6 +379,9 @@ impl Array {
             return Err(CommandError::AlreadyMember(name));
         }
         self.write_new_bitmap(&name, &*device, &superblock).await?;
+        let array = self.home.records.borrow().array.clone();
+        let prepared = snapshot.log.prepare(&array, &mut superblock, &*device).await;
+        prepared.map_err(|error| CommandError::Device { name: name.clone(), error })?;
         let member = self.home.records.borrow_mut().enter(
             source,
             device,

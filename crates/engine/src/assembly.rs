@@ -19,6 +19,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceSource, shard};
 use thiserror::Error;
 
 use crate::{
+    consistency::{self, Log},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     mutants::{Mutant, active},
     options::ArrayOptions,
@@ -209,6 +210,8 @@ pub(crate) struct Assembled {
     pub(crate) dirty_from: Option<u64>,
     /// Dirty and degraded, and started nevertheless: parity stands in for data even where a crash may have torn rows.
     pub(crate) forced: bool,
+    /// What [`replay`](crate::consistency::replay) left for the array to use.
+    pub(crate) log: Log,
 }
 
 /// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
@@ -257,14 +260,26 @@ pub(crate) async fn assemble(
         ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
         _ => None,
     };
-    if dirty_from.is_some() && missing > 0 && !options.force && !active(Mutant::DirtyDegradedStarted) {
+    let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
+    if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
         return Err(AssembleError::DirtyDegraded { missing });
     }
     let bitmap = read_bitmap(&freshest, &seats).await?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
     let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
-    Ok(Assembled { geometry, seats, freshest, journal, bitmap, read_only, stale, dirty_from, forced })
+    Ok(Assembled {
+        geometry,
+        seats,
+        freshest,
+        journal,
+        bitmap,
+        read_only,
+        stale,
+        dirty_from,
+        forced,
+        log: Log::None,
+    })
 }
 
 fn is_whole(member: &Found) -> bool {

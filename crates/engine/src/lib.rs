@@ -4,6 +4,7 @@
 pub mod admission;
 pub mod array;
 pub mod assembly;
+pub mod consistency;
 mod control;
 pub mod cost;
 pub mod create;
