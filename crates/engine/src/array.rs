@@ -23,12 +23,14 @@ use thiserror::Error;
 
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
-    consistency,
+    consistency::{
+        self,
+        journal::replay::{members_hold_everything, replay},
+    },
     control::{Command, IntentChange, Reply, ReplyState},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
     intent::IntentTable,
-    journal_check::members_hold_everything,
     maintenance::SyncProgress,
     options::ArrayOptions,
     records::{MemberState, Records},
@@ -228,14 +230,19 @@ impl Array {
         let mut assembled = assemble(sources, &options).await?;
         consistency::replay(&mut assembled, &options).await?;
         let journal = assembled.journal.take();
+        let untouched = options.read_only;
         options.read_only |= assembled.read_only.is_some();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
                 * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
-        if let Some(journal) = journal {
-            members_hold_everything(array.volume(), &journal).await?;
+        if let Some(mut journal) = journal {
+            if untouched {
+                members_hold_everything(array.volume(), &mut journal).await?;
+            } else {
+                replay(array.volume(), &mut journal).await?;
+            }
         }
         let home = &array.home;
         shard::spawn(Rc::clone(home).control());

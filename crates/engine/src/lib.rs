@@ -17,7 +17,6 @@ pub mod geometry;
 pub mod image;
 pub mod intent;
 mod intent_writer;
-mod journal_check;
 pub mod maintenance;
 pub mod mutants;
 pub mod options;

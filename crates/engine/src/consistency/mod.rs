@@ -25,6 +25,8 @@
     reason = "each log answers some of these"
 )]
 
+pub(crate) mod journal;
+
 use pinstripe_runtime::{Device, DeviceError, Slice};
 
 use crate::{
