@@ -23,11 +23,14 @@ use thiserror::Error;
 
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
+    consistency::{
+        self,
+        journal::replay::{members_hold_everything, replay},
+    },
     control::{Command, IntentChange, Reply, ReplyState},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
     intent::IntentTable,
-    journal_check::members_hold_everything,
     maintenance::SyncProgress,
     options::ArrayOptions,
     records::{MemberState, Records},
@@ -225,15 +228,21 @@ impl Array {
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
         let mut assembled = assemble(sources, &options).await?;
+        consistency::replay(&mut assembled, &options).await?;
         let journal = assembled.journal.take();
+        let untouched = options.read_only;
         options.read_only |= assembled.read_only.is_some();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
                 * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
-        if let Some(journal) = journal {
-            members_hold_everything(array.volume(), &journal).await?;
+        if let Some(mut journal) = journal {
+            if untouched {
+                members_hold_everything(array.volume(), &mut journal).await?;
+            } else {
+                replay(array.volume(), &mut journal).await?;
+            }
         }
         let home = &array.home;
         shard::spawn(Rc::clone(home).control());
@@ -246,8 +255,9 @@ impl Array {
     }
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
-        let Assembled { geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, .. } =
-            assembled;
+        let Assembled {
+            geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, log, ..
+        } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
         let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
@@ -265,7 +275,7 @@ impl Array {
                 Seat::InSync(member)
             };
         }
-        let snapshot = Snapshot::new(1, taken, intent);
+        let snapshot = Snapshot::new(1, taken, intent, log);
         if !snapshot.is_complete() {
             // What a missing member may have missed stays marked until it is rebuilt (C8).
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
@@ -364,7 +374,7 @@ impl Array {
         if info.logical_block > block {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
-        let superblock = self.spare_superblock(&name, &info, uuid)?;
+        let mut superblock = self.spare_superblock(&name, &info, uuid)?;
         if let Ok(Some(old)) = read_superblock(&*device).await
             && self
                 .home
@@ -376,6 +386,9 @@ impl Array {
             return Err(CommandError::AlreadyMember(name));
         }
         self.write_new_bitmap(&name, &*device, &superblock).await?;
+        let array = self.home.records.borrow().array.clone();
+        let prepared = snapshot.log.prepare(&array, &mut superblock, &*device).await;
+        prepared.map_err(|error| CommandError::Device { name: name.clone(), error })?;
         let member = self.home.records.borrow_mut().enter(
             source,
             device,

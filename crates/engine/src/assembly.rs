@@ -19,6 +19,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceSource, shard};
 use thiserror::Error;
 
 use crate::{
+    consistency::{self, Log},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     mutants::{Mutant, active},
     options::ArrayOptions,
@@ -122,15 +123,23 @@ pub enum AssembleError {
         "the array has a journal device, which is not among the devices: what is only in the journal would be lost. Give the journal device too"
     )]
     JournalMissing,
-    /// The journal may hold what the members don't.
-    #[error(
-        "{name}: the journal can't be set aside: {problem}. Assemble the array with mdadm once, which replays the journal"
-    )]
+    /// The journal can't be replayed. The members are as they were, but for what the journal says anyhow.
+    #[error("{name}: the journal can't be replayed: {problem}")]
     Journal {
         /// The journal device.
         name: String,
         /// Why.
         problem: JournalProblem,
+    },
+    /// A device failed while the journal was replayed. Replay can be repeated.
+    #[error(
+        "{name}: a write failed while the journal was being replayed: {error}. Nothing is lost: assemble the array again, without this device if it keeps failing"
+    )]
+    Replay {
+        /// The device.
+        name: String,
+        /// Why.
+        error: DeviceError,
     },
     /// A bad-block log can't be used, so it isn't known what must not be read.
     #[error("{name}: the bad-block log can't be read: {error}")]
@@ -142,17 +151,43 @@ pub enum AssembleError {
     },
 }
 
-/// Why an array with a journal can't be served.
+/// Why a journal can't be replayed, or an array with one can't be served read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum JournalProblem {
     /// The superblock's tail is not a block of the journal.
     #[error("the superblock says that it begins at {0}, where no block of it can be")]
     Tail(Sector),
-    /// A discard, which can't be compared with what the members hold.
-    #[error("it describes a discard at {0} that may not have reached the members")]
+    /// What must be there isn't whole.
+    #[error(
+        "its block at sector {0} is damaged, and with it is lost what the members may lack. With --force the array is assembled without the journal and resynced"
+    )]
+    Damaged(Sector),
+    /// A place that the array doesn't have.
+    #[error("it describes sector {0}, which is none of the array's")]
+    Outside(Sector),
+    /// A discard, which nobody is known to write.
+    #[error("it describes a discard at {0}, which is not known here: assemble the array with mdadm once")]
     Discard(Sector),
-    /// The members don't hold a page that the journal describes.
-    #[error("the {} at {sector} is only in the journal, not yet on the members", if *parity { "parity" } else { "data" })]
+    /// Data in the log without parity, and the rest of its row can't be read.
+    #[error(
+        "the row at member sector {0} can't be read, whose data is only in the journal: give the missing members too"
+    )]
+    Unreadable(Sector),
+    /// No room for what must be logged once more while members are missing.
+    #[error(
+        "it has {free} blocks free, and {needed} are needed while members are missing: give the missing members too, or assemble the array with mdadm once"
+    )]
+    NoRoom {
+        /// Blocks needed.
+        needed: u64,
+        /// Blocks free.
+        free: u64,
+    },
+    /// A level that has no parity.
+    #[error("the array's level has no journal")]
+    NoParity,
+    /// The members don't hold a page that the journal describes, and nothing may be written to them.
+    #[error("the {} at {sector} is only in the journal, not yet on the members, and a read-only array is not written to: serve it writable once", if *parity { "parity" } else { "data" })]
     NotOnMembers {
         /// Of the array for data, of the members for parity.
         sector: Sector,
@@ -209,6 +244,8 @@ pub(crate) struct Assembled {
     pub(crate) dirty_from: Option<u64>,
     /// Dirty and degraded, and started nevertheless: parity stands in for data even where a crash may have torn rows.
     pub(crate) forced: bool,
+    /// What [`replay`](crate::consistency::replay) left for the array to use.
+    pub(crate) log: Log,
 }
 
 /// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
@@ -257,14 +294,26 @@ pub(crate) async fn assemble(
         ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
         _ => None,
     };
-    if dirty_from.is_some() && missing > 0 && !options.force && !active(Mutant::DirtyDegradedStarted) {
+    let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
+    if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
         return Err(AssembleError::DirtyDegraded { missing });
     }
     let bitmap = read_bitmap(&freshest, &seats).await?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
     let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
-    Ok(Assembled { geometry, seats, freshest, journal, bitmap, read_only, stale, dirty_from, forced })
+    Ok(Assembled {
+        geometry,
+        seats,
+        freshest,
+        journal,
+        bitmap,
+        read_only,
+        stale,
+        dirty_from,
+        forced,
+        log: Log::None,
+    })
 }
 
 fn is_whole(member: &Found) -> bool {

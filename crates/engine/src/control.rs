@@ -133,7 +133,12 @@ impl Home {
         let old = self.shared().snapshot();
         let mut seats = old.seats.clone();
         change(&mut seats);
-        self.shared().publish(Snapshot::new(old.generation + 1, seats, Arc::clone(&old.intent)));
+        self.shared().publish(Snapshot::new(
+            old.generation + 1,
+            seats,
+            Arc::clone(&old.intent),
+            old.log.clone(),
+        ));
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());
         self.work.notify();
@@ -187,10 +192,24 @@ impl Home {
     /// Opens the gate: dirty superblocks first.
     async fn make_dirty(&self) {
         self.dirty.set(true);
+        // Before the superblocks say that the log counts, it holds nothing.
+        if !self.empty_log(true).await {
+            return;
+        }
         if active(Mutant::NeverDirty) || self.update_superblocks().await.is_ok() {
             self.shared().admission.take_wanted();
             self.shared().admission.open();
         }
+    }
+
+    /// Empties the log, to begin or at the end. False if that failed past redundancy.
+    async fn empty_log(&self, begin: bool) -> bool {
+        let log = self.shared().snapshot().log.clone();
+        if log.is_none() {
+            return true;
+        }
+        let failures = if begin { log.open(self).await } else { log.close(self).await };
+        failures.is_empty() || self.unseat(failures).await || !self.shared().has_failed()
     }
 
     /// Closes the gate, if nobody writes, and marks the superblocks clean.
@@ -225,6 +244,9 @@ impl Home {
                 // Without these members: what they missed is not clean, but the others have it all.
                 return Box::pin(self.write_clean()).await;
             }
+        }
+        if self.stopped.get() && !self.empty_log(false).await {
+            return Err(IoError::Failed);
         }
         self.dirty.set(false);
         self.update_superblocks().await
@@ -403,7 +425,12 @@ impl Home {
             if !now.is_complete() {
                 intent.set_missed(0..=intent.len() - 1);
             }
-            self.shared().publish(Snapshot::new(now.generation + 1, now.seats.clone(), Arc::clone(&intent)));
+            self.shared().publish(Snapshot::new(
+                now.generation + 1,
+                now.seats.clone(),
+                Arc::clone(&intent),
+                now.log.clone(),
+            ));
             self.shared().admission.drained().await;
             self.served.replace(Arc::clone(&intent));
             old.intent.wanted.notify();

@@ -4,6 +4,7 @@
 pub mod admission;
 pub mod array;
 pub mod assembly;
+pub mod consistency;
 mod control;
 pub mod cost;
 pub mod create;
@@ -16,7 +17,6 @@ pub mod geometry;
 pub mod image;
 pub mod intent;
 mod intent_writer;
-mod journal_check;
 pub mod maintenance;
 pub mod mutants;
 pub mod options;

@@ -69,6 +69,10 @@ mutants! {
     ZeroesLeaveParity,
     /// Parity of rows that a crash may have torn stands in for data (C10).
     TornParityTrusted,
+    /// The journal's replay leaves out the last meta block.
+    ReplayStopsEarly,
+    /// The journal's replay believes pages whose checksum doesn't match.
+    JournalChecksumIgnored,
 }
 
 #[cfg(feature = "mutants")]

@@ -9,6 +9,7 @@ use pinstripe_md::bad_blocks::BadBlocks;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
+    consistency::Log,
     cost::MemberCost,
     geometry::Set64,
     intent::IntentTable,
@@ -71,18 +72,20 @@ pub struct Snapshot {
     pub with_bad_blocks: Set64,
     /// The write intent that goes with this membership.
     pub intent: Arc<IntentTable>,
+    /// The log that goes with this membership.
+    pub log: Log,
 }
 
 impl Snapshot {
     /// A snapshot with the sets made from the seats.
-    pub fn new(generation: u64, seats: Vec<Seat>, intent: Arc<IntentTable>) -> Self {
+    pub fn new(generation: u64, seats: Vec<Seat>, intent: Arc<IntentTable>, log: Log) -> Self {
         let slots = |wanted: fn(&Seat) -> bool| -> Set64 {
             (0..seats.len()).filter(|&slot| wanted(&seats[slot])).collect()
         };
         let missing = slots(|s| !matches!(s, Seat::InSync(_)));
         let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
         let with_bad_blocks = slots(|s| s.member().is_some_and(|member| !member.bad_blocks.is_empty()));
-        Self { generation, seats, missing, recovering, with_bad_blocks, intent }
+        Self { generation, seats, missing, recovering, with_bad_blocks, intent, log }
     }
 
     /// Slots that can't even be written.

@@ -17,6 +17,7 @@ use std::ops::Deref;
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
+    consistency::{Batch, LogError, Logged},
     cost::UNKNOWN,
     decode::{Sources, encode, exponent},
     error::{IoError, Operation},
@@ -100,6 +101,8 @@ struct Held {
 enum Again {
     /// The membership changed, or a source could not be read.
     Replan,
+    /// A member failed and is reported: once it is out, there is another way.
+    Without(MemberId),
     Fatal(IoError),
 }
 
@@ -140,6 +143,12 @@ impl VolumeInner {
             match self.attempt(stripe, &mut claim, context).await {
                 Ok(generation) => break self.acknowledge(generation, context).await,
                 Err(Again::Replan) => self.counters().replans.add(1),
+                Err(Again::Without(member)) => {
+                    self.counters().replans.add(1);
+                    if let Err(error) = self.shared.dropped(member).await {
+                        break Err(error);
+                    }
+                }
                 Err(Again::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
                     // Read errors of several members: the plan avoids their whole chunks, but each row may have just one.
                     healed = true;
@@ -187,7 +196,14 @@ impl VolumeInner {
             return Err(Again::Replan);
         }
         self.encode(stripe, &view.snapshot, context)?;
+        let logged = if view.snapshot.log.is_none() {
+            Logged::Nothing
+        } else {
+            // A future of its own: inlined, it would make every write larger.
+            Box::pin(self.write_ahead(&view, stripe, context)).await?
+        };
         self.write_members(&view, stripe, context).await;
+        drop(logged);
         self.keep_parity(&view.snapshot, stripe, context);
         if !(context.dropped.is_empty() && view.snapshot.absent().is_empty()) {
             let (offset, length) = self.rows(stripe, context);
@@ -195,6 +211,21 @@ impl VolumeInner {
         }
         drop((mark, late));
         Ok(pass.generation())
+    }
+
+    /// Has the log know the batch before any member changes.
+    async fn write_ahead(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &WriteContext,
+    ) -> Result<Logged, Again> {
+        let WriteContext { image, plan, parity, .. } = context;
+        let batch = Batch { volume: self, view, stripe, image, plan, parity };
+        view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
+            LogError::Member(member) => Again::Without(member),
+            LogError::Fatal(error) => Again::Fatal(error),
+        })
     }
 
     /// Plans the image as it is, reads what the plan needs, and makes its intent durable meanwhile.
@@ -515,7 +546,9 @@ impl VolumeInner {
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted and reported.
     async fn write_members(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
         let geometry = self.parity_geometry();
-        let (map, base, fua) = (geometry.slots(stripe), geometry.member_offset(stripe), context.image.fua());
+        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
+        // What a log forgets when the members have answered is durable by then (C4).
+        let fua = context.image.fua() || view.snapshot.log.forces_writes();
         let WriteContext { image, plan, parity, set, requests, held, avoid, timed, .. } = context;
         let started = start_clock(*timed, set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {

@@ -4,12 +4,7 @@
 mod arrays;
 
 use arrays::{BLOCK, Golden, cases, golden_array, options, read_only};
-use pinstripe_engine::{
-    array::CommandError,
-    assembly::{AssembleError, JournalProblem},
-    error::IoError,
-    options::ArrayOptions,
-};
+use pinstripe_engine::{array::CommandError, assembly::AssembleError, error::IoError, options::ArrayOptions};
 use pinstripe_md::{
     bad_blocks::BadBlocks,
     bitmap::{BitmapError, UnsupportedBitmap},
@@ -277,23 +272,17 @@ fn a_raid0_of_different_members_without_a_recorded_layout_is_refused() {
 }
 
 #[test]
-fn a_clean_ppl_or_journal_array_is_served_read_only() {
-    for (name, reason) in [
-        ("r5-ppl-clean", ReadOnlyReason::Ppl),
-        ("r5-journal-clean", ReadOnlyReason::Journal),
-        ("replay-journal-after", ReadOnlyReason::Journal),
-    ] {
-        let golden = golden_array(name);
-        let mut served = golden.read_all(&golden.all(), options());
-        assert_eq!(served.array.read_only_reason(), Some(reason), "{name}");
-        assert_eq!(served.write(0, &[1; 4096]), Err(IoError::ReadOnly));
-        let array = served.array.clone();
-        let failed = served.run("fail", async move { array.fail(0).await });
-        assert!(matches!(failed, Err(CommandError::ReadOnly)));
-        assert_eq!(served.check(), 0);
-        served.stop();
-        golden.assert_untouched();
-    }
+fn a_clean_ppl_array_is_served_read_only() {
+    let golden = golden_array("r5-ppl-clean");
+    let mut served = golden.read_all(&golden.all(), options());
+    assert_eq!(served.array.read_only_reason(), Some(ReadOnlyReason::Ppl));
+    assert_eq!(served.write(0, &[1; 4096]), Err(IoError::ReadOnly));
+    let array = served.array.clone();
+    let failed = served.run("fail", async move { array.fail(0).await });
+    assert!(matches!(failed, Err(CommandError::ReadOnly)));
+    assert_eq!(served.check(), 0);
+    served.stop();
+    golden.assert_untouched();
 }
 
 #[test]
@@ -302,49 +291,6 @@ fn a_dirty_ppl_array_is_refused() {
     golden.change_all(|s| s.array.resync_offset = ResyncOffset::DirtyFrom(Sector(0)));
     let error = golden.serve(&golden.all(), options()).err().unwrap();
     assert!(matches!(error, AssembleError::Refused(RefusedReason::PplDirty)), "{error}");
-}
-
-#[test]
-fn a_journal_array_without_its_journal_is_refused() {
-    for force in [false, true] {
-        let golden = golden_array("r5-journal-clean");
-        let error = golden.serve(&[0, 1, 2, 3], ArrayOptions { force, ..options() }).err().unwrap();
-        assert!(matches!(error, AssembleError::JournalMissing), "{error}");
-        golden.change(4, |superblock| superblock.array.events -= 2);
-        let error = golden.serve(&golden.all(), ArrayOptions { force, ..options() }).err().unwrap();
-        assert!(matches!(error, AssembleError::JournalMissing), "a stale one is as good as none: {error}");
-    }
-}
-
-/// What the journal's tail describes is taken from the members, one piece at a time: the check notices.
-#[test]
-fn a_journal_that_holds_what_the_members_do_not_is_refused() {
-    let mut refused = [0, 0];
-    for member in 0..4 {
-        let golden = golden_array("r5-journal-clean");
-        let data = golden.superblock(member).member.data_offset.0 * 512;
-        // The whole member is overwritten: whatever page the journal describes there is another one now.
-        let size = golden.members[member].size() as u64 - data;
-        golden.members[member].copy_in(data, &vec![0x5a; usize::try_from(size).unwrap()]).unwrap();
-        match golden.serve(&golden.all(), options()) {
-            Err(AssembleError::Journal { name, problem: JournalProblem::NotOnMembers { parity, .. } }) => {
-                assert_eq!(name, "member4");
-                refused[usize::from(parity)] += 1;
-            }
-            Err(other) => panic!("{other}"),
-            Ok(_) => {}
-        }
-    }
-    assert!(refused[0] > 0, "data is checked");
-    assert!(refused[1] > 0, "parity is checked");
-}
-
-#[test]
-fn a_journal_tail_outside_of_the_journal_is_refused() {
-    let golden = golden_array("r5-journal-clean");
-    golden.change(4, |superblock| superblock.member.journal_tail = Some(Sector(1 << 40)));
-    let error = golden.serve(&golden.all(), options()).err().unwrap();
-    assert!(matches!(error, AssembleError::Journal { problem: JournalProblem::Tail(_), .. }), "{error}");
 }
 
 /// Complete and dirty: everything (or what the bitmap says) is resynced in the background, and the content is right meanwhile

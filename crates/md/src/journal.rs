@@ -190,24 +190,15 @@ impl MetaBlock {
 
     /// The 4096 bytes on disk.
     pub fn encode(&self, seed: Seed) -> Result<Vec<u8>, JournalError> {
-        let meta_size = HEADER_BYTES + self.payloads.iter().map(Payload::encoded_bytes).sum::<usize>();
-        let raw_size = u32::try_from(meta_size).ok().filter(|_| meta_size <= BLOCK_BYTES);
-        let raw = RawMeta {
-            magic: MAGIC.into(),
-            checksum: 0.into(),
-            version: VERSION,
-            pad: [0; 3],
-            meta_size: raw_size.ok_or(JournalError::DoesNotFit(meta_size))?.into(),
-            seq: self.seq.into(),
-            position: self.position.0.into(),
-        };
-        let mut block = raw.as_bytes().to_vec();
+        let needed = HEADER_BYTES + self.payloads.iter().map(Payload::encoded_bytes).sum::<usize>();
+        let mut block = vec![0; BLOCK_BYTES];
+        let mut writer = MetaWriter::new(&mut block).ok_or(JournalError::DoesNotFit(needed))?;
         for payload in &self.payloads {
-            encode_payload(payload, &mut block);
+            if !writer.add(payload) {
+                return Err(JournalError::DoesNotFit(needed));
+            }
         }
-        block.resize(BLOCK_BYTES, 0);
-        let checksum = block_checksum(&block, seed);
-        block[CHECKSUM_AT].copy_from_slice(&checksum.to_le_bytes());
+        writer.finish(seed, self.seq, self.position);
         Ok(block)
     }
 
@@ -250,23 +241,106 @@ fn decode_payload(bytes: &[u8]) -> Option<(Payload, &[u8])> {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "encode() has checked that all payloads fit one block")]
-fn encode_payload(payload: &Payload, block: &mut Vec<u8>) {
-    let (kind, discard, size) = match payload {
-        Payload::Data { discard, checksums, .. } => (TYPE_DATA, *discard, 8 * checksums.len()),
-        Payload::Parity { discard, checksums, .. } => (TYPE_PARITY, *discard, 8 * checksums.len()),
-        Payload::Flush { stripes } => (TYPE_FLUSH, false, 8 * stripes.len()),
-    };
-    let flags = if discard { FLAG_DISCARD } else { 0 };
-    block.extend_from_slice(
-        RawPayload { kind: kind.into(), flags: flags.into(), size: (size as u32).into() }.as_bytes(),
-    );
-    match payload {
-        Payload::Data { location, checksums, .. } | Payload::Parity { location, checksums, .. } => {
-            block.extend_from_slice(&location.0.to_le_bytes());
-            block.extend(checksums.iter().flat_map(|sum| sum.to_le_bytes()));
+/// Writes a meta block piece by piece into memory that is at hand. What doesn't fit is refused and leaves the block as it was.
+#[derive(Debug)]
+pub struct MetaWriter<'b> {
+    block: &'b mut [u8],
+    used: usize,
+}
+
+/// Bytes that a payload of so many pages takes in a meta block.
+pub const fn payload_bytes(pages: usize) -> usize {
+    16 + 4 * pages
+}
+
+impl<'b> MetaWriter<'b> {
+    /// An empty meta block in the first 4096 bytes of `block`; `None` if it has fewer.
+    pub fn new(block: &'b mut [u8]) -> Option<Self> {
+        let block = block.get_mut(..BLOCK_BYTES)?;
+        block.fill(0);
+        Some(Self { block, used: HEADER_BYTES })
+    }
+
+    /// Bytes that are left for payloads.
+    pub fn room(&self) -> usize {
+        BLOCK_BYTES - self.used
+    }
+
+    /// A page of data that belongs to the array sector `location`. False if it doesn't fit.
+    pub fn data(&mut self, location: Sector, checksum: u32) -> bool {
+        self.pages((TYPE_DATA, false), location, &[checksum])
+    }
+
+    /// The parity of the row at the member sector `location`: a checksum for P, or for P and Q. False if it doesn't fit.
+    pub fn parity(&mut self, location: Sector, checksums: &[u32]) -> bool {
+        self.pages((TYPE_PARITY, false), location, checksums)
+    }
+
+    /// Any payload. False if it doesn't fit.
+    pub fn add(&mut self, payload: &Payload) -> bool {
+        match payload {
+            Payload::Data { location, checksums, discard } => {
+                self.pages((TYPE_DATA, *discard), *location, checksums)
+            }
+            Payload::Parity { location, checksums, discard } => {
+                self.pages((TYPE_PARITY, *discard), *location, checksums)
+            }
+            Payload::Flush { stripes } => {
+                let Some(size) = u32::try_from(8 * stripes.len()).ok() else { return false };
+                self.put(8 + 8 * stripes.len(), (TYPE_FLUSH, false, size), |rest| {
+                    for (place, stripe) in rest.chunks_exact_mut(8).zip(stripes) {
+                        place.copy_from_slice(&stripe.0.to_le_bytes());
+                    }
+                })
+            }
         }
-        Payload::Flush { stripes } => block.extend(stripes.iter().flat_map(|s| s.0.to_le_bytes())),
+    }
+
+    fn pages(&mut self, (kind, discard): (u16, bool), location: Sector, checksums: &[u32]) -> bool {
+        let Some(size) = u32::try_from(8 * checksums.len()).ok() else { return false };
+        self.put(payload_bytes(checksums.len()), (kind, discard, size), |rest| {
+            let (place, sums) = rest.split_at_mut(8);
+            place.copy_from_slice(&location.0.to_le_bytes());
+            for (place, sum) in sums.chunks_exact_mut(4).zip(checksums) {
+                place.copy_from_slice(&sum.to_le_bytes());
+            }
+        })
+    }
+
+    fn put(
+        &mut self,
+        bytes: usize,
+        (kind, discard, size): (u16, bool, u32),
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        if bytes > self.room() {
+            return false;
+        }
+        let flags = if discard { FLAG_DISCARD } else { 0 };
+        let (head, rest) = self.block[self.used..self.used + bytes].split_at_mut(size_of::<RawPayload>());
+        head.copy_from_slice(
+            RawPayload { kind: kind.into(), flags: flags.into(), size: size.into() }.as_bytes(),
+        );
+        fill(rest);
+        self.used += bytes;
+        true
+    }
+
+    /// Gives the block its place in the log and its checksum.
+    #[expect(clippy::cast_possible_truncation, reason = "at most 4096")]
+    pub fn finish(self, seed: Seed, seq: u64, position: Sector) {
+        let raw = RawMeta {
+            magic: MAGIC.into(),
+            checksum: 0.into(),
+            version: VERSION,
+            pad: [0; 3],
+            meta_size: (self.used as u32).into(),
+            seq: seq.into(),
+            position: position.0.into(),
+        };
+        self.block[..HEADER_BYTES].copy_from_slice(raw.as_bytes());
+        let checksum = seed.checksum(self.block);
+        self.block[CHECKSUM_AT].copy_from_slice(&checksum.to_le_bytes());
     }
 }
 

@@ -1,0 +1,464 @@
+//! Replay: what the journal describes is brought to the members before anything else is done with them.
+//!
+//! The log is walked from its tail, as the kernel walks it, and what it says is gathered by row of 4 KiB, the latest copy of
+//! each page counting. A row's data with the parity logged behind it is *whole*; data behind which no parity came is *loose* (a
+//! write-back journal leaves such, and so does a write-through one where a crash came in the middle of a row or where the parity's member was missing).
+//!
+//! 1. Whole rows are written to the members.
+//! 2. If rows are loose, their parity is computed from what the members hold besides, and they are logged once more, now
+//!    whole, behind the end of the log and with a jump in the sequence. When that is durable, and the members are
+//!    flushed, the tail moves there, and 1 follows for them. Written to the members at once, a crash in the middle and then a lost member
+//!    would leave rows whose parity matches neither old nor new data.
+//! 3. All members are flushed, an empty meta block with a jump in the sequence is written behind the log, and the tail moves to it (C4).
+//!
+//! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes what the log says,
+//! so it can be done again. The jump in the sequence makes sure that blocks of earlier rounds, which lie behind the end of
+//! the log, are never taken for its continuation. (The kernel jumps by 10000 too.)
+
+use std::collections::BTreeMap;
+
+use pinstripe_md::{
+    journal::{BLOCK_BYTES, BLOCK_SECTORS, JournalEntry, JournalWalk, Payload},
+    units::{SECTOR_BYTES, Sector},
+};
+use pinstripe_runtime::{Slice, SubmissionSet, shard};
+
+use super::ring::{Page, Place, Ring, meta_blocks_max};
+use crate::{
+    assembly::{AssembleError, Found, JournalProblem},
+    decode::encode,
+    geometry::{Geometry, MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
+    mutants::{Mutant, active},
+    row::{Row, Want},
+    snapshot::View,
+    volume::Volume,
+};
+
+/// How far the sequence jumps after a replay.
+pub(crate) const SEQUENCE_JUMP: u64 = 10_000;
+/// Rows that are written to the members at a time.
+const ROWS_AT_A_TIME: usize = 64;
+
+/// Where the log goes on after a replay: an empty meta block stands at the tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resume {
+    pub(crate) tail: Sector,
+    /// Of the empty meta block at the tail.
+    pub(crate) seq: u64,
+}
+
+/// A page in the ring.
+#[derive(Clone, Copy)]
+struct Logged {
+    at: Sector,
+    checksum: u32,
+}
+
+/// What the log says of a row of 4 KiB.
+#[derive(Default)]
+struct LoggedRow {
+    /// By column: data that the parity covers.
+    data: BTreeMap<usize, Logged>,
+    /// P and Q.
+    parity: Vec<Logged>,
+    /// By column: data that came later, without parity.
+    loose: BTreeMap<usize, Logged>,
+}
+
+/// A log from its tail to its end.
+struct Log {
+    /// By member sector.
+    rows: BTreeMap<u64, LoggedRow>,
+    /// Where the next meta block would be.
+    end: Sector,
+    /// Of the last meta block.
+    seq: u64,
+    /// Blocks from the tail to the end.
+    blocks: u64,
+}
+
+struct Replay<'a> {
+    volume: &'a Volume,
+    geometry: &'a ParityGeometry,
+    journal: &'a mut Found,
+    ring: Ring,
+    view: std::rc::Rc<View>,
+}
+
+/// Brings everything that `journal` describes to the members, and empties it.
+pub(crate) async fn replay(volume: &Volume, journal: &mut Found) -> Result<Resume, AssembleError> {
+    let mut replay = Replay::new(volume, journal)?;
+    loop {
+        let log = replay.walk().await?;
+        replay.write_whole_rows(&log).await?;
+        replay.flush().await?;
+        let Some(resume) = replay.log_loose_rows(&log).await? else {
+            return replay.empty(&log).await;
+        };
+        replay.record_tail(resume.tail).await?;
+    }
+}
+
+/// Whether the members hold all that `journal` describes: only then may the array be read without writing to it. Data is
+/// compared as a reader of the array would see it, so a missing member's data is compared through its reconstruction.
+pub(crate) async fn members_hold_everything(
+    volume: &Volume,
+    journal: &mut Found,
+) -> Result<(), AssembleError> {
+    let replay = Replay::new(volume, journal)?;
+    let log = replay.walk().await?;
+    for (&sector, row) in &log.rows {
+        replay.compare_row(sector, row).await?;
+    }
+    Ok(())
+}
+
+impl<'a> Replay<'a> {
+    fn new(volume: &'a Volume, journal: &'a mut Found) -> Result<Self, AssembleError> {
+        let Geometry::Parity(geometry) = &volume.shared().geometry else {
+            return Err(problem(journal, JournalProblem::NoParity));
+        };
+        let ring = Ring::new(&journal.superblock);
+        Ok(Self { volume, geometry, journal, ring, view: volume.inner.view() })
+    }
+
+    fn refuse(&self, which: JournalProblem) -> AssembleError {
+        problem(self.journal, which)
+    }
+
+    async fn read_ring(&self, at: Sector, blocks: u64) -> Result<Vec<u8>, AssembleError> {
+        let read = self.ring.read(&*self.journal.device, at, blocks).await;
+        read.map_err(|error| AssembleError::Device { name: self.journal.device.info().name.clone(), error })
+    }
+
+    /// Walks the log from its tail to its end.
+    async fn walk(&self) -> Result<Log, AssembleError> {
+        let tail = self.journal.superblock.member.journal_tail.unwrap_or(Sector(0));
+        let mut walk: JournalWalk =
+            self.ring.walk(tail).ok_or_else(|| self.refuse(JournalProblem::Tail(tail)))?;
+        let mut log = Log { rows: BTreeMap::new(), end: tail, seq: 0, blocks: 0 };
+        let mut last: Option<JournalEntry> = None;
+        loop {
+            let block = self.read_ring(walk.position(), 1).await?;
+            let Some(entry) = walk.step(&block) else { break };
+            if !self.is_whole(&entry).await? && !active(Mutant::JournalChecksumIgnored) {
+                // It was being written when the host stopped: nothing of it had gone to the members.
+                break;
+            }
+            (log.end, log.seq) = (walk.position(), entry.meta.seq);
+            log.blocks += 1 + entry.pages.len() as u64;
+            if let Some(before) = last.replace(entry) {
+                self.gather(&mut log, &before)?;
+            }
+        }
+        // There is always a meta block at the tail, if only an empty one.
+        let last = last.ok_or_else(|| self.refuse(JournalProblem::Damaged(tail)))?;
+        if !active(Mutant::ReplayStopsEarly) {
+            self.gather(&mut log, &last)?;
+        }
+        Ok(log)
+    }
+
+    async fn is_whole(&self, entry: &JournalEntry) -> Result<bool, AssembleError> {
+        let Some(&(first, _)) = entry.pages.first() else { return Ok(true) };
+        let bytes = self.read_ring(first, entry.pages.len() as u64).await?;
+        let mut pages = bytes.chunks_exact(BLOCK_BYTES).zip(&entry.pages);
+        Ok(pages.all(|(page, (_, checksum))| self.ring.seed.checksum(page) == *checksum))
+    }
+
+    /// Enters what a meta block says.
+    fn gather(&self, log: &mut Log, entry: &JournalEntry) -> Result<(), AssembleError> {
+        let mut pages = entry.pages.iter().map(|&(at, checksum)| Logged { at, checksum });
+        for payload in &entry.meta.payloads {
+            match payload {
+                Payload::Data { discard: true, location, .. }
+                | Payload::Parity { discard: true, location, .. } => {
+                    return Err(self.refuse(JournalProblem::Discard(*location)));
+                }
+                // One page each: `MetaBlock::decode` takes no other.
+                Payload::Data { location, checksums, .. } => {
+                    for page in pages.by_ref().take(checksums.len()) {
+                        let (row, column) = self.place_of(*location)?;
+                        log.rows.entry(row).or_default().loose.insert(column, page);
+                    }
+                }
+                Payload::Parity { location, checksums, .. } => {
+                    let is_in_array = location.0.is_multiple_of(BLOCK_SECTORS)
+                        && location.0 < self.geometry.member_bytes() / SECTOR_BYTES;
+                    if !is_in_array || checksums.len() != self.geometry.redundancy() {
+                        return Err(self.refuse(JournalProblem::Outside(*location)));
+                    }
+                    let row = log.rows.entry(location.0).or_default();
+                    row.data.append(&mut row.loose);
+                    row.parity = pages.by_ref().take(checksums.len()).collect();
+                }
+                Payload::Flush { stripes } => {
+                    for stripe in stripes {
+                        log.rows.remove(&stripe.0);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The row, as a member sector, and the column of an array sector.
+    fn place_of(&self, sector: Sector) -> Result<(u64, usize), AssembleError> {
+        let offset = sector
+            .0
+            .checked_mul(SECTOR_BYTES)
+            .filter(|&offset| offset < self.geometry.array_bytes() && sector.0.is_multiple_of(BLOCK_SECTORS));
+        let offset = offset.ok_or_else(|| self.refuse(JournalProblem::Outside(sector)))?;
+        let (stripe, within) = self.geometry.locate(offset);
+        let (column, start) = self.geometry.column_of(within);
+        Ok(((self.geometry.member_offset(stripe) + u64::from(start)) / SECTOR_BYTES, column))
+    }
+
+    /// The stripe of a row, its map, and the row's place in the chunk.
+    fn stripe_of(&self, row: u64) -> (StripeId, StripeMap, u32) {
+        let (stripe, start) = self.geometry.stripe_of_member_offset(row * SECTOR_BYTES);
+        (stripe, self.geometry.slots(stripe), start)
+    }
+
+    /// A page of the log, whole.
+    async fn page(&self, page: Logged) -> Result<Slice, AssembleError> {
+        let bytes = self.read_ring(page.at, 1).await?;
+        if self.ring.seed.checksum(&bytes) != page.checksum && !active(Mutant::JournalChecksumIgnored) {
+            return Err(self.refuse(JournalProblem::Damaged(page.at)));
+        }
+        Ok(own(&bytes))
+    }
+
+    /// Step 1.
+    async fn write_whole_rows(&self, log: &Log) -> Result<(), AssembleError> {
+        let (mut set, mut names) = (SubmissionSet::default(), Vec::new());
+        let mut waiting = 0;
+        for (&sector, row) in &log.rows {
+            if row.parity.is_empty() {
+                continue;
+            }
+            let (_, map, _) = self.stripe_of(sector);
+            let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
+            let data = row.data.iter().map(|(&column, page)| (map.data_slot(column), *page));
+            for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
+                if let Some((member, device)) = self.view.member(slot.index()) {
+                    let bytes = self.page(page).await?;
+                    set.push(device.write(member.data_offset + sector * SECTOR_BYTES, bytes, false));
+                    names.push(member.name.clone());
+                }
+            }
+            waiting += 1;
+            if waiting == ROWS_AT_A_TIME {
+                finish(&mut set, &mut names).await?;
+                waiting = 0;
+            }
+        }
+        finish(&mut set, &mut names).await
+    }
+
+    /// Flushes every member.
+    async fn flush(&self) -> Result<(), AssembleError> {
+        let failed = self.volume.inner.flush_members(&self.view).await;
+        failed.into_iter().next().map_or(Ok(()), |(slot, error)| {
+            let name = self.view.member(slot).map_or_else(String::new, |(member, _)| member.name.clone());
+            Err(AssembleError::Replay { name, error })
+        })
+    }
+
+    /// Step 2: logs loose rows anew, whole. `None` if there are none left to be written.
+    async fn log_loose_rows(&mut self, log: &Log) -> Result<Option<Resume>, AssembleError> {
+        let loose: Vec<(u64, &LoggedRow)> =
+            log.rows.iter().filter(|(_, row)| !row.loose.is_empty()).map(|(&s, row)| (s, row)).collect();
+        if loose.is_empty() {
+            return Ok(None);
+        }
+        let needs = |rows: &[(u64, &LoggedRow)]| {
+            let pages = rows.iter().map(|(_, row)| row.loose.len() + self.geometry.redundancy()).sum();
+            pages as u64 + meta_blocks_max(pages)
+        };
+        // One block is left for the empty meta block that ends the replay.
+        let needed = loose.chunks(ROWS_AT_A_TIME).map(needs).sum::<u64>() + 1;
+        let free = self.ring.blocks().saturating_sub(log.blocks);
+        if needed > free {
+            return self.write_loose_rows(&loose, needed, free).await.map(|()| None);
+        }
+        let resume = Resume { tail: log.end, seq: log.seq.wrapping_add(SEQUENCE_JUMP) };
+        let (mut at, mut seq) = (resume.tail, resume.seq);
+        for rows in loose.chunks(ROWS_AT_A_TIME) {
+            let mut pages = Vec::new();
+            for &(sector, row) in rows {
+                self.complete(sector, row, &mut pages).await?;
+            }
+            let mut rest = &pages[..];
+            while !rest.is_empty() {
+                let Some((packed, taken)) = self.ring.pack(rest, seq, at, u64::MAX) else {
+                    return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
+                };
+                self.write_ring(at, &packed.bytes).await?;
+                (at, seq, rest) = (self.ring.after(at, packed.blocks), seq.wrapping_add(1), &rest[taken..]);
+            }
+        }
+        Ok(Some(resume))
+    }
+
+    /// Where the ring has no room for loose rows once more, they go to the members at once. That is repeatable as long as
+    /// nothing needs to be reconstructed.
+    async fn write_loose_rows(
+        &self,
+        loose: &[(u64, &LoggedRow)],
+        needed: u64,
+        free: u64,
+    ) -> Result<(), AssembleError> {
+        if !self.view.snapshot.is_complete() {
+            return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
+        }
+        let (mut set, mut names) = (SubmissionSet::default(), Vec::new());
+        for &(sector, row) in loose {
+            let mut pages = Vec::new();
+            self.complete(sector, row, &mut pages).await?;
+            let (_, map, _) = self.stripe_of(sector);
+            for page in pages {
+                let slot = match page.place {
+                    Place::Data(at) => Some(map.data_slot(self.place_of(at)?.1)),
+                    Place::P(_) => Some(map.p_slot()),
+                    Place::Q => map.q_slot(),
+                };
+                if let Some((member, device)) = slot.and_then(|slot| self.view.member(slot.index())) {
+                    set.push(device.write(member.data_offset + sector * SECTOR_BYTES, page.bytes, false));
+                    names.push(member.name.clone());
+                }
+            }
+            finish(&mut set, &mut names).await?;
+        }
+        self.flush().await
+    }
+
+    /// The loose data of a row and the parity that goes with it, computed from what the members hold besides.
+    async fn complete(
+        &self,
+        sector: u64,
+        row: &LoggedRow,
+        pages: &mut Vec<Page>,
+    ) -> Result<(), AssembleError> {
+        let (stripe, map, start) = self.stripe_of(sector);
+        let loose: Set64 = row.loose.keys().copied().collect();
+        let others = Set64::below(map.columns()).without(loose);
+        let want = Want { columns: others, parity: false, avoid: Set64::EMPTY };
+        let mut held = Row::default();
+        let range = (start, start + ROW_BYTES);
+        self.volume
+            .inner
+            .read_row(&self.view, stripe, range, want, &mut held)
+            .await
+            .map_err(|_| self.refuse(JournalProblem::Unreadable(Sector(sector))))?;
+        let mut columns: Vec<Slice> = Vec::new();
+        for column in 0..map.columns() {
+            let bytes = match (row.loose.get(&column), held.data[column].clone()) {
+                (Some(page), _) => self.page(*page).await?,
+                (None, Some(bytes)) => bytes,
+                (None, None) => return Err(self.refuse(JournalProblem::Unreadable(Sector(sector)))),
+            };
+            columns.push(bytes);
+        }
+        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+        data.iter_mut().zip(&columns).for_each(|(to, bytes)| *to = bytes);
+        let (mut p, mut q) = (shard::buffer(BLOCK_BYTES), map.q_slot().map(|_| shard::buffer(BLOCK_BYTES)));
+        encode(self.volume.inner.kernel, map, &data[..map.columns()], Some(&mut p), q.as_deref_mut());
+        for column in loose {
+            let within = u32::try_from(column).unwrap_or(u32::MAX) * self.geometry.chunk_bytes() + start;
+            let place = Place::Data(Sector(self.geometry.array_offset(stripe, within) / SECTOR_BYTES));
+            pages.push(Page { place, bytes: columns[column].clone(), ends_row: false });
+        }
+        pages.push(Page { place: Place::P(Sector(sector)), bytes: p.freeze(), ends_row: q.is_none() });
+        pages.extend(q.map(|q| Page { place: Place::Q, bytes: q.freeze(), ends_row: true }));
+        Ok(())
+    }
+
+    async fn write_ring(&self, at: Sector, bytes: &Slice) -> Result<(), AssembleError> {
+        let written = self.ring.write(&self.journal.device, at, bytes).await;
+        written
+            .map_err(|error| AssembleError::Replay { name: self.journal.device.info().name.clone(), error })
+    }
+
+    /// Step 3: everything is on the members and flushed.
+    async fn empty(&mut self, log: &Log) -> Result<Resume, AssembleError> {
+        let resume = Resume { tail: log.end, seq: log.seq.wrapping_add(SEQUENCE_JUMP) };
+        let Some((packed, _)) = self.ring.pack(&[], resume.seq, resume.tail, 1) else {
+            return Err(self.refuse(JournalProblem::NoRoom { needed: 1, free: 0 }));
+        };
+        self.write_ring(resume.tail, &packed.bytes).await?;
+        self.record_tail(resume.tail).await?;
+        Ok(resume)
+    }
+
+    /// Records the tail in the journal device's superblock.
+    async fn record_tail(&mut self, tail: Sector) -> Result<(), AssembleError> {
+        self.journal.superblock.member.journal_tail = Some(tail);
+        let device = &self.journal.device;
+        let written = super::write_superblock(device, &self.journal.superblock).await;
+        written.map_err(|error| AssembleError::Replay { name: device.info().name.clone(), error })
+    }
+
+    /// For an array that is only read: the row on the members must be what the log says.
+    async fn compare_row(&self, sector: u64, row: &LoggedRow) -> Result<(), AssembleError> {
+        let (stripe, map, start) = self.stripe_of(sector);
+        let missing = self.view.snapshot.missing;
+        let data: BTreeMap<usize, Logged> =
+            row.data.iter().chain(&row.loose).map(|(&column, &page)| (column, page)).collect();
+        for (column, page) in data {
+            let within = u32::try_from(column).unwrap_or(u32::MAX) * self.geometry.chunk_bytes() + start;
+            let offset = self.geometry.array_offset(stripe, within);
+            let (result, held) = self.volume.read(offset, shard::buffer(BLOCK_BYTES)).await;
+            if result.is_err() || self.ring.seed.checksum(&held) != page.checksum {
+                let sector = Sector(offset / SECTOR_BYTES);
+                return Err(self.refuse(JournalProblem::NotOnMembers { sector, parity: false }));
+            }
+        }
+        let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten().zip(&row.parity);
+        // Parity that nobody can read stands in for nothing; that of older data than the loose is void.
+        for (slot, page) in parity.filter(|(slot, _)| !missing.contains(slot.index()) && row.loose.is_empty())
+        {
+            let buffer = shard::buffer(BLOCK_BYTES);
+            let Some(read) =
+                self.volume.inner.submit_read(&self.view, slot.index(), sector * SECTOR_BYTES, buffer)
+            else {
+                continue;
+            };
+            let held = read.await.buffer.unwrap_or_else(|| shard::buffer(0));
+            if self.ring.seed.checksum(&held) != page.checksum {
+                let sector = Sector(sector);
+                return Err(self.refuse(JournalProblem::NotOnMembers { sector, parity: true }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a row.
+const ROW_BYTES: u32 = crate::parity_cache::ROW_BYTES;
+const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
+
+fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {
+    AssembleError::Journal { name: journal.device.info().name.clone(), problem }
+}
+
+fn own(bytes: &[u8]) -> Slice {
+    let mut buffer = shard::buffer(bytes.len());
+    buffer.copy_from_slice(bytes);
+    buffer.freeze()
+}
+
+/// Waits for writes; the first that failed is the answer.
+async fn finish(set: &mut SubmissionSet, names: &mut Vec<String>) -> Result<(), AssembleError> {
+    set.wait().await;
+    let mut result = Ok(());
+    for (index, name) in names.drain(..).enumerate() {
+        if let Err(error) = set.take(index).result
+            && result.is_ok()
+        {
+            result = Err(AssembleError::Replay { name, error });
+        }
+    }
+    set.clear();
+    result
+}
