@@ -305,7 +305,9 @@ where
         .enumerate()
         .map(|(index, shard)| {
             let (shard, work) = (shard.clone(), make(index));
-            shard::spawn_joined(async move { shard.call(work).await })
+            shard::spawn_joined(async move {
+                shard.call(work).await.expect("every shard lives as long as the run")
+            })
         })
         .collect();
     let mut values = Vec::new();

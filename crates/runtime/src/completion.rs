@@ -10,7 +10,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::{Buffer, DeviceError, Slice, shard};
+use crate::{
+    Buffer, DeviceError, DeviceErrorKind, Pool, Slice, shard,
+    watch::{Link, WatchesCell},
+};
 
 /// What became of a request.
 #[derive(Debug)]
@@ -31,24 +34,42 @@ pub enum Payload {
     Slice(Slice),
 }
 
-enum Slot {
+pub(crate) enum Slot {
     Free { next: u32 },
-    Waiting { payload: Payload, waker: Option<Waker>, abandoned: bool },
+    Waiting(Waiting),
     Done(Outcome),
 }
 
-const NONE: u32 = u32::MAX;
+/// A request that its driver has not completed.
+pub(crate) struct Waiting {
+    pub(crate) payload: Payload,
+    pub(crate) waker: Option<Waker>,
+    /// Nobody wants the outcome.
+    pub(crate) abandoned: bool,
+    /// Whoever waits shall be told this error instead of the outcome.
+    pub(crate) given_up: Option<DeviceErrorKind>,
+    /// Its place among the requests of its device, if that is watched.
+    pub(crate) link: Option<Link>,
+}
+
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// A shard's requests under way.
 pub(crate) struct Slots {
-    slots: RefCell<Vec<Slot>>,
+    pub(crate) slots: RefCell<Vec<Slot>>,
+    pub(crate) watches: WatchesCell,
     free: std::cell::Cell<u32>,
     in_flight: std::cell::Cell<usize>,
 }
 
 impl Slots {
     pub(crate) fn new() -> Self {
-        Self { slots: RefCell::default(), free: NONE.into(), in_flight: 0.into() }
+        Self {
+            slots: RefCell::default(),
+            watches: WatchesCell::default(),
+            free: NONE.into(),
+            in_flight: 0.into(),
+        }
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -57,7 +78,8 @@ impl Slots {
 
     fn take(&self, payload: Payload) -> u32 {
         let mut slots = self.slots.borrow_mut();
-        let waiting = Slot::Waiting { payload, waker: None, abandoned: false };
+        let waiting =
+            Slot::Waiting(Waiting { payload, waker: None, abandoned: false, given_up: None, link: None });
         self.in_flight.set(self.in_flight.get() + 1);
         let index = self.free.get();
         if index == NONE {
@@ -77,43 +99,63 @@ impl Slots {
     }
 
     fn finish(&self, index: u32, result: Result<usize, DeviceError>) {
-        self.in_flight.set(self.in_flight.get() - 1);
         let mut slots = self.slots.borrow_mut();
-        let taken = self.release(&mut slots, index);
-        let Slot::Waiting { payload, waker, abandoned } = taken else {
+        let Slot::Waiting(waiting) = &mut slots[index as usize] else {
             unreachable!("a request completes once");
+        };
+        if matches!(result, Err(error) if error.kind == DeviceErrorKind::Busy)
+            && let Some(again) = self.take_again(waiting)
+        {
+            drop(slots);
+            again.ask(Completion { slot: index });
+            return;
+        }
+        self.in_flight.set(self.in_flight.get() - 1);
+        let ended = self.unlink(&mut slots, index, result.is_err());
+        let Slot::Waiting(Waiting { payload, waker, abandoned, .. }) = self.release(&mut slots, index) else {
+            unreachable!("it was looked at just now");
         };
         if abandoned {
             drop(slots);
             drop(payload);
-            return;
+        } else {
+            let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
+            // The slot stays with its submission until that has read the outcome.
+            if let Slot::Free { next } = &slots[index as usize] {
+                self.free.set(*next);
+            }
+            slots[index as usize] = Slot::Done(Outcome { result, buffer });
+            drop(slots);
+            if let Some(waker) = waker {
+                waker.wake();
+            }
         }
-        let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
-        // The slot stays with its submission until that has read the outcome.
-        if let Slot::Free { next } = &slots[index as usize] {
-            self.free.set(*next);
-        }
-        slots[index as usize] = Slot::Done(Outcome { result, buffer });
-        drop(slots);
-        if let Some(waker) = waker {
-            waker.wake();
+        if let Some(ended) = ended {
+            ended.tell(result.err());
         }
     }
 
     fn with_payload<T>(&self, index: u32, f: impl FnOnce(&mut Payload) -> T) -> T {
         let mut slots = self.slots.borrow_mut();
-        let Slot::Waiting { payload, .. } = &mut slots[index as usize] else {
+        let Slot::Waiting(Waiting { payload, .. }) = &mut slots[index as usize] else {
             unreachable!("the driver holds the completion, so the request is under way");
         };
         f(payload)
     }
 
-    fn poll(&self, index: u32, cx: &Context<'_>) -> Poll<Outcome> {
+    fn poll(&self, index: u32, cx: &Context<'_>, pool: &Pool) -> Poll<Outcome> {
         let mut slots = self.slots.borrow_mut();
-        if let Slot::Waiting { waker, .. } = &mut slots[index as usize] {
-            match waker {
+        if let Slot::Waiting(waiting) = &mut slots[index as usize] {
+            if let Some(kind) = waiting.given_up.take() {
+                waiting.abandoned = true;
+                let bytes = waiting.link.as_ref().map_or(0, |link| link.about.read_bytes);
+                // The request's own memory is not ours before its completion.
+                let buffer = (bytes > 0).then(|| pool.buffer(bytes));
+                return Poll::Ready(Outcome { result: Err(DeviceError::of(kind)), buffer });
+            }
+            match &waiting.waker {
                 Some(old) if old.will_wake(cx.waker()) => {}
-                _ => *waker = Some(cx.waker().clone()),
+                _ => waiting.waker = Some(cx.waker().clone()),
             }
             return Poll::Pending;
         }
@@ -125,9 +167,9 @@ impl Slots {
 
     fn abandon(&self, index: u32) {
         let mut slots = self.slots.borrow_mut();
-        if let Slot::Waiting { abandoned, waker, .. } = &mut slots[index as usize] {
-            *abandoned = true;
-            *waker = None;
+        if let Slot::Waiting(waiting) = &mut slots[index as usize] {
+            waiting.abandoned = true;
+            waiting.waker = None;
             return;
         }
         let outcome = self.release(&mut slots, index);
@@ -190,6 +232,21 @@ impl Submission {
         (Self { state: State::Waiting(slot) }, Completion { slot })
     }
 
+    /// The error of a request that was answered already.
+    pub fn error(&self) -> Option<DeviceError> {
+        if let State::Ready(Some(outcome)) = &self.state { outcome.result.err() } else { None }
+    }
+
+    /// Whether a driver will complete it: it was not answered at once.
+    pub fn is_pending(&self) -> bool {
+        matches!(self.state, State::Waiting(_))
+    }
+
+    /// The memory of a read that was answered already.
+    pub fn take_buffer(&mut self) -> Option<Buffer> {
+        if let State::Ready(Some(outcome)) = &mut self.state { outcome.buffer.take() } else { None }
+    }
+
     /// The slot, while the outcome has not been taken.
     pub(crate) fn slot(&self) -> Option<u32> {
         if let State::Waiting(slot) = self.state { Some(slot) } else { None }
@@ -203,7 +260,7 @@ impl Future for Submission {
         match &mut self.state {
             State::Ready(outcome) => Poll::Ready(outcome.take().expect("a submission is awaited once")),
             State::Waiting(slot) => {
-                let polled = shard::with_current(|shard| shard.slots.poll(*slot, cx));
+                let polled = shard::with_current(|shard| shard.slots.poll(*slot, cx, shard.pool()));
                 if polled.is_ready() {
                     self.state = State::Ready(None);
                 }
@@ -269,7 +326,7 @@ impl SubmissionSet {
             for submission in &mut self.submissions {
                 // What was answered inline has its outcome where it is.
                 if let State::Waiting(slot) = submission.state {
-                    match shard::with_current(|shard| shard.slots.poll(slot, cx)) {
+                    match shard::with_current(|shard| shard.slots.poll(slot, cx, shard.pool())) {
                         Poll::Ready(done) => submission.state = State::Ready(Some(done)),
                         Poll::Pending => pending = true,
                     }

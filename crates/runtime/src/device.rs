@@ -45,18 +45,31 @@ pub enum DeviceErrorKind {
     Busy,
     /// It was taken out of service on purpose.
     Removed,
+    /// It did not answer in the time that it is given. The request is not over: it may still take effect (C16).
+    TimedOut,
+    /// It had more errors than it is allowed, each of them mended.
+    TooManyErrors,
     /// Any other error.
     Other,
 }
 
 /// A failed request: the kind to decide by, the error number for the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} (error {errno})", self.words())]
+#[error("{}{}", self.words(), Number(*errno))]
 pub struct DeviceError {
     /// What to decide by.
     pub kind: DeviceErrorKind,
     /// The operating system's number, 0 where there is none.
     pub errno: i32,
+}
+
+/// An error number in brackets, nothing for 0.
+struct Number(i32);
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, " (error {})", self.0) }
+    }
 }
 
 impl DeviceError {
@@ -77,7 +90,7 @@ impl DeviceError {
             libc::ENOSPC | libc::EDQUOT => DeviceErrorKind::NoSpace,
             libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => DeviceErrorKind::Unsupported,
             libc::EINVAL => DeviceErrorKind::Invalid,
-            libc::EAGAIN | libc::ENOMEM | libc::EBUSY => DeviceErrorKind::Busy,
+            libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EBUSY => DeviceErrorKind::Busy,
             _ => DeviceErrorKind::Other,
         };
         Self { kind, errno }
@@ -92,6 +105,8 @@ impl DeviceError {
             DeviceErrorKind::Invalid => "the request does not fit the device",
             DeviceErrorKind::Busy => "the device is out of resources",
             DeviceErrorKind::Removed => "it was taken out by command",
+            DeviceErrorKind::TimedOut => "the device did not answer in time",
+            DeviceErrorKind::TooManyErrors => "it had more read errors than a member may have",
             DeviceErrorKind::Other => "the device failed",
         }
     }

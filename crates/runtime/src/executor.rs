@@ -9,8 +9,7 @@
 use std::{
     any::{Any, TypeId},
     cell::{Cell, RefCell},
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     future::Future,
     hash::{BuildHasherDefault, Hasher},
     pin::Pin,
@@ -25,6 +24,7 @@ use crate::{
     completion::Slots,
     mailbox::{Mailbox, Message, TASKS_MAX},
     shard,
+    timers::{TimerId, Timers},
 };
 
 /// Shards that may be alive at a time in a process.
@@ -148,8 +148,7 @@ pub struct Shard {
     tasks_alive: Cell<usize>,
     task_memory: RefCell<TaskMemory>,
     ready: RefCell<VecDeque<u32>>,
-    timers: RefCell<BinaryHeap<Reverse<(u64, u64, u32)>>>,
-    timer_sequence: Cell<u64>,
+    timers: RefCell<Timers>,
     current_task: Cell<u32>,
     clock: Clock,
     mailbox: Arc<Mailbox>,
@@ -172,7 +171,6 @@ impl Shard {
             task_memory: RefCell::default(),
             ready: RefCell::default(),
             timers: RefCell::default(),
-            timer_sequence: Cell::default(),
             current_task: Cell::new(u32::MAX),
             clock: match &config.clock {
                 Some(clock) => Clock::Virtual(Rc::clone(clock)),
@@ -301,31 +299,37 @@ impl Shard {
         }
     }
 
-    /// When the next timer is due.
+    /// When something is to be done although nothing happens: the next timer, or a look at a request that takes long.
     pub fn next_timer(&self) -> Option<u64> {
-        self.timers.borrow().peek().map(|Reverse((deadline, ..))| *deadline)
+        let (timer, look) = (self.timers.borrow().next(), self.slots.next_look());
+        timer.into_iter().chain(look).min()
     }
 
-    /// Makes the tasks ready whose timers are due.
+    /// Makes the tasks ready whose timers are due, and tells those who watch requests of the ones that take long. The
+    /// shard must be the current one.
     pub fn fire_timers(&self) {
-        let mut timers = self.timers.borrow_mut();
-        if timers.is_empty() {
+        if self.timers.borrow().next().is_none() && self.slots.next_look().is_none() {
             return;
         }
         let now = self.now();
-        while let Some(&Reverse((deadline, _, task))) = timers.peek() {
-            if deadline > now {
-                return;
-            }
-            timers.pop();
+        while let Some(task) = self.fire_timer(now) {
             self.make_ready(task);
         }
+        self.slots.look(now);
+    }
+
+    fn fire_timer(&self, now: u64) -> Option<u32> {
+        self.timers.borrow_mut().fire(now)
     }
 
     /// Has the task that is being polled woken at `deadline`.
-    pub(crate) fn set_timer(&self, deadline: u64) {
-        let sequence = self.timer_sequence.replace(self.timer_sequence.get() + 1);
-        self.timers.borrow_mut().push(Reverse((deadline, sequence, self.current_task.get())));
+    pub(crate) fn set_timer(&self, deadline: u64) -> TimerId {
+        self.timers.borrow_mut().set(deadline, self.current_task.get())
+    }
+
+    /// Nobody waits for this timer any more.
+    pub(crate) fn cancel_timer(&self, timer: TimerId) {
+        self.timers.borrow_mut().cancel(timer);
     }
 
     /// Makes this the thread's current shard until the guard goes.
@@ -406,24 +410,65 @@ impl ShardHandle {
         self.mailbox.send_to(self.generation, message);
     }
 
-    /// Runs the future that `make` gives over there and waits for its value; for ever if that shard is gone.
-    pub async fn call<F, T>(&self, make: impl FnOnce() -> F + Send + 'static) -> T
+    /// Runs the future that `make` gives over there and waits for its value; an error if that shard is gone, or goes
+    /// before the future ends.
+    pub async fn call<F, T>(&self, make: impl FnOnce() -> F + Send + 'static) -> Result<T, ShardGone>
     where
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
-        let answer = Arc::new((Mutex::new(None), crate::Signal::default()));
-        let there = Arc::clone(&answer);
+        let answer = Arc::new((Mutex::new(Call::Waits), crate::Signal::default()));
+        // Goes with the message, and then with the task: whatever becomes of them, there is an answer.
+        let promise = Promise(Arc::clone(&answer));
         self.send(move || {
             let future = make();
             shard::spawn(async move {
                 let value = future.await;
-                *there.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
-                there.1.notify();
+                promise.settle(Call::Ended(value));
             });
         });
-        answer.1.wait_for(|| answer.0.lock().unwrap_or_else(PoisonError::into_inner).take()).await
+        let look = || match std::mem::replace(&mut *locked(&answer.0), Call::Waits) {
+            Call::Waits => None,
+            Call::Ended(value) => Some(Ok(value)),
+            Call::Gone => Some(Err(ShardGone)),
+        };
+        answer.1.wait_for(look).await
     }
+}
+
+/// The shard that was called is gone, and nothing will come of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the shard has ended")]
+pub struct ShardGone;
+
+/// What became of a call.
+enum Call<T> {
+    Waits,
+    Ended(T),
+    Gone,
+}
+
+/// The called shard's end of a call.
+struct Promise<T>(Arc<(Mutex<Call<T>>, crate::Signal)>);
+
+impl<T> Promise<T> {
+    fn settle(&self, outcome: Call<T>) {
+        *locked(&self.0.0) = outcome;
+        self.0.1.notify();
+    }
+}
+
+impl<T> Drop for Promise<T> {
+    fn drop(&mut self) {
+        // After the value was taken nobody looks any more.
+        if matches!(*locked(&self.0.0), Call::Waits) {
+            self.settle(Call::Gone);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -450,6 +495,51 @@ mod tests {
             stale.push(shard.handle());
         }
         assert_eq!(*ran.lock().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_call_of_a_shard_that_is_gone_or_goes_ends_with_an_error() {
+        use std::{future::pending, task::ready};
+        let called = |call: &mut Pin<Box<dyn Future<Output = Result<u8, ShardGone>>>>| {
+            let mut cx = Context::from_waker(Waker::noop());
+            Poll::Ready(ready!(call.as_mut().poll(&mut cx)))
+        };
+        let caller = shard();
+        let _entered = caller.enter();
+        let other = shard();
+        let handle = other.handle();
+        let make = |handle: ShardHandle| -> Pin<Box<dyn Future<Output = Result<u8, ShardGone>>>> {
+            Box::pin(async move { handle.call(pending).await })
+        };
+        let (mut begun, mut queued) = (make(handle.clone()), make(handle.clone()));
+        assert!(called(&mut begun).is_pending());
+        {
+            let _entered = other.enter();
+            other.deliver_mail();
+            other.poll_ready(0);
+        }
+        assert!(called(&mut queued).is_pending());
+        {
+            let _entered = other.enter();
+            other.drop_tasks();
+        }
+        assert_eq!(called(&mut begun), Poll::Ready(Err(ShardGone)), "its task was dropped");
+        drop(other);
+        assert_eq!(called(&mut queued), Poll::Ready(Err(ShardGone)), "its message was dropped");
+        assert_eq!(called(&mut make(handle)), Poll::Ready(Err(ShardGone)), "there was nobody to call");
+    }
+
+    #[test]
+    fn a_wait_that_ends_early_leaves_no_timer() {
+        let shard = shard();
+        let _entered = shard.enter();
+        shard.spawn(async {
+            shard::timeout(3_600_000_000_000, shard::yield_now()).await;
+        });
+        assert!(shard.poll_ready(0));
+        assert!(shard.next_timer().is_some());
+        while shard.poll_ready(0) {}
+        assert_eq!((shard.tasks_alive(), shard.next_timer()), (0, None));
     }
 
     #[test]

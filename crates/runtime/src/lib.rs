@@ -21,13 +21,16 @@ pub mod memory;
 pub mod shard;
 pub mod signal;
 pub mod stream;
+mod timers;
 #[cfg(target_os = "linux")]
 pub mod uring;
+pub mod watch;
 
 pub use buffer::{Buffer, Pool, Slice};
 pub use completion::{Completion, Outcome, Submission, SubmissionSet};
 pub use device::{Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, ZeroedReads};
-pub use executor::{Shard, ShardConfig, ShardHandle};
+pub use executor::{Shard, ShardConfig, ShardGone, ShardHandle};
 pub use memory::{Memory, MemoryDevice, MemorySource};
 pub use signal::Signal;
 pub use stream::Stream;
+pub use watch::{Observer, Watch};

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use crate::{Buffer, executor::Shard, signal::Signal};
+use crate::{Buffer, executor::Shard, signal::Signal, timers::TimerId};
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Shard>>> = const { RefCell::new(None) };
@@ -93,13 +93,13 @@ pub fn zeroed(length: usize) -> Buffer {
 
 /// Waits for `nanoseconds`.
 pub fn sleep(nanoseconds: u64) -> Sleep {
-    Sleep { deadline: now().saturating_add(nanoseconds), set: false }
+    Sleep { deadline: now().saturating_add(nanoseconds), timer: None }
 }
 
-/// See [`sleep`].
+/// See [`sleep`]. Dropping it early takes its timer away.
 pub struct Sleep {
     deadline: u64,
-    set: bool,
+    timer: Option<TimerId>,
 }
 
 impl Future for Sleep {
@@ -110,11 +110,19 @@ impl Future for Sleep {
             if shard.now() >= self.deadline {
                 return Poll::Ready(());
             }
-            if !std::mem::replace(&mut self.set, true) {
-                shard.set_timer(self.deadline);
-            }
+            let deadline = self.deadline;
+            self.timer.get_or_insert_with(|| shard.set_timer(deadline));
             Poll::Pending
         })
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer {
+            // Without a shard there are no timers either.
+            try_with_current(|shard| shard.cancel_timer(timer));
+        }
     }
 }
 

@@ -278,8 +278,12 @@ fn work(
         context.stop_all();
     }
     // A second panic, in a destructor, must not free memory that the kernel may still write to.
-    if catch_unwind(AssertUnwindSafe(|| driver.drain(&shard))).is_err() {
+    let Ok(drained) = catch_unwind(AssertUnwindSafe(|| driver.drain(&shard))) else {
         std::process::abort();
+    };
+    if !drained {
+        // A device hangs. The kernel may still read and write the memory of its requests: it is never given back.
+        std::mem::forget((Rc::clone(&shard), Rc::clone(&driver)));
     }
     Driver::set_current(None);
     ended

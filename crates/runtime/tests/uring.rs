@@ -99,7 +99,7 @@ fn each_shard_runs_what_it_is_called_to() {
     let indices = run(3, |context| async move {
         let mut indices = Vec::new();
         for shard in context.shards() {
-            indices.push(shard.call(|| async { shard::index() }).await);
+            indices.push(shard.call(|| async { shard::index() }).await.unwrap());
         }
         indices
     });
@@ -123,7 +123,8 @@ fn ping_pong(rounds: u64, spin_ns: u64) -> Duration {
                         there.1.notify();
                     }
                 })
-                .await;
+                .await
+                .unwrap();
         });
         for round in 0..rounds {
             table.0.store(2 * round + 1, Ordering::SeqCst);
@@ -183,11 +184,11 @@ fn a_sleeping_shard_needs_no_cpu() {
         // It has slept and was woken before: that must leave nothing behind.
         for _ in 0..10 {
             shard::sleep(1_000_000).await;
-            other.call(|| async {}).await;
+            other.call(|| async {}).await.unwrap();
         }
-        let before = (cpu().await, other.call(cpu).await);
+        let before = (cpu().await, other.call(cpu).await.unwrap());
         shard::sleep(200_000_000).await;
-        (cpu().await - before.0) + (other.call(cpu).await - before.1)
+        (cpu().await - before.0) + (other.call(cpu).await.unwrap() - before.1)
     });
     assert!(used < 20_000_000, "{used} ns of CPU in 200 ms of sleep");
 }
@@ -217,7 +218,7 @@ fn a_panic_on_any_shard_stops_all_and_comes_out() {
     for index in 0..2 {
         let result = std::panic::catch_unwind(|| {
             run(2, move |context| async move {
-                context.shards()[index].call(|| async { panic!("on purpose") }).await;
+                let _: Result<(), _> = context.shards()[index].call(|| async { panic!("on purpose") }).await;
             });
         });
         assert_eq!(result.unwrap_err().downcast_ref(), Some(&"on purpose"));
@@ -240,7 +241,7 @@ fn pinned_shards_stay_on_their_cpu() {
     let seen = uring::run(&config, |context| async move {
         let mut seen = Vec::new();
         for shard in context.shards() {
-            seen.push(shard.call(|| async { rustix::thread::sched_getcpu() }).await);
+            seen.push(shard.call(|| async { rustix::thread::sched_getcpu() }).await.unwrap());
         }
         seen
     });
@@ -274,7 +275,8 @@ async fn exercise(context: Context, open: Arc<OpenFile>, seed: u64) {
                         join.join().await;
                     }
                 })
-                .await;
+                .await
+                .unwrap();
         }));
     }
     for answer in answers {
@@ -438,8 +440,9 @@ fn memory_of_another_shard_can_be_written_and_read() {
                     buffer.fill(0x5A);
                     buffer.freeze()
                 })
-                .await;
-            let buffer = owner.call(|| async { shard::zeroed(64 << 10) }).await;
+                .await
+                .unwrap();
+            let buffer = owner.call(|| async { shard::zeroed(64 << 10) }).await.unwrap();
             let open = Arc::clone(&open);
             let work = move || async move {
                 assert!(shard::with_current(|shard| !data.is_from(shard.pool())));
@@ -448,7 +451,7 @@ fn memory_of_another_shard_can_be_written_and_read() {
                 device.write(0, data.clone(), false).await.result.unwrap();
                 assert!(device.read(0, buffer).await.buffer.unwrap()[..] == data[..]);
             };
-            context.shards()[user].call(work).await;
+            context.shards()[user].call(work).await.unwrap();
         }
     });
 }
@@ -521,7 +524,8 @@ fn a_locked_file_is_held_until_the_last_handle_goes() {
                     released.1.wait_until(|| released.0.load(Ordering::SeqCst) == 1).await;
                     drop(device);
                 })
-                .await;
+                .await
+                .unwrap();
         });
         attached.1.wait_until(|| attached.0.load(Ordering::SeqCst) == 1).await;
         drop(again);

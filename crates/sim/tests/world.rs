@@ -27,7 +27,7 @@ fn busy_run(seed: u64) -> (u64, String, Vec<u64>) {
                 data.fill(u8::try_from(number).unwrap());
                 device.write(((number + round) % 7) * 4096, data.freeze(), round == 2).await.result.unwrap();
                 shard::sleep(1000 * number).await;
-                assert_eq!(peer.call(move || async move { number + round }).await, number + round);
+                assert_eq!(peer.call(move || async move { number + round }).await, Ok(number + round));
                 shard::yield_now().await;
                 device.read(0, shard::buffer(8192)).await.result.unwrap();
             }

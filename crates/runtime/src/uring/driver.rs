@@ -2,7 +2,8 @@
 //!
 //! Every operation belongs to a slot of the shard (see [`crate::completion`]), whose number is the kernel's user data.
 //! So the slot, and the memory in it, lives until the kernel's completion; the driver adds what it needs to go on with
-//! a short transfer. Nothing here frees memory of a request (C16): at the end, [`Driver::drain`] waits for the kernel.
+//! a short transfer. Nothing here frees memory of a request (C16): at the end, [`Driver::drain`] waits for the kernel,
+//! and what a hanging device keeps beyond that is never freed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -35,6 +36,8 @@ const FILES: u32 = 1024;
 const REGION: usize = 1 << 30;
 /// How long a drain waits before it cancels once more what may have been submitted since.
 const DRAIN_NS: u64 = 100_000_000;
+/// How long a drain waits in all: a device that hangs must not keep the process.
+const DRAIN_NS_MAX: u64 = 5_000_000_000;
 
 /// User data that is no slot.
 const KICK: u64 = 1 << 32;
@@ -352,14 +355,19 @@ impl Driver {
         }
     }
 
-    /// Drops the tasks of `shard`, then cancels what is in flight and waits until the kernel is done with all of it,
-    /// however long that takes: afterwards, and only then, may the slots and the pool go (C16).
-    pub(super) fn drain(&self, shard: &Shard) {
+    /// Drops the tasks of `shard`, then cancels what is in flight and waits until the kernel is done with all of it:
+    /// afterwards, and only then, may the slots and the pool go (C16). False if a device keeps requests for too long;
+    /// then slots, pool and ring must stay for as long as the process.
+    pub(super) fn drain(&self, shard: &Shard) -> bool {
         self.draining.set(true);
+        let started = shard.now();
         loop {
             shard.drop_tasks();
             if shard.requests_in_flight() == 0 && !self.kick_armed.get() {
-                return;
+                return true;
+            }
+            if shard.now() - started > DRAIN_NS_MAX {
+                return false;
             }
             let all = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
             self.push(all);
