@@ -53,6 +53,8 @@ impl Ending {
                 DeviceErrorKind::Invalid => "invalid",
                 DeviceErrorKind::Busy => "busy",
                 DeviceErrorKind::Removed => "removed",
+                DeviceErrorKind::TimedOut => "timed out",
+                DeviceErrorKind::TooManyErrors => "too many errors",
                 DeviceErrorKind::Other => "other",
             }),
         }
