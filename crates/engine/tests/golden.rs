@@ -277,12 +277,10 @@ fn a_raid0_of_different_members_without_a_recorded_layout_is_refused() {
 }
 
 #[test]
-fn a_clean_ppl_or_journal_array_is_served_read_only() {
-    for (name, reason) in [
-        ("r5-ppl-clean", ReadOnlyReason::Ppl),
-        ("r5-journal-clean", ReadOnlyReason::Journal),
-        ("replay-journal-after", ReadOnlyReason::Journal),
-    ] {
+fn a_clean_journal_array_is_served_read_only() {
+    for (name, reason) in
+        [("r5-journal-clean", ReadOnlyReason::Journal), ("replay-journal-after", ReadOnlyReason::Journal)]
+    {
         let golden = golden_array(name);
         let mut served = golden.read_all(&golden.all(), options());
         assert_eq!(served.array.read_only_reason(), Some(reason), "{name}");
@@ -294,14 +292,6 @@ fn a_clean_ppl_or_journal_array_is_served_read_only() {
         served.stop();
         golden.assert_untouched();
     }
-}
-
-#[test]
-fn a_dirty_ppl_array_is_refused() {
-    let golden = golden_array("r5-ppl-clean");
-    golden.change_all(|s| s.array.resync_offset = ResyncOffset::DirtyFrom(Sector(0)));
-    let error = golden.serve(&golden.all(), options()).err().unwrap();
-    assert!(matches!(error, AssembleError::Refused(RefusedReason::PplDirty)), "{error}");
 }
 
 #[test]
