@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
     consistency::{
-        self,
+        self, Log,
         journal::replay::{members_hold_everything, replay},
     },
     control::{Command, IntentChange, Reply, ReplyState},
@@ -65,6 +65,8 @@ pub(crate) struct Home {
     pub(crate) served: RefCell<Arc<IntentTable>>,
     /// The bitmap is going: no bit may be cleared.
     pub(crate) bits_frozen: Cell<bool>,
+    /// The log that the array has, or shall have as soon as its parity matches.
+    pub(crate) wanted_log: RefCell<Log>,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -229,7 +231,7 @@ impl Array {
     ) -> Result<Self, AssembleError> {
         let mut assembled = assemble(sources, &options).await?;
         consistency::replay(&mut assembled, &options).await?;
-        let journal = assembled.journal.take();
+        let (journal, replayed) = (assembled.journal.take(), assembled.replayed);
         let untouched = options.read_only;
         options.read_only |= assembled.read_only.is_some();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
@@ -251,6 +253,10 @@ impl Array {
             shard::spawn(Rc::clone(home).sweep(sweep_ns));
         }
         shard::spawn(Rc::clone(home).maintain());
+        if replayed {
+            // Parity matches now. If that can't be written down, the array has failed, and says so to who uses it.
+            let _ = home.command(|reply| Command::Refresh { reply }).await;
+        }
         Ok(array)
     }
 
@@ -275,7 +281,9 @@ impl Array {
                 Seat::InSync(member)
             };
         }
-        let snapshot = Snapshot::new(1, taken, intent, log);
+        // C17: it is taken up when parity matches everywhere.
+        let now = if intent.resync_count() == 0 { log.clone() } else { Log::None };
+        let snapshot = Snapshot::new(1, taken, intent, now);
         if !snapshot.is_complete() {
             // What a missing member may have missed stays marked until it is rebuilt (C8).
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
@@ -286,6 +294,7 @@ impl Array {
         let home = Home {
             served,
             bits_frozen: Cell::new(false),
+            wanted_log: RefCell::new(log),
             volume: Volume::new(shared),
             records: RefCell::new(records),
             dirty: Cell::new(false),
@@ -374,7 +383,7 @@ impl Array {
         if info.logical_block > block {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
-        let mut superblock = self.spare_superblock(&name, &info, uuid)?;
+        let superblock = self.spare_superblock(&name, &info, uuid)?;
         if let Ok(Some(old)) = read_superblock(&*device).await
             && self
                 .home
@@ -386,8 +395,7 @@ impl Array {
             return Err(CommandError::AlreadyMember(name));
         }
         self.write_new_bitmap(&name, &*device, &superblock).await?;
-        let array = self.home.records.borrow().array.clone();
-        let prepared = snapshot.log.prepare(&array, &mut superblock, &*device).await;
+        let prepared = snapshot.log.prepare(&superblock, &*device).await;
         prepared.map_err(|error| CommandError::Device { name: name.clone(), error })?;
         let member = self.home.records.borrow_mut().enter(
             source,

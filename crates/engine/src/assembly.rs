@@ -246,6 +246,15 @@ pub(crate) struct Assembled {
     pub(crate) forced: bool,
     /// What [`replay`](crate::consistency::replay) left for the array to use.
     pub(crate) log: Log,
+    /// It was replayed: parity matches, and the superblocks are to say so.
+    pub(crate) replayed: bool,
+}
+
+impl Assembled {
+    /// Whether the member of `slot` is there and has everything.
+    pub(crate) fn is_whole(&self, slot: usize) -> bool {
+        self.seats[slot].as_ref().is_some_and(is_whole)
+    }
 }
 
 /// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
@@ -313,6 +322,7 @@ pub(crate) async fn assemble(
         dirty_from,
         forced,
         log: Log::None,
+        replayed: false,
     })
 }
 

@@ -112,7 +112,10 @@ impl Home {
                 self.records.borrow_mut().checkpoint(member, offset);
                 reply.send(self.update_superblocks().await);
             }
-            Command::Refresh { reply } => reply.send(self.update_superblocks().await),
+            Command::Refresh { reply } => {
+                self.take_up_log().await;
+                reply.send(self.update_superblocks().await);
+            }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
             Command::Stop { reply } => {
                 self.shared().admission.close_for_good().await;
@@ -192,6 +195,7 @@ impl Home {
     /// Opens the gate: dirty superblocks first.
     async fn make_dirty(&self) {
         self.dirty.set(true);
+        self.take_up_log().await;
         // Before the superblocks say that the log counts, it holds nothing.
         if !self.empty_log(true).await {
             return;
@@ -200,6 +204,12 @@ impl Home {
             self.shared().admission.take_wanted();
             self.shared().admission.open();
         }
+    }
+
+    /// Takes up the log that the array was waiting for, if it can be. A failure past redundancy shows at the next update.
+    async fn take_up_log(&self) {
+        let failures = self.adopt_log().await;
+        self.unseat(failures).await;
     }
 
     /// Empties the log, to begin or at the end. False if that failed past redundancy.

@@ -3,12 +3,14 @@
 use std::rc::Rc;
 
 use pinstripe_md::{
-    placement::{NewArray, PlacedArray, PlacementError},
+    placement::{NewArray, NewLog, PlacedArray, PlacementError},
     superblock::Violation,
     units::SECTOR_BYTES,
 };
 use pinstripe_runtime::{Device, DeviceError, shard};
 use thiserror::Error;
+
+use crate::consistency;
 
 /// Why an array could not be made.
 #[derive(Debug, Error)]
@@ -31,7 +33,16 @@ pub enum CreateError {
 
 /// Makes the array that `wish` describes on `devices`, which are its members and then its spares, in order. What they hold is lost.
 pub async fn create(wish: &NewArray, devices: &[Rc<dyn Device>]) -> Result<PlacedArray, CreateError> {
-    let placed = wish.place()?;
+    create_with(wish, NewLog::None, devices).await
+}
+
+/// The same, with a log on the members.
+pub async fn create_with(
+    wish: &NewArray,
+    log: NewLog,
+    devices: &[Rc<dyn Device>],
+) -> Result<PlacedArray, CreateError> {
+    let placed = wish.place_with(log)?;
     let mut encoded = Vec::new();
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
         encoded.push(superblock.encode(device.info().logical_block.into())?);
@@ -43,6 +54,11 @@ pub async fn create(wish: &NewArray, devices: &[Rc<dyn Device>]) -> Result<Place
                 length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
             write(&**device, sector.0 * SECTOR_BYTES, &bitmap.as_bytes()[..length]).await?;
         }
+    }
+    for (superblock, device) in placed.superblocks.iter().zip(devices) {
+        consistency::make_empty(superblock, &**device)
+            .await
+            .map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
     }
     for ((superblock, device), bytes) in placed.superblocks.iter().zip(devices).zip(&encoded) {
         write(&**device, superblock.member.super_offset.0 * SECTOR_BYTES, bytes).await?;

@@ -36,6 +36,8 @@ pub struct Detail {
     pub failed: Vec<FailedMember>,
     /// The bitmap, if there is one.
     pub bitmap: Option<BitmapDetail>,
+    /// MD's word for what keeps parity consistent over a crash: `resync`, `bitmap`, `ppl`; empty on level 0.
+    pub consistency_policy: &'static str,
     /// Regions whose parity may not match.
     pub regions_to_resync: usize,
     /// What resync, rebuild or scrub is under way.
@@ -118,11 +120,22 @@ impl Array {
             slots: snapshot.seats.iter().map(slot_detail).collect(),
             failed: failed.collect(),
             bitmap,
+            consistency_policy: self.consistency_policy(),
             regions_to_resync: intent.resync_count(),
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
             last_errors: self.last_errors(),
             advice: self.advice(snapshot.missing.without(snapshot.recovering).len()),
+        }
+    }
+
+    /// MD's word for what keeps parity consistent over a crash. A log that waits for the initial sync counts.
+    pub fn consistency_policy(&self) -> &'static str {
+        let log = self.home.wanted_log.borrow().policy();
+        match &self.shared().geometry {
+            Geometry::Raid0(_) => "",
+            Geometry::Parity(_) if self.shared().snapshot().intent.is_persistent() => "bitmap",
+            Geometry::Parity(_) => log.unwrap_or("resync"),
         }
     }
 

@@ -3,6 +3,7 @@
 use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
+    consistency::LogError,
     error::{IoError, Operation},
     geometry::{Geometry, MemberSlot, Set64, StripeId},
     mutants::{Mutant, active},
@@ -83,8 +84,21 @@ impl VolumeInner {
         let intent = &view.snapshot.intent;
         let mark = intent.mark(intent.regions(offset, chunk), stripe.0);
         intent.durable(&mark).await;
+        let log = &view.snapshot.log;
+        let logged = match Box::pin(log.write_whole(self, &view, stripe)).await {
+            Ok(logged) => logged,
+            Err(LogError::Fatal(error)) => return Err(error),
+            // The stripe is written by other means then.
+            Err(LogError::Member(_)) => return Ok(false),
+        };
         self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
-        let (unsupported, dropped) = self.zero_members(&view, stripe).await;
+        let (unsupported, mut dropped) = self.zero_members(&view, stripe).await;
+        if !log.is_none() {
+            for (slot, error) in self.flush_members(&view).await {
+                dropped.extend(self.report(&view, slot, Operation::Flush, 0, error));
+            }
+        }
+        drop(logged);
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));
         }

@@ -38,6 +38,9 @@ fn length(data: &Slice) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }
 
+/// What a part of an image covers: where it begins in the stripe's data, and its bytes. Sorted, not overlapping.
+pub type Parts = Vec<(u32, Slice)>;
+
 /// Pieces merged in arrival order. Reusable.
 #[derive(Default)]
 pub struct Image {
@@ -151,6 +154,55 @@ impl Image {
     /// Whether any piece must be durable when it is acknowledged.
     pub fn fua(&self) -> bool {
         self.fua
+    }
+
+    /// Puts `old`, which begins at `start` of the stripe's data, wherever nothing is written over it.
+    pub fn fill(&mut self, start: u32, old: &Slice) {
+        let end = start + length(old);
+        let gap = |from: u32, to: u32| (from, old.slice((from - start) as usize, (to - from) as usize));
+        self.scratch.clear();
+        let mut at = start;
+        for (from, data) in self.parts.drain(..) {
+            if from > at && at < end && from + length(&data) > start {
+                self.scratch.push(gap(at, from.min(end)));
+            }
+            if from + length(&data) > start {
+                at = at.max(from + length(&data));
+            }
+            self.scratch.push((from, data));
+        }
+        if at < end {
+            self.scratch.push(gap(at, end));
+        }
+        std::mem::swap(&mut self.parts, &mut self.scratch);
+    }
+
+    /// Cuts the image into images of one column and at most `parts_max` parts each, and gives all but the first.
+    pub fn split(&mut self, chunk: u32, parts_max: usize) -> Vec<Parts> {
+        let mut images: Vec<Parts> = Vec::new();
+        for (from, data) in self.parts.drain(..) {
+            let (mut at, end) = (from, from + length(&data));
+            while at < end {
+                let stop = end.min((at / chunk + 1) * chunk);
+                let piece = (at, data.slice((at - from) as usize, (stop - at) as usize));
+                match images.last_mut() {
+                    Some(image) if image.len() < parts_max && image[0].0 / chunk == at / chunk => {
+                        image.push(piece);
+                    }
+                    _ => images.push(vec![piece]),
+                }
+                at = stop;
+            }
+        }
+        images.reverse();
+        self.parts = images.pop().unwrap_or_default();
+        images
+    }
+
+    /// Takes the next of what [`Image::split`] gave.
+    pub fn load(&mut self, parts: Parts) {
+        self.parts = parts;
+        self.extents.clear();
     }
 
     /// How many pieces were merged.

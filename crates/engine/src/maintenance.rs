@@ -237,7 +237,8 @@ impl Home {
             intent.resynced(region);
         }
         // What was not dirty for writers is clean now: the superblocks may say so.
-        if whole && !self.shared().admission.is_open() && !self.dirty.get() {
+        let refreshes = !self.shared().admission.is_open() && !self.dirty.get() || self.awaits_log();
+        if whole && refreshes {
             whole = self.command(|reply| Command::Refresh { reply }).await.is_ok();
         }
         whole

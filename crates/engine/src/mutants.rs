@@ -73,6 +73,16 @@ mutants! {
     ReplayStopsEarly,
     /// The journal's replay believes pages whose checksum doesn't match.
     JournalChecksumIgnored,
+    /// Data and parity are written before the log is durable.
+    LogAfterData,
+    /// A log's record follows another whose writes are still under way (C4).
+    LogRecordForgotten,
+    /// What a log forgets is still in the members' caches (C4).
+    LogWithoutForcing,
+    /// A log's entry names other rows than those that are written.
+    LogWrongRange,
+    /// Replay leaves out the last entry of a record.
+    ReplaySkipsEntry,
 }
 
 #[cfg(feature = "mutants")]

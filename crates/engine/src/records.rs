@@ -15,6 +15,7 @@ use pinstripe_runtime::{Device, DeviceSource};
 
 use crate::{
     assembly::Found,
+    consistency::LogArea,
     error::MemberError,
     snapshot::{Member, MemberId},
     volume::Unattached,
@@ -101,6 +102,7 @@ impl Records {
             data_offset: superblock.member.data_offset.0 * SECTOR_BYTES,
             bad_blocks,
             cost: crate::cost::MemberCost::default(),
+            log_area: Mutex::new(LogArea::of(&superblock)),
         });
         self.members.push(MemberBook { member: Arc::clone(&member), device, superblock, slot, state });
         member

@@ -9,7 +9,7 @@ use pinstripe_md::bad_blocks::BadBlocks;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
-    consistency::Log,
+    consistency::{Log, LogArea},
     cost::MemberCost,
     geometry::Set64,
     intent::IntentTable,
@@ -34,6 +34,8 @@ pub struct Member {
     pub bad_blocks: BadBlocks,
     /// What its requests cost, measured.
     pub cost: MemberCost,
+    /// Where the array's log lies on it, if there is one.
+    pub(crate) log_area: Mutex<Option<LogArea>>,
 }
 
 /// Who holds a slot.
@@ -151,6 +153,11 @@ impl Member {
     /// Lets go of the device: once the requests under way are over, it can be opened anew (C16).
     pub(crate) fn release(&self) {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Where the array's log lies on it, if there is one.
+    pub(crate) fn log_area(&self) -> Option<LogArea> {
+        *self.log_area.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a range (in bytes, relative to the data) overlaps a known bad block.

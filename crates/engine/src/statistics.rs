@@ -59,6 +59,10 @@ counters! {
     member_writes,
     /// Bytes written to members.
     member_write_bytes,
+    /// Records written to logs on members; they count as writes to members too.
+    log_writes,
+    /// Bytes of those.
+    log_write_bytes,
     /// Stripe writes: batches.
     batches,
     /// Writes that joined another's batch.

@@ -17,16 +17,17 @@ use std::ops::Deref;
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
-    consistency::{Batch, LogError, Logged},
+    consistency::{self, Batch, LogError, Logged},
     cost::UNKNOWN,
     decode::{Sources, encode, exponent},
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    image::{Image, Piece},
+    image::{Image, Parts, Piece},
     intent::Mark,
     mutants::{Mutant, active},
     parity_cache::{Key, Parity, ROW_BYTES},
     plan::{Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, Written, plan_into},
+    row::Want,
     shared::{Answer, Shared},
     snapshot::{MemberId, Seat, Snapshot, View},
     stripe_table::{Claim, Entered},
@@ -57,6 +58,9 @@ pub(crate) struct WriteContext {
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
+    /// The log can't take the batch in one: what comes after the image, last first. Nobody joins any more.
+    rest: Vec<Parts>,
+    is_split: bool,
     /// Whether the members' requests are timed, request by request: a slow member must not make the others look slow.
     timed: bool,
 }
@@ -82,6 +86,8 @@ impl Default for WriteContext {
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
             requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
             dropped: Vec::new(),
+            rest: Vec::new(),
+            is_split: false,
             timed: false,
         }
     }
@@ -141,7 +147,10 @@ impl VolumeInner {
         let mut healed = false;
         let answer = loop {
             match self.attempt(stripe, &mut claim, context).await {
-                Ok(generation) => break self.acknowledge(generation, context).await,
+                Ok(generation) => match context.rest.pop() {
+                    Some(parts) => context.image.load(parts),
+                    None => break self.acknowledge(generation, context).await,
+                },
                 Err(Again::Replan) => self.counters().replans.add(1),
                 Err(Again::Without(member)) => {
                     self.counters().replans.add(1);
@@ -196,6 +205,9 @@ impl VolumeInner {
             return Err(Again::Replan);
         }
         self.encode(stripe, &view.snapshot, context)?;
+        if active(Mutant::LogAfterData) {
+            self.write_members(&view, stripe, context).await;
+        }
         let logged = if view.snapshot.log.is_none() {
             Logged::Nothing
         } else {
@@ -235,6 +247,9 @@ impl VolumeInner {
         stripe: StripeId,
         context: &mut WriteContext,
     ) -> Result<Mark<'v>, Again> {
+        if view.snapshot.log.takes_rows() {
+            Box::pin(self.cut_to_rows(view, stripe, context)).await?;
+        }
         self.plan(view, stripe, context)?;
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
@@ -248,9 +263,46 @@ impl VolumeInner {
         Ok(mark)
     }
 
+    /// Makes the image one that the log can take: cuts it, if it must be, and fills up rows that are written in part with
+    /// what they have.
+    async fn cut_to_rows(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &mut WriteContext,
+    ) -> Result<(), Again> {
+        let chunk = self.parity_geometry().chunk_bytes();
+        context.image.build_extents(chunk);
+        if consistency::takes_several_entries(context.image.extents()) {
+            let rest = context.image.split(chunk, ROOM);
+            context.rest.extend(rest);
+            context.is_split = true;
+            context.image.build_extents(chunk);
+        }
+        let ragged: Vec<_> = consistency::ragged_rows(context.image.extents()).collect();
+        if ragged.is_empty() {
+            return Ok(());
+        }
+        let mut row = self.rows.take();
+        let mut result = Ok(());
+        for (column, from) in ragged {
+            let want = Want { columns: Set64::only(column), parity: false, avoid: context.avoid };
+            result = self.read_row(view, stripe, (from, from + ROW_BYTES), want, &mut row).await;
+            if result.is_err() {
+                break;
+            }
+            if let Some(old) = &row.data[column] {
+                context.image.fill(u32::try_from(column).unwrap_or(u32::MAX) * chunk + from, old);
+            }
+        }
+        row.clear(0);
+        self.rows.give(row);
+        Ok(result?)
+    }
+
     /// Lets what has arrived join the batch.
     fn join(&self, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> usize {
-        if !claim.has_arrivals() {
+        if !claim.has_arrivals() || context.is_split {
             return 0;
         }
         let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
@@ -653,7 +705,7 @@ fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
 }
 
 /// The written bytes of a column over a run.
-fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
+pub(crate) fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
     image.find(column, run.start, run.end).map_or(&[], |extent| extent.range(run.start, run.end))
 }
 
@@ -821,5 +873,7 @@ impl WriteContext {
         self.set.clear();
         self.requests.clear();
         self.dropped.clear();
+        self.rest.clear();
+        self.is_split = false;
     }
 }

@@ -271,28 +271,6 @@ fn a_raid0_of_different_members_without_a_recorded_layout_is_refused() {
     }
 }
 
-#[test]
-fn a_clean_ppl_array_is_served_read_only() {
-    let golden = golden_array("r5-ppl-clean");
-    let mut served = golden.read_all(&golden.all(), options());
-    assert_eq!(served.array.read_only_reason(), Some(ReadOnlyReason::Ppl));
-    assert_eq!(served.write(0, &[1; 4096]), Err(IoError::ReadOnly));
-    let array = served.array.clone();
-    let failed = served.run("fail", async move { array.fail(0).await });
-    assert!(matches!(failed, Err(CommandError::ReadOnly)));
-    assert_eq!(served.check(), 0);
-    served.stop();
-    golden.assert_untouched();
-}
-
-#[test]
-fn a_dirty_ppl_array_is_refused() {
-    let golden = golden_array("r5-ppl-clean");
-    golden.change_all(|s| s.array.resync_offset = ResyncOffset::DirtyFrom(Sector(0)));
-    let error = golden.serve(&golden.all(), options()).err().unwrap();
-    assert!(matches!(error, AssembleError::Refused(RefusedReason::PplDirty)), "{error}");
-}
-
 /// Complete and dirty: everything (or what the bitmap says) is resynced in the background, and the content is right meanwhile
 /// and after.
 #[test]

@@ -28,6 +28,9 @@ const BITMAP_CHUNK_BYTES_DEFAULT: u32 = 64 << 20;
 const BITMAP_CHUNK_BYTES_MIN: u32 = 4096;
 const HEADROOM_SECTORS_MAX: u64 = 262_144;
 const DATA_ALIGNMENT: u64 = 2048;
+const LOG_SECTORS: u64 = 2048;
+/// From here on MD lets the records of a partial parity log follow each other: twice 128 KiB and a header.
+const SEVERAL_RECORDS_SECTORS: u64 = 528;
 
 /// Whether a new array gets a bitmap.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +43,16 @@ pub enum NewBitmap {
         /// Bytes per bit, a power of two of at least 4096.
         chunk_bytes: Option<u32>,
     },
+}
+
+/// Whether the members of a new array carry a log. Not together with a bitmap.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NewLog {
+    /// None.
+    #[default]
+    None,
+    /// A partial parity log (RAID5).
+    Ppl,
 }
 
 /// What is known about parity at the beginning.
@@ -161,14 +174,20 @@ struct Places {
     gap: u64,
     bitmap: Option<(i32, BitmapHeader)>,
     bad_block_log: i32,
+    log: Option<PplArea>,
     size: SectorCount,
 }
 
 impl NewArray {
     /// Lays the array out. Every superblock has been checked against the kernel's rules.
     pub fn place(&self) -> Result<PlacedArray, PlacementError> {
+        self.place_with(NewLog::None)
+    }
+
+    /// The same, with a log on the members. The log's area must be made an empty one.
+    pub fn place_with(&self, log: NewLog) -> Result<PlacedArray, PlacementError> {
         self.check_wish()?;
-        let places = self.choose_places()?;
+        let places = self.choose_places(log)?;
         let array = self.array_record(&places)?;
         let devices = self.members.iter().chain(&self.spares);
         let superblocks = (0u16..)
@@ -207,12 +226,13 @@ impl NewArray {
         Ok(())
     }
 
-    fn choose_places(&self) -> Result<Places, PlacementError> {
+    fn choose_places(&self, log: NewLog) -> Result<Places, PlacementError> {
         let smallest = self.members.iter().chain(&self.spares).map(|d| d.sectors).min().unwrap_or(0);
         let data_offset = match (self.version, self.data_offset) {
             (MetadataVersion::V1_0, _) => 0,
             (_, Some(offset)) => offset.0,
-            (_, None) => default_data_offset(smallest, self.chunk),
+            (_, None) if log == NewLog::None => default_data_offset(smallest, self.chunk),
+            (_, None) => data_offset_behind(log_sectors(self.chunk), smallest, self.chunk),
         };
         // The bitmap is sized for the most that a member could have, and `sync_size` then is what it has.
         let most = SectorCount(self.size.map_or(smallest, |size| size.0));
@@ -221,15 +241,21 @@ impl NewArray {
             Some(chunk) => BitmapHeader::new(self.set_uuid, most, chunk)?.sectors().0,
             None => 0,
         };
-        let gap = bitmap_sectors.max(bitmap_reservation(smallest)) + u64::from(BAD_BLOCK_LOG_SECTORS);
+        let log_sectors = match log {
+            NewLog::None => 0,
+            NewLog::Ppl => self.room_for_log(data_offset, smallest),
+        };
+        let gap = bitmap_sectors.max(bitmap_reservation(smallest)).max(log_sectors)
+            + u64::from(BAD_BLOCK_LOG_SECTORS);
         let size = self.choose_size(data_offset, gap)?;
         let (bitmap_offset, log_offset) = match self.version {
             MetadataVersion::V1_0 => {
                 let log = -i64::from(BAD_BLOCK_LOG_SECTORS);
-                (log.saturating_sub_unsigned(bitmap_sectors), log)
+                (log.saturating_sub_unsigned(bitmap_sectors.max(log_sectors)), log)
             }
             MetadataVersion::V1_1 | MetadataVersion::V1_2 => {
                 let side = if bitmap_chunk.is_some() { bitmap_sectors } else { bitmap_reservation(size.0) };
+                let side = if log_sectors > 0 { log_sectors } else { side };
                 (8, 8i64.saturating_add_unsigned(side))
             }
         };
@@ -239,7 +265,28 @@ impl NewArray {
             Some(chunk) => Some((narrow(bitmap_offset)?, BitmapHeader::new(self.set_uuid, size, chunk)?)),
             None => None,
         };
-        Ok(Places { data_offset, gap, bitmap, bad_block_log: narrow(log_offset)?, size })
+        let area = match log {
+            NewLog::None => None,
+            NewLog::Ppl => Some(
+                log_area(bitmap_offset, log_sectors).ok_or(Violation::Ppl { level: self.level, size: 0 })?,
+            ),
+        };
+        Ok(Places { data_offset, gap, bitmap, bad_block_log: narrow(log_offset)?, log: area, size })
+    }
+
+    /// Sectors for a log: what it should have, or what there is before data that begins where the caller says.
+    fn room_for_log(&self, data_offset: u64, smallest: u64) -> u64 {
+        let wanted = log_sectors(self.chunk);
+        match self.version.super_offset(smallest) {
+            Some(superblock) if self.version != MetadataVersion::V1_0 => {
+                data_offset
+                    .saturating_sub(superblock.0 + BEHIND_SUPERBLOCK + u64::from(BAD_BLOCK_LOG_SECTORS))
+                    .min(wanted)
+                    / 8
+                    * 8
+            }
+            _ => wanted,
+        }
     }
 
     /// Sectors per member: what the smallest has, or what was asked for, in whole chunks; 0 for RAID0.
@@ -367,7 +414,7 @@ impl NewArray {
             recovery_by_bitmap: false,
             replacement: false,
             journal_tail: None,
-            ppl: None,
+            ppl: places.log,
             bad_block_log: Some(BadBlockLog {
                 offset: places.bad_block_log,
                 size: BAD_BLOCK_LOG_SECTORS,
@@ -461,14 +508,30 @@ pub fn bitmap_reservation(sectors: u64) -> u64 {
     }
 }
 
+/// Sectors of a log: mdadm's megabyte, more for chunks that don't fit it.
+fn log_sectors(chunk: SectorCount) -> u64 {
+    (chunk.0 + 8).next_multiple_of(LOG_SECTORS)
+}
+
+/// A log at `offset` sectors from the superblock. `None` if it is too far or too long to be written down.
+fn log_area(offset: i64, sectors: u64) -> Option<PplArea> {
+    let (offset, size) = (i16::try_from(offset).ok()?, u16::try_from(sectors).ok()?);
+    Some(PplArea { offset, size, multiple: sectors >= SEVERAL_RECORDS_SECTORS })
+}
+
 /// The first data sector that mdadm chooses for versions 1.1 and 1.2.
 pub fn default_data_offset(device_sectors: u64, chunk: SectorCount) -> u64 {
+    data_offset_behind(bitmap_reservation(device_sectors), device_sectors, chunk)
+}
+
+/// The same with `reserved` sectors between superblock and data.
+fn data_offset_behind(reserved: u64, device_sectors: u64, chunk: SectorCount) -> u64 {
     let mut headroom = HEADROOM_SECTORS_MAX;
     // Four times the chunk in KiB is twice the chunk in sectors.
     while headroom * 1024 > device_sectors && headroom / 2 >= chunk.0.saturating_mul(2).max(2) {
         headroom /= 2;
     }
-    (24 + bitmap_reservation(device_sectors) + headroom).next_multiple_of(DATA_ALIGNMENT)
+    (24 + reserved + headroom).next_multiple_of(DATA_ALIGNMENT)
 }
 
 /// Entries of a roles table for this many devices: as many as fill the last sector of the superblock.

@@ -240,6 +240,12 @@ pub fn newest_record(area: &[u8], set_uuid: Uuid, multiple: bool) -> Option<Foun
 }
 
 impl PplEntry {
+    /// Fills in what depends on the partial parity: its length and checksum.
+    pub fn seal(&mut self, partial_parity: &[u8]) {
+        self.parity_bytes = u32::try_from(partial_parity.len()).unwrap_or(u32::MAX);
+        self.checksum = crc32c(partial_parity);
+    }
+
     fn is_of_whole_sectors(&self) -> bool {
         [self.parity_bytes, self.data_bytes].iter().all(|bytes| u64::from(*bytes) % SECTOR_BYTES == 0)
     }

@@ -17,31 +17,41 @@
 //!
 //! A member that joins gets an empty log before its superblock names it ([`Log::prepare`]).
 
-#![allow(
-    clippy::unused_async,
-    clippy::unused_self,
-    clippy::infallible_destructuring_match,
-    dead_code,
-    reason = "each log answers some of these"
-)]
+mod members;
+mod ppl;
+mod ppl_replay;
+mod queue;
 
 pub(crate) mod journal;
 
+use std::sync::Arc;
+
+use pinstripe_md::{
+    ppl::{ENTRIES_MAX, HEADER_BYTES},
+    superblock::{Superblock, Support},
+    units::SECTOR_BYTES,
+};
 use pinstripe_runtime::{Device, DeviceError, Slice};
 
 use crate::{
     array::Home,
     assembly::{AssembleError, Assembled},
-    error::IoError,
-    geometry::StripeId,
-    image::Image,
+    error::{IoError, MemberError, Operation},
+    geometry::{MemberSlot, StripeId},
+    image::{Extent, Image},
+    mutants::{Mutant, active},
     options::ArrayOptions,
+    parity_cache::ROW_BYTES,
     plan::Plan,
     shared::Failure,
-    snapshot::{MemberId, View},
-    volume::VolumeInner,
+    snapshot::{MemberId, Snapshot, View},
+    volume::{VolumeInner, adopt_everywhere},
 };
-use pinstripe_md::superblock::{ArrayRecord, Superblock};
+use members::Members;
+pub use ppl::Ppl;
+
+/// Areas of this size and more hold several records, as in Linux: twice what one may need there.
+const SEVERAL_RECORDS_BYTES: u64 = 2 * (132 << 10);
 
 /// The log of an array, if it has one. Cheap to clone; lives in the membership snapshot.
 #[derive(Clone, Default)]
@@ -49,6 +59,28 @@ pub enum Log {
     /// None: bitmap or resync.
     #[default]
     None,
+    /// MD's partial parity log.
+    Ppl(Arc<Ppl>),
+}
+
+/// Where a member's log lies, in bytes of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogArea {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its length.
+    pub length: u64,
+    /// Whether records follow each other around it, rather than one overwriting the last.
+    pub several: bool,
+}
+
+impl LogArea {
+    /// Where the superblock says that it lies.
+    pub(crate) fn of(superblock: &Superblock) -> Option<Self> {
+        let (sector, ppl) = (superblock.ppl_sector()?, superblock.member.ppl?);
+        let length = u64::from(ppl.size) * SECTOR_BYTES / HEADER_BYTES as u64 * HEADER_BYTES as u64;
+        Some(Self { offset: sector.0 * SECTOR_BYTES, length, several: length >= SEVERAL_RECORDS_BYTES })
+    }
 }
 
 /// What a log is shown of a stripe write: all that is known before the first member changes.
@@ -69,6 +101,9 @@ pub(crate) struct Batch<'a> {
 pub(crate) enum Logged {
     /// There is no log, or it has nothing to say about this batch.
     Nothing,
+    /// It is in the partial parity log.
+    #[expect(dead_code, reason = "it is kept to be dropped")]
+    Ppl(ppl::Kept),
 }
 
 /// Why a batch could not be logged. No member has changed.
@@ -89,6 +124,7 @@ impl Log {
     pub(crate) fn policy(&self) -> Option<&'static str> {
         match self {
             Self::None => None,
+            Self::Ppl(_) => Some("ppl"),
         }
     }
 
@@ -96,56 +132,199 @@ impl Log {
     pub(crate) fn forces_writes(&self) -> bool {
         match self {
             Self::None => false,
+            Self::Ppl(_) => !active(Mutant::LogWithoutForcing),
         }
+    }
+
+    /// Whether a batch must be whole rows of [`ROW_BYTES`] with the same consecutive columns in each.
+    pub(crate) fn takes_rows(&self) -> bool {
+        matches!(self, Self::Ppl(_))
     }
 
     /// Makes the batch known to the log, durably.
     pub(crate) async fn write_ahead(&self, batch: &Batch<'_>) -> Result<Logged, LogError> {
-        let _ = batch;
         match self {
             Self::None => Ok(Logged::Nothing),
+            Self::Ppl(log) => log.write_ahead(batch).await,
         }
     }
 
-    /// Empties the log on every member. The superblocks still say clean, or what they say was replayed. Who failed.
+    /// Makes known that a stripe is written whole, otherwise than by a batch. What is written must be flushed before the
+    /// answer is dropped.
+    pub(crate) async fn write_whole(
+        &self,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+    ) -> Result<Logged, LogError> {
+        match self {
+            Self::None => Ok(Logged::Nothing),
+            Self::Ppl(log) => log.write_whole(volume, view, stripe).await,
+        }
+    }
+
+    /// Begins the log on every member, unless that was done. Nobody writes under it before. Who failed.
     pub(crate) async fn open(&self, home: &Home) -> Vec<Failure> {
-        let _ = home;
         match self {
             Self::None => Vec::new(),
+            Self::Ppl(log) if log.is_open() => Vec::new(),
+            Self::Ppl(log) => {
+                let failures = on_every_member(home, async |device, area, slot| {
+                    log.begin(device, area, slot, true).await
+                });
+                let failures = failures.await;
+                log.set_open();
+                failures
+            }
         }
     }
 
     /// Empties the log on every member. Nobody writes, and every member was flushed (C4). Who failed.
     pub(crate) async fn close(&self, home: &Home) -> Vec<Failure> {
-        let _ = home;
         match self {
             Self::None => Vec::new(),
+            Self::Ppl(log) => {
+                on_every_member(home, async |device, area, _| log.empty(device, area).await).await
+            }
         }
     }
 
-    /// Readies the superblock and the log of a device that joins. The superblock isn't on the device yet.
+    /// Readies the log of a device that joins. Its superblock isn't on it yet.
     pub(crate) async fn prepare(
         &self,
-        array: &ArrayRecord,
-        superblock: &mut Superblock,
+        superblock: &Superblock,
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
-        let _ = (array, superblock, device);
+        let Some(area) = LogArea::of(superblock) else { return Ok(()) };
         match self {
-            Self::None => Ok(()),
+            Self::None => ppl::zero(device, area).await,
+            Self::Ppl(log) => log.begin(device, area, MemberSlot(0), false).await,
         }
     }
 }
 
-/// Whether a log makes a dirty array safe to start with members missing (C19). Asked before [`replay`].
+/// Makes the log of a new member one that was never used.
+pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> Result<(), DeviceError> {
+    let Some(area) = LogArea::of(superblock) else { return Ok(()) };
+    Ppl::new(superblock.array.set_uuid, 1, 0).begin(device, area, MemberSlot(0), false).await
+}
+
+/// Does something to the log on every member. Who failed.
+async fn on_every_member(
+    home: &Home,
+    work: impl AsyncFn(&dyn Device, LogArea, MemberSlot) -> Result<(), DeviceError>,
+) -> Vec<Failure> {
+    let members: Vec<_> = {
+        let records = home.records.borrow();
+        let books = records.active();
+        books.map(|book| (book.slot, Arc::clone(&book.member), std::rc::Rc::clone(&book.device))).collect()
+    };
+    let mut failures = Vec::new();
+    for (slot, member, device) in members {
+        let Some(area) = member.log_area() else { continue };
+        let low = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
+        if let Err(error) = work(&*device, area, low).await {
+            let (name, offset, operation) = (member.name.clone(), area.offset, Operation::Metadata);
+            failures.push(Failure {
+                member: member.id,
+                error: MemberError { slot, name, operation, offset, error },
+            });
+        }
+    }
+    failures
+}
+
+/// Whether a log may make a dirty array safe to start with members missing (C19): [`replay`] then decides.
 pub(crate) fn is_logged(freshest: &Superblock) -> bool {
-    let _ = freshest;
-    false
+    freshest.member.ppl.is_some()
 }
 
 /// Replays the log that assembly found, and leaves it for the array to use in `assembled.log`.
 pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) -> Result<(), AssembleError> {
-    let _ = options;
-    assembled.log = Log::None;
+    if !is_logged(&assembled.freshest) {
+        return Ok(());
+    }
+    let Some(members) = Members::of(assembled) else { return Ok(()) };
+    let dirty = assembled.freshest.array.is_dirty();
+    let writable = !options.read_only && assembled.freshest.support() == Support::Full;
+    let missing = (0..assembled.geometry.members()).filter(|&slot| !assembled.is_whole(slot)).count();
+    let mut covers = false;
+    if dirty && writable {
+        covers = ppl_replay::replay(&members).await?.covers;
+        members.flush().await?;
+    }
+    if covers {
+        (assembled.dirty_from, assembled.forced, assembled.replayed) = (None, false, true);
+    } else if dirty && missing > 0 && !options.force {
+        return Err(AssembleError::DirtyDegraded { missing });
+    }
+    let array = &assembled.freshest.array;
+    assembled.log = Log::Ppl(Arc::new(Ppl::new(array.set_uuid, assembled.geometry.members(), 1)));
     Ok(())
+}
+
+impl Home {
+    /// Whether the array's log isn't in use yet.
+    pub(crate) fn awaits_log(&self) -> bool {
+        !self.wanted_log.borrow().is_none() && self.shared().snapshot().log.is_none()
+    }
+
+    /// Takes up the array's log once parity matches everywhere: before, a log that says so would be believed (C17).
+    pub(crate) async fn adopt_log(&self) -> Vec<Failure> {
+        let old = self.shared().snapshot();
+        let log = self.wanted_log.borrow().clone();
+        let in_sync = old.intent.resync_count() == 0;
+        if log.is_none() || !old.log.is_none() || !in_sync {
+            return Vec::new();
+        }
+        // Writers under this snapshot wait for the log to open, which waits for those who don't log.
+        let next = Snapshot::new(old.generation + 1, old.seats.clone(), Arc::clone(&old.intent), log.clone());
+        self.shared().publish(next);
+        self.shared().admission.drained().await;
+        adopt_everywhere(self.shared());
+        log.open(self).await
+    }
+}
+
+/// What keeps an image from being one entry for each of its runs.
+pub(crate) fn takes_several_entries(extents: &[Extent]) -> bool {
+    let row = |at: u32| at / ROW_BYTES * ROW_BYTES;
+    let rounded = |extent: &Extent| (row(extent.start), row(extent.end() - 1) + ROW_BYTES);
+    let meet = |a: (u32, u32), b: (u32, u32)| a.0.max(b.0) < a.1.min(b.1);
+    let ragged_rows = |extent: &Extent| {
+        let (start, end) = rounded(extent);
+        [
+            (extent.start != start).then_some((start, start + ROW_BYTES)),
+            (extent.end() != end).then_some((end - ROW_BYTES, end)),
+        ]
+    };
+    let collide = |a: &Extent, b: &Extent| {
+        let (rows_a, rows_b) = (rounded(a), rounded(b));
+        if a.column == b.column || !meet(rows_a, rows_b) {
+            return false;
+        }
+        // Between two columns of a row all others must be written too.
+        let (start, end) = (rows_a.0.max(rows_b.0), rows_a.1.min(rows_b.1));
+        let apart = a.column + 1 < b.column
+            && (a.column + 1..b.column)
+                .any(|c| !extents.iter().any(|e| e.column == c && e.start <= start && end <= e.end()));
+        apart || ragged_rows(a).into_iter().flatten().any(|rows| meet(rows, rows_b))
+    };
+    extents.len() > ENTRIES_MAX / 2 || extents.iter().any(|a| extents.iter().any(|b| collide(a, b)))
+}
+
+/// Rows that are written in part: column, and first byte of the row within the chunk. In order, without repetition.
+pub(crate) fn ragged_rows(extents: &[Extent]) -> impl Iterator<Item = (usize, u32)> {
+    let mut last = None;
+    extents
+        .iter()
+        .flat_map(|extent| {
+            let (first, final_row) = (extent.start / ROW_BYTES, (extent.end() - 1) / ROW_BYTES);
+            let head = (!extent.start.is_multiple_of(ROW_BYTES)).then_some(first);
+            let tail = (!extent.end().is_multiple_of(ROW_BYTES)).then_some(final_row);
+            [head, tail.filter(|row| head != Some(*row))]
+                .map(|row| row.map(|row| (extent.column, row * ROW_BYTES)))
+        })
+        .flatten()
+        .filter(move |row| last.replace(*row) != Some(*row))
 }

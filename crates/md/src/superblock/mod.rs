@@ -187,6 +187,13 @@ pub struct PplArea {
     pub multiple: bool,
 }
 
+impl PplArea {
+    /// Whether what one write to a stripe with chunks of `chunk` may have to log fits: a chunk and a header.
+    pub fn takes_chunks_of(self, chunk: SectorCount) -> bool {
+        chunk.0 + crate::ppl::HEADER_BYTES as u64 / crate::units::SECTOR_BYTES <= u64::from(self.size)
+    }
+}
+
 /// The bad-block log's place, in sectors from the superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BadBlockLog {

@@ -19,8 +19,10 @@ pub enum Support {
 /// Why an array is served to readers only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ReadOnlyReason {
-    /// A partial parity log that would have to be kept up.
-    #[error("the array has a partial parity log (PPL), which is not written yet: it is served read-only")]
+    /// A partial parity log that is too short.
+    #[error(
+        "the array's partial parity log (PPL) is shorter than a chunk, so that a write may not fit: it is served read-only. mdadm --grow --consistency-policy=resync takes the log away"
+    )]
     Ppl,
     /// A journal. The superblock can't say whether it is empty: the caller walks it first
     /// ([`journal`](crate::journal)), and refuses unless the members hold all that it finds.
@@ -47,11 +49,6 @@ pub enum RefusedReason {
     /// A cluster's bitmap.
     #[error("the array has a clustered bitmap: other hosts may be writing to it")]
     Clustered,
-    /// PPL and dirty: parity isn't to be trusted before the log has been replayed.
-    #[error(
-        "the array has a partial parity log (PPL) and was not stopped cleanly: assemble it with mdadm once, which replays the log"
-    )]
-    PplDirty,
 }
 
 impl Superblock {
@@ -69,14 +66,14 @@ impl Superblock {
             Some(RefusedReason::Reshape)
         } else if array.clustered {
             Some(RefusedReason::Clustered)
-        } else if self.member.ppl.is_some() && array.is_dirty() {
-            Some(RefusedReason::PplDirty)
         } else {
             None
         };
         match refused {
             Some(reason) => Support::Refused(reason),
-            None if self.member.ppl.is_some() => Support::ReadOnly(ReadOnlyReason::Ppl),
+            None if self.member.ppl.is_some_and(|ppl| !ppl.takes_chunks_of(array.chunk)) => {
+                Support::ReadOnly(ReadOnlyReason::Ppl)
+            }
             None if array.journal => Support::ReadOnly(ReadOnlyReason::Journal),
             None => Support::Full,
         }

@@ -1,0 +1,90 @@
+//! The members as a replay sees them: devices that nobody else uses yet.
+
+use pinstripe_runtime::{DeviceErrorKind, shard};
+
+use crate::{
+    assembly::{AssembleError, Assembled, Found, read_bytes},
+    geometry::{Geometry, MemberSlot, ParityGeometry},
+};
+use pinstripe_md::units::SECTOR_BYTES;
+
+/// What assembly found, for reading and writing member by member.
+pub(super) struct Members<'a> {
+    pub(super) geometry: &'a ParityGeometry,
+    seats: &'a [Option<Found>],
+}
+
+impl<'a> Members<'a> {
+    /// `None` for an array without parity.
+    pub(super) fn of(assembled: &'a Assembled) -> Option<Self> {
+        match &assembled.geometry {
+            Geometry::Parity(geometry) => Some(Self { geometry, seats: &assembled.seats }),
+            Geometry::Raid0(_) => None,
+        }
+    }
+
+    /// The members that are there, those that are being rebuilt included, with their slots.
+    pub(super) fn present(&self) -> impl Iterator<Item = (MemberSlot, &'a Found)> {
+        (0..).zip(self.seats).filter_map(|(slot, seat)| Some((MemberSlot(slot), seat.as_ref()?)))
+    }
+
+    /// Whether a slot's member holds what it should in a range of member bytes: it is there, and rebuilt so far.
+    pub(super) fn holds(&self, slot: MemberSlot, offset: u64, length: u64) -> bool {
+        self.seats[slot.index()].as_ref().is_some_and(|found| {
+            let valid = found.superblock.member.recovery_offset;
+            let first = (found.superblock.member.data_offset.0 * SECTOR_BYTES + offset) / SECTOR_BYTES;
+            let bad = found.bad_blocks.first_overlap(first..first + length.div_ceil(SECTOR_BYTES)).is_some();
+            !bad && valid.is_none_or(|sector| offset + length <= sector.0 * SECTOR_BYTES)
+        })
+    }
+
+    /// Bytes of a member; `None` if it doesn't hold them or can't read them.
+    pub(super) async fn read(
+        &self,
+        slot: MemberSlot,
+        offset: u64,
+        length: u32,
+    ) -> Result<Option<Vec<u8>>, AssembleError> {
+        let Some(found) =
+            self.seats[slot.index()].as_ref().filter(|_| self.holds(slot, offset, length.into()))
+        else {
+            return Ok(None);
+        };
+        let at = found.superblock.member.data_offset.0 * SECTOR_BYTES + offset;
+        match read_bytes(&*found.device, at, length.into()).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(AssembleError::Device { error, .. }) if error.kind == DeviceErrorKind::Media => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes a member's bytes.
+    pub(super) async fn write(
+        &self,
+        slot: MemberSlot,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), AssembleError> {
+        let Some(found) = &self.seats[slot.index()] else { return Ok(()) };
+        let mut buffer = shard::buffer(bytes.len());
+        buffer.copy_from_slice(bytes);
+        let at = found.superblock.member.data_offset.0 * SECTOR_BYTES + offset;
+        let written = found.device.write(at, buffer.freeze(), true).await.result;
+        written
+            .map(|_| ())
+            .map_err(|error| AssembleError::Device { name: found.device.info().name.clone(), error })
+    }
+
+    /// Flushes every member.
+    pub(super) async fn flush(&self) -> Result<(), AssembleError> {
+        for (_, found) in self.present() {
+            found
+                .device
+                .flush()
+                .await
+                .result
+                .map_err(|error| AssembleError::Device { name: found.device.info().name.clone(), error })?;
+        }
+        Ok(())
+    }
+}

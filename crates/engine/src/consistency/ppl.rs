@@ -1,0 +1,302 @@
+//! The partial parity log of RAID5 (md-format.md section 8): for each run of rows, the XOR of the data that is *not*
+//! written, on the member that holds the stripe's parity, durable before data and parity change.
+//!
+//! MD replays the newest record of each member and no other. So a record may follow another only when everything that the
+//! other covers is on the members for good: one record is live per member, all that comes meanwhile gathers in the next
+//! one ([`Queue`]), and the writes that a record covers are forced to the medium (C4). The kernel flushes every member
+//! after each record for the same reason.
+//!
+//! An entry covers whole rows of 4 KiB, in which the same consecutive columns are written (C17). What a batch writes of a
+//! row is filled up with what the row has, and a batch with other rows is written piece by piece
+//! ([`has_entry_for_every_run`]). A row in which sectors of two columns are written, but not the same ones, is no such row
+//! for us, though MD would log it: should one of the two members be lost with the crash, the sectors of its page that nobody
+//! wrote would be made of a mixture.
+//!
+//! | crash | what recovery does |
+//! |---|---|
+//! | before the record is whole | the header's or the entry's checksum is wrong: skipped; nothing of its rows had changed |
+//! | between the record and the last write it covers | parity = partial parity + what the written columns hold now: whatever that is, data that was not written can be made of it |
+//! | as before, and a member is lost that holds data that was not written | the same, and then it is made of parity |
+//! | as before, and the lost member holds data that was being written | left alone: those sectors were in flight (C19), all others of the row are there |
+//! | as before, and the lost member holds parity | nothing to do |
+//! | after the last write, before the next record | the same parity again |
+//! | in recovery | the superblocks are still dirty and the record is still there: again |
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use pinstripe_md::{
+    identity::Uuid,
+    ppl::{ENTRIES_MAX, HEADER_BYTES, PplEntry, PplHeader, signature},
+    units::{SECTOR_BYTES, Sector},
+};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, shard};
+
+use super::{
+    Batch, LogArea, LogError, Logged,
+    queue::{Lead, Queue, Rules, Ticket, Turn},
+};
+use crate::{
+    error::{IoError, Operation},
+    geometry::{MEMBERS_MAX, MemberSlot, StripeId},
+    mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
+    plan::{Method, Run},
+    snapshot::View,
+    volume::VolumeInner,
+};
+
+/// The log of a RAID5 array in service.
+pub struct Ppl {
+    set_uuid: Uuid,
+    generation: AtomicU64,
+    /// Whether it has begun on every member.
+    open: AtomicBool,
+    opened: Signal,
+    /// By slot: the log on the member there.
+    queues: Box<[Queue<Vec<Part>>]>,
+}
+
+/// An entry with its partial parity. Checksum and lengths of parity are filled in by the leader.
+pub(super) struct Part {
+    entry: PplEntry,
+    parity: Option<Slice>,
+}
+
+/// Keeps a batch in the log until it is dropped.
+pub(crate) struct Kept {
+    log: Arc<Ppl>,
+    slot: MemberSlot,
+    ticket: Ticket,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.log.queues[self.slot.index()].release(self.ticket);
+    }
+}
+
+impl Ppl {
+    /// The log of an array of `slots`, whose next record has `generation`.
+    pub(super) fn new(set_uuid: Uuid, slots: usize, generation: u64) -> Self {
+        let rules = Rules {
+            exclusive: !active(Mutant::LogRecordForgotten),
+            entries_max: ENTRIES_MAX,
+            start: 0,
+            header_bytes: |_| HEADER_BYTES as u64,
+        };
+        Self {
+            set_uuid,
+            generation: AtomicU64::new(generation),
+            open: AtomicBool::new(false),
+            opened: Signal::default(),
+            queues: (0..slots).map(|_| Queue::new(rules)).collect(),
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    /// Lets writers in.
+    pub(super) fn set_open(&self) {
+        self.open.store(true, Ordering::SeqCst);
+        self.opened.notify();
+    }
+
+    /// Makes a batch known, durably.
+    pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
+        let map = batch.volume.parity_geometry().slots(batch.stripe);
+        if !has_entry_for_every_run(batch.plan.runs()) {
+            // Never: batches are cut before they are planned.
+            return Err(LogError::Fatal(IoError::Failed));
+        }
+        let parts: Vec<Part> = batch
+            .plan
+            .runs()
+            .iter()
+            .zip(batch.parity)
+            .filter_map(|(run, [p, _])| part(batch, run, p.as_ref()))
+            .collect();
+        self.append(batch.volume, batch.view, map.p_slot(), parts).await
+    }
+
+    /// Makes known that a stripe is written whole.
+    pub(super) async fn write_whole(
+        self: &Arc<Self>,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+    ) -> Result<Logged, LogError> {
+        let geometry = volume.parity_geometry();
+        let map = geometry.slots(stripe);
+        let entry = PplEntry {
+            data_sector: Sector(geometry.array_offset(stripe, 0) / SECTOR_BYTES),
+            parity_bytes: 0,
+            data_bytes: geometry.stripe_bytes(),
+            parity_slot: u32::from(map.p_slot().0),
+            checksum: 0,
+        };
+        self.append(volume, view, map.p_slot(), vec![Part { entry, parity: None }]).await
+    }
+
+    async fn append(
+        self: &Arc<Self>,
+        volume: &VolumeInner,
+        view: &View,
+        slot: MemberSlot,
+        parts: Vec<Part>,
+    ) -> Result<Logged, LogError> {
+        // Without parity nothing can be torn.
+        let Some((member, device)) = view.member(slot.index()).filter(|_| !parts.is_empty()) else {
+            return Ok(Logged::Nothing);
+        };
+        let bytes: u64 = parts.iter().filter_map(|part| part.parity.as_ref()).map(|p| p.len() as u64).sum();
+        let room = member.log_area().map_or(0, |area| area.length.saturating_sub(HEADER_BYTES as u64));
+        if parts.len() > ENTRIES_MAX || bytes > room {
+            // Never: batches are cut to what fits, and arrays with too small an area are read-only.
+            return Err(LogError::Fatal(IoError::Failed));
+        }
+        self.opened.wait_until(|| self.is_open()).await;
+        let (queue, count) = (&self.queues[slot.index()], parts.len());
+        let ticket = queue.enter(member, parts, count, bytes);
+        loop {
+            match queue.next(ticket).await {
+                Turn::Durable => return Ok(Logged::Ppl(Kept { log: Arc::clone(self), slot, ticket })),
+                Turn::Failed => return Err(LogError::Member(member.id)),
+                Turn::Lead(lead) => {
+                    let written = self.write_record(volume, &**device, &lead).await;
+                    if let Err(error) = written {
+                        volume.report(view, slot.index(), Operation::Metadata, lead.offset, error);
+                    }
+                    queue.written(&lead, written.is_ok());
+                }
+            }
+        }
+    }
+
+    async fn write_record(
+        &self,
+        volume: &VolumeInner,
+        device: &dyn Device,
+        lead: &Lead<Vec<Part>>,
+    ) -> Result<(), DeviceError> {
+        let mut record = shard::buffer(usize::try_from(lead.length).unwrap_or(usize::MAX));
+        let mut at = HEADER_BYTES;
+        let mut entries = Vec::new();
+        for part in lead.items.iter().flatten() {
+            let mut entry = part.entry;
+            if let Some(parity) = &part.parity {
+                record[at..at + parity.len()].copy_from_slice(parity);
+                at += parity.len();
+                entry.seal(parity);
+            }
+            entries.push(entry);
+        }
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst);
+        let header = PplHeader { signature: signature(self.set_uuid), generation, entries };
+        let header = header.encode().map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))?;
+        record[..HEADER_BYTES].copy_from_slice(&header);
+        volume.counters().log_writes.add(1);
+        volume.counters().log_write_bytes.add(lead.length);
+        volume.counters().member_writes.add(1);
+        volume.counters().member_write_bytes.add(lead.length);
+        device.write(lead.offset, record.freeze(), true).await.result.map(|_| ())
+    }
+
+    /// Makes the log on a device one that begins now: whatever stood there counts no more, and with `active` recovery knows
+    /// that everything from here on is in it, though nothing has been written yet.
+    pub(super) async fn begin(
+        &self,
+        device: &dyn Device,
+        area: LogArea,
+        slot: MemberSlot,
+        active: bool,
+    ) -> Result<(), DeviceError> {
+        zero(device, area).await?;
+        let mut header = PplHeader::empty(self.set_uuid, 0);
+        if active {
+            header.generation = self.generation.fetch_add(1, Ordering::SeqCst);
+            header.entries.push(PplEntry {
+                data_sector: Sector(0),
+                parity_bytes: 0,
+                data_bytes: 0,
+                parity_slot: u32::from(slot.0),
+                checksum: 0,
+            });
+        }
+        write_header(device, area, &header).await
+    }
+
+    /// Makes the log on a device one that says nothing.
+    pub(super) async fn empty(&self, device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
+        write_header(device, area, &PplHeader::empty(self.set_uuid, 0)).await
+    }
+}
+
+/// Zeroes an area, in pieces.
+pub(super) async fn zero(device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
+    const PIECE: u64 = 256 << 10;
+    let end = area.offset + area.length;
+    let mut at = area.offset;
+    while at < end {
+        let length = PIECE.min(end - at);
+        let zeroes = shard::zeroed(usize::try_from(length).unwrap_or(usize::MAX)).freeze();
+        device.write(at, zeroes, true).await.result?;
+        at += length;
+    }
+    Ok(())
+}
+
+async fn write_header(device: &dyn Device, area: LogArea, header: &PplHeader) -> Result<(), DeviceError> {
+    let bytes = header.encode().map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))?;
+    let mut buffer = shard::buffer(bytes.len());
+    buffer.copy_from_slice(&bytes);
+    device.write(area.offset, buffer.freeze(), true).await.result.map(|_| ())
+}
+
+/// The entry of a run; `None` where no parity is written.
+fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
+    let geometry = batch.volume.parity_geometry();
+    let map = geometry.slots(batch.stripe);
+    let p = p?;
+    let first = run.written.iter().next()?;
+    let within = u32::try_from(first).unwrap_or(u32::MAX) * geometry.chunk_bytes() + run.start;
+    let columns = u32::try_from(run.written.len()).unwrap_or(u32::MAX);
+    let wrong = if active(Mutant::LogWrongRange) { u64::from(ROW_BYTES) / SECTOR_BYTES } else { 0 };
+    let entry = PplEntry {
+        data_sector: Sector(geometry.array_offset(batch.stripe, within) / SECTOR_BYTES + wrong),
+        parity_bytes: 0,
+        data_bytes: run.length() * columns,
+        parity_slot: u32::from(map.p_slot().0),
+        checksum: 0,
+    };
+    let parity = (run.method != Method::Full).then(|| partial_parity(batch, run, p));
+    Some(Part { entry, parity })
+}
+
+/// The new parity without the columns that are written: the XOR of those that are not.
+pub(super) fn partial_parity(batch: &Batch<'_>, run: &Run, p: &[u8]) -> Slice {
+    let mut sources: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+    sources[0] = p;
+    let mut count = 1;
+    for (source, column) in sources[1..].iter_mut().zip(run.written) {
+        *source = crate::write::new_bytes(batch.image, column, run);
+        count += 1;
+    }
+    let mut partial = shard::buffer(p.len());
+    batch.volume.kernel.xor(&mut partial, &sources[..count]);
+    partial.freeze()
+}
+
+/// Whether each run fits an entry, and all of them a record.
+fn has_entry_for_every_run(runs: &[Run]) -> bool {
+    let consecutive = |run: &Run| {
+        let (first, last) = (run.written.iter().next().unwrap_or(0), run.written.iter().last().unwrap_or(0));
+        last - first + 1 == run.written.len()
+    };
+    let whole = |run: &Run| run.start.is_multiple_of(ROW_BYTES) && run.end.is_multiple_of(ROW_BYTES);
+    runs.len() <= ENTRIES_MAX && runs.iter().all(|run| consecutive(run) && whole(run))
+}

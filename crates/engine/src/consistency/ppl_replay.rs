@@ -1,0 +1,140 @@
+//! What a partial parity log says after a crash, put to use. The cases are argued in [`ppl`](super::ppl).
+
+use pinstripe_md::ppl::{FoundRecord, HEADER_BYTES, PplEntry, PplHeader, newest_record, signature};
+use pinstripe_md::units::SECTOR_BYTES;
+
+use super::{LogArea, members::Members};
+use crate::{
+    assembly::{AssembleError, Found, read_bytes},
+    geometry::{MemberSlot, StripeId},
+    mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
+};
+
+/// What came of a replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Replayed {
+    /// The log covers whatever was being written: parity matches data everywhere now, as far as members are there.
+    pub(super) covers: bool,
+    /// Entries that were applied.
+    pub(super) entries: u64,
+    /// Entries that were not: torn, so that nothing of theirs had begun, or of a lost member.
+    pub(super) skipped: u64,
+}
+
+/// Replays the newest record of every member. The caller flushes.
+pub(super) async fn replay(members: &Members<'_>) -> Result<Replayed, AssembleError> {
+    let mut replayed = Replayed::default();
+    for (slot, found) in members.present() {
+        let (Some(area), Some(ppl)) = (LogArea::of(&found.superblock), found.superblock.member.ppl) else {
+            continue;
+        };
+        let bytes = read_bytes(&*found.device, area.offset, area.length).await?;
+        replayed.covers |= was_in_use(&bytes, found);
+        if let Some(record) = newest_record(&bytes, found.superblock.array.set_uuid, ppl.multiple) {
+            replay_record(members, slot, &record, &bytes, &mut replayed).await?;
+        }
+    }
+    Ok(replayed)
+}
+
+/// Whether anything was ever logged here. An area that was never used, or emptied and not begun again, says nothing of what
+/// was being written; one whose first header is torn was just going to.
+fn was_in_use(area: &[u8], found: &Found) -> bool {
+    let Some(head) = area.get(..HEADER_BYTES) else { return false };
+    match PplHeader::decode(head, signature(found.superblock.array.set_uuid)) {
+        Ok(header) => !header.entries.is_empty(),
+        Err(_) => head.iter().any(|byte| *byte != 0) && head[..8] == [0xff; 8],
+    }
+}
+
+async fn replay_record(
+    members: &Members<'_>,
+    slot: MemberSlot,
+    record: &FoundRecord,
+    area: &[u8],
+    replayed: &mut Replayed,
+) -> Result<(), AssembleError> {
+    let mut parts: Vec<_> = record.parts(area).collect();
+    if active(Mutant::ReplaySkipsEntry) {
+        parts.pop();
+    }
+    for (entry, parity) in parts {
+        if entry.data_bytes == 0 {
+            // Says that the log is in use, and no more.
+            continue;
+        }
+        let applied = match (parity, Shape::of(members, slot, &entry)) {
+            (Some(parity), Some(shape)) => replay_entry(members, &shape, parity).await?,
+            _ => false,
+        };
+        replayed.entries += u64::from(applied);
+        replayed.skipped += u64::from(!applied);
+    }
+    Ok(())
+}
+
+/// What an entry covers.
+struct Shape {
+    stripe: StripeId,
+    /// First byte within the chunk.
+    start: u32,
+    length: u32,
+    first_column: usize,
+    columns: usize,
+}
+
+impl Shape {
+    /// `None` for what no writer of this array makes.
+    fn of(members: &Members<'_>, slot: MemberSlot, entry: &PplEntry) -> Option<Self> {
+        let geometry = members.geometry;
+        let columns = match entry.parity_bytes {
+            0 => geometry.columns(),
+            bytes => usize::try_from(entry.data_bytes.checked_div(bytes)?).ok()?,
+        };
+        let length = entry.data_bytes / u32::try_from(columns).ok().filter(|columns| *columns > 0)?;
+        let offset = entry.data_sector.0.checked_mul(SECTOR_BYTES)?;
+        geometry.check_range(offset, u64::from(length)).ok()?;
+        let (stripe, within) = geometry.locate(offset);
+        let (first_column, start) = geometry.column_of(within);
+        let fits = length > 0
+            && u64::from(length) * columns as u64 == u64::from(entry.data_bytes)
+            && start.checked_add(length)? <= geometry.chunk_bytes()
+            && first_column + columns <= geometry.columns();
+        let p = geometry.slots(stripe).p_slot();
+        (fits && p == slot && entry.parity_slot == u32::from(slot.0)).then_some(Self {
+            stripe,
+            start,
+            length,
+            first_column,
+            columns,
+        })
+    }
+}
+
+/// New parity from partial parity and what the written columns hold, row by row. False if any row had to be left.
+async fn replay_entry(members: &Members<'_>, shape: &Shape, partial: &[u8]) -> Result<bool, AssembleError> {
+    let map = members.geometry.slots(shape.stripe);
+    let base = members.geometry.member_offset(shape.stripe) + u64::from(shape.start);
+    let mut whole = true;
+    let mut at = 0;
+    while at < shape.length {
+        let length = ROW_BYTES.min(shape.length - at);
+        let range = at as usize..(at + length) as usize;
+        let mut parity = partial.get(range).map_or_else(|| vec![0; length as usize], <[u8]>::to_vec);
+        let mut lost = false;
+        for column in shape.first_column..shape.first_column + shape.columns {
+            match members.read(map.data_slot(column), base + u64::from(at), length).await? {
+                Some(data) => pinstripe_parity::kernel().xor_into(&mut parity, &[&data]),
+                None => lost = true,
+            }
+        }
+        if lost {
+            whole = false;
+        } else {
+            members.write(map.p_slot(), base + u64::from(at), &parity).await?;
+        }
+        at += length;
+    }
+    Ok(whole)
+}

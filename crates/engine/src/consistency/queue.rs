@@ -1,0 +1,259 @@
+//! Group commit into a member's log area, by whoever comes: no task of its own, no hop to another shard.
+//!
+//! Everybody who has something to log puts it into the member's queue. Whoever then finds that no record is being written
+//! becomes the leader: takes what has come so far, writes it as one record, and tells the others. A record lives until
+//! every batch in it has been released; its space is used again only then. With [`Rules::exclusive`] there is one live
+//! record at a time: the next gathers meanwhile.
+//!
+//! Batches are taken strictly in the order in which they came. A batch that needs two members' logs enters both queues
+//! under both locks ([`enter_both`]), so that all queues agree on who came first; the first of all then never waits for
+//! space that somebody holds who waits for it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use pinstripe_runtime::Signal;
+
+use super::LogArea;
+use crate::snapshot::{Member, MemberId};
+
+/// How records are cut and placed.
+#[derive(Clone, Copy)]
+pub(super) struct Rules {
+    /// A record may be written only when the one before it is not needed any more.
+    pub(super) exclusive: bool,
+    /// Most entries of a record.
+    pub(super) entries_max: usize,
+    /// First byte of the area where a record may lie.
+    pub(super) start: u64,
+    /// Bytes of a record's header with so many entries.
+    pub(super) header_bytes: fn(entries: usize) -> u64,
+}
+
+/// One member's queue.
+pub(super) struct Queue<T> {
+    rules: Rules,
+    state: Mutex<State<T>>,
+    changed: Signal,
+}
+
+struct State<T> {
+    /// Counts the members that this slot has had.
+    epoch: u64,
+    member: Option<MemberId>,
+    area: Option<LogArea>,
+    /// Where the next record goes, if it fits there.
+    head: u64,
+    /// Oldest first.
+    live: VecDeque<Record>,
+    waiting: VecDeque<Waiting<T>>,
+    /// The number of the next batch; all below `durable` are on the member.
+    next: u64,
+    durable: u64,
+    leading: bool,
+    failed: bool,
+}
+
+struct Record {
+    start: u64,
+    /// Batches below this number, from where the record before it ends.
+    batches_end: u64,
+    unreleased: u64,
+}
+
+struct Waiting<T> {
+    item: T,
+    entries: usize,
+    bytes: u64,
+}
+
+/// A batch's place in a queue.
+#[derive(Clone, Copy)]
+pub(super) struct Ticket {
+    epoch: u64,
+    number: u64,
+}
+
+/// What to do next.
+pub(super) enum Turn<T> {
+    /// The batch is on the member.
+    Durable,
+    /// The member's log could not be written, or the member has left.
+    Failed,
+    /// Write this record and call [`Queue::written`].
+    Lead(Lead<T>),
+}
+
+/// A record to be written.
+pub(super) struct Lead<T> {
+    epoch: u64,
+    batches_end: u64,
+    /// Where it goes, in bytes of the device.
+    pub(super) offset: u64,
+    /// Its length in bytes.
+    pub(super) length: u64,
+    /// What goes in, in order.
+    pub(super) items: Vec<T>,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new(rules: Rules) -> Self {
+        let state = State {
+            epoch: 0,
+            member: None,
+            area: None,
+            head: rules.start,
+            live: VecDeque::new(),
+            waiting: VecDeque::new(),
+            next: 0,
+            durable: 0,
+            leading: false,
+            failed: false,
+        };
+        Self { rules, state: Mutex::new(state), changed: Signal::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a batch of `entries` with `bytes` of payload into the queue of `member`.
+    pub(super) fn enter(&self, member: &Member, item: T, entries: usize, bytes: u64) -> Ticket {
+        self.lock().enter(&self.rules, member, Waiting { item, entries, bytes })
+    }
+
+    /// Waits until there is something to know or to do.
+    pub(super) async fn next(&self, ticket: Ticket) -> Turn<T> {
+        self.changed.wait_for(|| self.lock().turn(&self.rules, ticket)).await
+    }
+
+    /// The record is durable, or could not be written.
+    pub(super) fn written(&self, lead: &Lead<T>, success: bool) {
+        {
+            let mut state = self.lock();
+            if state.epoch == lead.epoch {
+                state.leading = false;
+                if success {
+                    state.durable = lead.batches_end;
+                } else {
+                    state.failed = true;
+                    state.waiting.clear();
+                }
+            }
+        }
+        self.changed.notify();
+    }
+
+    /// The batch is on the members: its record is not needed for it any more.
+    pub(super) fn release(&self, ticket: Ticket) {
+        {
+            let mut state = self.lock();
+            if state.epoch != ticket.epoch {
+                return;
+            }
+            if let Some(record) = state.live.iter_mut().find(|record| ticket.number < record.batches_end) {
+                record.unreleased -= 1;
+            }
+            while state.live.front().is_some_and(|record| record.unreleased == 0) {
+                state.live.pop_front();
+            }
+        }
+        self.changed.notify();
+    }
+}
+
+impl<T> State<T> {
+    fn enter(&mut self, rules: &Rules, member: &Member, waiting: Waiting<T>) -> Ticket {
+        if self.member != Some(member.id) {
+            // Who waited for the member before finds another epoch, and plans anew.
+            self.epoch += 1;
+            self.member = Some(member.id);
+            self.area = member.log_area();
+            self.head = rules.start;
+            self.live.clear();
+            self.waiting.clear();
+            self.durable = self.next;
+            self.leading = false;
+            self.failed = self.area.is_none();
+        }
+        let ticket = Ticket { epoch: self.epoch, number: self.next };
+        self.next += 1;
+        if !self.failed {
+            self.waiting.push_back(waiting);
+        }
+        ticket
+    }
+
+    fn turn(&mut self, rules: &Rules, ticket: Ticket) -> Option<Turn<T>> {
+        if ticket.epoch != self.epoch {
+            return Some(Turn::Failed);
+        }
+        if ticket.number < self.durable {
+            return Some(Turn::Durable);
+        }
+        if self.failed {
+            return Some(Turn::Failed);
+        }
+        if self.leading || self.waiting.is_empty() || rules.exclusive && !self.live.is_empty() {
+            return None;
+        }
+        self.lead(rules).map(Turn::Lead)
+    }
+
+    /// Takes what has come, as much as there is place for.
+    fn lead(&mut self, rules: &Rules) -> Option<Lead<T>> {
+        let area = self.area?;
+        let (mut entries, mut bytes, mut taken, mut place) = (0, 0, 0, None);
+        for waiting in &self.waiting {
+            let (more_entries, more_bytes) = (entries + waiting.entries, bytes + waiting.bytes);
+            let length = (rules.header_bytes)(more_entries) + more_bytes;
+            let at = self.place(rules, area, length);
+            if taken > 0 && more_entries > rules.entries_max || at.is_none() {
+                break;
+            }
+            (entries, bytes, taken, place) = (more_entries, more_bytes, taken + 1, at.map(|at| (at, length)));
+        }
+        let (start, length) = place?;
+        let items: Vec<T> = self.waiting.drain(..taken).map(|waiting| waiting.item).collect();
+        let batches_end = self.next - self.waiting.len() as u64;
+        self.live.push_back(Record { start, batches_end, unreleased: items.len() as u64 });
+        self.head = start + length;
+        self.leading = true;
+        Some(Lead { epoch: self.epoch, batches_end, offset: area.offset + start, length, items })
+    }
+
+    /// Where a record of `length` bytes fits that overwrites no live one.
+    fn place(&self, rules: &Rules, area: LogArea, length: u64) -> Option<u64> {
+        let (Some(oldest), Some(newest)) = (self.live.front(), self.live.back()) else {
+            let wraps = !area.several || self.head + length > area.length;
+            let at = if wraps { rules.start } else { self.head };
+            return (at + length <= area.length).then_some(at);
+        };
+        if !area.several {
+            return None;
+        }
+        if newest.start >= oldest.start {
+            if self.head + length <= area.length {
+                return Some(self.head);
+            }
+            return (rules.start + length <= oldest.start).then_some(rules.start);
+        }
+        (self.head + length <= oldest.start).then_some(self.head)
+    }
+}
+
+/// Puts a batch into the queues of two members, so that every pair of queues has the same order. `first` is of the lower slot.
+#[allow(dead_code, reason = "for a log on two members")]
+pub(super) fn enter_both<T>(
+    first: (&Queue<T>, &Member, T, u64),
+    second: (&Queue<T>, &Member, T, u64),
+    entries: usize,
+) -> (Ticket, Ticket) {
+    let (mut a, mut b) = (first.0.lock(), second.0.lock());
+    (
+        a.enter(&first.0.rules, first.1, Waiting { item: first.2, entries, bytes: first.3 }),
+        b.enter(&second.0.rules, second.1, Waiting { item: second.2, entries, bytes: second.3 }),
+    )
+}
