@@ -27,8 +27,11 @@
 
 pub(crate) mod journal;
 
+use std::sync::Arc;
+
 use pinstripe_runtime::{Device, DeviceError, Slice};
 
+use self::journal::Journal;
 use crate::{
     array::Home,
     assembly::{AssembleError, Assembled},
@@ -49,6 +52,8 @@ pub enum Log {
     /// None: bitmap or resync.
     #[default]
     None,
+    /// A journal device; see [`journal`].
+    Journal(Arc<Journal>),
 }
 
 /// What a log is shown of a stripe write: all that is known before the first member changes.
@@ -69,12 +74,16 @@ pub(crate) struct Batch<'a> {
 pub(crate) enum Logged {
     /// There is no log, or it has nothing to say about this batch.
     Nothing,
+    /// It is in the journal.
+    Journal(journal::Held),
 }
 
 /// Why a batch could not be logged. No member has changed.
 pub(crate) enum LogError {
     /// This member failed, and is reported: plan anew when it is out.
     Member(MemberId),
+    /// The membership changed meanwhile: plan anew.
+    Moved,
     /// It can't be written at all.
     Fatal(IoError),
 }
@@ -89,21 +98,51 @@ impl Log {
     pub(crate) fn policy(&self) -> Option<&'static str> {
         match self {
             Self::None => None,
+            Self::Journal(_) => Some("journal"),
+        }
+    }
+
+    /// Whether superblocks need not say *dirty* while writes are under way, because no crash leaves a row that replay
+    /// doesn't put right. A journal that failed doesn't do that any more (C18).
+    pub(crate) fn keeps_clean(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Journal(journal) => journal.failure().is_none(),
+        }
+    }
+
+    /// Whether the log is lost: then the superblocks say dirty until a resync.
+    pub(crate) fn is_lost(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Journal(journal) => journal.failure().is_some(),
+        }
+    }
+
+    /// Whether a batch must be made of whole pages of 4 KiB, and every stripe written through the log.
+    pub(crate) fn takes_whole_pages(&self) -> bool {
+        matches!(self, Self::Journal(_))
+    }
+
+    /// The membership has changed or the array has failed: who waits for the log looks again.
+    pub(crate) fn wake(&self) {
+        if let Self::Journal(journal) = self {
+            journal.wake();
         }
     }
 
     /// Whether the batch's writes to members must be durable when they complete.
     pub(crate) fn forces_writes(&self) -> bool {
         match self {
-            Self::None => false,
+            Self::None | Self::Journal(_) => false,
         }
     }
 
     /// Makes the batch known to the log, durably.
     pub(crate) async fn write_ahead(&self, batch: &Batch<'_>) -> Result<Logged, LogError> {
-        let _ = batch;
         match self {
             Self::None => Ok(Logged::Nothing),
+            Self::Journal(journal) => journal.write_ahead(batch).await.map(Logged::Journal),
         }
     }
 
@@ -111,15 +150,19 @@ impl Log {
     pub(crate) async fn open(&self, home: &Home) -> Vec<Failure> {
         let _ = home;
         match self {
-            Self::None => Vec::new(),
+            // A journal is emptied by its replay.
+            Self::None | Self::Journal(_) => Vec::new(),
         }
     }
 
     /// Empties the log on every member. Nobody writes, and every member was flushed (C4). Who failed.
     pub(crate) async fn close(&self, home: &Home) -> Vec<Failure> {
-        let _ = home;
         match self {
             Self::None => Vec::new(),
+            Self::Journal(journal) => {
+                home.close_journal(journal).await;
+                Vec::new()
+            }
         }
     }
 
@@ -132,7 +175,7 @@ impl Log {
     ) -> Result<(), DeviceError> {
         let _ = (array, superblock, device);
         match self {
-            Self::None => Ok(()),
+            Self::None | Self::Journal(_) => Ok(()),
         }
     }
 }

@@ -22,12 +22,6 @@ pub enum ReadOnlyReason {
     /// A partial parity log that would have to be kept up.
     #[error("the array has a partial parity log (PPL), which is not written yet: it is served read-only")]
     Ppl,
-    /// A journal. The superblock can't say whether it is empty: the caller walks it first
-    /// ([`journal`](crate::journal)), and refuses unless the members hold all that it finds.
-    #[error(
-        "the array has a journal device, which is not written yet: it is served read-only, if the journal is empty"
-    )]
-    Journal,
 }
 
 /// Why an array isn't served.
@@ -57,7 +51,7 @@ pub enum RefusedReason {
 impl Superblock {
     /// Whether the array that this superblock describes can be served.
     ///
-    /// One superblock doesn't know all: the bitmap's version, whether a journal is empty, and whether a RAID0
+    /// One superblock doesn't know all: the bitmap's version, whether a journal can be replayed, and whether a RAID0
     /// without a recorded layout has members of different sizes is for the caller to find out.
     pub fn support(&self) -> Support {
         let array = &self.array;
@@ -77,7 +71,6 @@ impl Superblock {
         match refused {
             Some(reason) => Support::Refused(reason),
             None if self.member.ppl.is_some() => Support::ReadOnly(ReadOnlyReason::Ppl),
-            None if array.journal => Support::ReadOnly(ReadOnlyReason::Journal),
             None => Support::Full,
         }
     }
