@@ -23,10 +23,7 @@ use thiserror::Error;
 
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
-    consistency::{
-        self, Log,
-        journal::replay::{members_hold_everything, replay},
-    },
+    consistency::{self, Log, journal::home::log_of},
     control::{Command, IntentChange, Reply, ReplyState},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
@@ -74,6 +71,7 @@ pub(crate) struct Home {
     changed: Signal,
     read_only: Option<ReadOnlyReason>,
     stale: Vec<StaleMember>,
+    journal_left_out: bool,
     last_errors: RefCell<VecDeque<MemberError>>,
 }
 
@@ -226,25 +224,38 @@ impl Array {
     /// first. Writes nothing until the first write; an unclean array is resynced in the background.
     pub async fn assemble(
         sources: Vec<Arc<dyn DeviceSource>>,
+        options: ArrayOptions,
+        shards: Vec<ShardHandle>,
+    ) -> Result<Self, AssembleError> {
+        match Self::assemble_with_log(sources.clone(), options.clone(), shards.clone()).await {
+            // Forced, an array does without a journal that can't be replayed, as without one that isn't there.
+            Err(AssembleError::Journal { name, .. }) if options.force => {
+                let others = sources.into_iter().filter(|source| source.name() != name).collect();
+                Self::assemble_with_log(others, options, shards).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn assemble_with_log(
+        sources: Vec<Arc<dyn DeviceSource>>,
         mut options: ArrayOptions,
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
         let mut assembled = assemble(sources, &options).await?;
         consistency::replay(&mut assembled, &options).await?;
         let (journal, replayed) = (assembled.journal.take(), assembled.replayed);
-        let untouched = options.read_only;
         options.read_only |= assembled.read_only.is_some();
+        if let Some(journal) = journal.as_ref().filter(|_| !options.read_only) {
+            assembled.log = log_of(journal, &assembled.geometry)?;
+        }
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
                 * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
-        if let Some(mut journal) = journal {
-            if untouched {
-                members_hold_everything(array.volume(), &mut journal).await?;
-            } else {
-                replay(array.volume(), &mut journal).await?;
-            }
+        if let Some(journal) = journal {
+            array.home.begin_journal(journal).await?;
         }
         let home = &array.home;
         shard::spawn(Rc::clone(home).control());
@@ -262,10 +273,21 @@ impl Array {
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
         let Assembled {
-            geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, log, ..
+            geometry,
+            seats,
+            freshest,
+            bitmap,
+            read_only,
+            stale,
+            dirty_from,
+            journal_left_out,
+            forced,
+            log,
+            ..
         } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
-        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
+        // With a journal there are none at all.
+        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let mut records = Records::new(freshest.array, seats, bitmap);
         if forced {
@@ -311,6 +333,7 @@ impl Array {
             changed: Signal::default(),
             read_only,
             stale,
+            journal_left_out,
             last_errors: RefCell::default(),
         };
         Self { home: Rc::new(home) }
@@ -334,6 +357,11 @@ impl Array {
     /// Devices that were given but are out of date.
     pub fn stale_members(&self) -> &[StaleMember] {
         &self.home.stale
+    }
+
+    /// Whether the array was assembled without its journal, because that was forced: what only the journal had is lost.
+    pub fn is_journal_left_out(&self) -> bool {
+        self.home.journal_left_out
     }
 
     /// The latest errors for which members were dropped, oldest first.

@@ -4,11 +4,11 @@
 mod arrays;
 
 use arrays::{BLOCK, Golden, cases, golden_array, options, read_only};
-use pinstripe_engine::{array::CommandError, assembly::AssembleError, error::IoError, options::ArrayOptions};
+use pinstripe_engine::{assembly::AssembleError, error::IoError, options::ArrayOptions};
 use pinstripe_md::{
     bad_blocks::BadBlocks,
     bitmap::{BitmapError, UnsupportedBitmap},
-    superblock::{ReadOnlyReason, RefusedReason, ResyncOffset, Role},
+    superblock::{RefusedReason, ResyncOffset, Role},
     units::{MemberSlot, Sector, SectorCount},
 };
 
