@@ -118,6 +118,7 @@ impl Home {
             }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
             Command::Stop { reply } => {
+                self.bound_waits();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
                 while self.shared().has_failures() && !self.shared().has_failed() {
@@ -142,6 +143,7 @@ impl Home {
             Arc::clone(&old.intent),
             old.log.clone(),
         ));
+        self.supervise_books();
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());
         self.work.notify();
@@ -181,6 +183,7 @@ impl Home {
         }
         for (_, failure) in &leaving {
             self.note(&failure.error);
+            self.put_out(failure.member);
             self.records.borrow_mut().fail(failure.member, failure.error.clone());
         }
         self.change(|seats| {
