@@ -423,6 +423,7 @@ impl Buffer {
 
     /// Appends `next`. Neighbouring parts of one buffer are joined; otherwise both are copied into other memory of the current
     /// shard: a read that was given up came back with memory that is not its own.
+    #[expect(clippy::needless_pass_by_value, reason = "the handle to the range must end here")]
     pub fn unsplit(&mut self, next: Buffer) {
         if self.block == next.block && self.start + self.length == next.start {
             self.length += next.length;
