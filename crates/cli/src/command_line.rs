@@ -166,6 +166,9 @@ pub struct ServeArguments {
     /// Memory for parity that was written lately; 0 turns it off
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub cache: ByteSize,
+    /// Seconds that a member may take for a request; then it is dropped. 0: as long as it takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub member_timeout: u32,
     /// Let --nbd tcp: listen on other than loopback addresses: there is no encryption and no password yet
     #[arg(long)]
     pub allow_remote: bool,

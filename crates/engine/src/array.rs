@@ -29,11 +29,12 @@ use crate::{
     geometry::Geometry,
     intent::IntentTable,
     maintenance::SyncProgress,
+    members::answered,
     options::ArrayOptions,
     records::{MemberState, Records},
     shared::Shared,
     snapshot::{MemberId, Seat, Snapshot},
-    volume::Volume,
+    volume::{Volume, give_up_everywhere},
 };
 
 /// Regions of an array without a bitmap: only marks in memory.
@@ -140,6 +141,16 @@ pub enum CommandError {
         block: u32,
         /// The array's.
         array: u32,
+    },
+    /// C16.
+    #[error(
+        "{name}: {late} requests to it that were given up are not over: it may still write what they ask for. Nothing was done; try again when the device answers or is gone"
+    )]
+    RequestsUnderWay {
+        /// The device.
+        name: String,
+        /// How many.
+        late: u64,
     },
     /// The bitmap has no room or is there already.
     #[error("{0}")]
@@ -336,6 +347,7 @@ impl Array {
             journal_left_out,
             last_errors: RefCell::default(),
         };
+        home.supervise_books();
         Self { home: Rc::new(home) }
     }
 
@@ -391,6 +403,8 @@ impl Array {
         let error =
             MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
         self.shared().report(member.id, error);
+        // It may hang, and the controller with it.
+        give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);
         Ok(self.shared().dropped(member.id).await?)
     }
 
@@ -399,6 +413,7 @@ impl Array {
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<usize, CommandError> {
         self.check_change()?;
         let _changing = self.home.lock_changes().await;
+        self.home.refuse_late(&source.name(), |_| false)?;
         let snapshot = self.shared().snapshot();
         let slot = snapshot
             .seats
@@ -412,7 +427,14 @@ impl Array {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
         let superblock = self.spare_superblock(&name, &info, uuid)?;
-        if let Ok(Some(old)) = read_superblock(&*device).await
+        let limit = self.shared().options.member_timeout_ns;
+        let silent = |error| CommandError::Device { name: name.clone(), error };
+        let old = answered(limit, read_superblock(&*device)).await.map_err(silent)?;
+        if let Ok(Some(old)) = &old {
+            let old = old.member.device_uuid;
+            self.home.refuse_late(&name, |superblock| superblock.member.device_uuid == old)?;
+        }
+        if let Ok(Some(old)) = old
             && self
                 .home
                 .records
@@ -422,8 +444,8 @@ impl Array {
         {
             return Err(CommandError::AlreadyMember(name));
         }
-        self.write_new_bitmap(&name, &*device, &superblock).await?;
-        let prepared = snapshot.log.prepare(&superblock, &*device).await;
+        answered(limit, self.write_new_bitmap(&name, &*device, &superblock)).await.map_err(silent)??;
+        let prepared = answered(limit, snapshot.log.prepare(&superblock, &*device)).await.map_err(silent)?;
         prepared.map_err(|error| CommandError::Device { name: name.clone(), error })?;
         let member = self.home.records.borrow_mut().enter(
             source,

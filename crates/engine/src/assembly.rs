@@ -21,6 +21,7 @@ use thiserror::Error;
 use crate::{
     consistency::{self, Log},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
+    members::answered,
     mutants::{Mutant, active},
     options::ArrayOptions,
 };
@@ -294,7 +295,9 @@ pub(crate) async fn assemble(
 ) -> Result<Assembled, AssembleError> {
     let mut found = Vec::new();
     for source in sources {
-        found.push(read_member(source).await?);
+        let name = source.name();
+        let member = answered(options.member_timeout_ns, read_member(source)).await;
+        found.push(member.map_err(|error| AssembleError::Device { name, error })??);
     }
     let mut freshest = freshest(&found)?;
     let read_only = match freshest.support() {
@@ -324,7 +327,7 @@ pub(crate) async fn assemble(
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
         return Err(AssembleError::DirtyDegraded { missing });
     }
-    let bitmap = read_bitmap(&freshest, &seats).await?;
+    let bitmap = read_bitmap(&freshest, &seats, options.member_timeout_ns).await?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
     let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
@@ -506,6 +509,7 @@ fn disown_journal(superblock: &mut Superblock) {
 async fn read_bitmap(
     freshest: &Superblock,
     seats: &[Option<Found>],
+    limit_ns: u64,
 ) -> Result<Option<BitmapImage>, AssembleError> {
     if freshest.array.bitmap_offset.is_none() {
         return Ok(None);
@@ -515,7 +519,9 @@ async fn read_bitmap(
         let name = &member.device.info().name;
         let wrap = |error| AssembleError::Bitmap { name: name.clone(), error };
         let Some(sector) = member.superblock.bitmap_sector() else { continue };
-        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
+        let silent = |error| AssembleError::Device { name: name.clone(), error };
+        let head = answered(limit_ns, read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512)).await;
+        let head = head.map_err(silent)??;
         let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
         let array = &freshest.array;
         if header.set_uuid != array.set_uuid
@@ -524,8 +530,9 @@ async fn read_bitmap(
             // Bits of other regions: a write would look for its bit where there is none.
             return Err(AssembleError::ForeignBitmap { name: name.clone() });
         }
-        let bytes =
-            read_bytes(&*member.device, sector.0 * SECTOR_BYTES, header.sectors().0 * SECTOR_BYTES).await?;
+        let length = header.sectors().0 * SECTOR_BYTES;
+        let bytes = answered(limit_ns, read_bytes(&*member.device, sector.0 * SECTOR_BYTES, length)).await;
+        let bytes = bytes.map_err(silent)??;
         let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;
         if !image.header().is_valid_for(freshest.array.events) || image.header().stale {
             image.set_range(0..image.header().bit_count());

@@ -123,6 +123,7 @@ impl Home {
             }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
             Command::Stop { reply } => {
+                self.bound_waits();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
                 while self.shared().has_failures() && !self.shared().has_failed() {
@@ -148,6 +149,7 @@ impl Home {
             old.log.clone(),
         ));
         old.log.wake();
+        self.supervise_books();
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());
         self.work.notify();
@@ -187,6 +189,7 @@ impl Home {
         }
         for (_, failure) in &leaving {
             self.note(&failure.error);
+            self.put_out(failure.member);
             self.records.borrow_mut().fail(failure.member, failure.error.clone());
         }
         self.change(|seats| {

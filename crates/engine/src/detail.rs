@@ -3,8 +3,8 @@
 use pinstripe_md::superblock::Role;
 
 use crate::{
-    array::Array, error::MemberError, geometry::Geometry, maintenance::SyncProgress, records::MemberState,
-    snapshot::Seat, statistics::Statistics,
+    advice::Facts, array::Array, error::MemberError, geometry::Geometry, maintenance::SyncProgress,
+    members::MemberStatistics, snapshot::Seat, statistics::Statistics,
 };
 
 /// See the module.
@@ -49,7 +49,7 @@ pub struct Detail {
     /// The latest errors for which members were dropped.
     pub last_errors: Vec<MemberError>,
     /// What the user can do, if something is wrong.
-    pub advice: Option<&'static str>,
+    pub advice: Option<String>,
 }
 
 /// The journal.
@@ -66,7 +66,7 @@ pub struct JournalDetail {
 }
 
 /// A slot.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SlotDetail {
     /// `in-sync`, `recovering` or `missing`.
     pub state: &'static str,
@@ -76,6 +76,14 @@ pub struct SlotDetail {
     pub read_latency_ns: u32,
     /// Latency of a small write in nanoseconds, as measured.
     pub write_latency_ns: u32,
+    /// Whether a request has been under way for longer than usual.
+    pub slow: bool,
+    /// Requests that were given up and are not over; until they are, nothing is asked of the member.
+    pub late_requests: u64,
+    /// Sectors that its bad-block log lists.
+    pub bad_sectors: u64,
+    /// What was asked of it since the assembly.
+    pub statistics: MemberStatistics,
 }
 
 /// A dropped device.
@@ -87,6 +95,10 @@ pub struct FailedMember {
     pub slot: usize,
     /// Why it was dropped.
     pub error: MemberError,
+    /// Requests that were given up and are not over; until they are, it can't be added again.
+    pub late_requests: u64,
+    /// What was asked of it since the assembly.
+    pub statistics: MemberStatistics,
 }
 
 /// The bitmap.
@@ -112,12 +124,18 @@ impl Array {
             bits: intent.len(),
             bits_set: intent.set_count(),
         });
-        let failed = records.members.iter().filter_map(|book| match &book.state {
-            MemberState::Failed(error) => {
-                Some(FailedMember { device: book.member.name.clone(), slot: book.slot, error: error.clone() })
-            }
-            _ => None,
-        });
+        let slots: Vec<SlotDetail> = snapshot.seats.iter().map(slot_detail).collect();
+        let failed = self.failed_members();
+        let advice = Facts {
+            journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
+            has_failed: shared.has_failed(),
+            read_only: shared.options.read_only,
+            slots: &slots,
+            failed: &failed,
+            limit_ns: shared.member_limit_ns(),
+            redundancy: shared.geometry.redundancy(),
+        }
+        .advice();
         Detail {
             name: records.array.name.short(),
             uuid: records.array.set_uuid.to_string(),
@@ -132,8 +150,8 @@ impl Array {
             state: self.state(),
             missing: snapshot.missing.len(),
             events: records.array.events,
-            slots: snapshot.seats.iter().map(slot_detail).collect(),
-            failed: failed.collect(),
+            slots,
+            failed,
             bitmap,
             consistency_policy: self.consistency_policy(),
             journal: self.home.journal().map(|journal| journal.detail()),
@@ -141,7 +159,7 @@ impl Array {
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
             last_errors: self.last_errors(),
-            advice: self.advice(snapshot.missing.without(snapshot.recovering).len()),
+            advice,
         }
     }
 
@@ -168,22 +186,6 @@ impl Array {
         }
     }
 
-    fn advice(&self, empty: usize) -> Option<&'static str> {
-        if self.shared().has_failed() {
-            return Some(
-                "too many members failed: check the connection of the devices, stop the array, and assemble it again",
-            );
-        }
-        if self.home.journal().is_some_and(|journal| journal.failure().is_some()) {
-            return Some(
-                "the journal device failed: stop the array and assemble it with --force, which does without the journal and resyncs",
-            );
-        }
-        (empty > 0).then_some(
-            "a member is missing: put a device in with `pinstripe add`, and its content is rebuilt",
-        )
-    }
-
     /// How many devices the roles table names in slots, for tests.
     pub fn seated_roles(&self) -> usize {
         self.records().array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
@@ -202,5 +204,9 @@ fn slot_detail(seat: &Seat) -> SlotDetail {
         device: member.map(|m| m.name.clone()),
         read_latency_ns: member.map_or(0, |m| m.cost.read().latency_ns),
         write_latency_ns: member.map_or(0, |m| m.cost.write().latency_ns),
+        slow: member.is_some_and(|m| m.health.is_slow()),
+        late_requests: member.map_or(0, |m| m.health.late_requests()),
+        bad_sectors: member.map_or(0, |m| m.bad_blocks.ranges().iter().map(|r| r.end - r.start).sum()),
+        statistics: member.map(|m| m.health.statistics()).unwrap_or_default(),
     }
 }

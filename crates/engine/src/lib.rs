@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+mod advice;
 pub mod array;
 pub mod assembly;
 pub mod consistency;
@@ -18,6 +19,7 @@ pub mod image;
 pub mod intent;
 mod intent_writer;
 pub mod maintenance;
+pub mod members;
 pub mod mutants;
 pub mod options;
 pub mod parity_cache;

@@ -25,6 +25,10 @@ pub struct ArrayOptions {
     pub checkpoint_ns: u64,
     /// Stripes that a recovery does between two looks at the clock.
     pub leg_stripes: u64,
+    /// How long a member may take for a request until it is called slow, in nanoseconds.
+    pub slow_member_ns: u64,
+    /// How long a member may take for a request until it is dropped, in nanoseconds; 0 for ever.
+    pub member_timeout_ns: u64,
     /// Most writes in one batch.
     pub batch_max: usize,
     /// Seconds since 1970, for the superblocks' time of update.
@@ -44,6 +48,8 @@ impl Default for ArrayOptions {
             maintenance_depth: 8,
             checkpoint_ns: 10_000_000_000,
             leg_stripes: 256,
+            slow_member_ns: 5_000_000_000,
+            member_timeout_ns: 30_000_000_000,
             batch_max: 256,
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         }

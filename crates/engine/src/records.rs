@@ -114,6 +114,7 @@ impl Records {
             bad_blocks,
             cost: crate::cost::MemberCost::default(),
             log_area: Mutex::new(LogArea::of(&superblock)),
+            health: crate::members::Health::default(),
         });
         self.members.push(MemberBook { member: Arc::clone(&member), device, superblock, slot, state });
         member

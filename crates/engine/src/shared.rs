@@ -55,6 +55,8 @@ pub struct Shared {
     failures: Mutex<Vec<Failure>>,
     /// Too many members failed (C3), or the superblocks can't be written.
     failed: AtomicBool,
+    /// How long a member may take for a request; 0 for ever.
+    member_limit_ns: AtomicU64,
 }
 
 /// How far the stripes written lately were written, on whatever shard: what tells a sequential stream. By the low bits of
@@ -144,6 +146,7 @@ impl Shared {
             stripes: StripeTable::new(STRIPE_SLOTS, count, WAITERS_PER_SHARD),
             admission: Admission::new(count, snapshot.generation),
             cache: ParityCache::new(options.parity_cache_bytes),
+            member_limit_ns: AtomicU64::new(options.member_timeout_ns),
             options,
             knock: Signal::default(),
             recent: RecentStripes::default(),
@@ -221,6 +224,16 @@ impl Shared {
         self.admission.halt();
         self.durable_changed.notify();
         self.snapshot().log.wake();
+    }
+
+    /// How long a member may take for a request, in nanoseconds; 0 for ever.
+    pub fn member_limit_ns(&self) -> u64 {
+        self.member_limit_ns.load(Ordering::Relaxed)
+    }
+
+    /// Changes that limit. Who waits already is told by `members`.
+    pub(crate) fn set_member_limit_ns(&self, limit: u64) {
+        self.member_limit_ns.store(limit, Ordering::Relaxed);
     }
 
     /// Whether [`Shared::fail`] was called.

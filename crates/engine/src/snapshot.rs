@@ -13,6 +13,7 @@ use crate::{
     cost::MemberCost,
     geometry::Set64,
     intent::IntentTable,
+    members::Health,
     mutants::{Mutant, active},
 };
 
@@ -36,6 +37,8 @@ pub struct Member {
     pub cost: MemberCost,
     /// Where the array's log lies on it, if there is one.
     pub(crate) log_area: Mutex<Option<LogArea>>,
+    /// How it does.
+    pub health: Health,
 }
 
 /// Who holds a slot.

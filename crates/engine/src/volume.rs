@@ -21,6 +21,7 @@ use crate::{
     fan_out::FanOut,
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     image::Piece,
+    members::Supervised,
     plan::Price,
     row::Row,
     shared::{Answer, Shared},
@@ -42,7 +43,7 @@ pub(crate) struct VolumeInner {
     pub(crate) kernel: &'static Kernel,
     view: RefCell<Rc<View>>,
     /// By [`MemberId`].
-    devices: RefCell<Vec<Option<Rc<dyn Device>>>>,
+    devices: RefCell<Vec<Option<Rc<Supervised>>>>,
     pub(crate) write_contexts: Pooled<WriteContext>,
     pub(crate) rows: Pooled<Row>,
     pub(crate) sets: Pooled<SubmissionSet>,
@@ -74,21 +75,44 @@ thread_local! {
     static VOLUMES: RefCell<Vec<Weak<VolumeInner>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has every shard see the current membership soon, even an idle one, so that a device that was dropped is let go of.
-pub(crate) fn adopt_everywhere(shared: &Arc<Shared>) {
+/// Runs `act` with every volume of the array, on its shard, soon.
+fn everywhere(shared: &Arc<Shared>, act: impl Fn(&VolumeInner) + Clone + Send + 'static) {
     for shard in &shared.shards {
-        let shared = Arc::clone(shared);
+        let (shared, act) = (Arc::clone(shared), act.clone());
         shard.send(move || {
             let volumes = VOLUMES.with_borrow(Clone::clone);
             for volume in volumes.iter().filter_map(Weak::upgrade) {
                 if Arc::ptr_eq(&volume.shared, &shared)
                     && shared.shards[volume.shard].index() == shard::index()
                 {
-                    volume.view();
+                    act(&volume);
                 }
             }
         });
     }
+}
+
+/// Has every shard see the current membership soon, even an idle one, so that a device that was dropped is let go of.
+pub(crate) fn adopt_everywhere(shared: &Arc<Shared>) {
+    everywhere(shared, |volume| drop(volume.view()));
+}
+
+/// Has every shard stop waiting for a member, soon.
+pub(crate) fn give_up_everywhere(shared: &Arc<Shared>, member: MemberId, kind: DeviceErrorKind) {
+    everywhere(shared, move |volume| {
+        let device = volume.devices.borrow().get(member.0).cloned().flatten();
+        if let Some(device) = device {
+            device.give_up(kind);
+        }
+    });
+}
+
+/// Has every shard look at what it waits for, because the limit has changed.
+pub(crate) fn look_again_everywhere(shared: &Arc<Shared>) {
+    everywhere(shared, |volume| {
+        let devices = volume.devices.borrow().clone();
+        devices.iter().flatten().for_each(|device| device.look_again());
+    });
 }
 
 impl Volume {
@@ -263,12 +287,14 @@ impl VolumeInner {
 
     fn adopt(&self) {
         let snapshot = self.shared.snapshot();
-        let devices =
-            snapshot.seats.iter().map(|seat| seat.member().map(|member| self.device(member))).collect();
-        // A device that left the array is let go of; requests under way still hold it.
+        let device = |member| self.device(member) as Rc<dyn Device>;
+        let devices = snapshot.seats.iter().map(|seat| seat.member().map(device)).collect();
+        // A device that left the array is let go of, and nobody waits for it; requests under way still hold it.
         for (index, device) in self.devices.borrow_mut().iter_mut().enumerate() {
-            if snapshot.slot_of(MemberId(index)).is_none() {
-                *device = None;
+            if snapshot.slot_of(MemberId(index)).is_none()
+                && let Some(device) = device.take()
+            {
+                device.give_up(DeviceErrorKind::Removed);
             }
         }
         self.update_prices(&snapshot);
@@ -282,13 +308,17 @@ impl VolumeInner {
     }
 
     /// This shard's handle to a member's device.
-    pub(crate) fn device(&self, member: &Member) -> Rc<dyn Device> {
+    pub(crate) fn device(&self, member: &Arc<Member>) -> Rc<Supervised> {
         let MemberId(index) = member.id;
         let mut devices = self.devices.borrow_mut();
         if devices.len() <= index {
             devices.resize(index + 1, None);
         }
-        let attach = || member.attach().unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
+        let attach = || {
+            let device = member.attach();
+            let device = device.unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
+            Supervised::new(device, member, &self.shared)
+        };
         Rc::clone(devices[index].get_or_insert_with(attach))
     }
 

@@ -90,6 +90,11 @@ impl BadBlocks {
         Ok(bytes)
     }
 
+    /// The log counts in units of `1 << shift` sectors.
+    pub fn shift(&self) -> u8 {
+        self.shift
+    }
+
     /// Whether nothing is listed.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()

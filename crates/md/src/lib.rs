@@ -6,6 +6,7 @@
 //! mdadm and the kernel wrote.
 #![forbid(unsafe_code)]
 
+pub mod bad_block_table;
 pub mod bad_blocks;
 pub mod bitmap;
 pub mod checksum;

@@ -421,17 +421,19 @@ impl Buffer {
         head
     }
 
-    /// Appends `next`, which must be the range right behind in the same block.
-    ///
-    /// # Panics
-    /// If it is not.
+    /// Appends `next`. Neighbouring parts of one buffer are joined; otherwise both are copied into other memory of the current
+    /// shard: a read that was given up came back with memory that is not its own.
     #[expect(clippy::needless_pass_by_value, reason = "the handle to the range must end here")]
     pub fn unsplit(&mut self, next: Buffer) {
-        assert!(
-            self.block == next.block && self.start + self.length == next.start,
-            "only neighbouring parts of one buffer can be joined"
-        );
-        self.length += next.length;
+        if self.block == next.block && self.start + self.length == next.start {
+            self.length += next.length;
+            return;
+        }
+        let mut whole = crate::shard::buffer(self.len() + next.len());
+        let (head, tail) = whole.split_at_mut(self.len());
+        head.copy_from_slice(self);
+        tail.copy_from_slice(&next);
+        *self = whole;
     }
 
     /// Shortens to `length` bytes.
@@ -560,6 +562,20 @@ mod tests {
             foreign_at,
             "it went home, not to the shard that dropped it"
         );
+    }
+
+    #[test]
+    fn parts_of_different_buffers_are_joined_by_copying() {
+        let shard = crate::Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let mut first = shard.pool().zeroed(8192);
+        let mut head = first.split_to(4096);
+        head.fill(1);
+        let mut other = shard.pool().zeroed(4096);
+        other.fill(2);
+        head.unsplit(other);
+        assert_eq!(head.len(), 8192);
+        assert!(head[..4096].iter().all(|byte| *byte == 1) && head[4096..].iter().all(|byte| *byte == 2));
     }
 
     #[test]

@@ -118,6 +118,8 @@ impl DeviceError {
 /// Offsets and lengths are bytes, multiples of the logical block. The memory of a request stays with the device until
 /// its completion, even when the submission is dropped. A completion may come inline, before the call returns.
 ///
+/// [`DeviceErrorKind::Busy`] comes by a completion, never inline, so that the memory of a request is there to try it again.
+///
 /// A read's outcome always brings the buffer back; what it holds after an error is unspecified. Short transfers don't
 /// exist: a driver continues them or fails.
 pub trait Device {

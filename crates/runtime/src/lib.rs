@@ -33,4 +33,4 @@ pub use executor::{Shard, ShardConfig, ShardGone, ShardHandle};
 pub use memory::{Memory, MemoryDevice, MemorySource};
 pub use signal::Signal;
 pub use stream::Stream;
-pub use watch::{Observer, Watch};
+pub use watch::{About, Observer, Verdict, Watch};

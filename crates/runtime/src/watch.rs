@@ -28,10 +28,22 @@ pub struct About {
     pub read_bytes: usize,
 }
 
+/// What an observer wants to become of a request that takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Wait on, and tell again at this age; `u64::MAX` for never.
+    WaitUntil(u64),
+    /// Give up every request of the device, with an error of this kind.
+    GiveUp(DeviceErrorKind),
+}
+
 /// Who is told about the requests of a device. Called on the shard of the requests.
 pub trait Observer {
-    /// The oldest request has been under way for `age_ns`. Returns the age at which to be told again; `u64::MAX` for never.
-    fn overdue(&self, age_ns: u64) -> u64;
+    /// The oldest request has been under way for `age_ns`.
+    fn overdue(&self, about: About, age_ns: u64) -> Verdict;
+
+    /// So many requests were given up and are late from now on.
+    fn given_up(&self, count: usize);
 
     /// The request that was overdue is over. If others are overdue too, that is told next.
     fn caught_up(&self);
@@ -172,20 +184,31 @@ impl Slots {
     pub(crate) fn look(&self, now: u64) {
         let count = self.watches.borrow().due.len();
         for watch in 0..count {
-            let told = {
-                let watches = self.watches.borrow();
-                let state = &watches.states[watch];
-                let due = watches.due[watch] <= now;
-                let age = link(&self.slots.borrow(), state.head).map(|link| now.saturating_sub(link.since));
-                state.observer.clone().zip(age).filter(|_| due)
-            };
-            let Some((observer, age)) = told else { continue };
-            let look_ns = observer.overdue(age).max(age + 1);
-            let mut watches = self.watches.borrow_mut();
-            watches.states[watch].look_ns = look_ns;
+            let Some((observer, about, age)) = self.overdue(watch, now) else { continue };
             let watch = u32::try_from(watch).unwrap_or(u32::MAX);
-            watches.set_due(watch, &self.slots.borrow());
+            match observer.overdue(about, age) {
+                Verdict::GiveUp(kind) => {
+                    self.give_up(watch, kind);
+                }
+                Verdict::WaitUntil(look_ns) => {
+                    let mut watches = self.watches.borrow_mut();
+                    watches.states[watch as usize].look_ns = look_ns.max(age + 1);
+                    watches.set_due(watch, &self.slots.borrow());
+                }
+            }
         }
+    }
+
+    /// The oldest request of a watch with its age, if it is time to tell the observer.
+    fn overdue(&self, watch: usize, now: u64) -> Option<(Rc<dyn Observer>, About, u64)> {
+        let watches = self.watches.borrow();
+        if watches.due[watch] > now {
+            return None;
+        }
+        let state = &watches.states[watch];
+        let slots = self.slots.borrow();
+        let oldest = link(&slots, state.head)?;
+        Some((state.observer.clone()?, oldest.about, now.saturating_sub(oldest.since)))
     }
 
     fn link(&self, index: u32, watch: u32, about: About, now: u64) {
@@ -262,6 +285,10 @@ impl Slots {
             watches.set_due(watch, &slots);
         }
         wakers.into_iter().for_each(Waker::wake);
+        let observer = self.watches.borrow().observer(watch);
+        if let Some(observer) = observer.filter(|_| count > 0) {
+            observer.given_up(count);
+        }
         count
     }
 
@@ -372,9 +399,16 @@ mod tests {
     }
 
     impl Observer for Told {
-        fn overdue(&self, age_ns: u64) -> u64 {
-            self.say(format!("overdue {age_ns}"));
-            2 * age_ns
+        fn overdue(&self, about: About, age_ns: u64) -> Verdict {
+            self.say(format!("overdue {} {age_ns}", about.offset));
+            if age_ns < 3000 {
+                Verdict::WaitUntil(2 * age_ns)
+            } else {
+                Verdict::GiveUp(DeviceErrorKind::TimedOut)
+            }
+        }
+        fn given_up(&self, count: usize) {
+            self.say(format!("given up {count}"));
         }
         fn caught_up(&self) {
             self.say("caught up");
@@ -440,7 +474,7 @@ mod tests {
         watch.add(&second, about(2));
         assert_eq!(world.shard.next_timer(), Some(1100));
         assert_eq!(world.at(1099), [""; 0]);
-        assert_eq!(world.at(1100), ["overdue 1000"]);
+        assert_eq!(world.at(1100), ["overdue 1 1000"]);
         assert_eq!(world.shard.next_timer(), Some(2100), "twice the age, as the observer wished");
         first_end.finish(Ok(8));
         assert_eq!(world.told.take(), ["caught up"]);
@@ -462,7 +496,7 @@ mod tests {
         watch.add(&dropped, About::default());
         drop(dropped);
         assert!(poll(&mut read).is_pending());
-        assert_eq!(watch.give_up(DeviceErrorKind::TimedOut), 2);
+        assert_eq!(world.at(3100), ["overdue 1 3000", "given up 2"]);
         assert_eq!(watch.give_up(DeviceErrorKind::TimedOut), 0, "they are late already");
         assert_eq!(world.shard.next_timer(), None);
         let Poll::Ready(outcome) = poll(&mut read) else { panic!("the wait is over") };
@@ -493,7 +527,7 @@ mod tests {
         set.push(read);
         watch.give_up(DeviceErrorKind::TimedOut);
         end.finish(Ok(8));
-        assert_eq!(world.told.take(), ["settled"]);
+        assert_eq!(world.told.take(), ["given up 1", "settled"]);
         assert!(pin!(set.wait()).poll(&mut Context::from_waker(Waker::noop())).is_ready());
         assert_eq!(set.take(0).result, Ok(8));
     }

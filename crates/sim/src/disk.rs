@@ -370,7 +370,9 @@ impl SimDevice {
             return Submission::done(Err(DeviceError::of(kind)), buffer);
         }
         let mut request = state.request(now, self.shard, operation, offset, length, data);
-        if !state.faults.hung && state.rng.chance(state.config.inline, 1024) {
+        // Being busy is told by a completion.
+        let waits = state.faults.hung || request.failure == Some(DeviceErrorKind::Busy);
+        if !waits && state.rng.chance(state.config.inline, 1024) {
             return shared.complete_inline(state, number, request, payload);
         }
         let (submission, completion) = Submission::pending(payload);
@@ -433,10 +435,6 @@ impl State {
         if unsupported {
             return Err(DeviceErrorKind::Unsupported);
         }
-        if self.faults.refusals > 0 {
-            self.faults.refusals -= 1;
-            return Err(DeviceErrorKind::Busy);
-        }
         Ok(())
     }
 
@@ -459,7 +457,11 @@ impl State {
             latency = latency.saturating_mul(1 + self.rng.below(50));
         }
         let end_at = now.saturating_add(latency.saturating_mul(self.faults.slow));
-        let failure = self.faults.gone.then_some(DeviceErrorKind::Gone);
+        let mut failure = self.faults.gone.then_some(DeviceErrorKind::Gone);
+        if failure.is_none() && self.faults.refusals > 0 {
+            self.faults.refusals -= 1;
+            failure = Some(DeviceErrorKind::Busy);
+        }
         let parts = if failure.is_some() { Vec::new() } else { self.parts(now, end_at, length) };
         let in_flight = |(number, request): (&u64, &Request)| request.changes_contents().then_some(*number);
         let uncovered = match operation {

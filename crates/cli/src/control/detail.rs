@@ -61,6 +61,14 @@ pub struct Member {
     pub read_latency_ns: u64,
     /// Nanoseconds of a small write, as measured.
     pub write_latency_ns: u64,
+    /// Whether a request has been under way for longer than usual.
+    pub slow: bool,
+    /// Requests that were given up and are not over.
+    pub late_requests: u64,
+    /// Sectors that its bad-block log lists.
+    pub bad_sectors: u64,
+    /// What was asked of it since the assembly, and what failed.
+    pub statistics: BTreeMap<String, u64>,
 }
 
 /// A device that was dropped.
@@ -70,6 +78,10 @@ pub struct Failed {
     pub device: String,
     /// Why it was dropped.
     pub error: String,
+    /// Requests that were given up and are not over: until they are, it can't be added again.
+    pub late_requests: u64,
+    /// What was asked of it since the assembly, and what failed.
+    pub statistics: BTreeMap<String, u64>,
 }
 
 /// The bitmap.
@@ -130,13 +142,27 @@ impl Member {
             (0, 0) => String::new(),
             _ => format!("  (reads in {read} us, writes in {write} us)"),
         };
-        format!("  {:>3}  {:<10}  {device}{measured}\n", self.slot, self.state)
+        let slow = if self.slow { ", slow" } else { "" };
+        let bad =
+            if self.bad_sectors > 0 { format!(", {} bad sectors", self.bad_sectors) } else { String::new() };
+        let troubles = troubles(&self.statistics, self.late_requests);
+        let state = format!("{}{slow}", self.state);
+        format!("  {:>3}  {state:<10}  {device}{measured}{bad}{troubles}\n", self.slot)
     }
+}
+
+/// What has gone wrong with a member, if anything has.
+fn troubles(statistics: &BTreeMap<String, u64>, late: u64) -> String {
+    let names = ["read_errors", "corrected_reads", "write_errors", "retries", "timed_out"];
+    let counted = names.iter().filter_map(|name| statistics.get(*name).map(|value| (*name, *value)));
+    let all = counted.chain([("requests still under way", late)]).filter(|(_, value)| *value > 0);
+    all.map(|(name, value)| format!(", {value} {}", name.replace('_', " "))).collect()
 }
 
 impl Failed {
     fn in_words(&self) -> String {
-        format!("  {:>3}  failed      {}\n", self.slot, printable(&self.error))
+        let troubles = troubles(&self.statistics, self.late_requests);
+        format!("  {:>3}  failed      {}{troubles}\n", self.slot, printable(&self.error))
     }
 }
 

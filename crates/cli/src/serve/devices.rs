@@ -25,6 +25,8 @@ const MEMORY: &str = "mem:";
 /// Time that the last holders of a device get to let it go.
 const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
 const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
+/// How long a device may take to show its superblock when only the array's name is wanted.
+const LOOK_NANOSECONDS: u64 = 30_000_000_000;
 
 /// What will be assembled.
 pub struct Members {
@@ -83,7 +85,8 @@ impl Members {
         for source in &self.sources {
             let device =
                 source.attach().map_err(|error| Failure::new(format!("{}: {error}", source.name())))?;
-            if let Ok(Some(superblock)) = read_superblock(&*device).await {
+            let found = shard::timeout(LOOK_NANOSECONDS, read_superblock(&*device)).await;
+            if let Some(Ok(Some(superblock))) = found {
                 self.name = superblock.array.name.short();
                 self.uuid = superblock.array.set_uuid.to_string();
                 return Ok(());

@@ -32,11 +32,17 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         device: member.device,
         read_latency_ns: member.read_latency_ns.into(),
         write_latency_ns: member.write_latency_ns.into(),
+        slow: member.slow,
+        late_requests: member.late_requests,
+        bad_sectors: member.bad_sectors,
+        statistics: member.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     });
     let failed = now.failed.into_iter().map(|failed| Failed {
         slot: failed.slot,
         device: failed.device,
         error: failed.error.to_string(),
+        late_requests: failed.late_requests,
+        statistics: failed.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     });
     Detail {
         name: now.name,
@@ -66,7 +72,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
         errors: now.last_errors.iter().map(ToString::to_string).collect(),
-        advice: now.advice.map(ToOwned::to_owned),
+        advice: now.advice,
         nbd: nbd.to_vec(),
         shards: array.shared().shards.len(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),

@@ -310,7 +310,7 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
         }
         let start = HEADROOM - header.len();
         head[start..].copy_from_slice(header);
-        // Panics if the service gave back another buffer: that would be a mistake of our own, and a wrong byte.
+        // In place, unless the read came back with other memory: then both are copied.
         head.unsplit(data);
         self.link.send(head.freeze().slice(start, header.len() + bytes));
     }

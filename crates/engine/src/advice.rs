@@ -1,0 +1,168 @@
+//! What the operator can do in each state that is not the good one: a sentence for each thing that is wrong.
+
+use pinstripe_runtime::DeviceErrorKind;
+
+use crate::{
+    array::Array,
+    detail::{FailedMember, SlotDetail},
+    records::MemberState,
+};
+
+/// What the sentences are made from.
+pub(crate) struct Facts<'a> {
+    pub(crate) has_failed: bool,
+    /// It has a journal, and that failed.
+    pub(crate) journal_failed: bool,
+    /// The user asked for it, or the array's superblocks do.
+    pub(crate) read_only: bool,
+    pub(crate) slots: &'a [SlotDetail],
+    pub(crate) failed: &'a [FailedMember],
+    /// How long a member may take for a request; 0 for ever.
+    pub(crate) limit_ns: u64,
+    /// How many members may be missing.
+    pub(crate) redundancy: usize,
+}
+
+impl Facts<'_> {
+    /// The sentences, the most urgent first.
+    pub(crate) fn advice(&self) -> Option<String> {
+        let mut sentences = Vec::new();
+        if self.has_failed {
+            sentences.push(
+                "too many members failed: nothing is acknowledged any more, and what can be read is read; check the \
+                 connection of the devices, stop the array, and assemble it again (the superblocks were left as they were)"
+                    .to_owned(),
+            );
+        } else if self.journal_failed {
+            sentences.push(
+                "the journal device failed: stop the array and assemble it with --force, which does without the journal and resyncs"
+                    .to_owned(),
+            );
+        } else if self.read_only {
+            sentences.push("the array is read-only: nothing on its members changes".to_owned());
+        }
+        self.missing(&mut sentences);
+        for (slot, detail) in self.slots.iter().enumerate() {
+            self.trouble(slot, detail, &mut sentences);
+        }
+        for failed in self.failed {
+            failed_words(failed, &mut sentences);
+        }
+        (!sentences.is_empty()).then(|| sentences.join(". "))
+    }
+
+    fn missing(&self, sentences: &mut Vec<String>) {
+        let empty = self.slots.iter().filter(|slot| slot.state == "missing").count();
+        let missing = self.slots.iter().filter(|slot| slot.state != "in-sync").count();
+        if self.redundancy == 0 || self.has_failed {
+            return;
+        }
+        if empty > 0 && !self.read_only {
+            sentences.push(
+                "a member is missing: put a device in with `pinstripe add`, and its content is rebuilt"
+                    .to_owned(),
+            );
+        }
+        if missing == self.redundancy {
+            sentences.push("no further member may fail before the rebuild is over".to_owned());
+        }
+    }
+
+    fn trouble(&self, slot: usize, detail: &SlotDetail, sentences: &mut Vec<String>) {
+        let name = detail.device.as_deref().unwrap_or_default();
+        if detail.slow {
+            let end = match self.limit_ns / 1_000_000_000 {
+                0 => "it is waited for as long as it takes; `pinstripe fail` drops it".to_owned(),
+                seconds => format!("it is dropped when it has not answered for {seconds} s"),
+            };
+            sentences.push(format!(
+                "slot {slot} ({name}) is slow to answer: {end}. Look for errors of the device in the kernel's log"
+            ));
+        } else if detail.late_requests > 0 {
+            sentences.push(format!(
+                "slot {slot} ({name}) does not answer, and nothing is asked of it until the {} requests are over that were \
+                 given up",
+                detail.late_requests
+            ));
+        }
+        if detail.bad_sectors > 0 {
+            sentences.push(format!(
+                "slot {slot} ({name}) has {} sectors that could not be written or rebuilt: replace it soon",
+                detail.bad_sectors
+            ));
+        }
+    }
+}
+
+fn failed_words(failed: &FailedMember, sentences: &mut Vec<String>) {
+    if failed.late_requests > 0 {
+        sentences.push(format!(
+            "{} was dropped and still has {} requests under way: it can be added again when they are over",
+            failed.device, failed.late_requests
+        ));
+    }
+    if failed.error.error.kind == DeviceErrorKind::TooManyErrors {
+        sentences.push(format!("{} had too many read errors: replace the device", failed.device));
+    }
+}
+
+impl Array {
+    /// Devices that were dropped, and why.
+    pub(crate) fn failed_members(&self) -> Vec<FailedMember> {
+        let records = self.records();
+        let failed = records.members.iter().filter_map(|book| match &book.state {
+            MemberState::Failed(error) => Some(FailedMember {
+                device: book.member.name.clone(),
+                slot: book.slot,
+                error: error.clone(),
+                late_requests: book.member.health.late_requests(),
+                statistics: book.member.health.statistics(),
+            }),
+            _ => None,
+        });
+        failed.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(state: &'static str) -> SlotDetail {
+        SlotDetail { state, device: Some("/dev/x".to_owned()), ..SlotDetail::default() }
+    }
+
+    fn advice(slots: &[SlotDetail], change: impl FnOnce(&mut Facts)) -> Option<String> {
+        let mut facts = Facts {
+            has_failed: false,
+            journal_failed: false,
+            read_only: false,
+            slots,
+            failed: &[],
+            limit_ns: 30_000_000_000,
+            redundancy: 1,
+        };
+        change(&mut facts);
+        facts.advice()
+    }
+
+    #[test]
+    fn each_bad_state_has_a_sentence_that_says_what_to_do_and_the_good_one_has_none() {
+        let good = [slot("in-sync"), slot("in-sync"), slot("in-sync")];
+        assert_eq!(advice(&good, |_| ()), None);
+        let says = |slots: &[SlotDetail], change: fn(&mut Facts), words: &str| {
+            let advice = advice(slots, change).unwrap();
+            assert!(advice.contains(words), "{advice}");
+        };
+        says(&good, |facts| facts.has_failed = true, "stop the array, and assemble it again");
+        says(&good, |facts| facts.read_only = true, "read-only");
+        let missing = [slot("missing"), slot("in-sync"), slot("in-sync")];
+        says(&missing, |_| (), "pinstripe add");
+        says(&missing, |_| (), "no further member may fail");
+        let slow = [SlotDetail { slow: true, ..slot("in-sync") }];
+        says(&slow, |_| (), "it is dropped when it has not answered for 30 s");
+        says(&slow, |facts| facts.limit_ns = 0, "`pinstripe fail` drops it");
+        says(&[SlotDetail { late_requests: 2, ..slot("in-sync") }], |_| (), "does not answer");
+        says(&[SlotDetail { bad_sectors: 8, ..slot("in-sync") }], |_| (), "replace it soon");
+    }
+}

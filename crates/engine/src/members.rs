@@ -1,0 +1,418 @@
+//! Members under supervision: every request to a member goes through here.
+//!
+//! *Slow is not dead.* A request that takes longer than a first limit makes its member `slow`, which is told and nothing else.
+//! At a second limit the member is given up: the waits for all its requests end with an error, on every shard, and the
+//! controller takes it out of the membership like any member that failed. So whatever a device does, an operation of the
+//! array ends.
+//!
+//! A time-out ends the wait, never the request (C16; decision 14 has the argument):
+//!
+//! - The memory of the request stays with the shard's slot until the completion comes. Such a request is *late*.
+//! - While any request is late, the member refuses new ones. So nothing that is written to it afterwards can be overtaken by what
+//!   was written before. A member that is out of the membership refuses for good, and its device is not taken back
+//!   before its last late request is over.
+//! - A stripe is released when the members that count have answered: a late write changes only a member that nobody reads.
+//!
+//! A read or write that the device had no resources for is tried again a few times; a flush never is (C5).
+
+use std::{
+    rc::{Rc, Weak},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crossbeam_utils::CachePadded;
+use pinstripe_runtime::{
+    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Slice, Submission,
+    Verdict, Watch,
+    atomics::{AtomicBool, AtomicU64, Ordering},
+    completion::Payload,
+    shard,
+};
+
+use crate::{
+    array::{CommandError, Home},
+    error::{MemberError, Operation},
+    geometry::Geometry,
+    shared::Shared,
+    snapshot::{Member, MemberId},
+    statistics::Counter,
+    volume::give_up_everywhere,
+};
+
+/// How often a request is tried again that a device was too busy for.
+const RETRIES: u32 = 6;
+/// How long the first of these waits; each next one twice as long.
+const RETRY_NS: u64 = 1_000_000;
+/// A stop waits for members that may take their time only so long.
+const STOP_LIMIT_NS: u64 = 30_000_000_000;
+
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const FLUSH: u8 = 2;
+const ZERO: u8 = 3;
+
+macro_rules! member_counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What one shard asked of a member.
+        #[derive(Default)]
+        struct MemberCounters {
+            $($name: Counter,)*
+        }
+
+        /// What was asked of a member, and what became of it, over all shards.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct MemberStatistics {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl MemberStatistics {
+            fn add(&mut self, counters: &MemberCounters) {
+                $(self.$name += counters.$name.value();)*
+            }
+
+            /// Names and values, in a fixed order.
+            pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+member_counters! {
+    /// Reads.
+    reads,
+    /// Writes, zeroing and discards included.
+    writes,
+    /// Flushes.
+    flushes,
+    /// Reads that failed.
+    read_errors,
+    /// Writes and flushes that failed.
+    write_errors,
+    /// Reads that failed, and whose sectors were written anew from the other members.
+    corrected_reads,
+    /// Requests that were tried again because the device had no resources for them.
+    retries,
+    /// Times that it was slow to answer.
+    slow,
+    /// Requests that were given up.
+    timed_out,
+}
+
+/// How a member does. Part of [`Member`]; all shards see it.
+#[derive(Default)]
+pub struct Health {
+    /// Requests that were given up and are not over.
+    late: AtomicU64,
+    /// It is out of the membership, for good.
+    out: AtomicBool,
+    /// Shards that wait for it longer than they should.
+    slow: AtomicU64,
+    /// By shard's handle.
+    counters: Mutex<Vec<Arc<CachePadded<MemberCounters>>>>,
+}
+
+impl Health {
+    /// Whether nothing may be asked of it (C16).
+    fn refuses(&self) -> bool {
+        self.out.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0
+    }
+
+    /// Requests that were given up and are not over: its device may still do what they asked for.
+    pub fn late_requests(&self) -> u64 {
+        self.late.load(Ordering::SeqCst)
+    }
+
+    /// Whether a request has been under way for longer than usual.
+    pub fn is_slow(&self) -> bool {
+        self.slow.load(Ordering::Relaxed) > 0
+    }
+
+    /// What was asked of it.
+    pub fn statistics(&self) -> MemberStatistics {
+        let mut sum = MemberStatistics::default();
+        for counters in self.counters.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            sum.add(counters);
+        }
+        sum
+    }
+
+    /// From now on it is out of the membership and refuses everything.
+    pub(crate) fn put_out(&self) {
+        self.out.store(true, Ordering::SeqCst);
+    }
+
+    fn enter_counters(&self) -> Arc<CachePadded<MemberCounters>> {
+        let counters = Arc::<CachePadded<MemberCounters>>::default();
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counters));
+        counters
+    }
+}
+
+/// A member's device as a shard uses it. See the module.
+pub(crate) struct Supervised {
+    device: Rc<dyn Device>,
+    core: Rc<Core>,
+    watch: Watch,
+}
+
+/// What outlives the handle, as long as requests are under way.
+struct Core {
+    member: Arc<Member>,
+    shared: Arc<Shared>,
+    /// Not held: a device that was let go of is closed when its last request is over.
+    device: Weak<dyn Device>,
+    counters: Arc<CachePadded<MemberCounters>>,
+    is_slow: std::cell::Cell<bool>,
+}
+
+impl Supervised {
+    pub(crate) fn new(device: Rc<dyn Device>, member: &Arc<Member>, shared: &Arc<Shared>) -> Rc<Self> {
+        let core = Rc::new(Core {
+            member: Arc::clone(member),
+            shared: Arc::clone(shared),
+            device: Rc::downgrade(&device),
+            counters: member.health.enter_counters(),
+            is_slow: false.into(),
+        });
+        let watch = Watch::new(Rc::clone(&core) as Rc<dyn Observer>, first_look(shared));
+        Rc::new(Self { device, core, watch })
+    }
+
+    /// Ends the waits for all requests under way.
+    pub(crate) fn give_up(&self, kind: DeviceErrorKind) {
+        self.watch.give_up(kind);
+    }
+
+    /// The limits have changed.
+    pub(crate) fn look_again(&self) {
+        self.watch.look_from(first_look(&self.core.shared));
+    }
+
+    /// Sectors that could not be read were written anew.
+    pub(crate) fn count_corrected(&self) {
+        self.core.counters.corrected_reads.add(1);
+    }
+
+    fn refused(&self) -> Option<DeviceError> {
+        let refuses = self.core.member.health.refuses();
+        refuses.then(|| DeviceError::of(DeviceErrorKind::TimedOut))
+    }
+
+    fn watched(&self, submission: Submission, about: About) -> Submission {
+        if submission.is_pending() {
+            self.watch.add(&submission, about);
+        } else if let Some(error) = submission.error() {
+            self.core.failed(about, error);
+        }
+        submission
+    }
+}
+
+fn first_look(shared: &Shared) -> u64 {
+    let (slow, limit) = (shared.options.slow_member_ns, shared.member_limit_ns());
+    if limit == 0 { slow } else { slow.min(limit) }
+}
+
+impl Device for Supervised {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), Some(buffer));
+        }
+        self.core.counters.reads.add(1);
+        let about = About { kind: READ, offset, read_bytes: buffer.len(), fua: false };
+        self.watched(self.device.read(offset, buffer), about)
+    }
+
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.core.counters.writes.add(1);
+        let about = About { kind: WRITE, offset, read_bytes: 0, fua };
+        self.watched(self.device.write(offset, data, fua), about)
+    }
+
+    fn flush(&self) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.core.counters.flushes.add(1);
+        self.watched(self.device.flush(), About { kind: FLUSH, ..About::default() })
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.core.counters.writes.add(1);
+        self.watched(self.device.discard(offset, length), About { kind: ZERO, offset, ..About::default() })
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        self.core.counters.writes.add(1);
+        let about = About { kind: ZERO, offset, ..About::default() };
+        self.watched(self.device.write_zeroes(offset, length), about)
+    }
+}
+
+impl Core {
+    /// The member has had its time: it is to be dropped, and nobody shall wait for it.
+    fn time_out(&self, about: About) {
+        let shared = &self.shared;
+        if matches!(shared.geometry, Geometry::Parity(_))
+            && let Some(slot) = shared.snapshot().slot_of(self.member.id)
+        {
+            let operation = match about.kind {
+                READ => Operation::Read,
+                FLUSH => Operation::Flush,
+                _ => Operation::Write,
+            };
+            let error = DeviceError::of(DeviceErrorKind::TimedOut);
+            let (name, offset) = (self.member.name.clone(), about.offset);
+            shared.report(self.member.id, MemberError { slot, name, operation, offset, error });
+        }
+        give_up_everywhere(shared, self.member.id, DeviceErrorKind::TimedOut);
+    }
+
+    fn set_slow(&self, slow: bool) {
+        if self.is_slow.replace(slow) == slow {
+            return;
+        }
+        if slow {
+            self.counters.slow.add(1);
+            self.member.health.slow.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.member.health.slow.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Observer for Core {
+    fn overdue(&self, about: About, age_ns: u64) -> Verdict {
+        let limit = self.shared.member_limit_ns();
+        if limit > 0 && age_ns >= limit {
+            self.time_out(about);
+            return Verdict::GiveUp(DeviceErrorKind::TimedOut);
+        }
+        self.set_slow(age_ns >= self.shared.options.slow_member_ns);
+        Verdict::WaitUntil(if limit == 0 { u64::MAX } else { limit })
+    }
+
+    fn given_up(&self, count: usize) {
+        self.set_slow(false);
+        self.counters.timed_out.add(count as u64);
+        self.member.health.late.fetch_add(count as u64, Ordering::SeqCst);
+    }
+
+    fn caught_up(&self) {
+        self.set_slow(false);
+    }
+
+    fn failed(&self, about: About, error: DeviceError) {
+        // What a device can't do is no error of its own.
+        if error.kind == DeviceErrorKind::Unsupported {
+            return;
+        }
+        let counters = &self.counters;
+        if about.kind == READ { &counters.read_errors } else { &counters.write_errors }.add(1);
+    }
+
+    fn settled(&self) {
+        self.member.health.late.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn retry(&self, completion: Completion, about: About, mut payload: Payload) {
+        let (device, member) = (self.device.clone(), Arc::clone(&self.member));
+        let counters = Arc::clone(&self.counters);
+        shard::spawn(async move {
+            let mut result = Err(DeviceError::of(DeviceErrorKind::Busy));
+            for attempt in 0..RETRIES {
+                shard::sleep(RETRY_NS << attempt).await;
+                // The wait may be over by now, and the stripe somebody else's: then nothing may be sent any more.
+                let Some(device) = device.upgrade().filter(|_| !member.health.refuses()) else { break };
+                counters.retries.add(1);
+                (result, payload) = once_more(&*device, about, payload).await;
+                if !matches!(result, Err(error) if error.kind == DeviceErrorKind::Busy) {
+                    break;
+                }
+            }
+            completion.with_payload(|place| *place = payload);
+            completion.finish(result);
+        });
+    }
+}
+
+async fn once_more(
+    device: &dyn Device,
+    about: About,
+    payload: Payload,
+) -> (Result<usize, DeviceError>, Payload) {
+    match payload {
+        Payload::Buffer(buffer) => {
+            let outcome = device.read(about.offset, buffer).await;
+            (outcome.result, outcome.buffer.map_or(Payload::None, Payload::Buffer))
+        }
+        Payload::Slice(data) => {
+            let outcome = device.write(about.offset, data.clone(), about.fua).await;
+            (outcome.result, Payload::Slice(data))
+        }
+        Payload::None => (Err(DeviceError::of(DeviceErrorKind::Busy)), Payload::None),
+    }
+}
+
+impl Home {
+    /// The books use the home shard's supervised handles. To be called after every change of the membership.
+    pub(crate) fn supervise_books(&self) {
+        let view = self.volume.inner.view();
+        let mut records = self.records.borrow_mut();
+        for slot in 0..view.devices.len() {
+            if let Some((member, device)) = view.member(slot) {
+                records.book(member.id).device = Rc::clone(device);
+            }
+        }
+    }
+
+    /// Nobody waits for a member any more that is about to leave the membership.
+    pub(crate) fn put_out(&self, member: MemberId) {
+        self.records.borrow().members[member.0].member.health.put_out();
+        give_up_everywhere(self.shared(), member, DeviceErrorKind::Removed);
+    }
+
+    /// C16: a device that still has requests of an earlier membership may not join. It is known by the name under which it was
+    /// a member, or by what its superblock says (`is_it`).
+    pub(crate) fn refuse_late(
+        &self,
+        name: &str,
+        is_it: impl Fn(&pinstripe_md::superblock::Superblock) -> bool,
+    ) -> Result<(), CommandError> {
+        let records = self.records.borrow();
+        let same = records.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
+        let late: u64 = same.map(|book| book.member.health.late_requests()).sum();
+        if late == 0 { Ok(()) } else { Err(CommandError::RequestsUnderWay { name: name.to_owned(), late }) }
+    }
+
+    /// From now on no member may take for ever, for the array is to end.
+    pub(crate) fn bound_waits(&self) {
+        let shared = self.shared();
+        if shared.member_limit_ns() == 0 {
+            shared.set_member_limit_ns(STOP_LIMIT_NS);
+            crate::volume::look_again_everywhere(shared);
+        }
+    }
+}
+
+/// The value of `future`, or the error that `name` did not answer in `limit_ns` (0: for ever). For devices that are no members yet.
+pub(crate) async fn answered<F: Future>(limit_ns: u64, future: F) -> Result<F::Output, DeviceError> {
+    if limit_ns == 0 {
+        return Ok(future.await);
+    }
+    shard::timeout(limit_ns, future).await.ok_or(DeviceError::of(DeviceErrorKind::TimedOut))
+}
