@@ -169,6 +169,11 @@ impl Array {
         self.home.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
     }
 
+    /// The number of the latest event; 0 if nothing has happened.
+    pub fn last_event(&self) -> u64 {
+        self.home.events.last.get()
+    }
+
     /// Waits until there is an event after number `after`.
     pub async fn event_after(&self, after: u64) {
         let events = &self.home.events;
