@@ -4,12 +4,8 @@ use std::{future::Future, io, sync::Arc};
 
 use hdrhistogram::Histogram;
 use pinstripe_engine::{
-    array::{Array, CommandError},
-    assembly::AssembleError,
-    create::CreateError,
-    error::IoError,
-    geometry::Geometry,
-    statistics::Statistics,
+    array::Array, assembly::AssembleError, create::CreateError, error::IoError, geometry::Geometry,
+    maintenance::SyncError, statistics::Statistics,
 };
 use pinstripe_md::level::{BadLayout, Level};
 use pinstripe_runtime::{
@@ -102,7 +98,7 @@ pub enum BenchError {
     StraightLine(DeviceError),
     /// The scrub could not run.
     #[error("the scrub failed: {0}")]
-    Scrub(#[from] CommandError),
+    Scrub(#[from] SyncError),
     /// Parity doesn't match data.
     #[error(
         "the scrub found {sectors} sectors whose parity does not match and {unreadable} stripes that can't be read: \

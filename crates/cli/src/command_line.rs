@@ -12,7 +12,7 @@ use pinstripe_bench::{BitmapChoice, PolicyChoice};
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
-use crate::size::ByteSize;
+use crate::{control::upkeep::SyncChange, size::ByteSize};
 
 /// Parity RAID in user space, on Linux MD's on-disk format.
 ///
@@ -46,6 +46,19 @@ pub enum Command {
     ///
     /// Counts mismatched sectors as MD's mismatch_cnt does, and ends with status 1 if there are any.
     Check(CheckArguments),
+    /// Read the whole array, compare data with parity, and correct what does not match.
+    ///
+    /// Without --locate parity is made from data, as MD's repair does. With it, on level 6, both parities are asked which
+    /// member is wrong: where one alone explains them it is corrected, data or parity; everything else is left as it is, and
+    /// the status is 1.
+    Repair(RepairArguments),
+    /// Pause, resume or stop resync, recovery, check and repair, or set their speed.
+    Sync(SyncArguments),
+    /// Tell of what happens to arrays, to a program, the system's log, or as lines.
+    ///
+    /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to Rebuild80,
+    /// RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and MismatchFound and ArrayFailed.
+    Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
@@ -169,6 +182,12 @@ pub struct ServeArguments {
     /// Seconds that a member may take for a request; then it is dropped. 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub member_timeout: u32,
+    /// KiB of each member per second that resync, rebuild, check and repair get whatever users do [default: 10000]
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub sync_speed_min: Option<u64>,
+    /// KiB of each member per second that they never exceed [default: 2000000]
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub sync_speed_max: Option<u64>,
     /// Let --nbd tcp: listen on other than loopback addresses: there is no encryption and no password yet
     #[arg(long)]
     pub allow_remote: bool,
@@ -234,10 +253,77 @@ pub struct AddArguments {
     pub json: bool,
 }
 
+/// A part of the members.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RangeArguments {
+    /// First sector (512 bytes) of each member's data, as MD's sync_min; whole chunks are done
+    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    pub from: u64,
+    /// The sector after the last, as MD's sync_max [default: all there are]
+    #[arg(long, value_name = "SECTOR")]
+    pub to: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct RepairArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    #[command(flatten)]
+    pub range: RangeArguments,
+    /// Correct the one member that explains both parities (level 6), and nothing else
+    #[arg(long)]
+    pub locate: bool,
+    /// Print JSON, and no progress
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SyncArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// What to do with what is under way; only shown without
+    #[arg(value_enum)]
+    pub action: Option<SyncChange>,
+    /// KiB of each member per second that it gets whatever users do
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub speed_min: Option<u64>,
+    /// KiB of each member per second that it never exceeds
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub speed_max: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MonitorArguments {
+    /// The arrays' names, or the paths of their control sockets; they need not be served yet
+    #[arg(required = true, value_name = "ARRAY", value_hint = ValueHint::FilePath)]
+    pub arrays: Vec<String>,
+    /// Run this with the event, the array and, if there is one, the device
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::CommandName)]
+    pub program: Option<PathBuf>,
+    /// Print JSON lines instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Write to the system's log too (/dev/log)
+    #[arg(long)]
+    pub syslog: bool,
+    /// Tell when an array has fewer spares
+    #[arg(long, value_name = "N")]
+    pub spares: Option<usize>,
+    /// Tell what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared), and end
+    #[arg(long)]
+    pub oneshot: bool,
+}
+
 #[derive(Debug, Args)]
 pub struct CheckArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
+    #[command(flatten)]
+    pub range: RangeArguments,
     /// Print JSON, and no progress
     #[arg(long)]
     pub json: bool,

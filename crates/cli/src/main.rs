@@ -4,7 +4,8 @@
 //!   create, examine        work on devices, with nothing running
 //!   serve                  assembles an array and serves it until it is told to stop
 //!   detail, fail, add,     talk to a running `serve` over its control socket
-//!   check, stop
+//!   check, repair, sync,
+//!   monitor, stop
 //!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
 //! ```
@@ -20,9 +21,12 @@ mod demo;
 mod examine;
 mod failure;
 mod manual;
+mod monitor;
 mod open;
 mod output;
 mod probe;
+mod progress;
+mod scrub;
 mod serve;
 mod steer;
 
@@ -41,7 +45,10 @@ fn main() -> ExitCode {
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => steer::fail(&arguments),
         Command::Add(arguments) => steer::add(&arguments),
-        Command::Check(arguments) => steer::check(&arguments),
+        Command::Check(arguments) => scrub::check(&arguments),
+        Command::Repair(arguments) => scrub::repair(&arguments),
+        Command::Sync(arguments) => scrub::sync(&arguments),
+        Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench(&arguments),

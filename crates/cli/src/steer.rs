@@ -1,33 +1,22 @@
-//! The commands that talk to a running server: `detail`, `fail`, `add`, `check`, `stop`.
+//! Commands that talk to a running server: `detail`, `fail`, `add`, `stop`.
 
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::{path::Path, thread, time::Duration};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
 use crate::{
-    command_line::{AddArguments, CheckArguments, FailArguments, ReadArguments, StopArguments},
+    command_line::{AddArguments, FailArguments, ReadArguments, StopArguments},
     control::{
-        AddParameters, CheckResult, Detail, FailParameters, SlotResult,
+        AddParameters, Detail, FailParameters, SlotResult,
         client::{Client, ClientError},
-        detail::Sync,
     },
     failure::Failure,
     output,
+    progress::{LOOK, bar, show},
 };
 
 /// Time within which a server answers what it can answer at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// How often progress is looked at.
-const LOOK: Duration = Duration::from_millis(100);
 
 pub fn detail(arguments: &ReadArguments) -> Result<(), Failure> {
     let detail = fetch(&mut Client::connect(&arguments.array.array)?)?;
@@ -35,7 +24,7 @@ pub fn detail(arguments: &ReadArguments) -> Result<(), Failure> {
 }
 
 /// The state of the array.
-fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
+pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
     client.set_timeout(Some(ANSWER_LIMIT))?;
     client.call("detail", Value::Null)
 }
@@ -94,83 +83,6 @@ fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(),
     }
     bar.finish_and_clear();
     Ok(())
-}
-
-pub fn check(arguments: &CheckArguments) -> Result<(), Failure> {
-    let array = &arguments.array.array;
-    let mut client = Client::connect(array)?;
-    let ended = Arc::new(AtomicBool::new(false));
-    let watch = thread::spawn({
-        let (array, ended, quiet) = (array.clone(), Arc::clone(&ended), arguments.json);
-        move || watch_check(&array, &ended, quiet)
-    });
-    let result: Result<CheckResult, ClientError> = client.call("check", Value::Null);
-    ended.store(true, Ordering::SeqCst);
-    // Progress is for the eye: how it ended is known here.
-    let _ = watch.join();
-    let result = result?;
-    if arguments.json {
-        output::print_json(&result)?;
-    } else {
-        output::print(&check_words(&result))?;
-    }
-    if result.mismatched_sectors > 0 || result.unreadable_stripes > 0 { Err(Failure::said()) } else { Ok(()) }
-}
-
-fn check_words(result: &CheckResult) -> String {
-    let parity = match result.mismatched_sectors {
-        0 => format!("{} stripes: parity matches everywhere\n", result.stripes),
-        sectors => format!("{} stripes: parity does not match in {sectors} sectors\n", result.stripes),
-    };
-    match result.unreadable_stripes {
-        0 => parity,
-        stripes => format!("{parity}{stripes} stripes could not be read whole\n"),
-    }
-}
-
-/// Shows how far the check is, over a connection of its own.
-fn watch_check(array: &str, ended: &AtomicBool, quiet: bool) {
-    let bar = bar(quiet);
-    if bar.is_hidden() {
-        return;
-    }
-    if let Ok(mut client) = Client::connect(array) {
-        while !ended.load(Ordering::SeqCst) {
-            let Ok(detail) = fetch(&mut client) else { break };
-            show(&bar, detail.sync.as_ref());
-            thread::sleep(LOOK);
-        }
-    }
-    bar.finish_and_clear();
-}
-
-/// A progress bar on standard error; hidden where that is no terminal, or if nobody wants it.
-fn bar(quiet: bool) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-    if quiet {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    if let Ok(style) =
-        ProgressStyle::with_template("{msg:10} {bar:40} {percent:>3}% {pos}/{len} stripes, {eta} left")
-    {
-        bar.set_style(style);
-    }
-    bar
-}
-
-fn show(bar: &ProgressBar, sync: Option<&Sync>) {
-    match sync {
-        Some(sync) => {
-            bar.set_length(sync.total);
-            bar.set_position(sync.done);
-            let mismatches = match sync.mismatched_sectors {
-                0 => String::new(),
-                sectors => format!(" ({sectors} sectors differ)"),
-            };
-            bar.set_message(format!("{}{mismatches}", sync.action));
-        }
-        None => bar.set_message("waiting"),
-    }
 }
 
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {

@@ -26,9 +26,10 @@ use crate::{
     consistency::{self, Log, journal::home::log_of},
     control::{Command, IntentChange, Reply, ReplyState},
     error::{IoError, MemberError, Operation},
+    events::{EventKind, Events},
     geometry::Geometry,
     intent::IntentTable,
-    maintenance::SyncProgress,
+    maintenance::Upkeep,
     members::answered,
     options::ArrayOptions,
     records::{MemberState, Records},
@@ -55,10 +56,8 @@ pub(crate) struct Home {
     pub(crate) stopped: Cell<bool>,
     /// For maintenance: something may be to do.
     pub(crate) work: Signal,
-    pub(crate) sync: RefCell<Option<SyncProgress>>,
-    pub(crate) checks_wanted: Cell<u64>,
-    pub(crate) checks_done: Cell<u64>,
-    pub(crate) check_result: RefCell<Option<Result<CheckReport, IoError>>>,
+    pub(crate) upkeep: Upkeep,
+    pub(crate) events: Events,
     /// The table whose requests the intent writer serves: a new one takes over when nobody works under the old one any more.
     pub(crate) served: RefCell<Arc<IntentTable>>,
     /// The bitmap is going: no bit may be cleared.
@@ -74,17 +73,6 @@ pub(crate) struct Home {
     stale: Vec<StaleMember>,
     journal_left_out: bool,
     last_errors: RefCell<VecDeque<MemberError>>,
-}
-
-/// What a scrub found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CheckReport {
-    /// Stripes that were compared.
-    pub stripes: u64,
-    /// Sectors of rows (4 KiB each) whose parity does not match, as MD counts them.
-    pub mismatched_sectors: u64,
-    /// Stripes that could not be read whole.
-    pub unreadable_stripes: u64,
 }
 
 /// Why a command on a running array failed. Nothing has changed.
@@ -322,6 +310,10 @@ impl Array {
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
             all.for_each(|region| snapshot.intent.set_missed(region..=region));
         }
+        let (upkeep, events) = (Upkeep::new(options.sync_speed), Events::new(options.wall_clock));
+        if !snapshot.absent().is_empty() {
+            events.add(EventKind::DegradedArray { slots: snapshot.absent().iter().collect() });
+        }
         let served = RefCell::new(Arc::clone(&snapshot.intent));
         let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
         let home = Home {
@@ -333,10 +325,8 @@ impl Array {
             dirty: Cell::new(false),
             stopped: Cell::new(false),
             work: Signal::default(),
-            sync: RefCell::default(),
-            checks_wanted: Cell::new(0),
-            checks_done: Cell::new(0),
-            check_result: RefCell::default(),
+            upkeep,
+            events,
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),
@@ -496,30 +486,6 @@ impl Array {
         buffer.copy_from_slice(&bytes);
         let written = device.write(sector.0 * SECTOR_BYTES, buffer.freeze(), true).await.result;
         written.map(|_| ()).map_err(|error| CommandError::Device { name: name.to_owned(), error })
-    }
-
-    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in [`Array::progress`].
-    pub async fn check(&self) -> Result<CheckReport, CommandError> {
-        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
-            return Err(CommandError::NoRedundancy);
-        }
-        let home = &self.home;
-        home.checks_wanted.set(home.checks_wanted.get() + 1);
-        let ticket = home.checks_wanted.get();
-        home.work.notify();
-        let over = || home.stopped.get() || self.shared().has_failed();
-        home.work.wait_until(|| home.checks_done.get() >= ticket || over()).await;
-        if home.checks_done.get() < ticket {
-            let stopping = home.stopped.get();
-            return Err(if stopping { IoError::Stopping } else { IoError::Failed }.into());
-        }
-        let result = home.check_result.borrow().clone();
-        result.map_or(Err(IoError::Stopping.into()), |result| Ok(result?))
-    }
-
-    /// What resync, rebuild or scrub is under way.
-    pub fn progress(&self) -> Option<SyncProgress> {
-        self.home.sync.borrow().clone()
     }
 
     /// Ends in-flight writes, marks the superblocks clean, and ends the array's tasks. New requests fail.

@@ -17,6 +17,7 @@ use crate::{
     admission::Admission,
     array::Home,
     error::{IoError, MemberError, Operation},
+    events::EventKind,
     mutants::{Mutant, active},
     records::MemberState,
     shared::Failure,
@@ -182,6 +183,7 @@ impl Home {
             // C3: nothing is written down; an outage of all must not make all faulty.
             for (_, failure) in leaving {
                 self.note(&failure.error);
+                self.events.add(EventKind::ArrayFailed(failure.error));
             }
             self.shared().fail();
             self.work.notify();
@@ -190,6 +192,7 @@ impl Home {
         for (_, failure) in &leaving {
             self.note(&failure.error);
             self.put_out(failure.member);
+            self.events.add(EventKind::Fail(failure.error.clone()));
             self.records.borrow_mut().fail(failure.member, failure.error.clone());
         }
         self.change(|seats| {
@@ -409,9 +412,11 @@ impl Home {
             }
         }
         self.records.borrow_mut().recovered(id);
+        let device = member.name.clone();
         self.change(|seats| seats[slot] = Seat::InSync(member)).await;
         let snapshot = self.shared().snapshot();
         self.update_superblocks().await?;
+        self.events.add(EventKind::SpareActive { slot, device });
         if snapshot.is_complete() {
             snapshot.intent.recovered();
         }

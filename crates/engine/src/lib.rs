@@ -12,6 +12,7 @@ pub mod create;
 pub mod decode;
 pub mod detail;
 pub mod error;
+pub mod events;
 mod fan_out;
 mod flush;
 pub mod geometry;

@@ -1,33 +1,53 @@
-//! Resync, rebuild and scrub: a walk over stripes, each under its claim, beside the users' I/O.
+//! Resync, rebuild, check and repair: a walk over stripes, each under its claim, beside the users' I/O.
 //!
 //! One task on the home shard looks at what is to do and does one thing at a time: a recovering member is rebuilt; a complete array
 //! whose regions need it is resynced; then scrubs that were asked for. Whenever the membership changes, the walk ends and the
-//! task looks again. Several stripes are under way at a time, so that the members are busy, and the walk yields between stripes.
+//! task looks again. Several stripes are under way at a time, so that the members are busy.
+//!
+//! Between two stripes a worker holds nothing. There it waits while maintenance is paused (MD: `frozen`), and for its turn
+//! by the limits and beside users ([`pace`]).
 
+mod locate;
+mod pace;
 mod recovery;
+mod resync;
+mod scrub;
 
-use std::{cell::Cell, ops::Range, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    ops::Range,
+    rc::Rc,
+};
 
-use pinstripe_runtime::{Slice, shard};
+use pinstripe_runtime::{Signal, Slice, shard};
 
+pub use self::pace::SyncSpeed;
+pub use self::scrub::{CheckReport, Located, ScrubAction, ScrubRequest, SyncError};
+use self::{
+    pace::{Meter, Pace},
+    scrub::{Correction, Findings, Scrub},
+};
 use crate::{
-    array::{CheckReport, Home},
-    control::Command,
+    array::{Array, Home},
     decode::encode,
     error::{IoError, Operation},
-    geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
+    events::EventKind,
+    geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
     mutants::{Mutant, active},
     parity_cache::ROW_BYTES,
-    row::{Row, Want},
+    row::Row,
     shared::Answer,
     snapshot::{MemberId, View},
     volume::VolumeInner,
 };
 
-/// Sectors of a row, which MD counts mismatches in.
-const ROW_SECTORS: u64 = ROW_BYTES as u64 / 512;
 /// How long to wait before a resync that met errors is tried again.
 const RETRY_NS: u64 = 10_000_000_000;
+/// The longest wait between two looks at what has changed while a walk is held up.
+const LOOK_NS: u64 = 50_000_000;
+/// Percent between two events of progress, as mdadm has them.
+const PERCENT_STEP: u64 = 20;
 
 /// What is being done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +58,8 @@ pub enum SyncAction {
     Recovery,
     /// Parity is compared with data.
     Check,
+    /// Parity is compared with data, and what doesn't match is corrected.
+    Repair,
 }
 
 impl SyncAction {
@@ -47,7 +69,13 @@ impl SyncAction {
             Self::Resync => "resync",
             Self::Recovery => "recover",
             Self::Check => "check",
+            Self::Repair => "repair",
         }
+    }
+
+    /// Whether it is done because somebody asked, and not because the array needs it.
+    pub fn is_scrub(self) -> bool {
+        matches!(self, Self::Check | Self::Repair)
     }
 }
 
@@ -66,6 +94,68 @@ pub struct SyncProgress {
     pub mismatched_sectors: u64,
     /// Stripes that could not be read whole.
     pub errors: u64,
+    /// It stands still until it is resumed (MD: `frozen`).
+    pub paused: bool,
+    /// Bytes of each member per second, lately; 0 if that isn't known yet.
+    pub speed: u64,
+    /// Seconds that are left at this speed.
+    pub finish_seconds: Option<u64>,
+    meter: Meter,
+}
+
+impl SyncProgress {
+    /// Notes that `done` stripes of `chunk` bytes are done now.
+    fn note(&mut self, now: u64, chunk: u64) {
+        let per_second = self.meter.note(now, self.done);
+        self.speed = per_second * chunk;
+        self.finish_seconds = self.total.saturating_sub(self.done).checked_div(per_second);
+    }
+
+    fn percent(&self) -> u64 {
+        self.done.saturating_mul(100).checked_div(self.total).unwrap_or(0)
+    }
+}
+
+/// What callers and the maintenance task share.
+pub(crate) struct Upkeep {
+    /// Scrubs that were asked for, the one under way first.
+    scrubs: RefCell<VecDeque<Rc<Scrub>>>,
+    /// Nothing begins and nothing goes on.
+    frozen: Cell<bool>,
+    pace: RefCell<Pace>,
+    /// A worker is asking for its turn.
+    asking: Cell<bool>,
+    asked: Signal,
+    /// Something ended for which a worker may be waiting with its turn.
+    paced: Signal,
+    pub(crate) sync: RefCell<Option<SyncProgress>>,
+    /// What was left unfinished last; it goes on without another event.
+    unfinished: Cell<Option<SyncAction>>,
+}
+
+impl Upkeep {
+    pub(crate) fn new(speed: SyncSpeed) -> Self {
+        Self {
+            scrubs: RefCell::default(),
+            frozen: Cell::new(false),
+            pace: RefCell::new(Pace::new(speed)),
+            asking: Cell::new(false),
+            asked: Signal::default(),
+            paced: Signal::default(),
+            sync: RefCell::default(),
+            unfinished: Cell::new(None),
+        }
+    }
+}
+
+/// The right to ask for a turn: the others wait behind it.
+struct Asking<'u>(&'u Upkeep);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.set(false);
+        self.0.asked.notify();
+    }
 }
 
 /// What one walk shares among its workers.
@@ -73,18 +163,57 @@ struct Walk {
     action: SyncAction,
     target: Option<(usize, MemberId)>,
     generation: u64,
+    correction: Correction,
+    scrub: Option<Rc<Scrub>>,
     next: Cell<u64>,
     end: u64,
-    mismatched: Cell<u64>,
+    /// Stripes before `next` that were begun and not done.
+    undone: RefCell<Vec<u64>>,
+    findings: RefCell<Findings>,
     errors: Cell<u64>,
     aborted: Cell<bool>,
+}
+
+impl Walk {
+    fn is_through(&self) -> bool {
+        self.next.get() >= self.end && self.undone.borrow().is_empty()
+    }
+
+    /// The next stripe to do.
+    fn take(&self) -> Option<u64> {
+        if let Some(stripe) = self.undone.borrow_mut().pop() {
+            return Some(stripe);
+        }
+        let stripe = self.next.get();
+        (stripe < self.end).then(|| {
+            self.next.set(stripe + 1);
+            stripe
+        })
+    }
+
+    /// It ends here, with this stripe not done.
+    fn give_back(&self, stripe: u64) {
+        self.undone.borrow_mut().push(stripe);
+        self.aborted.set(true);
+    }
 }
 
 enum Job {
     Recover(usize, MemberId),
     Resync,
-    Check,
+    Scrub(Rc<Scrub>),
     Stop,
+}
+
+impl Job {
+    fn is(&self, action: Option<SyncAction>) -> bool {
+        match self {
+            Self::Recover(..) => action == Some(SyncAction::Recovery),
+            Self::Resync => action == Some(SyncAction::Resync),
+            Self::Scrub(scrub) => action == Some(scrub.action()),
+            Self::Stop => false,
+        }
+    }
 }
 
 impl Home {
@@ -96,13 +225,16 @@ impl Home {
         loop {
             let job = self.work.wait_for(|| self.job()).await;
             let generation = self.shared().snapshot().generation;
+            if !job.is(self.upkeep.unfinished.get()) {
+                self.upkeep.unfinished.set(None);
+            }
             let whole = match job {
                 Job::Stop => return,
                 Job::Recover(slot, member) => self.recover(slot, member).await,
                 Job::Resync => self.resync().await,
-                Job::Check => self.scrub().await,
+                Job::Scrub(scrub) => self.scrub(&scrub).await,
             };
-            *self.sync.borrow_mut() = None;
+            self.end(whole);
             if !whole && !self.stopped.get() {
                 // Something was in the way. If it was the membership, the next look sees it; if sectors, not too soon.
                 let changed = || self.stopped.get() || self.shared().snapshot().generation != generation;
@@ -116,7 +248,7 @@ impl Home {
             return Some(Job::Stop);
         }
         let shared = self.shared();
-        if shared.has_failed() {
+        if shared.has_failed() || self.upkeep.frozen.get() {
             return None;
         }
         let snapshot = shared.snapshot();
@@ -130,13 +262,36 @@ impl Home {
                 return Some(Job::Resync);
             }
         }
-        (self.checks_wanted.get() > self.checks_done.get()).then_some(Job::Check)
+        self.upkeep.scrubs.borrow().front().cloned().map(Job::Scrub)
     }
 
     fn begin(&self, action: SyncAction, done: u64, total: u64) {
-        let progress =
-            SyncProgress { action, done, total, started_ns: shard::now(), mismatched_sectors: 0, errors: 0 };
-        *self.sync.borrow_mut() = Some(progress);
+        let progress = SyncProgress {
+            action,
+            done,
+            total,
+            started_ns: shard::now(),
+            mismatched_sectors: 0,
+            errors: 0,
+            paused: false,
+            speed: 0,
+            finish_seconds: None,
+            meter: Meter::default(),
+        };
+        *self.upkeep.sync.borrow_mut() = Some(progress);
+        if self.upkeep.unfinished.get() != Some(action) {
+            self.events.add(EventKind::RebuildStarted { action });
+        }
+    }
+
+    fn end(&self, whole: bool) {
+        let Some(progress) = self.upkeep.sync.take() else { return };
+        let action = progress.action;
+        if whole || self.upkeep.unfinished.get() != Some(action) {
+            let mismatched = action.is_scrub().then_some(progress.mismatched_sectors);
+            self.events.add(EventKind::RebuildFinished { action, whole, mismatched });
+        }
+        self.upkeep.unfinished.set((!whole).then_some(action));
     }
 
     /// Walks `stripes` with several workers. True if every one of them was done, errors counted or not.
@@ -146,16 +301,25 @@ impl Home {
         target: Option<(usize, MemberId)>,
         stripes: Range<u64>,
     ) -> Rc<Walk> {
-        let walk = Rc::new(Walk {
+        let correction = if action == SyncAction::Resync { Correction::Parity } else { Correction::Nothing };
+        self.walk_along(Walk {
             action,
             target,
             generation: self.shared().snapshot().generation,
+            correction,
+            scrub: None,
             next: Cell::new(stripes.start),
             end: stripes.end,
-            mismatched: Cell::new(0),
+            undone: RefCell::default(),
+            findings: RefCell::default(),
             errors: Cell::new(0),
             aborted: Cell::new(false),
-        });
+        })
+        .await
+    }
+
+    async fn walk_along(self: &Rc<Self>, walk: Walk) -> Rc<Walk> {
+        let walk = Rc::new(walk);
         let all = crate::fan_out::FanOut::new();
         for _ in 0..self.shared().options.maintenance_depth.max(1) {
             let (home, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
@@ -166,33 +330,23 @@ impl Home {
         }
         // The workers' results are in the walk.
         let _: Answer = all.wait().await;
-        if let Some(progress) = &mut *self.sync.borrow_mut() {
-            progress.mismatched_sectors += walk.mismatched.get();
-            progress.errors += walk.errors.get();
-        }
         walk
     }
 
     async fn work_along(&self, walk: &Walk) {
         let volume = &self.volume.inner;
         let mut row = volume.rows.take();
-        loop {
-            let stripe = walk.next.get();
-            if stripe >= walk.end || walk.aborted.get() {
-                break;
-            }
-            walk.next.set(stripe + 1);
+        while self.may_go_on(walk).await {
+            let Some(stripe) = walk.take() else { break };
+            let began = shard::now();
             let result = volume.sync_stripe(walk, StripeId(stripe), &mut row).await;
+            let now = shard::now();
+            self.upkeep.pace.borrow_mut().ended(now, now - began);
+            self.upkeep.paced.notify();
             match result {
-                Ok(mismatched) => walk.mismatched.set(walk.mismatched.get() + mismatched),
-                Err(IoError::Unreadable { .. }) => walk.errors.set(walk.errors.get() + 1),
-                Err(_) => walk.aborted.set(true),
-            }
-            if self.stopped.get() {
-                walk.aborted.set(true);
-            }
-            if let Some(progress) = &mut *self.sync.borrow_mut() {
-                progress.done += 1;
+                Ok(findings) => self.note_stripe(walk, now, findings, 0),
+                Err(IoError::Unreadable { .. }) => self.note_stripe(walk, now, Findings::default(), 1),
+                Err(_) => walk.give_back(stripe),
             }
             shard::yield_now().await;
         }
@@ -200,96 +354,132 @@ impl Home {
         volume.rows.give(row);
     }
 
-    /// Resyncs every region that needs it. True if none is left.
-    async fn resync(self: &Rc<Self>) -> bool {
-        let geometry = self.volume.inner.parity_geometry();
-        let chunk = u64::from(geometry.chunk_bytes());
-        let snapshot = self.shared().snapshot();
-        let intent = &snapshot.intent;
-        let regions: Vec<usize> =
-            (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
-        let stripes_of = |region: usize| {
-            let start = region as u64 * intent.region_bytes();
-            let end = (start + intent.region_bytes()).min(geometry.member_bytes());
-            start / chunk..end.div_ceil(chunk).min(geometry.stripes())
-        };
-        self.begin(
-            SyncAction::Resync,
-            0,
-            regions.iter().map(|&r| stripes_of(r).end - stripes_of(r).start).sum(),
-        );
-        let mut whole = true;
-        for region in regions {
-            if active(Mutant::ResyncMarkForgotten) {
-                intent.resynced(region);
-                continue;
+    /// A stripe is done.
+    fn note_stripe(&self, walk: &Walk, now: u64, findings: Findings, errors: u64) {
+        let first = findings.mismatched > 0 && walk.findings.borrow().mismatched == 0;
+        walk.errors.set(walk.errors.get() + errors);
+        if let Some(progress) = &mut *self.upkeep.sync.borrow_mut() {
+            let before = progress.percent() / PERCENT_STEP;
+            progress.done += 1;
+            progress.errors += errors;
+            progress.mismatched_sectors += findings.mismatched;
+            progress.note(now, self.volume.inner.parity_geometry().chunk_bytes().into());
+            let percent = progress.percent() / PERCENT_STEP;
+            if percent > before && progress.done < progress.total {
+                self.events
+                    .add(EventKind::RebuildProgress { action: walk.action, percent: percent * PERCENT_STEP });
             }
-            let walk = self.walk(SyncAction::Resync, None, stripes_of(region)).await;
-            if walk.aborted.get() {
-                return false;
+            if first && walk.action.is_scrub() && progress.mismatched_sectors == findings.mismatched {
+                self.events.add(EventKind::MismatchFound { action: walk.action });
             }
-            // C4: parity must be on the members before anything may say that it matches.
-            let view = self.volume.inner.view();
-            if walk.errors.get() > 0 || !self.volume.inner.flush_members(&view).await.is_empty() {
-                whole = false;
-                continue;
-            }
-            intent.resynced(region);
         }
-        // What was not dirty for writers is clean now: the superblocks may say so.
-        let refreshes = !self.shared().admission.is_open() && !self.dirty.get() || self.awaits_log();
-        if whole && refreshes {
-            whole = self.command(|reply| Command::Refresh { reply }).await.is_ok();
-        }
-        whole
+        walk.findings.borrow_mut().add(findings);
     }
 
-    /// Compares every stripe. False if it must be done again.
-    async fn scrub(self: &Rc<Self>) -> bool {
-        let tickets = self.checks_wanted.get();
-        let stripes = self.volume.inner.parity_geometry().stripes();
-        self.begin(SyncAction::Check, 0, stripes);
-        let walk = self.walk(SyncAction::Check, None, 0..stripes).await;
-        let over = self.stopped.get() || self.shared().has_failed();
-        if walk.aborted.get() && !over {
-            // A member failed under it: the next look begins anew with those that are left.
-            return false;
+    /// Waits until the next stripe may begin. False if the walk is over.
+    async fn may_go_on(&self, walk: &Walk) -> bool {
+        let upkeep = &self.upkeep;
+        upkeep.asked.wait_until(|| !upkeep.asking.replace(true)).await;
+        let _asking = Asking(upkeep);
+        let chunk = self.volume.inner.parity_geometry().chunk_bytes();
+        loop {
+            if walk.aborted.get() || walk.is_through() {
+                return false;
+            }
+            if self.shall_end(walk) {
+                walk.aborted.set(true);
+                return false;
+            }
+            if upkeep.frozen.get() {
+                self.work.wait_until(|| !upkeep.frozen.get() || self.shall_end(walk)).await;
+                continue;
+            }
+            let wait = upkeep.pace.borrow_mut().ask(shard::now(), self.user_requests(), chunk.into());
+            let Some(wait) = wait else { return true };
+            let limits = upkeep.pace.borrow().changes();
+            let other = || upkeep.pace.borrow().changes() != limits || self.shall_end(walk);
+            shard::timeout(wait.min(LOOK_NS), upkeep.paced.wait_until(other)).await;
         }
-        let result = if walk.aborted.get() {
-            Err(if self.stopped.get() { IoError::Stopping } else { IoError::Failed })
-        } else {
-            Ok(CheckReport {
-                stripes,
-                mismatched_sectors: walk.mismatched.get(),
-                unreadable_stripes: walk.errors.get(),
-            })
-        };
-        *self.check_result.borrow_mut() = Some(result);
-        self.checks_done.set(tickets);
-        self.work.notify();
-        true
+    }
+
+    /// Whether a walk has to end although it isn't through.
+    fn shall_end(&self, walk: &Walk) -> bool {
+        self.stopped.get()
+            || self.shared().has_failed()
+            || self.shared().admission.generation() != walk.generation
+            || walk.scrub.as_ref().is_some_and(|scrub| scrub.is_cancelled())
+    }
+
+    /// How many requests users made since the assembly.
+    fn user_requests(&self) -> u64 {
+        let counters = self.shared().counters.iter();
+        counters.map(|shard| shard.reads.value() + shard.writes.value()).sum()
+    }
+}
+
+impl Array {
+    /// What resync, rebuild or scrub is under way.
+    pub fn progress(&self) -> Option<SyncProgress> {
+        let mut progress = self.home.upkeep.sync.borrow().clone();
+        if let Some(progress) = &mut progress
+            && self.home.upkeep.frozen.get()
+        {
+            (progress.paused, progress.speed, progress.finish_seconds) = (true, 0, None);
+        }
+        progress
+    }
+
+    /// Whether maintenance is paused.
+    pub fn is_sync_paused(&self) -> bool {
+        self.home.upkeep.frozen.get()
+    }
+
+    /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action` `frozen`). Not remembered when the
+    /// array stops. While paused, no recovery and no resync begins either.
+    pub fn pause_sync(&self, paused: bool) {
+        let upkeep = &self.home.upkeep;
+        if upkeep.frozen.replace(paused) != paused {
+            if let Some(progress) = &mut *upkeep.sync.borrow_mut() {
+                progress.meter.restart();
+            }
+            self.home.work.notify();
+        }
+    }
+
+    /// The limits of resync, recovery, check and repair.
+    pub fn sync_speed(&self) -> SyncSpeed {
+        self.home.upkeep.pace.borrow().speed()
+    }
+
+    /// Sets the limits, at once and until the array stops.
+    pub fn set_sync_speed(&self, speed: SyncSpeed) -> Result<(), SyncError> {
+        if speed.min_kib == 0 || speed.max_kib < speed.min_kib {
+            return Err(SyncError::Speed { min_kib: speed.min_kib, max_kib: speed.max_kib });
+        }
+        self.home.upkeep.pace.borrow_mut().set_speed(speed);
+        self.home.upkeep.paced.notify();
+        Ok(())
     }
 }
 
 impl VolumeInner {
-    /// Does one stripe of a walk, under its claim. Returns the sectors of rows that did not match.
-    async fn sync_stripe(&self, walk: &Walk, stripe: StripeId, row: &mut Row) -> Result<u64, IoError> {
+    /// Does one stripe of a walk, under its claim.
+    async fn sync_stripe(&self, walk: &Walk, stripe: StripeId, row: &mut Row) -> Result<Findings, IoError> {
         let _claim = if active(Mutant::SyncWithoutClaim) && walk.action != SyncAction::Check {
             None
         } else {
             Some(self.claim_alone(stripe).await)
         };
-        loop {
-            let view = self.view();
-            if walk.action != SyncAction::Check && view.snapshot.generation != walk.generation {
-                return Err(IoError::Stopping);
-            }
-            let result = self.sync_chunk(&view, walk, stripe, row).await;
+        let view = self.view();
+        if view.snapshot.generation != walk.generation {
+            return Err(IoError::Stopping);
+        }
+        match self.sync_chunk(&view, walk, stripe, row).await {
             // What one membership can't read, the next may be able to (C1).
-            let stale = self.shared.admission.generation() != view.snapshot.generation;
-            if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
-                return result;
+            Err(IoError::Unreadable { .. }) if self.shared.admission.generation() != walk.generation => {
+                Err(IoError::Stopping)
             }
+            result => result,
         }
     }
 
@@ -300,20 +490,20 @@ impl VolumeInner {
         walk: &Walk,
         stripe: StripeId,
         row: &mut Row,
-    ) -> Result<u64, IoError> {
+    ) -> Result<Findings, IoError> {
         let chunk = self.parity_geometry().chunk_bytes();
         let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
         let Err(IoError::Unreadable { .. }) = whole else { return whole };
         // Sectors that several members can't read are lost only where they are in one row; the other rows are done.
-        let (mut mismatched, mut result) = (0, Ok(()));
+        let (mut findings, mut result) = (Findings::default(), Ok(()));
         for from in (0..chunk).step_by(ROW_BYTES as usize) {
             match self.sync_rows(view, walk, stripe, (from, from + ROW_BYTES), row).await {
-                Ok(sectors) => mismatched += sectors,
+                Ok(more) => findings.add(more),
                 Err(error @ IoError::Unreadable { .. }) => result = Err(error),
                 Err(error) => return Err(error),
             }
         }
-        result.map(|()| mismatched)
+        result.map(|()| findings)
     }
 
     async fn sync_rows(
@@ -323,10 +513,12 @@ impl VolumeInner {
         stripe: StripeId,
         rows: (u32, u32),
         row: &mut Row,
-    ) -> Result<u64, IoError> {
+    ) -> Result<Findings, IoError> {
         match walk.target {
-            Some((slot, _)) => self.rebuild_rows(view, stripe, rows, slot, row).await.map(|()| 0),
-            None => self.compare_rows(view, stripe, rows, walk.action == SyncAction::Resync, row).await,
+            Some((slot, _)) => {
+                self.rebuild_rows(view, stripe, rows, slot, row).await.map(|()| Findings::default())
+            }
+            None => self.compare_rows(view, stripe, rows, walk.correction, row).await,
         }
     }
 
@@ -359,58 +551,15 @@ impl VolumeInner {
         (p.map(pinstripe_runtime::Buffer::freeze), q.map(pinstripe_runtime::Buffer::freeze))
     }
 
-    /// Compares parity with data, and with `correct` makes parity match. Returns the sectors of rows that did not.
-    async fn compare_rows(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        (from, to): (u32, u32),
-        correct: bool,
-        row: &mut Row,
-    ) -> Result<u64, IoError> {
-        let geometry = self.parity_geometry();
-        let (map, length) = (geometry.slots(stripe), to - from);
-        let offset = geometry.member_offset(stripe) + u64::from(from);
-        let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
-        self.read_row(view, stripe, (from, to), want, row).await?;
-        let (p, q) = self.parity_of(map, row, length, row.p.is_some(), row.q.is_some());
-        let mut mismatched = Set64::EMPTY;
-        let mut rows = 0;
-        let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];
-        let different = |start: usize, end: usize| {
-            pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[start..end] != new[start..end]))
-        };
-        for start in (0..length as usize).step_by(ROW_BYTES as usize) {
-            rows += u64::from(different(start, start + ROW_BYTES as usize));
-        }
-        for (old, new, slot) in &pairs {
-            if let (Some(old), Some(new), Some(slot)) = (old, new, slot)
-                && old[..] != new[..]
-            {
-                mismatched.insert(slot.index());
-            }
-        }
-        if correct && !mismatched.is_empty() {
-            self.shared.cache.remove_rows(stripe.0, from, to);
-            for (bytes, slot) in [(&p, Some(map.p_slot())), (&q, map.q_slot())] {
-                if let (Some(bytes), Some(slot)) = (bytes, slot)
-                    && mismatched.contains(slot.index())
-                {
-                    self.write_sync(view, slot.index(), offset, bytes.clone()).await?;
-                }
-            }
-        }
-        self.heal(view, stripe, (from, to), row).await?;
-        Ok(rows * ROW_SECTORS)
-    }
-
     /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller holds the claim.
     pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
         let view = self.view();
         let mut row = self.rows.take();
         for from in (0..self.parity_geometry().chunk_bytes()).step_by(ROW_BYTES as usize) {
             // A row that can't be made stays as it is, and who needs it gets the error.
-            let _ = self.compare_rows(&view, stripe, (from, from + ROW_BYTES), false, &mut row).await;
+            let _ = self
+                .compare_rows(&view, stripe, (from, from + ROW_BYTES), Correction::Nothing, &mut row)
+                .await;
         }
         row.clear(0);
         self.rows.give(row);
@@ -446,4 +595,14 @@ impl VolumeInner {
         }
         Ok(())
     }
+}
+
+/// An error if something of `row` could not be read and it is more than one row of 4 KiB. Then they are done one by one, so that
+/// only rows that need it are made from others: what is right as it is must not be replaced by what damage elsewhere in the
+/// stripe makes of it.
+fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &Row) -> Result<(), IoError> {
+    if row.unreadable.is_empty() || to - from <= ROW_BYTES {
+        return Ok(());
+    }
+    Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })
 }

@@ -89,6 +89,14 @@ mutants! {
     LogWrongRange,
     /// Replay leaves out the last entry of a record.
     ReplaySkipsEntry,
+    /// A repair leaves parity in the cache as it was before (C13).
+    RepairLeavesCache,
+    /// One differing byte is enough to call a chunk wrong, whatever the others say.
+    LocateGuesses,
+    /// Rows that wait for a resync are judged by their parities (C10).
+    LocateOutOfSync,
+    /// A chunk that was made from the others is taken for read when a wrong one is located.
+    LocateDegraded,
 }
 
 #[cfg(feature = "mutants")]

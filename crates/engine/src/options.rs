@@ -1,6 +1,6 @@
 //! How an array behaves; nothing of this is on disk.
 
-use crate::plan::WritePolicy;
+use crate::{maintenance::SyncSpeed, plan::WritePolicy};
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
 #[derive(Clone, Debug)]
@@ -21,6 +21,9 @@ pub struct ArrayOptions {
     pub gather_ns: u64,
     /// Stripes that resync, rebuild and scrub have under way at a time.
     pub maintenance_depth: usize,
+    /// How fast they may go, and how fast they go whatever users do; [`Array::set_sync_speed`](crate::array::Array::set_sync_speed)
+    /// changes it later.
+    pub sync_speed: SyncSpeed,
     /// How often a recovery's progress is recorded, in nanoseconds; what is recorded is not done again.
     pub checkpoint_ns: u64,
     /// Stripes that a recovery does between two looks at the clock.
@@ -46,6 +49,7 @@ impl Default for ArrayOptions {
             sweep_ns: None,
             gather_ns: 200_000,
             maintenance_depth: 8,
+            sync_speed: SyncSpeed::default(),
             checkpoint_ns: 10_000_000_000,
             leg_stripes: 256,
             slow_member_ns: 5_000_000_000,

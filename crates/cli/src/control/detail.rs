@@ -37,8 +37,14 @@ pub struct Detail {
     pub journal: Option<Journal>,
     /// Regions whose parity may not match yet.
     pub regions_to_resync: u64,
-    /// What resync, rebuild or check is under way.
+    /// What resync, recovery, check or repair is under way.
     pub sync: Option<Sync>,
+    /// Whether it stands still, and none begins (MD: `frozen`).
+    pub sync_paused: bool,
+    /// What it gets whatever users do, in KiB of each member per second.
+    pub sync_speed_min_kib: u64,
+    /// What it never exceeds.
+    pub sync_speed_max_kib: u64,
     /// The latest errors for which members were dropped, oldest first.
     pub errors: Vec<String>,
     /// What the user can do, if something is wrong.
@@ -116,21 +122,42 @@ impl Journal {
 /// Work over the whole array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sync {
-    /// `resync`, `rebuild` or `check`.
+    /// `resync`, `rebuild`, `check` or `repair`.
     pub action: String,
     /// Stripes done.
     pub done: u64,
     /// Stripes in all.
     pub total: u64,
-    /// Mismatched sectors that a check found until now.
+    /// Mismatched sectors that a check or repair found until now.
     pub mismatched_sectors: u64,
+    /// Whether it stands still.
+    pub paused: bool,
+    /// KiB of each member per second, lately; 0 if that isn't known yet.
+    pub speed_kib: u64,
+    /// Seconds that are left at this speed.
+    pub finish_seconds: Option<u64>,
 }
 
 impl Sync {
-    fn in_words(&self) -> String {
+    /// For people.
+    pub fn in_words(&self) -> String {
         // A total of 0 is none yet.
         let percent = self.done.saturating_mul(100).checked_div(self.total).unwrap_or(0);
-        format!("{} {percent}% ({} of {} stripes)", self.action, self.done, self.total)
+        let mut words = vec![format!("{} {percent}% ({} of {} stripes)", self.action, self.done, self.total)];
+        if self.paused {
+            words.push("paused".to_owned());
+        } else if self.speed_kib > 0 {
+            let speed = ByteSize(self.speed_kib * 1024);
+            words.push(format!("{speed}/s per member"));
+            if let Some(left) = self.finish_seconds {
+                let left = humantime::format_duration(std::time::Duration::from_secs(left));
+                words.push(format!("{left} left"));
+            }
+        }
+        if self.mismatched_sectors > 0 {
+            words.push(format!("{} sectors differ", self.mismatched_sectors));
+        }
+        words.join(", ")
     }
 }
 
@@ -207,9 +234,10 @@ impl Detail {
     }
 
     fn waiting_words(&self) -> String {
+        let paused = if self.sync_paused { "paused" } else { "nothing under way" };
         match self.regions_to_resync {
-            0 => "nothing under way".to_owned(),
-            regions => format!("nothing under way; {regions} regions wait for a resync"),
+            0 => paused.to_owned(),
+            regions => format!("{paused}; {regions} regions wait for a resync"),
         }
     }
 }

@@ -8,16 +8,21 @@
 //! | `detail` | | [`Detail`] |
 //! | `fail` | `slot` | [`SlotResult`] |
 //! | `add` | `device` (absolute path), `force` | [`SlotResult`], when the rebuild has begun |
-//! | `check` | | [`CheckResult`], when the check has ended |
+//! | `check` | `from`, `to` (sectors) | [`CheckResult`](upkeep::CheckResult), when the check has ended |
+//! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](upkeep::CheckResult), when the repair has ended |
+//! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](upkeep::SyncResult) |
+//! | `events` | `after`, `wait_ms` | [`EventsResult`](upkeep::EventsResult), when there are some or the time is over |
 //! | `stop` | | null, when the superblocks are clean and the devices are closed |
 
 pub mod client;
 pub mod detail;
 pub mod place;
+pub mod upkeep;
 
 pub use detail::Detail;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use upkeep::{CheckParameters, EventsParameters, RepairParameters, SyncParameters};
 
 /// Bytes of a request with its newline; a longer one ends its connection.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -91,7 +96,13 @@ pub enum Command {
     /// Put a device in.
     Add(AddParameters),
     /// Compare data with parity.
-    Check,
+    Check(CheckParameters),
+    /// Compare data with parity, and correct what does not match.
+    Repair(RepairParameters),
+    /// Pause, resume or stop maintenance, or set its limits.
+    Sync(SyncParameters),
+    /// Tell what happened.
+    Events(EventsParameters),
     /// End.
     Stop,
 }
@@ -118,17 +129,6 @@ pub struct SlotResult {
     pub slot: usize,
 }
 
-/// Of `check`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckResult {
-    /// Stripes that were compared.
-    pub stripes: u64,
-    /// Sectors of rows (4 KiB each) whose parity does not match, as MD's `mismatch_cnt` counts them.
-    pub mismatched_sectors: u64,
-    /// Stripes that could not be read whole.
-    pub unreadable_stripes: u64,
-}
-
 /// Reads a request. With the error comes the id to answer with.
 pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)> {
     let value: Value =
@@ -151,15 +151,24 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "detail" => Command::Detail,
         "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
         "add" => Command::Add(serde_json::from_value(request.params).map_err(bad)?),
-        "check" => Command::Check,
+        "check" => Command::Check(optional(request.params).map_err(bad)?),
+        "repair" => Command::Repair(optional(request.params).map_err(bad)?),
+        "sync" => Command::Sync(optional(request.params).map_err(bad)?),
+        "events" => Command::Events(optional(request.params).map_err(bad)?),
         "stop" => Command::Stop,
         other => {
-            let message =
-                format!("there is no method \"{other}\"; there are: detail, fail, add, check, stop");
+            let message = format!(
+                "there is no method \"{other}\"; there are: detail, fail, add, check, repair, sync, events, stop"
+            );
             return Err((to, CallError::new(code::NO_METHOD, &message)));
         }
     };
     Ok((id, command))
+}
+
+/// Parameters of a method that can do without any.
+fn optional<T: serde::de::DeserializeOwned + Default>(params: Value) -> Result<T, serde_json::Error> {
+    if params.is_null() { Ok(T::default()) } else { serde_json::from_value(params) }
 }
 
 /// The answer as a line.

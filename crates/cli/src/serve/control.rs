@@ -9,11 +9,11 @@ use pinstripe_runtime::{
 };
 use serde_json::Value;
 
-use super::{Served, devices, report, stopping::Stopping};
+use super::{Served, devices, report, stopping::Stopping, upkeep};
 use crate::{
     control::{
-        AddParameters, CallError, CheckResult, Command, FailParameters, REQUEST_BYTES_MAX, SlotResult, code,
-        parse, response,
+        AddParameters, CallError, Command, FailParameters, REQUEST_BYTES_MAX, SlotResult, code, parse,
+        response,
     },
     create::random_uuid,
 };
@@ -34,6 +34,8 @@ struct Inner {
     nbd: Vec<String>,
     memory: bool,
     stopping: Rc<Stopping>,
+    /// Names this run among others, for readers of its events.
+    instance: String,
     connections: Cell<usize>,
     /// Calls that are not answered yet.
     busy: Cell<usize>,
@@ -50,6 +52,7 @@ impl Controller {
             nbd: served.nbd.clone(),
             memory: served.memory,
             stopping: Rc::clone(&served.stopping),
+            instance: upkeep::instance(),
             connections: Cell::new(0),
             busy: Cell::new(0),
             answered: Signal::default(),
@@ -163,13 +166,17 @@ impl Inner {
                 let slot = added.map_err(|sentence| failed(&sentence))?;
                 serde_json::to_value(SlotResult { slot })
             }
-            Command::Check => {
-                let report = array.check().await.map_err(|error| failed(&error))?;
-                serde_json::to_value(CheckResult {
-                    stripes: report.stripes,
-                    mismatched_sectors: report.mismatched_sectors,
-                    unreadable_stripes: report.unreadable_stripes,
-                })
+            Command::Check(parameters) => {
+                serde_json::to_value(upkeep::check(&array, parameters).await.map_err(|error| failed(&error))?)
+            }
+            Command::Repair(parameters) => serde_json::to_value(
+                upkeep::repair(&array, parameters).await.map_err(|error| failed(&error))?,
+            ),
+            Command::Sync(parameters) => {
+                serde_json::to_value(upkeep::sync(&array, parameters).map_err(|error| failed(&error))?)
+            }
+            Command::Events(parameters) => {
+                serde_json::to_value(upkeep::events(&array, parameters, &self.instance, &self.stopping).await)
             }
             Command::Stop => Ok(Value::Null),
         };

@@ -1,9 +1,8 @@
-//! What a server says while it runs: failed members, the begin and end of resync, rebuild and check.
+//! What a server says while it runs: what `pinstripe monitor` would tell of its array, and complaints of its own.
 //!
 //! As sentences on standard error, or as JSON lines on standard output.
 
 use std::{
-    collections::VecDeque,
     io::Write,
     rc::Rc,
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -17,13 +16,11 @@ use serde_json::json;
 
 use super::{
     first_of::{First, first_of},
-    report,
     stopping::Stopping,
+    upkeep,
 };
-use crate::control::detail::Sync;
+use crate::output::printable;
 
-/// How often the array is looked at.
-const LOOK_NANOSECONDS: u64 = 500_000_000;
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 
@@ -86,37 +83,32 @@ impl Journal {
         }
     }
 
-    /// Tells of what happens to `array`, until the end is wanted.
-    pub fn watch(&self, array: Array, stopping: Rc<Stopping>) {
+    /// Tells of what happens to `array` after event number `told`, until the end is wanted.
+    pub fn watch(&self, array: Array, mut told: u64, stopping: Rc<Stopping>) {
         let journal = self.clone();
         shard::spawn(async move {
-            let mut errors_told = VecDeque::new();
-            let mut last: Option<Sync> = None;
-            while let First::Other(()) = first_of(stopping.wanted(), shard::sleep(LOOK_NANOSECONDS)).await {
-                let errors = array.last_errors();
-                for error in errors.iter().filter(|error| !errors_told.contains(*error)) {
-                    journal.say("member-failed", &format!("a member was dropped: {error}"));
-                }
-                errors_told = errors.into();
-                let now = array.progress().map(|progress| report::sync(&progress));
-                journal.tell_change(last.as_ref(), now.as_ref());
-                last = now;
+            while let First::Other(()) = first_of(stopping.wanted(), array.event_after(told)).await {
+                told = journal.tell_events(&array, told);
             }
+            journal.tell_events(&array, told);
         });
     }
 
-    fn tell_change(&self, last: Option<&Sync>, now: Option<&Sync>) {
-        let action = |sync: Option<&Sync>| sync.map(|sync| sync.action.clone());
-        let (before, after) = (action(last), action(now));
-        if before == after {
-            return;
+    /// Tells of the events after number `after`. The number of the last one.
+    pub fn tell_events(&self, array: &Array, after: u64) -> u64 {
+        let mut told = after;
+        for event in array.events(after) {
+            told = event.number;
+            let line = if self.json {
+                serde_json::to_string(&upkeep::event(&event)).map(Line::Output)
+            } else {
+                Ok(Line::Error(format!("pinstripe: {}", printable(&event.kind.to_string()))))
+            };
+            if let Ok(line) = line {
+                let _ = self.lines.try_send(line);
+            }
         }
-        if let Some(ended) = before {
-            self.say("sync-ended", &format!("{ended} has ended"));
-        }
-        if let Some(begun) = after {
-            self.say("sync-started", &format!("{begun} has begun"));
-        }
+        told
     }
 }
 

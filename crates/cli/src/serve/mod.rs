@@ -19,10 +19,11 @@ mod service;
 mod shards;
 mod sockets;
 mod stopping;
+mod upkeep;
 
 use std::{path::PathBuf, rc::Rc};
 
-use pinstripe_engine::{array::Array, options::ArrayOptions};
+use pinstripe_engine::{array::Array, maintenance::SyncSpeed, options::ArrayOptions};
 use pinstripe_runtime::{
     ShardHandle,
     uring::{self, Context, RuntimeConfig, termination},
@@ -82,7 +83,15 @@ impl Plan {
         if shape.is_some() && arguments.read_only {
             return Err(Failure::usage("--create makes an empty array, which --read-only would keep so"));
         }
-        Ok(Self { arguments, shape })
+        let plan = Self { arguments, shape };
+        let speed = plan.sync_speed();
+        if speed.max_kib < speed.min_kib {
+            return Err(Failure::usage(format!(
+                "--sync-speed-max ({} KiB per second) is below --sync-speed-min ({})",
+                speed.max_kib, speed.min_kib
+            )));
+        }
+        Ok(plan)
     }
 
     fn runtime(&self) -> RuntimeConfig {
@@ -95,6 +104,14 @@ impl Plan {
         RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base }
     }
 
+    fn sync_speed(&self) -> SyncSpeed {
+        let usual = SyncSpeed::default();
+        SyncSpeed {
+            min_kib: self.arguments.sync_speed_min.unwrap_or(usual.min_kib),
+            max_kib: self.arguments.sync_speed_max.unwrap_or(usual.max_kib),
+        }
+    }
+
     fn options(&self) -> ArrayOptions {
         ArrayOptions {
             policy: self.arguments.policy.into(),
@@ -102,6 +119,7 @@ impl Plan {
             read_only: self.arguments.read_only,
             force: self.arguments.force,
             member_timeout_ns: u64::from(self.arguments.member_timeout) * 1_000_000_000,
+            sync_speed: self.sync_speed(),
             ..ArrayOptions::default()
         }
     }
@@ -153,7 +171,8 @@ impl Served {
             accepting.push(accept::spawn_nbd(listener, self.shards.clone(), Rc::clone(&self.stopping)));
         }
         accepting.push(accept::spawn_control(sockets.control, controller.clone()));
-        self.journal.watch(self.array.clone(), Rc::clone(&self.stopping));
+        let told = self.journal.tell_events(&self.array, 0);
+        self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
         self.announce();
         // Whoever waits for a signal that can't come can still use the control socket.
         let signal = async {
@@ -202,14 +221,6 @@ impl Served {
         }
         if let Some(reason) = self.array.read_only_reason() {
             self.journal.warn(&reason.to_string());
-        }
-        if detail.degraded {
-            let missing: Vec<String> =
-                detail.members.iter().filter(|m| m.state == "missing").map(|m| m.slot.to_string()).collect();
-            if !missing.is_empty() {
-                self.journal
-                    .warn(&format!("the array is degraded: nobody is in slot {}", missing.join(", ")));
-            }
         }
         let control = self.control_path.display().to_string();
         if self.journal.json() {

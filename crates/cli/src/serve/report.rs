@@ -14,12 +14,16 @@ pub fn sync(progress: &SyncProgress) -> Sync {
         SyncAction::Resync => "resync",
         SyncAction::Recovery => "rebuild",
         SyncAction::Check => "check",
+        SyncAction::Repair => "repair",
     };
     Sync {
         action: action.to_owned(),
         done: progress.done,
         total: progress.total,
         mismatched_sectors: progress.mismatched_sectors,
+        paused: progress.paused,
+        speed_kib: progress.speed / 1024,
+        finish_seconds: progress.finish_seconds,
     }
 }
 
@@ -71,6 +75,9 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         }),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
+        sync_paused: array.is_sync_paused(),
+        sync_speed_min_kib: array.sync_speed().min_kib,
+        sync_speed_max_kib: array.sync_speed().max_kib,
         errors: now.last_errors.iter().map(ToString::to_string).collect(),
         advice: now.advice,
         nbd: nbd.to_vec(),

@@ -7,4 +7,5 @@ mod life;
 mod nbd;
 mod occupied;
 mod refusals;
+mod upkeep;
 mod world;

@@ -7,6 +7,7 @@ use std::{
     os::unix::{fs::FileExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::{Arc, Mutex},
 };
 
 use serde_json::Value;
@@ -134,8 +135,14 @@ impl World {
             let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
             if line["event"] == "ready" {
                 let (ready, said) = (line, said);
-                std::thread::spawn(move || lines.for_each(drop));
-                return Server { child, ready, said };
+                let later = Arc::new(Mutex::new(Vec::new()));
+                let told = Arc::clone(&later);
+                std::thread::spawn(move || {
+                    for line in lines.map_while(Result::ok) {
+                        told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+                    }
+                });
+                return Server { child, ready, said, later };
             }
             said.push(line);
         }
@@ -161,6 +168,8 @@ pub struct Server {
     pub ready: Value,
     /// Lines before it was ready.
     pub said: Vec<Value>,
+    /// Lines since.
+    pub later: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Server {

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use pinstripe_runtime::shard;
 
-use super::{SyncAction, Walk};
+use super::{SyncAction, Walk, in_single_rows};
 use crate::{
     array::Home,
     control::Command,
@@ -85,6 +85,8 @@ impl VolumeInner {
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
         self.read_row(view, stripe, (from, to), want, row).await?;
+        in_single_rows(stripe, (from, to), row)?;
+        self.heal(view, stripe, (from, to), row).await?;
         let bytes = match role {
             Role::Data(column) => row.data[column].take().ok_or(IoError::Failed)?,
             Role::P => self.parity_of(map, row, to - from, true, false).0.ok_or(IoError::Failed)?,

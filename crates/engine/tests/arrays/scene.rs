@@ -57,7 +57,10 @@ impl Scene {
     }
 
     pub fn with_options(seed: u64, wish: NewArray, shards: usize, options: ArrayOptions) -> Self {
-        let mut world = World::new(WorldConfig::new(seed, shards));
+        Self::in_world(World::new(WorldConfig::new(seed, shards)), wish, options)
+    }
+
+    pub fn in_world(mut world: World, wish: NewArray, options: ArrayOptions) -> Self {
         let disks: Vec<SimDisk> = (0..)
             .zip(&wish.members)
             .map(|(i, member)| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), member.sectors * 512)))

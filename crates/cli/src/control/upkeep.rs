@@ -1,0 +1,129 @@
+//! Parameters and results of the calls about maintenance and events.
+
+use serde::{Deserialize, Serialize};
+
+use super::detail::Sync;
+
+/// Of `check`: a range in sectors of 512 bytes of each member's data (MD: `sync_min`, `sync_max`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckParameters {
+    #[serde(default)]
+    pub from: u64,
+    #[serde(default)]
+    pub to: Option<u64>,
+}
+
+/// Of `repair`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RepairParameters {
+    #[serde(default)]
+    pub from: u64,
+    #[serde(default)]
+    pub to: Option<u64>,
+    /// Correct the one chunk that explains both parities, and nothing else.
+    #[serde(default)]
+    pub locate: bool,
+}
+
+/// Of `check` and `repair`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckResult {
+    /// Stripes that were compared.
+    pub stripes: u64,
+    /// Sectors of rows (4 KiB each) whose parity did not match, as MD's `mismatch_cnt` counts them; repaired or not.
+    pub mismatched_sectors: u64,
+    /// Stripes that could not be read whole.
+    pub unreadable_stripes: u64,
+    /// Sectors of single members that `locate` corrected.
+    pub corrected_sectors: u64,
+    /// Sectors that no single member explains; `locate` left them.
+    pub unexplained_sectors: u64,
+    /// Where corrections were made; the first 1024 places.
+    pub corrected: Vec<Place>,
+    /// False if it was stopped before its end.
+    pub complete: bool,
+}
+
+/// Sectors of a member, from the start of its device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub slot: usize,
+    pub device: String,
+    pub sector: u64,
+    pub sectors: u64,
+}
+
+/// What `sync` shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SyncChange {
+    /// Let resync, recovery, check and repair stand still, and begin none (MD: frozen)
+    Pause,
+    /// Go on
+    Resume,
+    /// End check and repair; a resync or recovery can only be paused (MD: idle)
+    Stop,
+}
+
+/// Of `sync`; what isn't there stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SyncParameters {
+    #[serde(default)]
+    pub action: Option<SyncChange>,
+    /// KiB of each member per second.
+    #[serde(default)]
+    pub speed_min_kib: Option<u64>,
+    /// KiB of each member per second.
+    #[serde(default)]
+    pub speed_max_kib: Option<u64>,
+}
+
+/// Of `sync`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncResult {
+    pub paused: bool,
+    pub speed_min_kib: u64,
+    pub speed_max_kib: u64,
+    /// What is under way.
+    pub sync: Option<Sync>,
+}
+
+/// Of `events`: those after number `after`, waiting for the first one at most so long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventsParameters {
+    #[serde(default)]
+    pub after: u64,
+    #[serde(default)]
+    pub wait_ms: u64,
+}
+
+/// Of `events`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventsResult {
+    /// Another one is another run of the server, whose numbers begin anew.
+    pub instance: String,
+    /// Number of the latest event.
+    pub last: u64,
+    /// In order. If the first one's number isn't the next one, the events between are lost.
+    pub events: Vec<Event>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    pub number: u64,
+    /// Seconds since 1970.
+    pub time: u64,
+    /// mdadm's word, or one of ours.
+    pub event: String,
+    /// The member that it is about.
+    pub device: Option<String>,
+    /// Whether somebody should do something.
+    pub alarming: bool,
+    /// A sentence.
+    pub message: String,
+}

@@ -1,0 +1,146 @@
+//! Where the monitor tells: standard output, a program, the system's log.
+
+use std::{
+    os::unix::net::UnixDatagram,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    command_line::MonitorArguments,
+    control::upkeep::Event,
+    failure::Failure,
+    output::{self, printable},
+};
+
+/// Where syslogd and journald listen.
+const LOG_SOCKET: &str = "/dev/log";
+/// RFC 5424, section 6.2.1: the facility "daemon", and the severities "warning" and "informational".
+const DAEMON: u8 = 3;
+const WARNING: u8 = 4;
+const INFORMATIONAL: u8 = 6;
+/// How long a program may take for an event. Then it is left alone, and the next event is told.
+const PROGRAM_LIMIT: Duration = Duration::from_mins(1);
+const PROGRAM_LOOK: Duration = Duration::from_millis(10);
+
+/// See the module.
+pub struct Sinks {
+    json: bool,
+    program: Option<PathBuf>,
+    log: Option<UnixDatagram>,
+    /// One event at a time, from whichever array. What went wrong for good.
+    failed: Mutex<Option<Failure>>,
+}
+
+impl Sinks {
+    /// Opens what is asked for.
+    pub fn open(arguments: &MonitorArguments) -> Result<Self, Failure> {
+        let log = arguments.syslog.then(connect).transpose().map_err(|error| {
+            Failure::new(format!("can't write to the system's log on {LOG_SOCKET}: {error}"))
+        })?;
+        Ok(Self { json: arguments.json, program: arguments.program.clone(), log, failed: Mutex::new(None) })
+    }
+
+    /// Tells of an event of `array`, everywhere.
+    pub fn tell(&self, array: &str, event: &Event) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = self.print(array, event) {
+            *failed = Some(error);
+        }
+        if let Some(log) = &self.log {
+            write_log(log, array, event);
+        }
+        if let Some(program) = &self.program
+            && let Err(error) = run(program, array, event)
+        {
+            eprintln!("pinstripe: {}: {error}", program.display());
+        }
+    }
+
+    /// Whether anything could not be told.
+    pub fn outcome(&self) -> Result<(), Failure> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+    }
+
+    fn print(&self, array: &str, event: &Event) -> Result<(), Failure> {
+        let time = humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + Duration::from_secs(event.time));
+        if self.json {
+            let line = json!({
+                "time": time.to_string(), "event": event.event, "array": array, "device": event.device,
+                "alarming": event.alarming, "message": event.message,
+            });
+            return output::print(&format!("{line}\n"));
+        }
+        let message = printable(&event.message);
+        output::print(&format!("{time} {} {}: {message}\n", event.event, printable(array)))
+    }
+}
+
+fn connect() -> std::io::Result<UnixDatagram> {
+    let socket = UnixDatagram::unbound()?;
+    socket.connect(LOG_SOCKET)?;
+    Ok(socket)
+}
+
+/// One datagram, as syslog(3) of the C library sends it. A log that is down for a moment is tried once more.
+fn write_log(log: &UnixDatagram, array: &str, event: &Event) {
+    let line = log_line(array, event, std::process::id());
+    if log.send(line.as_bytes()).is_err() && log.connect(LOG_SOCKET).is_ok() {
+        // There is nobody left to complain to.
+        let _ = log.send(line.as_bytes());
+    }
+}
+
+fn log_line(array: &str, event: &Event, pid: u32) -> String {
+    let priority = DAEMON * 8 + if event.alarming { WARNING } else { INFORMATIONAL };
+    let (array, message) = (printable(array), printable(&event.message));
+    format!("<{priority}>pinstripe[{pid}]: {} on {array}: {message}", event.event)
+}
+
+/// Runs the program as mdadm's monitor does: event, array, and the device if it is about one.
+fn run(program: &PathBuf, array: &str, event: &Event) -> std::io::Result<()> {
+    let mut command = Command::new(program);
+    command.arg(&event.event).arg(array).args(&event.device).stdin(Stdio::null());
+    let mut child = command.spawn()?;
+    if !ends_in_time(&mut child)? {
+        return Err(std::io::Error::other(format!(
+            "it has not ended after {} s and is left alone",
+            PROGRAM_LIMIT.as_secs()
+        )));
+    }
+    Ok(())
+}
+
+fn ends_in_time(child: &mut Child) -> std::io::Result<bool> {
+    let began = Instant::now();
+    while began.elapsed() < PROGRAM_LIMIT {
+        if child.try_wait()?.is_some() {
+            return Ok(true);
+        }
+        thread::sleep(PROGRAM_LOOK);
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_log_has_its_priority_and_cannot_be_forged_by_a_name() {
+        let event = Event {
+            number: 1,
+            time: 0,
+            event: "Fail".to_owned(),
+            device: Some("/dev/x".to_owned()),
+            alarming: true,
+            message: "a\nb".to_owned(),
+        };
+        assert_eq!(log_line("data\n<0>", &event, 7), "<28>pinstripe[7]: Fail on data\u{fffd}<0>: a\u{fffd}b");
+    }
+}

@@ -1,0 +1,116 @@
+//! The server's half of the calls about maintenance and events.
+
+use std::{rc::Rc, time::UNIX_EPOCH};
+
+use pinstripe_engine::{
+    array::Array,
+    maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncError, SyncSpeed},
+};
+use pinstripe_runtime::shard;
+
+use super::{
+    first_of::{First, first_of},
+    report,
+    stopping::Stopping,
+};
+use crate::control::upkeep::{
+    CheckParameters, CheckResult, Event, EventsParameters, EventsResult, Place, RepairParameters, SyncChange,
+    SyncParameters, SyncResult,
+};
+
+/// The longest that a call waits for an event.
+const WAIT_MS_MAX: u64 = 60_000;
+
+/// Compares data with parity.
+pub async fn check(array: &Array, parameters: CheckParameters) -> Result<CheckResult, SyncError> {
+    let CheckParameters { from, to } = parameters;
+    Ok(result(array.scrub(ScrubRequest { action: ScrubAction::Check, from, to }).await?))
+}
+
+/// Compares, and corrects.
+pub async fn repair(array: &Array, parameters: RepairParameters) -> Result<CheckResult, SyncError> {
+    let RepairParameters { from, to, locate } = parameters;
+    let action = if locate { ScrubAction::Locate } else { ScrubAction::Repair };
+    Ok(result(array.scrub(ScrubRequest { action, from, to }).await?))
+}
+
+fn result(report: CheckReport) -> CheckResult {
+    let place = |place: pinstripe_engine::maintenance::Located| Place {
+        slot: place.slot,
+        device: place.device,
+        sector: place.sector,
+        sectors: place.sectors,
+    };
+    CheckResult {
+        stripes: report.stripes,
+        mismatched_sectors: report.mismatched_sectors,
+        unreadable_stripes: report.unreadable_stripes,
+        corrected_sectors: report.corrected_sectors,
+        unexplained_sectors: report.unexplained_sectors,
+        corrected: report.corrected.into_iter().map(place).collect(),
+        complete: report.complete,
+    }
+}
+
+/// Steers what is under way.
+pub fn sync(array: &Array, parameters: SyncParameters) -> Result<SyncResult, SyncError> {
+    let SyncParameters { action, speed_min_kib, speed_max_kib } = parameters;
+    let now = array.sync_speed();
+    if speed_min_kib.is_some() || speed_max_kib.is_some() {
+        array.set_sync_speed(SyncSpeed {
+            min_kib: speed_min_kib.unwrap_or(now.min_kib),
+            max_kib: speed_max_kib.unwrap_or(now.max_kib),
+        })?;
+    }
+    match action {
+        Some(SyncChange::Pause) => array.pause_sync(true),
+        Some(SyncChange::Resume) => array.pause_sync(false),
+        Some(SyncChange::Stop) => array.stop_scrubs()?,
+        None => {}
+    }
+    let SyncSpeed { min_kib, max_kib } = array.sync_speed();
+    Ok(SyncResult {
+        paused: array.is_sync_paused(),
+        speed_min_kib: min_kib,
+        speed_max_kib: max_kib,
+        sync: array.progress().as_ref().map(report::sync),
+    })
+}
+
+/// The events after a number; waits for the first one if there is none, but not longer than the server runs.
+pub async fn events(
+    array: &Array,
+    parameters: EventsParameters,
+    instance: &str,
+    stopping: &Rc<Stopping>,
+) -> EventsResult {
+    let EventsParameters { after, wait_ms } = parameters;
+    let limit = wait_ms.min(WAIT_MS_MAX) * 1_000_000;
+    let waiting = shard::timeout(limit, array.event_after(after));
+    match first_of(stopping.wanted(), waiting).await {
+        First::One(()) | First::Other(_) => {}
+    }
+    EventsResult {
+        instance: instance.to_owned(),
+        last: array.last_event(),
+        events: array.events(after).iter().map(event).collect(),
+    }
+}
+
+/// An event in the words of the protocol.
+pub fn event(event: &pinstripe_engine::events::Event) -> Event {
+    Event {
+        number: event.number,
+        time: event.time,
+        event: event.kind.name(),
+        device: event.kind.device().map(ToOwned::to_owned),
+        alarming: event.kind.is_alarming(),
+        message: event.kind.to_string(),
+    }
+}
+
+/// A name of this run that no other run has.
+pub fn instance() -> String {
+    let began = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+    format!("{}-{began:x}", std::process::id())
+}

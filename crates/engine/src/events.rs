@@ -1,0 +1,198 @@
+//! What happened to the array, as mdadm's monitor tells it: numbered and bounded, so that a reader knows what it has missed.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+};
+
+use pinstripe_runtime::Signal;
+
+use crate::{array::Array, error::MemberError, maintenance::SyncAction};
+
+/// Events that are kept.
+const EVENTS_MAX: usize = 1024;
+
+/// Something that happened. Names are mdadm's where it has the event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The array began without members in these slots.
+    DegradedArray {
+        /// The empty slots.
+        slots: Vec<usize>,
+    },
+    /// A member was dropped.
+    Fail(MemberError),
+    /// More members failed than the array can bear: nothing is acknowledged any more.
+    ArrayFailed(MemberError),
+    /// Work over the whole array has begun.
+    RebuildStarted {
+        /// Which.
+        action: SyncAction,
+    },
+    /// It is that far.
+    RebuildProgress {
+        /// Which.
+        action: SyncAction,
+        /// A multiple of 20.
+        percent: u64,
+    },
+    /// It has ended.
+    RebuildFinished {
+        /// Which.
+        action: SyncAction,
+        /// False if it was interrupted, or met errors.
+        whole: bool,
+        /// Sectors that did not match, of a check or repair.
+        mismatched: Option<u64>,
+    },
+    /// The first mismatch of a check or repair.
+    MismatchFound {
+        /// Which.
+        action: SyncAction,
+    },
+    /// A member has everything: it was rebuilt.
+    SpareActive {
+        /// Its slot.
+        slot: usize,
+        /// Its device.
+        device: String,
+    },
+}
+
+impl EventKind {
+    /// The event in a word.
+    pub fn name(&self) -> String {
+        match self {
+            Self::DegradedArray { .. } => "DegradedArray".to_owned(),
+            Self::Fail(_) => "Fail".to_owned(),
+            Self::ArrayFailed(_) => "ArrayFailed".to_owned(),
+            Self::RebuildStarted { .. } => "RebuildStarted".to_owned(),
+            Self::RebuildProgress { percent, .. } => format!("Rebuild{percent:02}"),
+            Self::RebuildFinished { .. } => "RebuildFinished".to_owned(),
+            Self::MismatchFound { .. } => "MismatchFound".to_owned(),
+            Self::SpareActive { .. } => "SpareActive".to_owned(),
+        }
+    }
+
+    /// The device that it is about.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            Self::Fail(error) | Self::ArrayFailed(error) => Some(&error.name),
+            Self::SpareActive { device, .. } => Some(device),
+            _ => None,
+        }
+    }
+
+    /// Whether somebody should do something about it.
+    pub fn is_alarming(&self) -> bool {
+        match self {
+            Self::DegradedArray { .. }
+            | Self::Fail(_)
+            | Self::ArrayFailed(_)
+            | Self::MismatchFound { .. } => true,
+            Self::RebuildFinished { whole, mismatched, .. } => {
+                !whole || mismatched.is_some_and(|sectors| sectors > 0)
+            }
+            Self::RebuildStarted { .. } | Self::RebuildProgress { .. } | Self::SpareActive { .. } => false,
+        }
+    }
+}
+
+impl std::fmt::Display for EventKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::DegradedArray { slots } => {
+                let slots: Vec<String> = slots.iter().map(ToString::to_string).collect();
+                write!(f, "the array is degraded: nobody is in slot {}", slots.join(", "))
+            }
+            Self::Fail(error) => write!(f, "a member was dropped: {error}"),
+            Self::ArrayFailed(error) => {
+                write!(f, "the array has failed, nothing more is acknowledged: {error}")
+            }
+            Self::RebuildStarted { action } => write!(f, "{} has begun", action.name()),
+            Self::RebuildProgress { action, percent } => write!(f, "{} is at {percent}%", action.name()),
+            Self::RebuildFinished { action, whole, mismatched } => {
+                let ended = if *whole { "has ended" } else { "was interrupted" };
+                match mismatched {
+                    Some(sectors) => write!(f, "{} {ended}, mismatches found: {sectors}", action.name()),
+                    None => write!(f, "{} {ended}", action.name()),
+                }
+            }
+            Self::MismatchFound { action } => {
+                write!(f, "{} has found parity that does not match", action.name())
+            }
+            Self::SpareActive { slot, device } => write!(f, "{device} has everything and is in slot {slot}"),
+        }
+    }
+}
+
+/// An event with its place in the sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// From 1 on, without gaps, since the array was assembled.
+    pub number: u64,
+    /// Seconds since 1970.
+    pub time: u64,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// See the module.
+pub(crate) struct Events {
+    kept: RefCell<VecDeque<Event>>,
+    last: Cell<u64>,
+    added: Signal,
+    clock: fn() -> u64,
+}
+
+impl Events {
+    pub(crate) fn new(clock: fn() -> u64) -> Self {
+        Self { kept: RefCell::default(), last: Cell::new(0), added: Signal::default(), clock }
+    }
+
+    pub(crate) fn add(&self, kind: EventKind) {
+        let number = self.last.get() + 1;
+        self.last.set(number);
+        let mut kept = self.kept.borrow_mut();
+        if kept.len() >= EVENTS_MAX {
+            kept.pop_front();
+        }
+        kept.push_back(Event { number, time: (self.clock)(), kind });
+        drop(kept);
+        self.added.notify();
+    }
+}
+
+impl Array {
+    /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't `after + 1`, some are lost.
+    pub fn events(&self, after: u64) -> Vec<Event> {
+        self.home.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
+    }
+
+    /// The number of the latest event; 0 if nothing has happened.
+    pub fn last_event(&self) -> u64 {
+        self.home.events.last.get()
+    }
+
+    /// Waits until there is an event after number `after`.
+    pub async fn event_after(&self, after: u64) {
+        let events = &self.home.events;
+        events.added.wait_until(|| events.last.get() > after).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_latest_events_are_kept_and_their_numbers_tell_what_is_lost() {
+        let events = Events::new(|| 7);
+        for percent in 0..EVENTS_MAX as u64 + 10 {
+            events.add(EventKind::RebuildProgress { action: SyncAction::Check, percent });
+        }
+        let kept = events.kept.borrow();
+        assert_eq!((kept.len(), kept[0].number, kept[0].time), (EVENTS_MAX, 11, 7));
+        assert_eq!(kept.back().map(|event| event.number), Some(events.last.get()));
+    }
+}

@@ -1,0 +1,587 @@
+//! Check and repair: what was asked for, the comparison of parity with data, and what is done about a mismatch.
+//!
+//! `check` leaves mismatches as they are. `repair` makes parity from data, as MD does: parity tells *that* a row is wrong, and with one
+//! parity not *what*. `repair` with `locate`, on level 6, asks both parities ([`locate`](super::locate)): where one chunk alone explains
+//! what they say, that chunk is corrected, data or parity; everything else is left as it is and counted.
+//!
+//! A correction writes rows that were wrong before, so a crash in the middle leaves nothing worse than it was, and no intent is marked
+//! for it. Rows that wait for a resync are not judged: half-written rows look like one wrong chunk (C10).
+
+use std::{
+    cell::{Cell, RefCell},
+    ops::Range,
+    rc::Rc,
+};
+
+use pinstripe_runtime::{Slice, shard};
+use thiserror::Error;
+
+use super::{
+    SyncAction, Walk, in_single_rows,
+    locate::{Culprit, locate},
+};
+use crate::{
+    array::{Array, CommandError, Home},
+    decode::encode,
+    error::IoError,
+    geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
+    mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
+    row::{Row, Want},
+    snapshot::View,
+    volume::VolumeInner,
+};
+
+/// Bytes of a sector, in which corrections are judged and reported.
+const SECTOR: usize = 512;
+/// Sectors of a row, which MD counts mismatches in.
+const ROW_SECTORS: u64 = ROW_BYTES as u64 / 512;
+/// Scrubs that may wait at a time.
+const SCRUBS_MAX: usize = 16;
+/// Places of corrections that a report names; all are counted.
+const LOCATED_MAX: usize = 1024;
+
+/// What is done about mismatches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScrubAction {
+    /// They are counted.
+    #[default]
+    Check,
+    /// Parity is made from data.
+    Repair,
+    /// The one chunk that explains them is corrected, where there is one; else they are counted. Level 6 only.
+    Locate,
+}
+
+/// A scrub that is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubRequest {
+    /// What is done about mismatches.
+    pub action: ScrubAction,
+    /// First sector of 512 bytes of each member, from the start of its data (MD: `sync_min`). The whole chunk that it is in is done.
+    pub from: u64,
+    /// The sector after the last (MD: `sync_max`); all there are without.
+    pub to: Option<u64>,
+}
+
+/// A place that was corrected.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Located {
+    /// The member's slot.
+    pub slot: usize,
+    /// The first sector of 512 bytes, from the start of the device.
+    pub sector: u64,
+    /// How many.
+    pub sectors: u64,
+    /// The member's device.
+    pub device: String,
+}
+
+/// What a scrub found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Stripes that were compared.
+    pub stripes: u64,
+    /// Sectors of rows (4 KiB each) whose parity does not match, as MD counts them; corrected or not.
+    pub mismatched_sectors: u64,
+    /// Stripes that could not be read whole.
+    pub unreadable_stripes: u64,
+    /// Sectors (512 bytes of one member each) that `locate` corrected.
+    pub corrected_sectors: u64,
+    /// Sector rows that do not match and that no single chunk explains; `locate` left them as they are.
+    pub unexplained_sectors: u64,
+    /// Where corrections were made, by slot and sector; the first 1024 places.
+    pub corrected: Vec<Located>,
+    /// False if it was stopped before its end.
+    pub complete: bool,
+}
+
+/// Why maintenance can't be steered so. Nothing has changed.
+#[derive(Debug, Error)]
+pub enum SyncError {
+    /// See there.
+    #[error("{0}")]
+    Command(#[from] CommandError),
+    /// An empty range, or outside.
+    #[error("there are no sectors {from} to {to}: a member has {sectors} sectors of data, counted from 0")]
+    Range {
+        /// As asked for.
+        from: u64,
+        /// As asked for.
+        to: u64,
+        /// How many there are.
+        sectors: u64,
+    },
+    /// One parity can't tell which chunk is wrong.
+    #[error(
+        "only level 6 has two parities that tell which member is wrong; `repair` without --locate makes parity from data"
+    )]
+    OneParity,
+    /// Too many wait already.
+    #[error("{SCRUBS_MAX} checks and repairs wait already: let them end, or stop them")]
+    TooMany,
+    /// There is no scrub.
+    #[error("no check and no repair is under way")]
+    NothingToStop,
+    /// The array needs what is under way.
+    #[error("a {} can't be stopped, for the array needs it: it can be paused", .0.name())]
+    Needed(SyncAction),
+    /// Limits that contradict each other.
+    #[error(
+        "{min_kib} to {max_kib} KiB per second are no limits: the lower one is at least 1, and the upper one at least the lower one"
+    )]
+    Speed {
+        /// As asked for.
+        min_kib: u64,
+        /// As asked for.
+        max_kib: u64,
+    },
+}
+
+impl From<IoError> for SyncError {
+    fn from(error: IoError) -> Self {
+        Self::Command(error.into())
+    }
+}
+
+/// What a walk does about mismatches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Correction {
+    Nothing,
+    Parity,
+    Located,
+}
+
+/// What was found in some stripes.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// Sectors of rows.
+    pub(super) mismatched: u64,
+    corrected: u64,
+    unexplained: u64,
+    places: Vec<Located>,
+}
+
+impl Findings {
+    pub(super) fn add(&mut self, more: Self) {
+        self.mismatched += more.mismatched;
+        self.corrected += more.corrected;
+        self.unexplained += more.unexplained;
+        let room = LOCATED_MAX.saturating_sub(self.places.len());
+        self.places.extend(more.places.into_iter().take(room));
+    }
+}
+
+/// A scrub that was asked for, and how far it is. It goes on where it was after more urgent work.
+pub(crate) struct Scrub {
+    correction: Correction,
+    stripes: Range<u64>,
+    next: Cell<u64>,
+    undone: RefCell<Vec<u64>>,
+    found: RefCell<Findings>,
+    errors: Cell<u64>,
+    running: Cell<bool>,
+    cancelled: Cell<bool>,
+    outcome: RefCell<Option<Result<CheckReport, IoError>>>,
+}
+
+impl Scrub {
+    fn new(request: ScrubRequest, geometry: &Geometry) -> Result<Self, SyncError> {
+        let Geometry::Parity(geometry) = geometry else {
+            return Err(CommandError::NoRedundancy.into());
+        };
+        if request.action == ScrubAction::Locate && geometry.redundancy() < 2 {
+            return Err(SyncError::OneParity);
+        }
+        let (sectors, chunk) = (geometry.member_bytes() / 512, u64::from(geometry.chunk_bytes()) / 512);
+        let (from, to) = (request.from, request.to.unwrap_or(sectors));
+        if from >= to || to > sectors {
+            return Err(SyncError::Range { from, to, sectors });
+        }
+        let stripes = from / chunk..to.div_ceil(chunk).min(geometry.stripes());
+        let correction = match request.action {
+            ScrubAction::Check => Correction::Nothing,
+            ScrubAction::Repair => Correction::Parity,
+            ScrubAction::Locate => Correction::Located,
+        };
+        Ok(Self {
+            correction,
+            next: Cell::new(stripes.start),
+            stripes,
+            undone: RefCell::default(),
+            found: RefCell::default(),
+            errors: Cell::new(0),
+            running: Cell::new(false),
+            cancelled: Cell::new(false),
+            outcome: RefCell::default(),
+        })
+    }
+
+    pub(super) fn action(&self) -> SyncAction {
+        if self.correction == Correction::Nothing { SyncAction::Check } else { SyncAction::Repair }
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.get()
+    }
+
+    fn done(&self) -> u64 {
+        self.next.get() - self.stripes.start - self.undone.borrow().len() as u64
+    }
+
+    fn report(&self) -> CheckReport {
+        let found = self.found.borrow();
+        let mut places = found.places.clone();
+        places.sort();
+        let mut corrected: Vec<Located> = Vec::with_capacity(places.len());
+        for place in places {
+            match corrected.last_mut() {
+                Some(last) if last.slot == place.slot && last.sector + last.sectors == place.sector => {
+                    last.sectors += place.sectors;
+                }
+                _ => corrected.push(place),
+            }
+        }
+        CheckReport {
+            stripes: self.done(),
+            mismatched_sectors: found.mismatched,
+            unreadable_stripes: self.errors.get(),
+            corrected_sectors: found.corrected,
+            unexplained_sectors: found.unexplained,
+            corrected,
+            complete: self.done() == self.stripes.end - self.stripes.start,
+        }
+    }
+}
+
+impl Array {
+    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in [`Array::progress`].
+    pub async fn check(&self) -> Result<CheckReport, SyncError> {
+        self.scrub(ScrubRequest::default()).await
+    }
+
+    /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the walk does goes on if the
+    /// future is dropped. A scrub that is stopped gives what it found until then.
+    pub async fn scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
+        let home = &self.home;
+        let scrub = Rc::new(Scrub::new(request, &self.shared().geometry)?);
+        if scrub.correction != Correction::Nothing && self.shared().options.read_only {
+            return Err(CommandError::ReadOnly.into());
+        }
+        {
+            let mut scrubs = home.upkeep.scrubs.borrow_mut();
+            if scrubs.len() >= SCRUBS_MAX {
+                return Err(SyncError::TooMany);
+            }
+            scrubs.push_back(Rc::clone(&scrub));
+        }
+        home.work.notify();
+        let over = || home.stopped.get() || self.shared().has_failed();
+        home.work.wait_until(|| scrub.outcome.borrow().is_some() || over()).await;
+        let outcome = scrub.outcome.borrow_mut().take();
+        Ok(match outcome {
+            Some(outcome) => outcome?,
+            None => return Err(if home.stopped.get() { IoError::Stopping } else { IoError::Failed }.into()),
+        })
+    }
+
+    /// Ends check and repair, the one under way and those that wait (MD: `sync_action` `idle`).
+    pub fn stop_scrubs(&self) -> Result<(), SyncError> {
+        let home = &self.home;
+        let scrubs: Vec<Rc<Scrub>> = home.upkeep.scrubs.borrow().iter().cloned().collect();
+        if scrubs.is_empty() {
+            return Err(self
+                .progress()
+                .map_or(SyncError::NothingToStop, |now| SyncError::Needed(now.action)));
+        }
+        for scrub in scrubs {
+            scrub.cancelled.set(true);
+            if !scrub.running.get() {
+                home.finish_scrub(&scrub, Ok(scrub.report()));
+            }
+        }
+        home.work.notify();
+        Ok(())
+    }
+}
+
+impl Home {
+    /// Does a scrub, or the rest of it. False if something more urgent has come between.
+    pub(super) async fn scrub(self: &Rc<Self>, scrub: &Rc<Scrub>) -> bool {
+        scrub.running.set(true);
+        let total = scrub.stripes.end - scrub.stripes.start;
+        self.begin(scrub.action(), scrub.done(), total);
+        if let Some(progress) = &mut *self.upkeep.sync.borrow_mut() {
+            progress.mismatched_sectors = scrub.found.borrow().mismatched;
+        }
+        let walk = self
+            .walk_along(Walk {
+                action: scrub.action(),
+                target: None,
+                generation: self.shared().snapshot().generation,
+                correction: scrub.correction,
+                scrub: Some(Rc::clone(scrub)),
+                next: Cell::new(scrub.next.get()),
+                end: scrub.stripes.end,
+                undone: RefCell::new(scrub.undone.take()),
+                findings: RefCell::default(),
+                errors: Cell::new(0),
+                aborted: Cell::new(false),
+            })
+            .await;
+        scrub.running.set(false);
+        scrub.next.set(walk.next.get());
+        scrub.undone.replace(walk.undone.take());
+        scrub.errors.set(scrub.errors.get() + walk.errors.get());
+        scrub.found.borrow_mut().add(walk.findings.take());
+        let result = if self.stopped.get() {
+            Err(IoError::Stopping)
+        } else if self.shared().has_failed() {
+            Err(IoError::Failed)
+        } else if walk.aborted.get() && !scrub.is_cancelled() {
+            return false;
+        } else if scrub.correction != Correction::Nothing && !self.flush_repairs().await {
+            // A member failed its flush: it is dropped, and the others have theirs.
+            return false;
+        } else {
+            Ok(scrub.report())
+        };
+        self.finish_scrub(scrub, result);
+        true
+    }
+
+    /// What was corrected is on the medium before it is reported.
+    async fn flush_repairs(&self) -> bool {
+        let view = self.volume.inner.view();
+        let failed = self.volume.inner.flush_members(&view).await;
+        for (slot, error) in &failed {
+            self.volume.inner.report(&view, *slot, crate::error::Operation::Flush, 0, *error);
+        }
+        failed.is_empty()
+    }
+
+    fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {
+        self.upkeep.scrubs.borrow_mut().retain(|other| !Rc::ptr_eq(other, scrub));
+        scrub.outcome.replace(Some(result));
+        self.work.notify();
+    }
+}
+
+/// The columns of a row with P and Q as they are and as the data says they should be.
+struct Suspects<'r> {
+    view: &'r View,
+    stripe: StripeId,
+    map: StripeMap,
+    /// In the chunk.
+    from: u32,
+    row: &'r Row,
+    p: &'r [u8],
+    q: &'r [u8],
+}
+
+impl VolumeInner {
+    /// Compares parity with data, and does what `correction` says about what does not match.
+    pub(super) async fn compare_rows(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        (from, to): (u32, u32),
+        correction: Correction,
+        row: &mut Row,
+    ) -> Result<Findings, IoError> {
+        let geometry = self.parity_geometry();
+        let (map, length) = (geometry.slots(stripe), to - from);
+        let offset = geometry.member_offset(stripe) + u64::from(from);
+        let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
+        self.read_row(view, stripe, (from, to), want, row).await?;
+        in_single_rows(stripe, (from, to), row)?;
+        let (p, q) = self.parity_of(map, row, length, row.p.is_some(), row.q.is_some());
+        let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];
+        let wrong_in = |range: Range<usize>| {
+            pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[range.clone()] != new[range.clone()]))
+        };
+        let rows = (0..length as usize).step_by(ROW_BYTES as usize);
+        let wrong: Vec<usize> = rows.filter(|&at| wrong_in(at..at + ROW_BYTES as usize)).collect();
+        let mut findings = Findings { mismatched: wrong.len() as u64 * ROW_SECTORS, ..Findings::default() };
+        match correction {
+            Correction::Parity if !wrong.is_empty() => {
+                if !active(Mutant::RepairLeavesCache) {
+                    self.shared.cache.remove_rows(stripe.0, from, to);
+                }
+                for (old, new, slot) in pairs {
+                    if let (Some(old), Some(new), Some(slot)) = (old, new, slot)
+                        && old[..] != new[..]
+                    {
+                        self.write_sync(view, slot.index(), offset, new.clone()).await?;
+                    }
+                }
+            }
+            Correction::Located => {
+                let (p, q) = (p.as_deref().unwrap_or_default(), q.as_deref().unwrap_or_default());
+                let suspects = Suspects { view, stripe, map, from, row, p, q };
+                for at in wrong {
+                    findings.add(self.correct_row(&suspects, at).await?);
+                }
+            }
+            _ => {}
+        }
+        self.heal(view, stripe, (from, to), row).await?;
+        Ok(findings)
+    }
+
+    /// Corrects the row at `at` (in `suspects`) as far as single chunks explain its sectors.
+    async fn correct_row(&self, suspects: &Suspects<'_>, at: usize) -> Result<Findings, IoError> {
+        let Suspects { view, stripe, from, .. } = *suspects;
+        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from) + at as u64;
+        let wrong = suspects.wrong_sectors(at);
+        let unexplained = Findings { unexplained: wrong.len() as u64, ..Findings::default() };
+        let intent = &view.snapshot.intent;
+        let out_of_sync = intent.needs_resync(intent.regions(offset, ROW_BYTES.into()));
+        if !suspects.are_all_there(offset) || out_of_sync && !active(Mutant::LocateOutOfSync) {
+            return Ok(unexplained);
+        }
+        let fixes: Vec<(usize, MemberSlot)> = wrong
+            .iter()
+            .filter_map(|&sector| Some((sector, suspects.slot_of(suspects.culprit(sector)?)?)))
+            .collect();
+        let fixed = suspects.fixed(at, &fixes);
+        if !suspects.is_explained(self, at, &fixed, &fixes) && !active(Mutant::LocateGuesses) {
+            return Ok(unexplained);
+        }
+        self.shared.cache.remove_rows(stripe.0, from + low(at), from + low(at) + ROW_BYTES);
+        let mut findings =
+            Findings { unexplained: (wrong.len() - fixes.len()) as u64, ..Findings::default() };
+        for (slot, bytes) in fixed {
+            self.write_sync(view, slot.index(), offset, bytes).await?;
+            let Some((member, _)) = view.member(slot.index()) else { return Err(IoError::Stopping) };
+            for (sector, _) in fixes.iter().filter(|(_, culprit)| *culprit == slot) {
+                findings.corrected += 1;
+                findings.places.push(Located {
+                    slot: slot.index(),
+                    sector: (member.data_offset + offset + (*sector - at) as u64) / SECTOR as u64,
+                    sectors: 1,
+                    device: member.name.clone(),
+                });
+            }
+        }
+        Ok(findings)
+    }
+}
+
+impl Suspects<'_> {
+    /// Whether every chunk was read, and none made from the others: else there is one equation too few.
+    fn are_all_there(&self, offset: u64) -> bool {
+        (self.row.unreadable.is_empty() || active(Mutant::LocateDegraded))
+            && self.row.p.is_some()
+            && self.row.q.is_some()
+            && (self.view.unreadable(offset, ROW_BYTES.into()).is_empty() || active(Mutant::LocateDegraded))
+    }
+
+    fn old(&self) -> (&[u8], &[u8]) {
+        (self.row.p.as_deref().unwrap_or_default(), self.row.q.as_deref().unwrap_or_default())
+    }
+
+    /// Where sectors of the row at `at` are that do not match.
+    fn wrong_sectors(&self, at: usize) -> Vec<usize> {
+        let (p, q) = self.old();
+        let differs = |old: &[u8], new: &[u8], sector: usize| {
+            old.get(sector..sector + SECTOR) != new.get(sector..sector + SECTOR) && !old.is_empty()
+        };
+        (at..at + ROW_BYTES as usize)
+            .step_by(SECTOR)
+            .filter(|&sector| differs(p, self.p, sector) || differs(q, self.q, sector))
+            .collect()
+    }
+
+    /// Who alone explains a sector.
+    fn culprit(&self, sector: usize) -> Option<Culprit> {
+        let range = sector..sector + SECTOR;
+        let (p, q) = self.old();
+        locate(
+            &sum(&p[range.clone()], &self.p[range.clone()]),
+            &sum(&q[range.clone()], &self.q[range]),
+            self.map.q_exponents(),
+        )
+    }
+
+    fn slot_of(&self, culprit: Culprit) -> Option<MemberSlot> {
+        match culprit {
+            Culprit::P => Some(self.map.p_slot()),
+            Culprit::Q => self.map.q_slot(),
+            Culprit::Exponent(exponent) => {
+                self.map.column_of_exponent(usize::from(exponent)).map(|column| self.map.data_slot(column))
+            }
+        }
+    }
+
+    /// The row at `at` of every member to correct, with its sectors corrected.
+    fn fixed(&self, at: usize, fixes: &[(usize, MemberSlot)]) -> Vec<(MemberSlot, Slice)> {
+        let slots: Set64 = fixes.iter().map(|(_, slot)| slot.index()).collect();
+        let (old_p, _) = self.old();
+        let mut fixed = Vec::new();
+        for slot in slots {
+            let slot = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
+            let mut bytes = shard::buffer(ROW_BYTES as usize);
+            bytes.copy_from_slice(&self.chunk(slot)[at..at + ROW_BYTES as usize]);
+            for &(sector, _) in fixes.iter().filter(|(_, culprit)| *culprit == slot) {
+                let (range, place) = (sector..sector + SECTOR, sector - at..sector - at + SECTOR);
+                let change = sum(&old_p[range.clone()], &self.p[range.clone()]);
+                match self.map.role(slot) {
+                    Role::Data(_) => bytes[place].iter_mut().zip(&change).for_each(|(byte, p)| *byte ^= p),
+                    Role::P => bytes[place].copy_from_slice(&self.p[range]),
+                    Role::Q => bytes[place].copy_from_slice(&self.q[range]),
+                }
+            }
+            fixed.push((slot, bytes.freeze()));
+        }
+        fixed
+    }
+
+    /// A member's chunk as it was read.
+    fn chunk(&self, slot: MemberSlot) -> &[u8] {
+        let (p, q) = self.old();
+        match self.map.role(slot) {
+            Role::Data(column) => self.row.data[column].as_deref().unwrap_or_default(),
+            Role::P => p,
+            Role::Q => q,
+        }
+    }
+
+    /// Computes parity anew, by the kernels rather than by the syndromes: with `fixed` in place every sector of `fixes` must match.
+    /// If it does not, nothing may be written.
+    fn is_explained(
+        &self,
+        volume: &VolumeInner,
+        at: usize,
+        fixed: &[(MemberSlot, Slice)],
+        fixes: &[(usize, MemberSlot)],
+    ) -> bool {
+        let end = at + ROW_BYTES as usize;
+        let row_of = |slot: MemberSlot| {
+            let corrected = fixed.iter().find(|(culprit, _)| *culprit == slot);
+            corrected.map_or_else(|| &self.chunk(slot)[at..end], |(_, bytes)| &bytes[..])
+        };
+        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+        for (column, bytes) in data.iter_mut().enumerate().take(self.map.columns()) {
+            *bytes = row_of(self.map.data_slot(column));
+        }
+        let (mut p, mut q) = (shard::buffer(ROW_BYTES as usize), shard::buffer(ROW_BYTES as usize));
+        encode(volume.kernel, self.map, &data[..self.map.columns()], Some(&mut p), Some(&mut q));
+        let Some(q_slot) = self.map.q_slot() else { return false };
+        fixes.iter().all(|(sector, _)| {
+            let place = sector - at..sector - at + SECTOR;
+            p[place.clone()] == row_of(self.map.p_slot())[place.clone()]
+                && q[place.clone()] == row_of(q_slot)[place]
+        })
+    }
+}
+
+fn sum(a: &[u8], b: &[u8]) -> [u8; SECTOR] {
+    let mut sum = [0; SECTOR];
+    sum.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum = a ^ b);
+    sum
+}
+
+fn low(offset: usize) -> u32 {
+    u32::try_from(offset).unwrap_or(u32::MAX)
+}
