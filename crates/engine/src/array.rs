@@ -23,10 +23,7 @@ use thiserror::Error;
 
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
-    consistency::{
-        self, Log,
-        journal::replay::{members_hold_everything, replay},
-    },
+    consistency::{self, Log, journal::home::log_of},
     control::{Command, IntentChange, Reply, ReplyState},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
@@ -232,19 +229,17 @@ impl Array {
         let mut assembled = assemble(sources, &options).await?;
         consistency::replay(&mut assembled, &options).await?;
         let (journal, replayed) = (assembled.journal.take(), assembled.replayed);
-        let untouched = options.read_only;
         options.read_only |= assembled.read_only.is_some();
+        if let Some(journal) = journal.as_ref().filter(|_| !options.read_only) {
+            assembled.log = log_of(journal, &assembled.geometry)?;
+        }
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
                 * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
-        if let Some(mut journal) = journal {
-            if untouched {
-                members_hold_everything(array.volume(), &mut journal).await?;
-            } else {
-                replay(array.volume(), &mut journal).await?;
-            }
+        if let Some(journal) = journal {
+            array.home.begin_journal(journal).await?;
         }
         let home = &array.home;
         shard::spawn(Rc::clone(home).control());
@@ -265,7 +260,8 @@ impl Array {
             geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, log, ..
         } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
-        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced;
+        // With a journal there are none at all.
+        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let mut records = Records::new(freshest.array, seats, bitmap);
         if forced {
@@ -281,8 +277,9 @@ impl Array {
                 Seat::InSync(member)
             };
         }
-        // C17: it is taken up when parity matches everywhere.
-        let now = if intent.resync_count() == 0 { log.clone() } else { Log::None };
+        // C17: a partial parity log is taken up when parity matches everywhere, a journal at once.
+        let now =
+            if intent.resync_count() == 0 || log.keeps_clean() { log.clone() } else { Log::None };
         let snapshot = Snapshot::new(1, taken, intent, now);
         if !snapshot.is_complete() {
             // What a missing member may have missed stays marked until it is rebuilt (C8).

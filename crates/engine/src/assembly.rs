@@ -183,6 +183,16 @@ pub enum JournalProblem {
         /// Blocks free.
         free: u64,
     },
+    /// Too small for one write.
+    #[error(
+        "it has {blocks} blocks of 4 KiB, and one stripe of the array may need {needed}: use a larger device"
+    )]
+    TooSmall {
+        /// Blocks needed.
+        needed: u64,
+        /// Blocks it has.
+        blocks: u64,
+    },
     /// A level that has no parity.
     #[error("the array's level has no journal")]
     NoParity,

@@ -77,6 +77,8 @@ impl Home {
             };
             if shared.has_failures() {
                 self.drop_failed().await;
+            } else if self.has_lost_journal() {
+                self.record_journal_loss().await;
             } else if wants_dirty(&shared.admission) {
                 self.make_dirty().await;
             } else if let Some(command) = self.take_command() {
@@ -94,7 +96,10 @@ impl Home {
 
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
-        self.shared().has_failures() || wants_dirty(admission) || self.has_commands()
+        self.shared().has_failures()
+            || wants_dirty(admission)
+            || self.has_commands()
+            || self.has_lost_journal()
     }
 
     /// Runs a command. True if it was the last.
@@ -142,6 +147,7 @@ impl Home {
             Arc::clone(&old.intent),
             old.log.clone(),
         ));
+        old.log.wake();
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());
         self.work.notify();
@@ -299,7 +305,7 @@ impl Home {
 
     /// From which member byte parity can't be trusted after a crash; `None` for clean.
     fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
-        if self.dirty.get() {
+        if (self.dirty.get() && !snapshot.log.keeps_clean()) || snapshot.log.is_lost() {
             return Some(0);
         }
         let intent = &snapshot.intent;
@@ -316,6 +322,7 @@ impl Home {
     async fn write_everywhere(&self) -> Vec<Failure> {
         let _pages = self.lock_pages().await;
         let mut failures = self.write_bitmap_pages(&[0]).await;
+        self.write_journal_superblock().await;
         let count = self.records.borrow().active().count();
         for range in [0..1.min(count), 1.min(count)..count] {
             let mut writes = Vec::new();

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use pinstripe_md::{
-    placement::{NewArray, NewLog, PlacedArray, PlacementError},
-    superblock::Violation,
+    placement::{NewArray, NewLog, PlacedArray, PlacementError, journal::first_block},
+    superblock::{Role, Superblock, Violation},
     units::SECTOR_BYTES,
 };
 use pinstripe_runtime::{Device, DeviceError, shard};
@@ -21,6 +21,16 @@ pub enum CreateError {
     /// What would be written breaks a rule of MD; nothing was written.
     #[error("{0}")]
     Violation(#[from] Violation),
+    /// The journal device can't take one stripe; nothing was written.
+    #[error(
+        "the journal device has room for {blocks} blocks of 4 KiB, and one stripe may need {needed}: use a larger one"
+    )]
+    JournalTooSmall {
+        /// Blocks that it has.
+        blocks: u64,
+        /// Blocks needed.
+        needed: u64,
+    },
     /// A device could not be written. Superblocks of this array may be on some devices.
     #[error("{name}: {error}")]
     Device {
@@ -42,9 +52,19 @@ pub async fn create_with(
     log: NewLog,
     devices: &[Rc<dyn Device>],
 ) -> Result<PlacedArray, CreateError> {
-    let placed = wish.place_with(log)?;
+    create_placed(wish.place_with(log)?, devices).await
+}
+
+/// As [`create`], of an array that is laid out already: a device for each superblock, in order.
+pub async fn create_placed(
+    placed: PlacedArray,
+    devices: &[Rc<dyn Device>],
+) -> Result<PlacedArray, CreateError> {
     let mut encoded = Vec::new();
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
+        if superblock.own_role() == Role::Journal {
+            check_journal(superblock)?;
+        }
         encoded.push(superblock.encode(device.info().logical_block.into())?);
     }
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
@@ -59,6 +79,11 @@ pub async fn create_with(
         consistency::make_empty(superblock, &**device)
             .await
             .map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
+        if superblock.own_role() == Role::Journal {
+            let block =
+                first_block(superblock).map_err(|_| CreateError::JournalTooSmall { blocks: 0, needed: 1 })?;
+            write(&**device, superblock.member.data_offset.0 * SECTOR_BYTES, &block).await?;
+        }
     }
     for ((superblock, device), bytes) in placed.superblocks.iter().zip(devices).zip(&encoded) {
         write(&**device, superblock.member.super_offset.0 * SECTOR_BYTES, bytes).await?;
@@ -71,6 +96,12 @@ pub async fn create_with(
             .map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
     }
     Ok(placed)
+}
+
+fn check_journal(journal: &Superblock) -> Result<(), CreateError> {
+    let (chunk, members) = (journal.array.chunk.0 * SECTOR_BYTES, u64::from(journal.array.raid_disks));
+    crate::consistency::journal::check_blocks(chunk, members, journal)
+        .map_err(|(blocks, needed)| CreateError::JournalTooSmall { blocks, needed })
 }
 
 async fn write(device: &dyn Device, offset: u64, bytes: &[u8]) -> Result<(), CreateError> {

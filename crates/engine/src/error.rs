@@ -71,6 +71,11 @@ pub enum IoError {
         "more members have failed than the array can bear; check the connection of its devices, then stop the array and assemble it again"
     )]
     Failed,
+    /// The journal device failed.
+    #[error(
+        "the journal device failed: the array is read-only. Stop it, and assemble it with --force, which does without the journal and resyncs"
+    )]
+    JournalLost,
     /// A sector can't be read and can't be reconstructed.
     #[error("stripe {stripe} can't be read: {missing} of its chunks are missing or unreadable")]
     Unreadable {

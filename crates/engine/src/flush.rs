@@ -60,7 +60,9 @@ impl VolumeInner {
     /// Whether every member can make ranges read back zero (C6).
     pub(crate) fn can_zero(&self) -> bool {
         let view = self.view();
-        view.devices.iter().flatten().all(|device| device.info().zeroes == ZeroedReads::Zero)
+        // Zeroed past a log, a stripe would get its older content back from it.
+        !view.snapshot.log.takes_whole_pages()
+            && view.devices.iter().flatten().all(|device| device.info().zeroes == ZeroedReads::Zero)
     }
 
     /// Zeroes one whole stripe on all members, parity included: P and Q of zeroes are zero. False if a member can't after all; the

@@ -69,6 +69,12 @@ mutants! {
     ZeroesLeaveParity,
     /// Parity of rows that a crash may have torn stands in for data (C10).
     TornParityTrusted,
+    /// The journal's tail is moved before the members are flushed (C4).
+    TailBeforeFlush,
+    /// The journal is written after the members.
+    JournalAfterMembers,
+    /// The journal gets the data, but not the parity.
+    JournalWithoutParity,
     /// The journal's replay leaves out the last meta block.
     ReplayStopsEarly,
     /// The journal's replay believes pages whose checksum doesn't match.

@@ -51,12 +51,23 @@ pub(crate) struct Records {
     /// Not all members have the freshest record: a crash came between. They get it as it is before there is another, or
     /// a second such crash would leave them two events behind, which is stale.
     pub(crate) uneven: bool,
+    /// The journal device, if there is one.
+    pub(crate) journal: Option<JournalBook>,
+}
+
+/// The journal device: it has no slot.
+pub(crate) struct JournalBook {
+    pub(crate) device: Rc<dyn Device>,
+    /// What its next superblock will say,
+    pub(crate) superblock: Superblock,
+    /// and what the one on the device says.
+    pub(crate) written: Superblock,
 }
 
 impl Records {
     /// Books of what assembly found.
     pub(crate) fn new(array: ArrayRecord, seats: Vec<Option<Found>>, bitmap: Option<BitmapImage>) -> Self {
-        let mut records = Self { array, members: Vec::new(), bitmap, uneven: false };
+        let mut records = Self { array, members: Vec::new(), bitmap, uneven: false, journal: None };
         for (slot, found) in seats.into_iter().enumerate() {
             if let Some(Found { source, device, superblock, bad_blocks }) = found {
                 let state = if superblock.member.recovery_offset.is_some() {
@@ -179,6 +190,9 @@ impl Records {
             if !matches!(book.state, MemberState::Failed(_)) {
                 book.superblock.array = self.array.clone();
             }
+        }
+        if let Some(journal) = &mut self.journal {
+            journal.superblock.array = self.array.clone();
         }
     }
 

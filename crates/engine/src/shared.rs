@@ -220,6 +220,7 @@ impl Shared {
         self.failed.store(true, Ordering::SeqCst);
         self.admission.halt();
         self.durable_changed.notify();
+        self.snapshot().log.wake();
     }
 
     /// Whether [`Shared::fail`] was called.

@@ -236,6 +236,7 @@ impl VolumeInner {
         let batch = Batch { volume: self, view, stripe, image, plan, parity };
         view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
             LogError::Member(member) => Again::Without(member),
+            LogError::Moved => Again::Replan,
             LogError::Fatal(error) => Again::Fatal(error),
         })
     }
@@ -249,6 +250,9 @@ impl VolumeInner {
     ) -> Result<Mark<'v>, Again> {
         if view.snapshot.log.takes_rows() {
             Box::pin(self.cut_to_rows(view, stripe, context)).await?;
+        }
+        if view.snapshot.log.takes_whole_pages() {
+            Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
         self.plan(view, stripe, context)?;
         let (offset, length) = self.rows(stripe, context);
@@ -371,13 +375,15 @@ impl VolumeInner {
         let (snapshot, offset, chunk) =
             (&view.snapshot, geometry.member_offset(stripe), geometry.chunk_bytes());
         let intent = &snapshot.intent;
+        let map = geometry.slots(stripe);
         let facts = Stripe {
-            map: geometry.slots(stripe),
+            map,
             chunk_bytes: chunk,
             unreadable: context.avoid.or(view.unreadable(offset, chunk.into())),
             unwritable: snapshot.absent(),
-            in_sync: !intent.needs_resync(intent.regions(offset, chunk.into()))
-                || active(Mutant::RmwOutOfSync),
+            in_sync: (!intent.needs_resync(intent.regions(offset, chunk.into()))
+                || active(Mutant::RmwOutOfSync))
+                && !needs_parity_from_data(snapshot, map),
         };
         let image = context.image.extents().iter().map(|e| Written {
             column: e.column,
@@ -479,7 +485,10 @@ impl VolumeInner {
         for run in context.plan.runs() {
             let writes =
                 |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
-            let targets = [writes(Some(map.p_slot())), writes(map.q_slot())];
+            let mut targets = [writes(Some(map.p_slot())), writes(map.q_slot())];
+            if needs_parity_from_data(snapshot, map) {
+                targets = [true, true];
+            }
             let parity = match run.method {
                 Method::DataOnly => [None, None],
                 Method::Rmw => self.encode_delta(map, run, targets, &context.image, &mut context.held),
@@ -693,6 +702,13 @@ impl VolumeInner {
         }
         self.shared.durable(generation).await
     }
+}
+
+/// A log that takes both parities gets them even where the member of one is missing, whose old parity nobody can read:
+/// then both are computed from data.
+fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
+    let absent = |slot: MemberSlot| snapshot.absent().contains(slot.index());
+    snapshot.log.takes_whole_pages() && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
 }
 
 /// Has the set timed, if `timed`. Returns the time of the start, else 0.

@@ -539,5 +539,6 @@ pub fn roles_table_length(devices: usize) -> usize {
     (((256 + 2 * devices).next_multiple_of(512) - 256) / 2).min(DEVICES_MAX)
 }
 
+pub mod journal;
 #[cfg(test)]
 mod tests;

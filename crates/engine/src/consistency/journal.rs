@@ -1,14 +1,312 @@
 //! The journal of levels 4, 5 and 6 (docs/formats.md section 9): what is about to be written to the members stands, whole and
 //! durable, on a device of its own before. After a crash it is replayed, and so no row is left half written: an
-//! array with a journal needs no resync, and may be started dirty and degraded.
+//! array with a journal needs no resync, its superblocks stay clean, and it may be started with members missing.
+//!
+//! # The way of a batch (write-through)
+//!
+//! A stripe write, under its claim and with its parity known, cuts itself into pages of 4 KiB, row by row, and queues them
+//! ([`Journal::write_ahead`]). One task on the home shard takes what has gathered in the queue, packs it behind a
+//! meta block and writes it, forced to the medium ([`commit`]); others gather meanwhile. Then the batch goes to the members, and when
+//! they have answered, its guard is dropped: the log doesn't need to hold it any longer than until the members' next flush. Another
+//! task does that flush and moves the tail ([`reclaim`]).
+//!
+//! # Why nobody waits for ever (C12)
+//!
+//! A batch waits for room while it holds a claim. Room comes from batches that are logged already: all they still need is
+//! their members' answers, never a claim, room, or the gate. A batch is let in only when there is room for all of it, in the
+//! order of arrival, and a stripe that would never fit is refused when the array is assembled. A change of the membership
+//! waits for the writers under the old one, and the reclaimer may wait for such a change, because what a failed member has missed
+//! must be recorded before the log forgets it (C2); so a batch that waits for room gives up when the membership changes, and plans
+//! anew.
+//!
+//! # What is in the log
+//!
+//! Every written page in full: a batch is widened to whole pages ([`widen`]) by reading what it leaves alone. And both
+//! parities, even where one of their members is missing: it may be there again after a crash, and if then a data member isn't,
+//! parity must be right. So with a parity member missing, level 6 reconstructs parity from data rather than
+//! updating it. Only where there is no parity left to be written, data is logged without; replay then computes it.
 
-use std::rc::Rc;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use pinstripe_md::{superblock::Superblock, units::SECTOR_BYTES};
-use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
+use pinstripe_md::{
+    journal::{BLOCK_BYTES, BLOCK_SECTORS},
+    superblock::Superblock,
+    units::{SECTOR_BYTES, Sector},
+};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, shard};
 
+use self::{
+    replay::Resume,
+    ring::{Page, Place, Ring, meta_blocks_max},
+};
+use super::{Batch, LogError};
+use crate::{
+    assembly::Found,
+    error::IoError,
+    geometry::{ParityGeometry, StripeId},
+    image::Extent,
+    mutants::{Mutant, active},
+    plan::Run,
+};
+
+mod commit;
+pub(crate) mod home;
+mod reclaim;
 pub(crate) mod replay;
 pub(crate) mod ring;
+mod widen;
+
+/// The most blocks that one meta block and its pages take.
+const ENTRY_BLOCKS_MAX: u64 = 256;
+
+/// What the shards share of an array's journal.
+pub struct Journal {
+    ring: Ring,
+    /// The device, for messages.
+    name: String,
+    state: Mutex<State>,
+    /// For the task that writes the log: something was queued, or there is room again.
+    wanted: Signal,
+    /// For those who wait: something is durable, the membership changed, or the journal failed.
+    changed: Signal,
+    /// For the reclaimer.
+    reclaim: Signal,
+}
+
+/// Positions in the log count blocks from some beginning and never wrap.
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Request>,
+    tickets: u64,
+    /// By ticket: where the log must be kept from, for batches that are logged and not yet on the members.
+    held: BTreeMap<u64, u64>,
+    /// The tail that the superblock has.
+    tail: u64,
+    /// Where the next meta block goes.
+    head: u64,
+    /// The last meta block: the tail never passes it, so that there always is one at the tail.
+    last: u64,
+    /// Where position 0 is in the ring.
+    origin: Sector,
+    /// Of the next meta block.
+    seq: u64,
+    /// The first request in the queue waits for room.
+    starved: bool,
+    failed: Option<DeviceError>,
+    /// The loss of the journal is recorded in the superblocks.
+    loss_recorded: bool,
+    /// Vectors that are used again.
+    spare: Vec<Vec<Page>>,
+}
+
+/// A batch that waits to be logged.
+struct Request {
+    ticket: u64,
+    pages: Vec<Page>,
+}
+
+/// A batch that is in the log. Dropped when the members have answered.
+pub(crate) struct Held {
+    journal: Arc<Journal>,
+    ticket: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut state = self.journal.state();
+        state.held.remove(&self.ticket);
+        let wanted = state.starved || state.used() > self.journal.ring.blocks() / 2;
+        drop(state);
+        if wanted {
+            self.journal.reclaim.notify();
+        }
+    }
+}
+
+impl State {
+    fn used(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// From where on the log is needed: whatever comes before is on the members, though perhaps not durably.
+    fn needed_from(&self) -> u64 {
+        self.held.values().next().map_or(self.last, |held| self.last.min(*held))
+    }
+
+    /// Takes a request out that isn't being written yet.
+    fn withdraw(&mut self, ticket: u64) -> bool {
+        let place = self.queue.iter().position(|request| request.ticket == ticket);
+        place.map(|place| self.queue.remove(place)).is_some()
+    }
+}
+
+/// Whether a journal can take a stripe of chunks of so many bytes on so many members, and what else may be in it then. The
+/// error says how many blocks it has, and how many are needed.
+pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock) -> Result<(), (u64, u64)> {
+    let pages = chunk_bytes / BLOCK_BYTES as u64 * members;
+    let needed = pages + meta_blocks_max(usize::try_from(pages).unwrap_or(usize::MAX)) + ENTRY_BLOCKS_MAX;
+    let blocks = journal.member.data_size.0 / BLOCK_SECTORS;
+    if blocks < needed { Err((blocks, needed)) } else { Ok(()) }
+}
+
+impl Journal {
+    /// The journal on a device; it takes nothing before [`Journal::resume`].
+    pub(crate) fn new(journal: &Found) -> Self {
+        Self {
+            ring: Ring::new(&journal.superblock),
+            name: journal.device.info().name.clone(),
+            state: Mutex::default(),
+            wanted: Signal::default(),
+            changed: Signal::default(),
+            reclaim: Signal::default(),
+        }
+    }
+
+    /// Begins where a replay has ended.
+    pub(crate) fn resume(&self, resume: Resume) {
+        let mut state = self.state();
+        state.origin = resume.tail;
+        (state.tail, state.last, state.head) = (0, 0, 1);
+        state.seq = resume.seq.wrapping_add(1);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The place of a position in the ring.
+    fn place(&self, state: &State, position: u64) -> Sector {
+        self.ring.after(state.origin, position % self.ring.blocks())
+    }
+
+    /// Name of the device.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Blocks of the ring, and how many of them are in use.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        (self.ring.blocks(), self.state().used())
+    }
+
+    /// Why the journal failed, if it did.
+    pub(crate) fn failure(&self) -> Option<DeviceError> {
+        self.state().failed
+    }
+
+    /// The journal failed, and the superblocks don't say so yet.
+    pub(crate) fn is_loss_unrecorded(&self) -> bool {
+        let state = self.state();
+        state.failed.is_some() && !state.loss_recorded
+    }
+
+    pub(crate) fn set_loss_recorded(&self) {
+        self.state().loss_recorded = true;
+    }
+
+    /// Nothing more can be logged (C18): who waits is told so.
+    pub(crate) fn fail(&self, error: DeviceError) {
+        let mut state = self.state();
+        state.failed.get_or_insert(error);
+        state.queue.clear();
+        drop(state);
+        self.wake();
+    }
+
+    /// The membership changed, or the array failed: who waits looks again.
+    pub(crate) fn wake(&self) {
+        self.changed.notify();
+        self.wanted.notify();
+        self.reclaim.notify();
+    }
+
+    /// Logs a batch; it is durable when this returns.
+    pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Held, LogError> {
+        let mut pages = self.state().spare.pop().unwrap_or_default();
+        cut(batch, &mut pages);
+        let ticket = {
+            let mut state = self.state();
+            state.tickets += 1;
+            let ticket = state.tickets;
+            state.queue.push_back(Request { ticket, pages });
+            ticket
+        };
+        if active(Mutant::JournalAfterMembers) {
+            self.wanted.notify();
+            return Ok(Held { journal: Arc::clone(self), ticket: 0 });
+        }
+        self.wanted.notify();
+        let shared = &batch.volume.shared;
+        let generation = batch.view.snapshot.generation;
+        let answer = || {
+            let mut state = self.state();
+            if state.failed.is_some() {
+                return Some(Err(LogError::Fatal(IoError::JournalLost)));
+            }
+            if state.held.contains_key(&ticket) {
+                return Some(Ok(()));
+            }
+            if shared.has_failed() {
+                return state.withdraw(ticket).then(|| Err(LogError::Fatal(shared.refusal())));
+            }
+            let moved = shared.admission.generation() != generation;
+            (moved && state.withdraw(ticket)).then_some(Err(LogError::Moved))
+        };
+        self.changed.wait_for(answer).await?;
+        Ok(Held { journal: Arc::clone(self), ticket })
+    }
+}
+
+/// Cuts a batch into pages, row by row.
+fn cut(batch: &Batch<'_>, pages: &mut Vec<Page>) {
+    let geometry = batch.volume.parity_geometry();
+    let extents = batch.image.extents();
+    for (run, parity) in batch.plan.runs().iter().zip(batch.parity) {
+        let mut start = run.start;
+        while start < run.end {
+            cut_row(geometry, batch.stripe, extents, run, start, parity, pages);
+            start += ROW_BYTES;
+        }
+    }
+}
+
+/// Bytes of a page.
+const ROW_BYTES: u32 = crate::parity_cache::ROW_BYTES;
+const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
+
+fn cut_row(
+    geometry: &ParityGeometry,
+    stripe: StripeId,
+    extents: &[Extent],
+    run: &Run,
+    start: u32,
+    parity: &[Option<Slice>; 2],
+    pages: &mut Vec<Page>,
+) {
+    let end = start + ROW_BYTES;
+    for extent in extents.iter().filter(|extent| extent.start <= start && end <= extent.end()) {
+        let within = u32::try_from(extent.column).unwrap_or(u32::MAX) * geometry.chunk_bytes() + start;
+        let place = Place::Data(Sector(geometry.array_offset(stripe, within) / SECTOR_BYTES));
+        let bytes = extent.data.slice((start - extent.start) as usize, BLOCK_BYTES);
+        pages.push(Page { place, bytes, ends_row: false });
+    }
+    let row = Sector((geometry.member_offset(stripe) + u64::from(start)) / SECTOR_BYTES);
+    if !active(Mutant::JournalWithoutParity) {
+        for (bytes, place) in parity.iter().zip([Place::P(row), Place::Q]) {
+            if let Some(bytes) = bytes {
+                let bytes = bytes.slice((start - run.start) as usize, BLOCK_BYTES);
+                pages.push(Page { place, bytes, ends_row: false });
+            }
+        }
+    }
+    if let Some(last) = pages.last_mut() {
+        last.ends_row = true;
+    }
+}
 
 /// Writes a journal device's superblock; it is durable when this returns.
 pub(crate) async fn write_superblock(

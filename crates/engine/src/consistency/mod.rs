@@ -33,6 +33,7 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{Device, DeviceError, Slice};
 
+use self::journal::Journal;
 use crate::{
     array::Home,
     assembly::{AssembleError, Assembled},
@@ -61,6 +62,8 @@ pub enum Log {
     None,
     /// MD's partial parity log.
     Ppl(Arc<Ppl>),
+    /// A journal device; see [`journal`].
+    Journal(Arc<Journal>),
 }
 
 /// Where a member's log lies, in bytes of the device.
@@ -104,12 +107,17 @@ pub(crate) enum Logged {
     /// It is in the partial parity log.
     #[expect(dead_code, reason = "it is kept to be dropped")]
     Ppl(ppl::Kept),
+    /// It is in the journal.
+    #[expect(dead_code, reason = "it is kept to be dropped")]
+    Journal(journal::Held),
 }
 
 /// Why a batch could not be logged. No member has changed.
 pub(crate) enum LogError {
     /// This member failed, and is reported: plan anew when it is out.
     Member(MemberId),
+    /// The membership changed meanwhile: plan anew.
+    Moved,
     /// It can't be written at all.
     Fatal(IoError),
 }
@@ -125,13 +133,43 @@ impl Log {
         match self {
             Self::None => None,
             Self::Ppl(_) => Some("ppl"),
+            Self::Journal(_) => Some("journal"),
+        }
+    }
+
+    /// Whether superblocks need not say *dirty* while writes are under way, because no crash leaves a row that replay
+    /// doesn't put right. A journal that failed doesn't do that any more (C18).
+    pub(crate) fn keeps_clean(&self) -> bool {
+        match self {
+            Self::None | Self::Ppl(_) => false,
+            Self::Journal(journal) => journal.failure().is_none(),
+        }
+    }
+
+    /// Whether the log is lost: then the superblocks say dirty until a resync.
+    pub(crate) fn is_lost(&self) -> bool {
+        match self {
+            Self::None | Self::Ppl(_) => false,
+            Self::Journal(journal) => journal.failure().is_some(),
+        }
+    }
+
+    /// Whether a batch must be made of whole pages of 4 KiB, and every stripe written through the log.
+    pub(crate) fn takes_whole_pages(&self) -> bool {
+        matches!(self, Self::Journal(_))
+    }
+
+    /// The membership has changed or the array has failed: who waits for the log looks again.
+    pub(crate) fn wake(&self) {
+        if let Self::Journal(journal) = self {
+            journal.wake();
         }
     }
 
     /// Whether the batch's writes to members must be durable when they complete.
     pub(crate) fn forces_writes(&self) -> bool {
         match self {
-            Self::None => false,
+            Self::None | Self::Journal(_) => false,
             Self::Ppl(_) => !active(Mutant::LogWithoutForcing),
         }
     }
@@ -146,6 +184,7 @@ impl Log {
         match self {
             Self::None => Ok(Logged::Nothing),
             Self::Ppl(log) => log.write_ahead(batch).await,
+            Self::Journal(journal) => journal.write_ahead(batch).await.map(Logged::Journal),
         }
     }
 
@@ -158,7 +197,8 @@ impl Log {
         stripe: StripeId,
     ) -> Result<Logged, LogError> {
         match self {
-            Self::None => Ok(Logged::Nothing),
+            // With a journal no stripe is written otherwise than by a batch.
+            Self::None | Self::Journal(_) => Ok(Logged::Nothing),
             Self::Ppl(log) => log.write_whole(volume, view, stripe).await,
         }
     }
@@ -166,7 +206,8 @@ impl Log {
     /// Begins the log on every member, unless that was done. Nobody writes under it before. Who failed.
     pub(crate) async fn open(&self, home: &Home) -> Vec<Failure> {
         match self {
-            Self::None => Vec::new(),
+            // A journal is emptied by its replay.
+            Self::None | Self::Journal(_) => Vec::new(),
             Self::Ppl(log) if log.is_open() => Vec::new(),
             Self::Ppl(log) => {
                 let failures = on_every_member(home, async |device, area, slot| {
@@ -186,6 +227,10 @@ impl Log {
             Self::Ppl(log) => {
                 on_every_member(home, async |device, area, _| log.empty(device, area).await).await
             }
+            Self::Journal(journal) => {
+                home.close_journal(journal).await;
+                Vec::new()
+            }
         }
     }
 
@@ -199,6 +244,7 @@ impl Log {
         match self {
             Self::None => ppl::zero(device, area).await,
             Self::Ppl(log) => log.begin(device, area, MemberSlot(0), false).await,
+            Self::Journal(_) => Ok(()),
         }
     }
 }

@@ -24,12 +24,6 @@ pub enum ReadOnlyReason {
         "the array's partial parity log (PPL) is shorter than a chunk, so that a write may not fit: it is served read-only. mdadm --grow --consistency-policy=resync takes the log away"
     )]
     Ppl,
-    /// A journal. The superblock can't say whether it is empty: the caller walks it first
-    /// ([`journal`](crate::journal)), and refuses unless the members hold all that it finds.
-    #[error(
-        "the array has a journal device, which is not written yet: it is served read-only, if the journal is empty"
-    )]
-    Journal,
 }
 
 /// Why an array isn't served.
@@ -54,7 +48,7 @@ pub enum RefusedReason {
 impl Superblock {
     /// Whether the array that this superblock describes can be served.
     ///
-    /// One superblock doesn't know all: the bitmap's version, whether a journal is empty, and whether a RAID0
+    /// One superblock doesn't know all: the bitmap's version, whether a journal can be replayed, and whether a RAID0
     /// without a recorded layout has members of different sizes is for the caller to find out.
     pub fn support(&self) -> Support {
         let array = &self.array;
@@ -74,7 +68,6 @@ impl Superblock {
             None if self.member.ppl.is_some_and(|ppl| !ppl.takes_chunks_of(array.chunk)) => {
                 Support::ReadOnly(ReadOnlyReason::Ppl)
             }
-            None if array.journal => Support::ReadOnly(ReadOnlyReason::Journal),
             None => Support::Full,
         }
     }

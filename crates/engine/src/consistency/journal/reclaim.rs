@@ -1,0 +1,111 @@
+//! Reclaim: the log's beginning is given up when what it describes is on the members, durably.
+//!
+//! In this order, and in no other (C4): look from where on the log is needed; wait until the superblocks know of every member
+//! that has failed a write (C2); flush every member; move the tail, in the journal device's superblock, to where the
+//! look has found it. What was written after the look is kept until the next time.
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
+
+use super::{Journal, write_superblock};
+use crate::{
+    array::Home,
+    error::{IoError, Operation},
+    mutants::{Mutant, active},
+};
+
+/// How long to wait before another look at members that have failed and are not out yet.
+const RETRY_NS: u64 = 1_000_000;
+
+impl Home {
+    /// Gives up the log's beginning whenever room is short.
+    pub(crate) async fn reclaim_journal(self: Rc<Self>, journal: Arc<Journal>) {
+        let over = || self.stopped.get() || self.shared().has_failed() || journal.failure().is_some();
+        loop {
+            journal.reclaim.wait_until(|| over() || journal.wants_reclaim()).await;
+            if over() {
+                return;
+            }
+            if self.reclaim_once(&journal).await.is_err() && !over() {
+                shard::sleep(RETRY_NS).await;
+            }
+        }
+    }
+
+    /// One round; see the module. An error if it is to be done again, or the array has failed.
+    pub(crate) async fn reclaim_once(&self, journal: &Arc<Journal>) -> Result<(), IoError> {
+        let from = journal.state().needed_from();
+        let shared = self.shared();
+        if shared.has_failures() {
+            return Err(IoError::Failed);
+        }
+        let view = self.volume.inner.view();
+        shared.durable(view.snapshot.generation).await?;
+        if active(Mutant::TailBeforeFlush) {
+            return self.move_tail(journal, from).await;
+        }
+        let failed = self.volume.inner.flush_members(&view).await;
+        if !failed.is_empty() {
+            for (slot, error) in failed {
+                self.volume.inner.report(&view, slot, Operation::Flush, 0, error);
+            }
+            return Err(IoError::Failed);
+        }
+        self.move_tail(journal, from).await
+    }
+
+    /// Records that the log begins at `from`.
+    pub(crate) async fn move_tail(&self, journal: &Arc<Journal>, from: u64) -> Result<(), IoError> {
+        let place = {
+            let state = journal.state();
+            journal.place(&state, from)
+        };
+        let written = {
+            let _superblocks = self.lock_pages().await;
+            let ready = {
+                let mut records = self.records.borrow_mut();
+                records.journal.as_mut().map(|book| {
+                    book.superblock.member.journal_tail = Some(place);
+                    book.written.member.journal_tail = Some(place);
+                    (Rc::clone(&book.device), book.written.clone())
+                })
+            };
+            match ready {
+                Some((device, superblock)) => write_superblock(&device, &superblock).await,
+                None => Err(DeviceError::of(DeviceErrorKind::Gone)),
+            }
+        };
+        if let Err(error) = written {
+            self.lose_journal(journal, error);
+            return Err(IoError::JournalLost);
+        }
+        let mut state = journal.state();
+        state.tail = state.tail.max(from);
+        drop(state);
+        journal.wanted.notify();
+        Ok(())
+    }
+
+    /// The journal device of this shard.
+    pub(crate) fn journal_device(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        let records = self.records.borrow();
+        let gone = DeviceError::of(DeviceErrorKind::Gone);
+        records.journal.as_ref().map(|book| Rc::clone(&book.device)).ok_or(gone)
+    }
+
+    /// The journal device failed (C18). The controller records it.
+    pub(crate) fn lose_journal(&self, journal: &Journal, error: DeviceError) {
+        journal.fail(error);
+        self.shared().knock.notify();
+    }
+}
+
+impl Journal {
+    /// Room is short, and there is something to give up.
+    fn wants_reclaim(&self) -> bool {
+        let state = self.state();
+        let short = state.starved || state.used() > self.ring.blocks() / 2;
+        short && state.needed_from() > state.tail
+    }
+}
