@@ -71,6 +71,7 @@ pub(crate) struct Home {
     changed: Signal,
     read_only: Option<ReadOnlyReason>,
     stale: Vec<StaleMember>,
+    journal_left_out: bool,
     last_errors: RefCell<VecDeque<MemberError>>,
 }
 
@@ -223,6 +224,21 @@ impl Array {
     /// first. Writes nothing until the first write; an unclean array is resynced in the background.
     pub async fn assemble(
         sources: Vec<Arc<dyn DeviceSource>>,
+        options: ArrayOptions,
+        shards: Vec<ShardHandle>,
+    ) -> Result<Self, AssembleError> {
+        match Self::assemble_with_log(sources.clone(), options.clone(), shards.clone()).await {
+            // Forced, an array does without a journal that can't be replayed, as without one that isn't there.
+            Err(AssembleError::Journal { name, .. }) if options.force => {
+                let others = sources.into_iter().filter(|source| source.name() != name).collect();
+                Self::assemble_with_log(others, options, shards).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn assemble_with_log(
+        sources: Vec<Arc<dyn DeviceSource>>,
         mut options: ArrayOptions,
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
@@ -257,7 +273,17 @@ impl Array {
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
         let Assembled {
-            geometry, seats, freshest, bitmap, read_only, stale, dirty_from, forced, log, ..
+            geometry,
+            seats,
+            freshest,
+            bitmap,
+            read_only,
+            stale,
+            dirty_from,
+            journal_left_out,
+            forced,
+            log,
+            ..
         } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
         // With a journal there are none at all.
@@ -308,6 +334,7 @@ impl Array {
             changed: Signal::default(),
             read_only,
             stale,
+            journal_left_out,
             last_errors: RefCell::default(),
         };
         Self { home: Rc::new(home) }
@@ -331,6 +358,11 @@ impl Array {
     /// Devices that were given but are out of date.
     pub fn stale_members(&self) -> &[StaleMember] {
         &self.home.stale
+    }
+
+    /// Whether the array was assembled without its journal, because that was forced: what only the journal had is lost.
+    pub fn is_journal_left_out(&self) -> bool {
+        self.home.journal_left_out
     }
 
     /// The latest errors for which members were dropped, oldest first.

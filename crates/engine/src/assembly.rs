@@ -120,7 +120,7 @@ pub enum AssembleError {
     },
     /// The array has a journal, and its device isn't among those given, or is out of date.
     #[error(
-        "the array has a journal device, which is not among the devices: what is only in the journal would be lost. Give the journal device too"
+        "the array has a journal device, which is not among the devices: what is only in the journal would be lost. Give the journal device too; with --force the array is assembled without it and resynced, and writes that only the journal has are lost"
     )]
     JournalMissing,
     /// The journal can't be replayed. The members are as they were, but for what the journal says anyhow.
@@ -252,6 +252,8 @@ pub(crate) struct Assembled {
     pub(crate) stale: Vec<StaleMember>,
     /// The array was stopped uncleanly, or its resync was not over: from which member sector parity can't be trusted.
     pub(crate) dirty_from: Option<u64>,
+    /// The array's journal is not to be had, and it was assembled nevertheless.
+    pub(crate) journal_left_out: bool,
     /// Dirty and degraded, and started nevertheless: parity stands in for data even where a crash may have torn rows.
     pub(crate) forced: bool,
     /// What [`replay`](crate::consistency::replay) left for the array to use.
@@ -294,14 +296,18 @@ pub(crate) async fn assemble(
     for source in sources {
         found.push(read_member(source).await?);
     }
-    let freshest = freshest(&found)?;
+    let mut freshest = freshest(&found)?;
     let read_only = match freshest.support() {
         Support::Full => None,
         Support::ReadOnly(reason) => Some(reason),
         Support::Refused(reason) => return Err(AssembleError::Refused(reason)),
     };
     let geometry = geometry(&freshest, &found)?;
-    let journal = take_journal(&freshest, &mut found)?;
+    let journal = take_journal(&freshest, &mut found, options.force)?;
+    let journal_left_out = freshest.array.journal && journal.is_none();
+    if journal_left_out {
+        disown_journal(&mut freshest);
+    }
     let (seats, stale) = seat(&freshest, found, geometry.members())?;
     let missing = seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
     if missing > geometry.redundancy() {
@@ -311,7 +317,8 @@ pub(crate) async fn assemble(
     }
     let dirty_from = match freshest.array.resync_offset {
         ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
-        _ => None,
+        // What was being written when the journal went may be half on the members.
+        _ => journal_left_out.then_some(0),
     };
     let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
@@ -330,6 +337,7 @@ pub(crate) async fn assemble(
         read_only,
         stale,
         dirty_from,
+        journal_left_out,
         forced,
         log: Log::None,
         replayed: false,
@@ -468,7 +476,11 @@ fn seat(
 }
 
 /// The journal device of an array that has one.
-fn take_journal(freshest: &Superblock, found: &mut Vec<Found>) -> Result<Option<Found>, AssembleError> {
+fn take_journal(
+    freshest: &Superblock,
+    found: &mut Vec<Found>,
+    force: bool,
+) -> Result<Option<Found>, AssembleError> {
     if !freshest.array.journal {
         return Ok(None);
     }
@@ -476,8 +488,18 @@ fn take_journal(freshest: &Superblock, found: &mut Vec<Found>) -> Result<Option<
         member.superblock.role_in(&freshest.array) == Role::Journal
             && event_is_current(freshest.array.events, member.superblock.array.events)
     };
-    let place = found.iter().position(is_journal).ok_or(AssembleError::JournalMissing)?;
-    Ok(Some(found.swap_remove(place)))
+    match found.iter().position(is_journal) {
+        Some(place) => Ok(Some(found.swap_remove(place))),
+        None if force => Ok(None),
+        None => Err(AssembleError::JournalMissing),
+    }
+}
+
+/// The array has a journal no more.
+fn disown_journal(superblock: &mut Superblock) {
+    let array = &mut superblock.array;
+    array.journal = false;
+    array.roles.iter_mut().filter(|role| **role == Role::Journal).for_each(|role| *role = Role::Faulty);
 }
 
 /// The OR of all current members' bitmaps (C8). A bitmap older than the superblocks counts as all ones.

@@ -38,6 +38,8 @@ pub struct Detail {
     pub bitmap: Option<BitmapDetail>,
     /// MD's word for what keeps parity consistent over a crash: `resync`, `bitmap`, `ppl`; empty on level 0.
     pub consistency_policy: &'static str,
+    /// The journal, if there is one.
+    pub journal: Option<JournalDetail>,
     /// Regions whose parity may not match.
     pub regions_to_resync: usize,
     /// What resync, rebuild or scrub is under way.
@@ -48,6 +50,19 @@ pub struct Detail {
     pub last_errors: Vec<MemberError>,
     /// What the user can do, if something is wrong.
     pub advice: Option<&'static str>,
+}
+
+/// The journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalDetail {
+    /// Its device.
+    pub device: String,
+    /// It failed, and the array is read-only since.
+    pub failed: bool,
+    /// Bytes of the log.
+    pub size_bytes: u64,
+    /// Bytes that would be replayed after a crash.
+    pub used_bytes: u64,
 }
 
 /// A slot.
@@ -121,6 +136,7 @@ impl Array {
             failed: failed.collect(),
             bitmap,
             consistency_policy: self.consistency_policy(),
+            journal: self.home.journal().map(|journal| journal.detail()),
             regions_to_resync: intent.resync_count(),
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
@@ -143,7 +159,7 @@ impl Array {
         let shared = self.shared();
         if shared.has_failed() {
             "failed"
-        } else if shared.options.read_only {
+        } else if shared.options.read_only || self.home.journal().is_some_and(|j| j.failure().is_some()) {
             "read-only"
         } else if shared.admission.is_open() {
             "active"
@@ -156,6 +172,11 @@ impl Array {
         if self.shared().has_failed() {
             return Some(
                 "too many members failed: check the connection of the devices, stop the array, and assemble it again",
+            );
+        }
+        if self.home.journal().is_some_and(|journal| journal.failure().is_some()) {
+            return Some(
+                "the journal device failed: stop the array and assemble it with --force, which does without the journal and resyncs",
             );
         }
         (empty > 0).then_some(

@@ -7,7 +7,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use arrays::{
     STEPS, assemble, options,
-    scene::{Scene, client, clients, spawn, superblock_on, wish, write},
+    scene::{Scene, clients, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     assembly::{AssembleError, JournalProblem},
@@ -21,7 +21,7 @@ use pinstripe_md::{
     placement::{InitialSync, NewBitmap, NewDevice, journal::add_journal},
     superblock::{ResyncOffset, Role},
 };
-use pinstripe_runtime::{Device, DeviceSource, ZeroedReads, shard};
+use pinstripe_runtime::DeviceSource;
 use pinstripe_sim::{Fault, Ledger, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
@@ -166,5 +166,197 @@ fn no_crash_loses_a_byte_even_if_members_are_lost_with_it() {
             assert_eq!(scene.check(), 0, "seed {seed}");
         }
         scene.stop();
+    }
+}
+
+/// Many times what the ring holds goes through it, by more writers than it has room for.
+#[test]
+fn a_journal_that_runs_full_makes_writers_wait_and_goes_on() {
+    for seed in 0..6 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2300, 2);
+        let done = spawn(&mut scene, 24, |number, volume, ledger, _| async move {
+            for round in 0..30 {
+                let at = (number * 31 + round * 96) % 1300;
+                write(&volume, &ledger, at, 96, false).await.unwrap();
+            }
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 24).unwrap();
+        let journal = scene.array.detail().journal.unwrap();
+        assert!(!journal.failed && journal.used_bytes < journal.size_bytes);
+        // 96 sectors are a stripe: with parity and meta blocks some 17 blocks.
+        assert!(scene.disks[4].counters().bytes_written > 5 * journal.size_bytes);
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+        scene.stop();
+        scene.reassemble();
+        scene.read_all();
+    }
+}
+
+/// Room can only be had by flushing, and the member that can't flush can only be dropped when no writer waits for room.
+#[test]
+fn a_member_that_fails_its_flush_while_writers_wait_for_room_is_dropped() {
+    for seed in 0..12 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2300, 2);
+        scene.disks[1].fault(&Fault::FailFlushes(1));
+        let done = spawn(&mut scene, 24, |number, volume, ledger, _| async move {
+            for round in 0..20 {
+                let at = (number * 31 + round * 96) % 1300;
+                write(&volume, &ledger, at, 96, false).await.unwrap();
+            }
+        });
+        scene.world.run_until(STEPS, |_| *done.borrow() == 24).unwrap();
+        assert_eq!(scene.array.detail().missing, 1);
+        scene.read_all();
+        // What it has missed is recorded: after a crash it is not taken back.
+        let disks: Vec<usize> = (0..5).collect();
+        crash(&mut scene, &disks).unwrap();
+        assert_eq!(scene.array.detail().missing, 1);
+        scene.read_all();
+    }
+}
+
+/// A parity member is missing when rows are written, and a data member is lost with the crash (level 6).
+#[test]
+fn rows_written_without_a_parity_member_survive_the_loss_of_a_data_member() {
+    for seed in 0..60 {
+        let mut scene = scene(seed, Level::Raid6, 5, InitialSync::AssumeClean, 256 + 2400, 1);
+        let mut rng = scene.world.rng(6);
+        let first = usize::try_from(rng.below(5)).unwrap();
+        let array = scene.array.clone();
+        let failed = scene.run(async move { array.fail(first).await.is_ok() });
+        assert!(failed);
+        writers(&mut scene, 4);
+        let _ = scene.world.run_until(1 << rng.below(12), |_| false);
+        let second = (first + 1 + usize::try_from(rng.below(4)).unwrap()) % 5;
+        let left: Vec<usize> = (0..6).filter(|&disk| disk != second && disk != first).collect();
+        crash(&mut scene, &left).unwrap();
+        scene.read_all();
+    }
+}
+
+/// C18: the array is read-only, dirty on the members, and nobody waits for ever; without the journal it is refused, and
+/// forced it is resynced.
+#[test]
+fn a_lost_journal_device_leaves_a_dirty_read_only_array() {
+    for seed in 0..12 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2400, 2);
+        clients(&mut scene, 4, 10, 60);
+        let disk = scene.disks[4].clone();
+        let refused = Rc::new(RefCell::new(0));
+        let count = Rc::clone(&refused);
+        let done = spawn(&mut scene, 6, move |_, volume, ledger, mut rng| {
+            let count = Rc::clone(&count);
+            async move {
+                loop {
+                    match write(&volume, &ledger, rng.below(1000), 1 + rng.below(60), false).await {
+                        Ok(()) => {}
+                        Err(IoError::JournalLost) => break *count.borrow_mut() += 1,
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            }
+        });
+        let _ = scene.world.run_until(200 + seed * 40, |_| false);
+        disk.fault(&Fault::Gone);
+        scene.world.run_until(STEPS, |_| *done.borrow() == 6).unwrap();
+        assert_eq!(*refused.borrow(), 6);
+        assert_eq!(scene.array.detail().state, "read-only");
+        scene.read_all();
+        if seed % 2 == 0 {
+            scene.stop();
+        }
+        for member in 0..4 {
+            let superblock = superblock_on(&scene.disks[member]);
+            assert!(superblock.array.journal && superblock.array.resync_offset != ResyncOffset::Clean);
+            assert!(!superblock.array.roles.contains(&Role::Journal));
+        }
+        disk.fault(&Fault::Return);
+        let without = [0, 1, 2, 3];
+        for disks in [&without[..], &[0, 1, 2, 3, 4]] {
+            let error = crash(&mut scene, disks).unwrap_err();
+            assert!(matches!(error, AssembleError::JournalMissing), "{error}");
+        }
+        scene.options.force = true;
+        crash(&mut scene, &without).unwrap();
+        assert!(scene.array.is_journal_left_out() && scene.array.detail().journal.is_none());
+        scene.read_all();
+        clients(&mut scene, 4, 10, 60);
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        drop(array);
+        assert_eq!(scene.check(), 0);
+        scene.stop();
+        assert!(!superblock_on(&scene.disks[0]).array.journal);
+        scene.options.force = false;
+        let sources = scene.disks[..4].iter().map(SimDisk::source).collect();
+        scene.array = assemble(&mut scene.world, sources, scene.options.clone()).unwrap();
+        assert!(!scene.array.is_journal_left_out());
+    }
+}
+
+#[test]
+fn forced_a_damaged_journal_is_left_out() {
+    let mut scene = scene(3, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2400, 1);
+    clients(&mut scene, 4, 10, 60);
+    scene.stop();
+    let superblock = superblock_on(&scene.disks[4]);
+    let tail = superblock.member.data_offset.0 + superblock.member.journal_tail.unwrap().0;
+    scene.disks[4].poke(tail * 512, &[0; 4096]);
+    let all: Vec<usize> = (0..5).collect();
+    let error = crash(&mut scene, &all).unwrap_err();
+    assert!(matches!(error, AssembleError::Journal { problem: JournalProblem::Damaged(_), .. }), "{error}");
+    scene.options.force = true;
+    crash(&mut scene, &all).unwrap();
+    assert!(scene.array.is_journal_left_out());
+    scene.read_all();
+}
+
+#[test]
+fn a_journal_smaller_than_a_stripe_is_refused() {
+    let refused =
+        try_scene(1, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 1024, 1, options()).err().unwrap();
+    assert!(matches!(refused, CreateError::JournalTooSmall { .. }), "{refused}");
+}
+
+/// With a journal the superblocks stay clean under writes, and a crash needs no resync; before the first resync is over
+/// they say where parity isn't known to match.
+#[test]
+fn an_array_with_a_journal_is_clean_as_soon_as_it_is_in_sync() {
+    let mut scene = scene(4, Level::Raid5, 4, InitialSync::Resync, 256 + 2400, 1);
+    scene.write(0, 8, true).unwrap();
+    assert_ne!(superblock_on(&scene.disks[0]).array.resync_offset, ResyncOffset::Clean);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    drop(array);
+    scene.stop();
+    scene.reassemble();
+    scene.write(8, 8, true).unwrap();
+    assert_eq!(superblock_on(&scene.disks[0]).array.resync_offset, ResyncOffset::Clean);
+    let all: Vec<usize> = (0..5).collect();
+    crash(&mut scene, &all).unwrap();
+    assert_eq!(scene.array.detail().regions_to_resync, 0);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+/// Zeroes and discards go through the log, or not at all: what was zeroed past it would come back with a replay.
+#[test]
+fn zeroes_survive_a_crash() {
+    for seed in 0..20 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2400, 1);
+        scene.write(0, 400, false).unwrap();
+        let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+        scene.run(async move {
+            let id = ledger.borrow_mut().begin_zeroes(0..192, false);
+            let result = volume.write_zeroes(0, 192 * 512, false).await;
+            ledger.borrow_mut().complete_write(id, result.is_ok());
+            volume.discard(192 * 512, 96 * 512).await.unwrap();
+        });
+        scene.flush().unwrap();
+        let all: Vec<usize> = (0..5).collect();
+        crash(&mut scene, &all).unwrap();
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
     }
 }

@@ -32,6 +32,9 @@ pub struct Detail {
     /// Devices that were dropped.
     pub failed: Vec<Failed>,
     pub bitmap: Option<Bitmap>,
+    /// The journal device.
+    #[serde(default)]
+    pub journal: Option<Journal>,
     /// Regions whose parity may not match yet.
     pub regions_to_resync: u64,
     /// What resync, rebuild or check is under way.
@@ -75,6 +78,27 @@ pub struct Bitmap {
     pub chunk_bytes: u64,
     pub bits: u64,
     pub bits_set: u64,
+}
+
+/// The journal device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    pub device: String,
+    /// It failed, and the array is read-only since.
+    pub failed: bool,
+    pub size_bytes: u64,
+    /// Bytes that would be replayed after a crash.
+    pub used_bytes: u64,
+}
+
+impl Journal {
+    fn in_words(&self) -> String {
+        let (device, size) = (printable(&self.device), ByteSize(self.size_bytes));
+        if self.failed {
+            return format!("{device}, failed");
+        }
+        format!("{device}, {} of {size} in use", ByteSize(self.used_bytes))
+    }
 }
 
 /// Work over the whole array.
@@ -134,6 +158,7 @@ impl Detail {
             ("sync", self.sync.as_ref().map_or_else(|| self.waiting_words(), Sync::in_words)),
             ("shards", self.shards.to_string()),
         ];
+        rows.extend(self.journal.iter().map(|journal| ("journal", journal.in_words())));
         rows.extend(self.nbd.iter().map(|address| ("nbd", printable(address))));
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();

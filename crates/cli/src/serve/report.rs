@@ -6,7 +6,7 @@ use pinstripe_engine::{
 };
 use pinstripe_md::level::Level;
 
-use crate::control::detail::{Bitmap, Detail, Failed, Member, Sync};
+use crate::control::detail::{Bitmap, Detail, Failed, Journal, Member, Sync};
 
 /// Work over the whole array.
 pub fn sync(progress: &SyncProgress) -> Sync {
@@ -56,6 +56,12 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
             chunk_bytes: bitmap.chunk_bytes,
             bits: bitmap.bits as u64,
             bits_set: bitmap.bits_set as u64,
+        }),
+        journal: now.journal.map(|journal| Journal {
+            device: journal.device,
+            failed: journal.failed,
+            size_bytes: journal.size_bytes,
+            used_bytes: journal.used_bytes,
         }),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),

@@ -46,6 +46,7 @@ use self::{
 use super::{Batch, LogError};
 use crate::{
     assembly::Found,
+    detail::JournalDetail,
     error::IoError,
     geometry::{ParityGeometry, StripeId},
     image::Extent,
@@ -188,9 +189,15 @@ impl Journal {
         &self.name
     }
 
-    /// Blocks of the ring, and how many of them are in use.
-    pub(crate) fn usage(&self) -> (u64, u64) {
-        (self.ring.blocks(), self.state().used())
+    /// For `detail`.
+    pub(crate) fn detail(&self) -> JournalDetail {
+        let state = self.state();
+        JournalDetail {
+            device: self.name.clone(),
+            failed: state.failed.is_some(),
+            size_bytes: self.ring.blocks() * BLOCK_BYTES as u64,
+            used_bytes: state.used() * BLOCK_BYTES as u64,
+        }
     }
 
     /// Why the journal failed, if it did.
