@@ -5,6 +5,7 @@ echo "$ARRAYS" >/tmp/arrays
 number=80
 while read -r name level count chunk layout bitmap missing <&4; do
     mdadm_create md$number
+    case $name in *-wb) echo write-back >"/sys/block/md$number/md/journal_mode" ;; esac
     number=$((number + 1))
 done 4</tmp/arrays
 

@@ -19,8 +19,15 @@ die() {
     exit 1
 }
 
-# present NAME COUNT MISSING: the devices of the slots 0 .. COUNT-1 that are not in the list MISSING (`1,2`, `-`).
+# present NAME COUNT MISSING: the devices of the slots 0 .. COUNT-1 that are not in the list MISSING (`1,2`, `-`), and the
+# journal's.
 present() {
+    [ ! -e "/dev/member/$1-journal" ] || printf '/dev/member/%s-journal ' "$1"
+    seats "$@"
+}
+
+# seats NAME COUNT MISSING: the same without the journal.
+seats() {
     m_i=0
     while [ $m_i -lt "$2" ]; do
         case ",$3," in
@@ -53,11 +60,15 @@ sectors_read() {
 mdadm_create() {
     c_options="--level=$level --raid-devices=$count --chunk=$chunk"
     [ "$layout" = - ] || c_options="$c_options --layout=$layout"
-    [ "$level" = 0 ] || c_options="$c_options --bitmap=$bitmap"
+    if [ -e "/dev/member/$name-journal" ]; then
+        c_options="$c_options --write-journal=/dev/member/$name-journal"
+    else
+        [ "$level" = 0 ] || c_options="$c_options --bitmap=$bitmap"
+    fi
     [ "$bitmap" = none ] || c_options="$c_options --bitmap-chunk=64K"
     # shellcheck disable=SC2046,SC2086
     mdadm --create "/dev/$1" --quiet --run --homehost=vm --name="$name" --metadata=1.2 $c_options \
-        $(present "$name" "$count" -) || die "$name: mdadm does not create it"
+        $(seats "$name" "$count" -) || die "$name: mdadm does not create it"
     [ "$level" = 0 ] || wait_idle "$1"
     [ "$missing" != - ] || return 0
     for c_slot in $(echo "$missing" | tr , ' '); do

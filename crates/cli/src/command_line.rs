@@ -127,6 +127,10 @@ pub struct CreateArguments {
     /// The device that holds all parity (level 4); it becomes the last member
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub parity: Option<PathBuf>,
+    /// A device that takes every write first, so that no crash leaves a stripe half written (levels 4, 5 and 6); it must
+    /// outlive power losses and is as necessary as the members. Instead of a bitmap
+    #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub write_journal: Option<PathBuf>,
     /// Overwrite what the devices hold
     #[arg(long)]
     pub force: bool,

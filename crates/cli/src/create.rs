@@ -15,11 +15,13 @@ use std::{
 };
 
 use pinstripe_bench::BitmapChoice;
-use pinstripe_engine::{create::create, geometry::MEMBERS_MAX};
+use pinstripe_engine::{create::create_placed, geometry::MEMBERS_MAX};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
-    placement::{InitialSync, NewArray, NewBitmap, NewDevice, PlacedArray, PlacementError},
+    placement::{
+        InitialSync, NewArray, NewBitmap, NewDevice, PlacedArray, PlacementError, journal::add_journal,
+    },
     superblock::MetadataVersion,
     units::{SECTOR_BYTES, SectorCount, sector_range},
 };
@@ -42,7 +44,11 @@ const CHUNK_DEFAULT: ByteSize = ByteSize(64 << 10);
 
 pub fn run(arguments: &CreateArguments) -> Result<(), Failure> {
     let paths = in_slot_order(arguments)?;
-    let shape = Shape::new(arguments.level, &arguments.shape, paths.len())?;
+    let journals = usize::from(arguments.write_journal.is_some());
+    let mut shape = Shape::new(arguments.level, &arguments.shape, paths.len().saturating_sub(journals))?;
+    if journals > 0 {
+        shape.with_journal(&arguments.shape)?;
+    }
     let (force, json) = (arguments.force, arguments.json);
     let config = RuntimeConfig::unpinned(1);
     let made = uring::run(&config, {
@@ -52,7 +58,7 @@ pub fn run(arguments: &CreateArguments) -> Result<(), Failure> {
     report(&made.0, &made.1, &paths, json)
 }
 
-/// The members by slot: level 4 has its parity on the last.
+/// The members by slot: level 4 has its parity on the last. Behind them the journal.
 fn in_slot_order(arguments: &CreateArguments) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = arguments.devices.clone();
     if let Some(parity) = &arguments.parity {
@@ -65,6 +71,7 @@ fn in_slot_order(arguments: &CreateArguments) -> Result<Vec<PathBuf>, Failure> {
         paths.retain(|path| path != parity);
         paths.push(parity.clone());
     }
+    paths.extend(arguments.write_journal.clone());
     let mut seen: Vec<((u64, u64), &Path)> = Vec::new();
     for path in &paths {
         // One that can't be looked at is complained about when it is opened.
@@ -91,6 +98,8 @@ pub struct Shape {
     initial: InitialSync,
     size: Option<ByteSize>,
     version: MetadataVersion,
+    /// The last device is a journal.
+    journal: bool,
 }
 
 impl Shape {
@@ -135,7 +144,24 @@ impl Shape {
             initial: if wish.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync },
             size: wish.size,
             version: wish.metadata.unwrap_or(MetadataVersion::V1_2),
+            journal: false,
         })
+    }
+
+    /// A journal takes the bitmap's place.
+    fn with_journal(&mut self, wish: &ShapeArguments) -> Result<(), Failure> {
+        if !self.level.has_parity() {
+            return Err(Failure::usage(format!(
+                "--write-journal is for levels 4, 5 and 6, not {}",
+                self.level
+            )));
+        }
+        if wish.bitmap == Some(BitmapChoice::Internal) || wish.bitmap_chunk.is_some() {
+            return Err(Failure::usage("an array has a journal or a bitmap, not both"));
+        }
+        self.bitmap = NewBitmap::None;
+        self.journal = true;
+        Ok(())
     }
 
     /// The array on these devices, in the order of their slots, with new identities.
@@ -202,15 +228,21 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
         refuse_occupied(&files, &contents)?;
     }
     let infos: Vec<DeviceInfo> = files.iter().map(|file| file.info().clone()).collect();
-    let wish = shape.on(&infos)?;
-    let placed = wish.place().map_err(|error| named(&error, &infos))?;
+    let (members, journal) = infos.split_at(infos.len() - usize::from(shape.journal));
+    let wish = shape.on(members)?;
+    let mut placed = wish.place().map_err(|error| named(&error, &infos))?;
+    for info in journal {
+        let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid: random_uuid()? };
+        let block = infos.iter().map(|info| u64::from(info.logical_block)).max().unwrap_or(SECTOR_BYTES);
+        add_journal(&mut placed, device, block).map_err(|error| named(&error, &infos))?;
+    }
     let devices: Vec<Rc<dyn Device>> = files.iter().map(OpenFile::attach).collect();
     for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&placed.superblocks) {
         let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
         let data = sector_range(start, length);
         wipe_marks(&**device, contents, data.start * SECTOR_BYTES..data.end * SECTOR_BYTES).await?;
     }
-    let placed = create(&wish, &devices).await?;
+    let placed = create_placed(placed, &devices).await?;
     Ok((wish, placed))
 }
 
@@ -300,6 +332,7 @@ fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) 
             "size_bytes": size,
             "metadata": wish.version.name(),
             "bitmap": placed.bitmap.is_some(),
+            "journal": paths.get(wish.members.len()).map(|path| path.display().to_string()),
             "clean": placed.superblocks.first().is_some_and(|superblock| !superblock.array.is_dirty()),
             "members": members.collect::<Vec<_>>(),
         }));
@@ -308,7 +341,11 @@ fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) 
         Layout::Parity(layout) => format!(", {layout}"),
         _ => String::new(),
     };
-    let bitmap = if placed.bitmap.is_some() { "with a bitmap" } else { "without a bitmap" };
+    let bitmap = match (paths.get(wish.members.len()), &placed.bitmap) {
+        (Some(journal), _) => format!("with a journal on {}", printable(&journal.display().to_string())),
+        (None, Some(_)) => "with a bitmap".to_owned(),
+        (None, None) => "without a bitmap".to_owned(),
+    };
     let resync = match placed.superblocks.first() {
         Some(superblock) if superblock.array.is_dirty() => "; parity is computed when it is served first",
         _ => "",

@@ -302,8 +302,8 @@ impl Array {
                 Seat::InSync(member)
             };
         }
-        // C17: it is taken up when parity matches everywhere.
-        let now = if intent.resync_count() == 0 { log.clone() } else { Log::None };
+        // C17: a partial parity log is taken up when parity matches everywhere, a journal at once.
+        let now = if intent.resync_count() == 0 || log.keeps_clean() { log.clone() } else { Log::None };
         let snapshot = Snapshot::new(1, taken, intent, now);
         if !snapshot.is_complete() {
             // What a missing member may have missed stays marked until it is rebuilt (C8).

@@ -121,52 +121,54 @@ fn writers(scene: &mut Scene, count: u64) {
 /// what nobody wrote has not changed.
 #[test]
 fn no_crash_loses_a_byte_even_if_members_are_lost_with_it() {
-    for seed in 0..160 {
-        let (level, members) = [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid4, 3), (Level::Raid5, 3)]
-            [usize::try_from(seed % 4).unwrap()];
-        let redundancy = if level == Level::Raid6 { 2 } else { 1 };
-        let mut scene = scene(
-            seed,
-            level,
-            members,
-            InitialSync::AssumeClean,
-            256 + 2400,
-            1 + usize::try_from(seed % 2).unwrap(),
-        );
-        let mut rng = scene.world.rng(5);
-        let members = usize::from(members);
-        for _ in 0..1 + rng.below(2) {
-            writers(&mut scene, 4);
-            let steps = 1 << rng.below(13);
-            let _ = scene.world.run_until(steps + rng.below(steps), |_| false);
-            while rng.chance(1, 2) {
-                // In the middle of the recovery, or just after it.
-                power_loss(&mut scene);
-                let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();
-                let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
-                let options = scene.options.clone();
-                scene.world.spawn(0, "assemble", async move {
-                    let _ = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
-                });
-                let _ = scene.world.run_until(1 << rng.below(9), |_| false);
-            }
-            let all: Vec<usize> = (0..=members).collect();
-            crash(&mut scene, &all).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-            scene.read_all();
-            assert_eq!(scene.check(), 0, "seed {seed}");
-        }
+    (0..100).for_each(crashes);
+}
+
+fn crashes(seed: u64) {
+    let (level, members) = [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid4, 3), (Level::Raid5, 3)]
+        [usize::try_from(seed % 4).unwrap()];
+    let redundancy = if level == Level::Raid6 { 2 } else { 1 };
+    let mut scene = scene(
+        seed,
+        level,
+        members,
+        InitialSync::AssumeClean,
+        256 + 2400,
+        1 + usize::try_from(seed % 2).unwrap(),
+    );
+    let mut rng = scene.world.rng(5);
+    let members = usize::from(members);
+    for _ in 0..1 + rng.below(2) {
         writers(&mut scene, 4);
-        let _ = scene.world.run_until(1 << rng.below(13), |_| false);
-        let left = survivors(&mut rng, members, redundancy);
-        crash(&mut scene, &left).unwrap_or_else(|e| panic!("seed {seed} with {left:?}: {e}"));
-        scene.read_all();
-        clients(&mut scene, 3, 20, 40);
-        scene.read_all();
-        if left.len() == members + 1 {
-            assert_eq!(scene.check(), 0, "seed {seed}");
+        let steps = 1 << rng.below(13);
+        let _ = scene.world.run_until(steps + rng.below(steps), |_| false);
+        while rng.chance(1, 2) {
+            // In the middle of the recovery, or just after it.
+            power_loss(&mut scene);
+            let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();
+            let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
+            let options = scene.options.clone();
+            scene.world.spawn(0, "assemble", async move {
+                let _ = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
+            });
+            let _ = scene.world.run_until(1 << rng.below(9), |_| false);
         }
-        scene.stop();
+        let all: Vec<usize> = (0..=members).collect();
+        crash(&mut scene, &all).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        scene.read_all();
+        assert_eq!(scene.check(), 0, "seed {seed}");
     }
+    writers(&mut scene, 4);
+    let _ = scene.world.run_until(1 << rng.below(13), |_| false);
+    let left = survivors(&mut rng, members, redundancy);
+    crash(&mut scene, &left).unwrap_or_else(|e| panic!("seed {seed} with {left:?}: {e}"));
+    scene.read_all();
+    clients(&mut scene, 3, 20, 40);
+    scene.read_all();
+    if left.len() == members + 1 {
+        assert_eq!(scene.check(), 0, "seed {seed}");
+    }
+    scene.stop();
 }
 
 /// Many times what the ring holds goes through it, by more writers than it has room for.
@@ -358,5 +360,29 @@ fn zeroes_survive_a_crash() {
         crash(&mut scene, &all).unwrap();
         scene.read_all();
         assert_eq!(scene.check(), 0);
+    }
+}
+
+/// Each of the journal's deliberate defects is found: by a byte that is wrong, or by parity that doesn't match.
+#[cfg(feature = "mutants")]
+#[test]
+fn every_defect_of_the_journal_is_found() {
+    use pinstripe_engine::mutants::{Mutant, activate};
+    for mutant in [
+        Mutant::TailBeforeFlush,
+        Mutant::JournalAfterMembers,
+        Mutant::JournalWithoutParity,
+        Mutant::ReplayStopsEarly,
+        Mutant::JournalChecksumIgnored,
+    ] {
+        let found = (0..400).find(|&seed| {
+            activate(Some(mutant));
+            let outcome = std::panic::catch_unwind(|| crashes(seed));
+            activate(None);
+            outcome.is_err()
+        });
+        let seed = found.unwrap_or_else(|| panic!("{mutant:?} survives"));
+        crashes(seed);
+        println!("{mutant:?}: seed {seed}");
     }
 }

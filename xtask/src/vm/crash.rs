@@ -176,7 +176,7 @@ fn is_dirty(lab: &Lab, geometry: &Geometry) -> Result<bool> {
 }
 
 /// Writes from all sides until enough is acknowledged, kills the server under the writers, and says what may stand.
-fn write_until_killed(server: Server) -> Result<Vec<Run>> {
+pub fn write_until_killed(server: Server) -> Result<Vec<Run>> {
     let size = server.client()?.size / BLOCK as u64;
     let done = AtomicU64::new(0);
     let mut writers = Vec::new();

@@ -29,6 +29,8 @@ pub struct Geometry {
     pub missing: &'static [u32],
     /// Bytes of every member.
     pub member_bytes: u64,
+    /// Bytes of the journal device, 0 for none.
+    pub journal_bytes: u64,
 }
 
 /// Bytes of a member unless told: small, so that a resync under emulation takes a second.
@@ -50,6 +52,7 @@ impl Geometry {
             logical_block: 512,
             missing: &[],
             member_bytes: MEMBER_BYTES,
+            journal_bytes: 0,
         }
     }
 
@@ -81,16 +84,33 @@ impl Geometry {
         self
     }
 
-    /// Makes the member files, sparse, one for each slot.
+    /// The same with a journal device, and so without a bitmap.
+    #[must_use]
+    pub const fn with_journal_of(mut self, bytes: u64) -> Self {
+        self.journal_bytes = bytes;
+        self.bitmap = false;
+        self
+    }
+
+    /// The file of the journal device, if there is one.
+    pub fn journal(&self, lab: &Lab) -> Option<PathBuf> {
+        (self.journal_bytes > 0).then(|| lab.directory.join(format!("{}-journal.img", self.name)))
+    }
+
+    /// Makes the member files, sparse, one for each slot, and the journal's.
     pub fn make_members(&self, lab: &Lab) -> Result<Vec<PathBuf>> {
+        if self.journal_bytes > 0 {
+            lab.sparse_file(&format!("{}-journal.img", self.name), self.journal_bytes)?;
+        }
         (0..self.members).map(|slot| lab.sparse_file(&self.file_name(slot), self.member_bytes)).collect()
     }
 
-    /// The member files that are not missing.
+    /// The member files that are not missing, and the journal's.
     pub fn present(&self, lab: &Lab) -> Vec<PathBuf> {
         (0..self.members)
             .filter(|slot| !self.missing.contains(slot))
             .map(|slot| self.file(lab, slot))
+            .chain(self.journal(lab))
             .collect()
     }
 
@@ -108,6 +128,9 @@ impl Geometry {
     pub fn attach(&self, lab: &Lab, machine: &mut Machine, expected: &[Run]) {
         for slot in 0..self.members {
             machine.disk(&format!("{}-{slot}", self.name), &self.file(lab, slot), self.logical_block);
+        }
+        if let Some(journal) = self.journal(lab) {
+            machine.disk(&format!("{}-journal", self.name), &journal, self.logical_block);
         }
         machine.file(&format!("expected/{}", self.name), crate::pattern::list(expected).into_bytes());
     }

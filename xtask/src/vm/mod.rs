@@ -11,6 +11,7 @@ mod filesystem;
 mod fio;
 pub mod image;
 mod interop;
+mod journal;
 pub mod machine;
 mod mdadm;
 pub mod members;
@@ -70,6 +71,16 @@ const SCENARIOS: &[Scenario] = &[
         name: "kernel-dies",
         about: "power fails under the kernel's writes: we resync from its bitmap, and both find nothing wrong",
         run: crash::kernel_dies,
+    },
+    Scenario {
+        name: "journal-ours",
+        about: "our server killed under writes, its members set back to any mixture: the kernel replays our journal",
+        run: journal::ours_in_kernel,
+    },
+    Scenario {
+        name: "journal-kernel",
+        about: "power fails under the kernel's writes, write-through and write-back: we replay its journal",
+        run: journal::kernels_with_us,
     },
     Scenario {
         name: "ext4",

@@ -26,6 +26,9 @@ pub fn create(lab: &Lab, geometry: &Geometry, devices: &[PathBuf], options: &[&s
         command.args(["--layout", geometry.layout]);
     }
     command.args(["--bitmap", if geometry.bitmap { "internal" } else { "none" }]);
+    if let Some(journal) = geometry.journal(lab) {
+        command.arg("--write-journal").arg(journal);
+    }
     command.args(options).args(devices);
     said(&mut command).map(|_| ())
 }

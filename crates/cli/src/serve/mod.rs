@@ -23,7 +23,9 @@ mod upkeep;
 
 use std::{path::PathBuf, rc::Rc};
 
-use pinstripe_engine::{array::Array, maintenance::SyncSpeed, options::ArrayOptions};
+use pinstripe_engine::{
+    array::Array, assembly::AssembleError, maintenance::SyncSpeed, options::ArrayOptions,
+};
 use pinstripe_runtime::{
     ShardHandle,
     uring::{self, Context, RuntimeConfig, termination},
@@ -131,7 +133,10 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
-    let array = assembled.map_err(|error| Failure::new(format!("{error}; nothing was changed")))?;
+    let array = assembled.map_err(|error| match error {
+        AssembleError::Replay { .. } => Failure::new(error.to_string()),
+        error => Failure::new(format!("{error}; nothing was changed")),
+    })?;
     let export = members.name;
     let journal = Journal::new(plan.arguments.json)?;
     if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
@@ -218,6 +223,11 @@ impl Served {
                 "{} was left out: it missed writes (its events are {}, the array's {}); `pinstripe add` rebuilds it",
                 member.name, member.events, member.current
             ));
+        }
+        if self.array.is_journal_left_out() {
+            self.journal.warn(
+                "the array's journal was left out, as --force demands: writes that only the journal had are lost, and parity is resynced",
+            );
         }
         if let Some(reason) = self.array.read_only_reason() {
             self.journal.warn(&reason.to_string());
