@@ -279,6 +279,8 @@ impl Home {
                 self.records.borrow_mut().distribute(false);
             } else {
                 let dirty_from = self.dirty_from(&snapshot);
+                self.records.borrow_mut().array.needs_double_parity_log =
+                    dirty_from.is_some() && snapshot.log.keeps_md_out();
                 let now = (self.shared().options.wall_clock)();
                 self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
             }

@@ -31,8 +31,6 @@ use pinstripe_md::{
 use pinstripe_runtime::{DeviceSource, Shard, ShardConfig, Slice, shard};
 
 const CHUNK_SECTORS: u64 = 8;
-const DATA_SECTOR: u64 = 48;
-const DEVICE_SECTORS: u64 = DATA_SECTOR + 16;
 
 /// Pairs of writes: first sector and sectors of each, in a row of at least two chunks of eight sectors.
 const PAIRS: &[[(u64, u64); 2]] = &[
@@ -52,6 +50,7 @@ const PAIRS: &[[(u64, u64); 2]] = &[
 enum Policy {
     Bitmap,
     Ppl,
+    DoubleParity,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +79,20 @@ impl Setting {
         match self.policy {
             Policy::Bitmap => NewLog::None,
             Policy::Ppl => NewLog::Ppl,
+            Policy::DoubleParity => NewLog::DoubleParity,
         }
+    }
+
+    /// Where data begins: the log lies before it.
+    fn data_sector(&self) -> u64 {
+        match self.policy {
+            Policy::Bitmap | Policy::Ppl => 48,
+            Policy::DoubleParity => 72,
+        }
+    }
+
+    fn device_sectors(&self) -> u64 {
+        self.data_sector() + 16
     }
 
     fn lost_before(&self) -> Vec<usize> {
@@ -119,14 +131,14 @@ impl Setting {
             version: MetadataVersion::V1_2,
             bitmap: match self.policy {
                 Policy::Bitmap => NewBitmap::Internal { chunk_bytes: Some(4096) },
-                Policy::Ppl => NewBitmap::None,
+                Policy::Ppl | Policy::DoubleParity => NewBitmap::None,
             },
             initial: InitialSync::AssumeClean,
             size: None,
-            data_offset: Some(Sector(DATA_SECTOR)),
+            data_offset: Some(Sector(self.data_sector())),
             logical_block_bytes: 512,
             members: (1..=self.members)
-                .map(|i| NewDevice { sectors: DEVICE_SECTORS, uuid: Uuid([i; 16]) })
+                .map(|i| NewDevice { sectors: self.device_sectors(), uuid: Uuid([i; 16]) })
                 .collect(),
             spares: vec![],
         }
@@ -203,7 +215,7 @@ impl Machine {
     /// A new array with something in it.
     fn prepare(&self) -> Images {
         let setting = self.setting;
-        let bytes = usize::try_from(DEVICE_SECTORS * 512).unwrap();
+        let bytes = usize::try_from(setting.device_sectors() * 512).unwrap();
         self.reboot(vec![vec![0; bytes]; setting.members.into()], true);
         let devices: Vec<_> = (0..usize::from(setting.members)).map(disks::device).collect();
         self.block_on(async move { create_with(&setting.wish(), setting.log(), &devices).await }).unwrap();
@@ -422,6 +434,11 @@ fn ppl_closes_the_hole_of_raid5_with_three_members() {
 #[test]
 fn ppl_closes_the_hole_of_raid5_with_four_members() {
     assert_closed(Level::Raid5, 4, Policy::Ppl);
+}
+
+#[test]
+fn the_double_parity_log_closes_the_hole_of_raid6_with_four_members() {
+    assert_closed(Level::Raid6, 4, Policy::DoubleParity);
 }
 
 /// The control: without a log the hole is there, and this test sees it.
