@@ -15,11 +15,11 @@ use std::{
 };
 
 use pinstripe_bench::BitmapChoice;
-use pinstripe_engine::{create::create, geometry::MEMBERS_MAX};
+use pinstripe_engine::{create::create_with, geometry::MEMBERS_MAX};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
-    placement::{InitialSync, NewArray, NewBitmap, NewDevice, PlacedArray, PlacementError},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError},
     superblock::MetadataVersion,
     units::{SECTOR_BYTES, SectorCount, sector_range},
 };
@@ -30,7 +30,7 @@ use pinstripe_runtime::{
 use serde_json::json;
 
 use crate::{
-    command_line::{CreateArguments, ShapeArguments},
+    command_line::{ConsistencyChoice, CreateArguments, ShapeArguments},
     failure::Failure,
     open::open,
     output::{self, printable},
@@ -87,6 +87,7 @@ pub struct Shape {
     layout: Layout,
     chunk: ByteSize,
     bitmap: NewBitmap,
+    log: NewLog,
     name: Option<SetName>,
     initial: InitialSync,
     size: Option<ByteSize>,
@@ -118,11 +119,12 @@ impl Shape {
                 })?),
             },
         };
-        let bitmap = match wish.bitmap {
+        let log = log(wish)?;
+        let bitmap = match wish.bitmap.or(bitmap_of(wish.consistency_policy)) {
             Some(BitmapChoice::Internal) => internal,
             None if level.has_parity() || wish.bitmap_chunk.is_some() => internal,
             Some(BitmapChoice::None) if wish.bitmap_chunk.is_some() => {
-                return Err(Failure::usage("--bitmap-chunk contradicts --bitmap none"));
+                return Err(Failure::usage("--bitmap-chunk contradicts a policy without a bitmap"));
             }
             Some(BitmapChoice::None) | None => NewBitmap::None,
         };
@@ -131,11 +133,17 @@ impl Shape {
             layout: layout(level, wish.layout.as_deref())?,
             chunk: wish.chunk.unwrap_or(CHUNK_DEFAULT),
             bitmap,
+            log,
             name: wish.name,
             initial: if wish.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync },
             size: wish.size,
             version: wish.metadata.unwrap_or(MetadataVersion::V1_2),
         })
+    }
+
+    /// The log that its members carry.
+    pub fn log(&self) -> NewLog {
+        self.log
     }
 
     /// The array on these devices, in the order of their slots, with new identities.
@@ -167,6 +175,32 @@ impl Shape {
             spares: Vec::new(),
         })
     }
+}
+
+/// The log that the policy asks for. The policy and --bitmap may both be given if they agree.
+fn log(wish: &ShapeArguments) -> Result<NewLog, Failure> {
+    let disagree = match (wish.consistency_policy, wish.bitmap) {
+        (Some(policy), Some(bitmap)) => bitmap_of(Some(policy)) != Some(bitmap),
+        _ => false,
+    };
+    if disagree {
+        return Err(Failure::usage("--bitmap contradicts --consistency-policy: give one of them"));
+    }
+    Ok(match wish.consistency_policy {
+        Some(ConsistencyChoice::Ppl) => NewLog::Ppl,
+        Some(ConsistencyChoice::DoubleParityLog) => NewLog::DoubleParity,
+        Some(ConsistencyChoice::Resync | ConsistencyChoice::Bitmap) | None => NewLog::None,
+    })
+}
+
+/// What a policy says of the bitmap.
+fn bitmap_of(policy: Option<ConsistencyChoice>) -> Option<BitmapChoice> {
+    policy.map(|policy| match policy {
+        ConsistencyChoice::Bitmap => BitmapChoice::Internal,
+        ConsistencyChoice::Resync | ConsistencyChoice::Ppl | ConsistencyChoice::DoubleParityLog => {
+            BitmapChoice::None
+        }
+    })
 }
 
 fn layout(level: Level, name: Option<&str>) -> Result<Layout, Failure> {
@@ -203,14 +237,14 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
     }
     let infos: Vec<DeviceInfo> = files.iter().map(|file| file.info().clone()).collect();
     let wish = shape.on(&infos)?;
-    let placed = wish.place().map_err(|error| named(&error, &infos))?;
+    let placed = wish.place_with(shape.log).map_err(|error| named(&error, &infos))?;
     let devices: Vec<Rc<dyn Device>> = files.iter().map(OpenFile::attach).collect();
     for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&placed.superblocks) {
         let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
         let data = sector_range(start, length);
         wipe_marks(&**device, contents, data.start * SECTOR_BYTES..data.end * SECTOR_BYTES).await?;
     }
-    let placed = create(&wish, &devices).await?;
+    let placed = create_with(&wish, shape.log, &devices).await?;
     Ok((wish, placed))
 }
 
@@ -285,6 +319,18 @@ pub fn array_bytes(wish: &NewArray, placed: &PlacedArray) -> u64 {
     sectors.saturating_mul(SECTOR_BYTES)
 }
 
+/// What keeps the new array consistent over a crash.
+fn policy(wish: &NewArray, placed: &PlacedArray) -> &'static str {
+    let member = placed.superblocks.first().map(|superblock| &superblock.member);
+    match member {
+        _ if !wish.level.has_parity() => "",
+        Some(member) if member.ppl.is_some() => "ppl",
+        Some(member) if member.double_parity_log.is_some() => "double-parity-log",
+        _ if placed.bitmap.is_some() => "bitmap",
+        _ => "resync",
+    }
+}
+
 fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) -> Result<(), Failure> {
     let size = array_bytes(wish, placed);
     if json {
@@ -300,6 +346,7 @@ fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) 
             "size_bytes": size,
             "metadata": wish.version.name(),
             "bitmap": placed.bitmap.is_some(),
+            "consistency_policy": policy(wish, placed),
             "clean": placed.superblocks.first().is_some_and(|superblock| !superblock.array.is_dirty()),
             "members": members.collect::<Vec<_>>(),
         }));
@@ -308,7 +355,11 @@ fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) 
         Layout::Parity(layout) => format!(", {layout}"),
         _ => String::new(),
     };
-    let bitmap = if placed.bitmap.is_some() { "with a bitmap" } else { "without a bitmap" };
+    let bitmap = match policy(wish, placed) {
+        "bitmap" => "with a bitmap".to_owned(),
+        "" | "resync" => "without a bitmap".to_owned(),
+        log => format!("consistency policy {log}"),
+    };
     let resync = match placed.superblocks.first() {
         Some(superblock) if superblock.array.is_dirty() => "; parity is computed when it is served first",
         _ => "",

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => steer::fail(&arguments),
         Command::Add(arguments) => steer::add(&arguments),
+        Command::Grow(arguments) => steer::grow(&arguments),
         Command::Check(arguments) => steer::check(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),

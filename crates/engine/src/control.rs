@@ -16,6 +16,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 use crate::{
     admission::Admission,
     array::Home,
+    consistency::LogChange,
     error::{IoError, MemberError, Operation},
     mutants::{Mutant, active},
     records::MemberState,
@@ -36,6 +37,8 @@ pub(crate) enum Command {
     Refresh { reply: Reply },
     /// Replaces the write-intent table.
     Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
+    /// Puts a log on the members, or takes it away.
+    Log { change: LogChange, reply: Reply },
     /// Writes clean superblocks and ends.
     Stop { reply: Reply },
 }
@@ -117,6 +120,7 @@ impl Home {
                 reply.send(self.update_superblocks().await);
             }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
+            Command::Log { change, reply } => reply.send(self.change_log(change).await),
             Command::Stop { reply } => {
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
@@ -156,7 +160,7 @@ impl Home {
     }
 
     /// Drops members, in memory. False if nothing is to be recorded: they were out already, or too many are.
-    async fn unseat(&self, failures: Vec<Failure>) -> bool {
+    pub(crate) async fn unseat(&self, failures: Vec<Failure>) -> bool {
         let snapshot = self.shared().snapshot();
         let mut leaving: Vec<(usize, Failure)> = Vec::new();
         for failure in failures {
@@ -279,8 +283,8 @@ impl Home {
                 self.records.borrow_mut().distribute(false);
             } else {
                 let dirty_from = self.dirty_from(&snapshot);
-                self.records.borrow_mut().array.needs_double_parity_log =
-                    dirty_from.is_some() && snapshot.log.keeps_md_out();
+                let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
+                self.records.borrow_mut().need_log(keeps_md_out);
                 let now = (self.shared().options.wall_clock)();
                 self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
             }

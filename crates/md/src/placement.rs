@@ -519,6 +519,25 @@ pub fn bitmap_place(superblock: &Superblock, sectors: SectorCount) -> Option<i32
     (start + needed <= end).then(|| i32::try_from(start).ok()).flatten()
 }
 
+/// Where a log can be put on a member that has neither log nor bitmap: in the larger of the two places before and behind the
+/// bad-block log, between superblock and data. `None` if there is too little room.
+pub fn log_place(superblock: &Superblock, log: NewLog) -> Option<PplArea> {
+    let member = &superblock.member;
+    let relative =
+        |sector: u64| i64::try_from(sector).ok()?.checked_sub(i64::try_from(member.super_offset.0).ok()?);
+    let data = relative(member.data_offset.0)?;
+    let bad_blocks = member.bad_block_log.filter(|log| log.offset > 0 && log.size > 0);
+    let hole = bad_blocks.map_or((data, data), |log| {
+        (i64::from(log.offset), i64::from(log.offset).saturating_add(log.size.into()))
+    });
+    let rooms = [(8, hole.0.min(data)), ((hole.1.max(8) + 7) & !7, data)];
+    let (start, end) = rooms.into_iter().max_by_key(|(start, end)| end - start)?;
+    let wanted = log_sectors(log, superblock.array.chunk);
+    let sectors = u64::try_from(end - start).ok()?.min(wanted) / 8 * 8;
+    let enough = log == NewLog::None || sectors >= 2 * BEHIND_SUPERBLOCK;
+    (member.version != MetadataVersion::V1_0 && enough).then(|| log_area(start, sectors)).flatten()
+}
+
 /// Sectors that mdadm sets aside for a bitmap on a device (or component) of this size.
 pub fn bitmap_reservation(sectors: u64) -> u64 {
     const GIB: u64 = 1 << 21;

@@ -32,6 +32,8 @@ pub struct Detail {
     /// Devices that were dropped.
     pub failed: Vec<Failed>,
     pub bitmap: Option<Bitmap>,
+    /// `resync`, `bitmap`, `ppl` or `double-parity-log`; empty on level 0.
+    pub consistency_policy: String,
     /// Regions whose parity may not match yet.
     pub regions_to_resync: u64,
     /// What resync, rebuild or check is under way.
@@ -130,6 +132,7 @@ impl Detail {
             ),
             ("state", format!("{}{degraded}", self.state)),
             ("events", self.events.to_string()),
+            ("consistency policy", self.consistency_policy.clone()),
             ("bitmap", self.bitmap_words()),
             ("sync", self.sync.as_ref().map_or_else(|| self.waiting_words(), Sync::in_words)),
             ("shards", self.shards.to_string()),

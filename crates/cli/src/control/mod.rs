@@ -8,6 +8,7 @@
 //! | `detail` | | [`Detail`] |
 //! | `fail` | `slot` | [`SlotResult`] |
 //! | `add` | `device` (absolute path), `force` | [`SlotResult`], when the rebuild has begun |
+//! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
 //! | `check` | | [`CheckResult`], when the check has ended |
 //! | `stop` | | null, when the superblocks are clean and the devices are closed |
 
@@ -90,6 +91,8 @@ pub enum Command {
     Fail(FailParameters),
     /// Put a device in.
     Add(AddParameters),
+    /// Change the consistency policy.
+    Grow(GrowParameters),
     /// Compare data with parity.
     Check,
     /// End.
@@ -101,6 +104,14 @@ pub enum Command {
 #[serde(deny_unknown_fields)]
 pub struct FailParameters {
     pub slot: u16,
+}
+
+/// Of `grow`, and its result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrowParameters {
+    /// `resync`, `bitmap`, `ppl` or `double-parity-log`.
+    pub consistency_policy: String,
 }
 
 /// Of `add`.
@@ -151,6 +162,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "detail" => Command::Detail,
         "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
         "add" => Command::Add(serde_json::from_value(request.params).map_err(bad)?),
+        "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "check" => Command::Check,
         "stop" => Command::Stop,
         other => {

@@ -57,6 +57,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
             bits: bitmap.bits as u64,
             bits_set: bitmap.bits_set as u64,
         }),
+        consistency_policy: now.consistency_policy.to_owned(),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
         errors: now.last_errors.iter().map(ToString::to_string).collect(),

@@ -17,6 +17,7 @@
 //!
 //! A member that joins gets an empty log before its superblock names it ([`Log::prepare`]).
 
+mod change;
 mod double_parity_log;
 mod double_parity_replay;
 mod members;
@@ -52,6 +53,8 @@ use crate::{
     snapshot::{MemberId, Snapshot, View},
     volume::{VolumeInner, adopt_everywhere},
 };
+pub(crate) use change::LogChange;
+pub use change::Policy;
 pub use double_parity_log::DoubleParityLog;
 use members::Members;
 pub use ppl::Ppl;
@@ -245,7 +248,8 @@ impl Log {
     ) -> Result<(), DeviceError> {
         let Some(area) = LogArea::of(superblock) else { return Ok(()) };
         match self {
-            Self::None => ppl::zero(device, area).await,
+            // It waits for the initial sync.
+            Self::None => make_empty(superblock, device).await,
             Self::Ppl(log) => log.begin(device, area, MemberSlot(0), false).await,
             Self::DoubleParity(log) => {
                 ppl::zero(device, area).await?;
