@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pinstripe_bench::{BitmapChoice, PolicyChoice};
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
@@ -42,6 +42,8 @@ pub enum Command {
     Fail(FailArguments),
     /// Put a device into an array that is served, and rebuild onto it.
     Add(AddArguments),
+    /// Change what keeps an array that is served consistent over a crash.
+    Grow(GrowArguments),
     /// Read the whole array and compare data with parity.
     ///
     /// Counts mismatched sectors as MD's mismatch_cnt does, and ends with status 1 if there are any.
@@ -81,7 +83,10 @@ pub struct ShapeArguments {
     /// Where parity lies, by mdadm's names [default: left-symmetric]
     #[arg(long, value_name = "NAME")]
     pub layout: Option<String>,
-    /// Whether the members carry a write-intent bitmap [default: internal, none for level 0]
+    /// What keeps the array consistent over a crash [default: bitmap, resync for level 0]
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub consistency_policy: Option<ConsistencyChoice>,
+    /// Whether the members carry a write-intent bitmap; the same as --consistency-policy bitmap or resync
     #[arg(long, value_enum, value_name = "WHERE")]
     pub bitmap: Option<BitmapChoice>,
     /// Bytes that a bit of the bitmap covers; chosen by size without
@@ -107,6 +112,7 @@ impl ShapeArguments {
         [
             (self.chunk.is_some(), "--chunk"),
             (self.layout.is_some(), "--layout"),
+            (self.consistency_policy.is_some(), "--consistency-policy"),
             (self.bitmap.is_some(), "--bitmap"),
             (self.bitmap_chunk.is_some(), "--bitmap-chunk"),
             (self.name.is_some(), "--name"),
@@ -331,6 +337,31 @@ pub struct CheckArguments {
     /// Print JSON, and no progress
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct GrowArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// What shall keep the array consistent over a crash
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub consistency_policy: ConsistencyChoice,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What keeps an array consistent over a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConsistencyChoice {
+    /// Nothing: an unclean start resyncs everything
+    Resync,
+    /// A write-intent bitmap: an unclean start resyncs what was being written
+    Bitmap,
+    /// MD's partial parity log (level 5): an unclean start replays it, members missing or not
+    Ppl,
+    /// A log for both parities (level 6), which Linux does not know: a clean array it can assemble, a dirty one it refuses
+    DoubleParityLog,
 }
 
 #[derive(Debug, Args)]

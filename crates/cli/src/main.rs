@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => steer::fail(&arguments),
         Command::Add(arguments) => steer::add(&arguments),
+        Command::Grow(arguments) => steer::grow(&arguments),
         Command::Check(arguments) => scrub::check(&arguments),
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),

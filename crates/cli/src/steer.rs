@@ -2,12 +2,13 @@
 
 use std::{path::Path, thread, time::Duration};
 
+use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::{
-    command_line::{AddArguments, FailArguments, ReadArguments, StopArguments},
+    command_line::{AddArguments, FailArguments, GrowArguments, ReadArguments, StopArguments},
     control::{
-        AddParameters, Detail, FailParameters, SlotResult,
+        AddParameters, Detail, FailParameters, GrowParameters, SlotResult,
         client::{Client, ClientError},
     },
     failure::Failure,
@@ -55,6 +56,18 @@ pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
     }
     let rebuilt = if arguments.wait { "and is rebuilt" } else { "and is being rebuilt" };
     output::print(&format!("{} is in slot {} {rebuilt}\n", path.display(), result.slot))
+}
+
+pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
+    let policy = arguments.consistency_policy.to_possible_value();
+    let consistency_policy = policy.map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let mut client = Client::connect(&arguments.array.array)?;
+    let parameters = GrowParameters { consistency_policy };
+    let result: GrowParameters = client.call("grow", parameters)?;
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    output::print(&format!("the consistency policy is {}\n", result.consistency_policy))
 }
 
 fn text(path: &Path) -> Result<String, Failure> {

@@ -143,6 +143,9 @@ pub enum CommandError {
     /// The bitmap has no room or is there already.
     #[error("{0}")]
     Bitmap(String),
+    /// The policy can't be had.
+    #[error("{0}")]
+    Policy(String),
     /// The array failed meanwhile.
     #[error("{0}")]
     Io(#[from] IoError),
@@ -160,7 +163,7 @@ impl Drop for PagesLock<'_> {
 
 /// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up, no other
 /// may change before it is done (two spares for one slot, or with one device number).
-struct ChangeLock<'h>(&'h Home);
+pub(crate) struct ChangeLock<'h>(&'h Home);
 
 impl Drop for ChangeLock<'_> {
     fn drop(&mut self) {
@@ -184,7 +187,7 @@ impl Home {
         PagesLock(self)
     }
 
-    async fn lock_changes(&self) -> ChangeLock<'_> {
+    pub(crate) async fn lock_changes(&self) -> ChangeLock<'_> {
         self.changed.wait_until(|| !self.changing.replace(true)).await;
         ChangeLock(self)
     }
@@ -515,6 +518,11 @@ impl Array {
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
+        }
+        if !self.home.wanted_log.borrow().is_none() {
+            return Err(CommandError::Bitmap(
+                "the array has a log: change the consistency policy".to_owned(),
+            ));
         }
         let (offset, image) = self.new_bitmap(region_bytes)?;
         let intent = self.other_table(region_bytes.into(), true);

@@ -16,6 +16,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 use crate::{
     admission::Admission,
     array::Home,
+    consistency::LogChange,
     error::{IoError, MemberError, Operation},
     events::EventKind,
     mutants::{Mutant, active},
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     Refresh { reply: Reply },
     /// Replaces the write-intent table.
     Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
+    /// Puts a log on the members, or takes it away.
+    Log { change: LogChange, reply: Reply },
     /// Writes clean superblocks and ends.
     Stop { reply: Reply },
 }
@@ -123,6 +126,7 @@ impl Home {
                 reply.send(self.update_superblocks().await);
             }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
+            Command::Log { change, reply } => reply.send(self.change_log(change).await),
             Command::Stop { reply } => {
                 self.bound_waits();
                 self.shared().admission.close_for_good().await;
@@ -165,7 +169,7 @@ impl Home {
     }
 
     /// Drops members, in memory. False if nothing is to be recorded: they were out already, or too many are.
-    async fn unseat(&self, failures: Vec<Failure>) -> bool {
+    pub(crate) async fn unseat(&self, failures: Vec<Failure>) -> bool {
         let snapshot = self.shared().snapshot();
         let mut leaving: Vec<(usize, Failure)> = Vec::new();
         for failure in failures {
@@ -291,6 +295,8 @@ impl Home {
                 self.records.borrow_mut().distribute(false);
             } else {
                 let dirty_from = self.dirty_from(&snapshot);
+                let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
+                self.records.borrow_mut().need_log(keeps_md_out);
                 let now = (self.shared().options.wall_clock)();
                 self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
             }

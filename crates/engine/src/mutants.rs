@@ -87,6 +87,8 @@ mutants! {
     LogWithoutForcing,
     /// A log's entry names other rows than those that are written.
     LogWrongRange,
+    /// The double-parity log's part for Q takes no heed of coefficients.
+    LogWrongCoefficient,
     /// Replay leaves out the last entry of a record.
     ReplaySkipsEntry,
     /// A repair leaves parity in the cache as it was before (C13).

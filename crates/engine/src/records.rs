@@ -180,6 +180,12 @@ impl Records {
         self.distribute(complete);
     }
 
+    /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name one at all.
+    pub(crate) fn need_log(&mut self, needed: bool) {
+        let named = self.active().all(|book| book.superblock.member.double_parity_log.is_some());
+        self.array.needs_double_parity_log = needed && named;
+    }
+
     /// Gives every member the record as it is.
     pub(crate) fn distribute(&mut self, complete: bool) {
         let events = self.array.events;

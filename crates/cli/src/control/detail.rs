@@ -35,6 +35,8 @@ pub struct Detail {
     /// The journal device.
     #[serde(default)]
     pub journal: Option<Journal>,
+    /// `resync`, `bitmap`, `ppl`, `journal` or `double-parity-log`; empty on level 0.
+    pub consistency_policy: String,
     /// Regions whose parity may not match yet.
     pub regions_to_resync: u64,
     /// What resync, recovery, check or repair is under way.
@@ -207,6 +209,7 @@ impl Detail {
             ),
             ("state", format!("{}{degraded}", self.state)),
             ("events", self.events.to_string()),
+            ("consistency policy", self.consistency_policy.clone()),
             ("bitmap", self.bitmap_words()),
             ("sync", self.sync.as_ref().map_or_else(|| self.waiting_words(), Sync::in_words)),
             ("shards", self.shards.to_string()),

@@ -12,6 +12,7 @@
 //! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](upkeep::CheckResult), when the repair has ended |
 //! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](upkeep::SyncResult) |
 //! | `events` | `after`, `wait_ms` | [`EventsResult`](upkeep::EventsResult), when there are some or the time is over |
+//! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
 //! | `stop` | | null, when the superblocks are clean and the devices are closed |
 
 pub mod client;
@@ -95,6 +96,8 @@ pub enum Command {
     Fail(FailParameters),
     /// Put a device in.
     Add(AddParameters),
+    /// Change the consistency policy.
+    Grow(GrowParameters),
     /// Compare data with parity.
     Check(CheckParameters),
     /// Compare data with parity, and correct what does not match.
@@ -112,6 +115,14 @@ pub enum Command {
 #[serde(deny_unknown_fields)]
 pub struct FailParameters {
     pub slot: u16,
+}
+
+/// Of `grow`, and its result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrowParameters {
+    /// `resync`, `bitmap`, `ppl` or `double-parity-log`.
+    pub consistency_policy: String,
 }
 
 /// Of `add`.
@@ -155,10 +166,11 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "repair" => Command::Repair(optional(request.params).map_err(bad)?),
         "sync" => Command::Sync(optional(request.params).map_err(bad)?),
         "events" => Command::Events(optional(request.params).map_err(bad)?),
+        "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "stop" => Command::Stop,
         other => {
             let message = format!(
-                "there is no method \"{other}\"; there are: detail, fail, add, check, repair, sync, events, stop"
+                "there is no method \"{other}\"; there are: detail, fail, add, grow, check, repair, sync, events, stop"
             );
             return Err((to, CallError::new(code::NO_METHOD, &message)));
         }

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, path::PathBuf, rc::Rc};
 
-use pinstripe_engine::array::Array;
+use pinstripe_engine::{array::Array, consistency::Policy};
 use pinstripe_runtime::{
     Signal, Stream, shard,
     uring::{Connection, SocketStream},
@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::{Served, devices, report, stopping::Stopping, upkeep};
 use crate::{
     control::{
-        AddParameters, CallError, Command, FailParameters, REQUEST_BYTES_MAX, SlotResult, code, parse,
-        response,
+        AddParameters, CallError, Command, FailParameters, GrowParameters, REQUEST_BYTES_MAX, SlotResult,
+        code, parse, response,
     },
     create::random_uuid,
 };
@@ -165,6 +165,14 @@ impl Inner {
                 self.added.notify();
                 let slot = added.map_err(|sentence| failed(&sentence))?;
                 serde_json::to_value(SlotResult { slot })
+            }
+            Command::Grow(GrowParameters { consistency_policy }) => {
+                let all = [Policy::Resync, Policy::Bitmap, Policy::Ppl, Policy::DoubleParityLog];
+                let policy = all.into_iter().find(|policy| policy.name() == consistency_policy);
+                let unknown = || format!("there is no consistency policy '{consistency_policy}'");
+                let policy = policy.ok_or_else(|| CallError::new(code::PARAMETERS, &unknown()))?;
+                array.set_policy(policy).await.map_err(|error| failed(&error))?;
+                serde_json::to_value(GrowParameters { consistency_policy })
             }
             Command::Check(parameters) => {
                 serde_json::to_value(upkeep::check(&array, parameters).await.map_err(|error| failed(&error))?)

@@ -73,6 +73,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
             size_bytes: journal.size_bytes,
             used_bytes: journal.used_bytes,
         }),
+        consistency_policy: now.consistency_policy.to_owned(),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
         sync_paused: array.is_sync_paused(),
