@@ -8,10 +8,13 @@ mod nbd;
 mod neon;
 mod packages;
 mod pattern;
+mod random;
 mod sim;
+mod soak;
 mod steps;
 mod tidy;
 mod vm;
+mod writer;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -57,6 +60,9 @@ enum Task {
         #[arg(long, default_value_t = 10)]
         seconds: u64,
     },
+    /// Kill servers and machines under load, over and over, and look for a byte that is lost.
+    #[command(subcommand)]
+    Soak(soak::Soak),
     /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
     Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
@@ -105,6 +111,7 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Test => steps::run(root),
         Task::Fuzz { target, seconds } => fuzz::run(root, target.as_deref(), seconds),
+        Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
         Task::Neon => neon::run(root),

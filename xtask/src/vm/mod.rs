@@ -14,7 +14,7 @@ mod interop;
 pub mod machine;
 mod mdadm;
 pub mod members;
-mod server;
+pub mod server;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -70,6 +70,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "kernel-dies",
         about: "power fails under the kernel's writes: we resync from its bitmap, and both find nothing wrong",
         run: crash::kernel_dies,
+    },
+    Scenario {
+        name: "power",
+        about: "sudden resets of our server's machine, whose disks forget what was not flushed; a short soak",
+        run: |lab| crate::soak::power(lab, 2),
     },
     Scenario {
         name: "ext4",
@@ -134,7 +139,7 @@ impl Lab {
 
     /// Boots the kernel on these arrays: each must hold what is expected of it and scrub clean; missing members are put
     /// in again and rebuilt; then `writes` go to it.
-    fn kernel_verifies(
+    pub fn kernel_verifies(
         &self,
         name: &str,
         geometries: &[Geometry],
@@ -214,7 +219,7 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
 }
 
 /// Builds our command as users get it.
-fn build_command(root: &Path) -> Result<()> {
+pub fn build_command(root: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--package", "pinstripe"])
