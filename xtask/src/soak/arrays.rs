@@ -1,5 +1,7 @@
 //! The arrays of the soaks, and what must be true of each after every death.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
 
 use crate::pattern::{self, Run};
@@ -13,14 +15,46 @@ pub struct Subject {
     /// Its members.
     pub geometry: Geometry,
     /// Further options of `pinstripe create`.
-    pub options: &'static [&'static str],
+    options: &'static [&'static str],
     /// Shards of its server.
     pub shards: &'static str,
+    /// What closes its write hole.
+    pub policy: Policy,
+}
+
+/// How an array gets over a death under writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// By a resync; dirty and degraded it is refused, and rightly.
+    Resync,
+    /// By a journal on a device of its own.
+    Journal,
 }
 
 impl Subject {
     const fn new(geometry: Geometry, shards: &'static str) -> Self {
-        Self { geometry, options: &[], shards }
+        Self { geometry, options: &[], shards, policy: Policy::Resync }
+    }
+
+    const fn with_journal(mut self) -> Self {
+        self.policy = Policy::Journal;
+        self
+    }
+
+    /// Options of `pinstripe create`, beside the geometry.
+    pub fn options<'a>(&self, journal: Option<&'a Path>) -> Vec<&'a str> {
+        let journal = journal.and_then(Path::to_str).map(|path| ["--write-journal", path]);
+        journal.into_iter().flatten().chain(self.options.iter().copied()).collect()
+    }
+
+    /// Whether it starts dirty and degraded with everything that was acknowledged.
+    pub fn closes_hole(&self) -> bool {
+        self.policy != Policy::Resync
+    }
+
+    /// Members that may be missing.
+    pub fn redundancy(&self) -> u64 {
+        if self.geometry.level == 6 { 2 } else { 1 }
     }
 }
 
@@ -33,6 +67,8 @@ pub const SUBJECTS: &[Subject] = &[
     Subject::new(Geometry::new("s6", 6, 5, 32, "left-symmetric"), "2"),
     Subject::new(Geometry::new("s6-c4", 6, 6, 4, "left-symmetric-6").without_bitmap(), "1"),
     Subject::new(Geometry::new("s6-ddf", 6, 4, 64, "ddf-N-continue"), "2"),
+    Subject::new(Geometry::new("j5", 5, 4, 64, "left-symmetric").without_bitmap(), "2").with_journal(),
+    Subject::new(Geometry::new("j6", 6, 5, 16, "left-symmetric").without_bitmap(), "1").with_journal(),
 ];
 
 /// The subjects whose name contains `only`.

@@ -12,6 +12,7 @@
 //! wrote is still zero. The disks are [`super::medium`] behind our own NBD server, which QEMU attaches as SCSI disks
 //! with a volatile cache: the flushes that come there are counted, and none is an error.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -21,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::Rounds;
-use super::arrays::{self, Subject};
+use super::arrays::{self, Policy, Subject};
 use super::disks::{Disks, Shared, locked};
 use super::medium::{Counters, Medium};
 use super::summary::{Counts, Summary, add, in_words};
@@ -99,7 +100,7 @@ pub fn rounds(lab: &Lab, power: &Power) -> Result<()> {
     }
     for mut array in arrays {
         // What the last rounds left to others is looked at now.
-        array.verify_on_host().context("at the end")?;
+        array.verify_on_host(&BTreeSet::new()).context("at the end")?;
         array.count_media();
         summary.insert(array.geometry.name, array.counts);
     }
@@ -111,8 +112,8 @@ pub fn rounds(lab: &Lab, power: &Power) -> Result<()> {
 struct Array<'a> {
     lab: &'a Lab,
     geometry: Geometry,
-    shards: &'static str,
-    /// By slot.
+    subject: Subject,
+    /// By slot; a journal comes last.
     media: Vec<Shared>,
     stretches: Vec<Stretch>,
     /// Whether it was verified since its last death, and is clean.
@@ -123,12 +124,18 @@ struct Array<'a> {
 impl<'a> Array<'a> {
     fn create(lab: &'a Lab, subject: Subject, ignores_flushes: bool) -> Result<Self> {
         let geometry = subject.geometry.with_members_of(MEMBER_BYTES);
-        let devices = geometry.make_members(lab)?;
-        server::create(lab, &geometry, &devices, subject.options).context(geometry.name)?;
+        let mut devices = geometry.make_members(lab)?;
+        let journal = match subject.policy {
+            Policy::Journal => Some(lab.sparse_file(&geometry.file_name(geometry.members), MEMBER_BYTES)?),
+            Policy::Resync => None,
+        };
+        server::create(lab, &geometry, &devices, &subject.options(journal.as_deref()))
+            .context(geometry.name)?;
+        devices.extend(journal);
         let mut array = Self {
             lab,
             geometry,
-            shards: subject.shards,
+            subject,
             media: Vec::new(),
             stretches: (0..WRITERS).map(|n| Stretch::new(n * WRITER_STRIDE, WRITER_BLOCKS)).collect(),
             is_clean: true,
@@ -155,12 +162,18 @@ impl<'a> Array<'a> {
         if self.is_clean && random.percent(20) {
             self.rebuild_until_cut(random).context("cut in a rebuild")?;
         } else {
-            self.write_until_cut(random).context("cut under writes")?;
+            let members: Vec<usize> = (0..self.media.len()).filter(|slot| self.is_member(*slot)).collect();
+            self.write_until_cut(&members, None, random).context("cut under writes")?;
         }
         self.is_clean = false;
+        if self.subject.closes_hole() && self.all_are_members() && random.percent(40) {
+            return self.verify_without_some(random).context("dirty and degraded");
+        }
         match random.below(10) {
-            0..6 => self.verify_on_host().context("on the host"),
-            6..8 if self.all_are_members() => self.verify_in_kernel().context("in the kernel"),
+            0..6 => self.verify_on_host(&BTreeSet::new()).context("on the host"),
+            6..8 if self.all_are_members() && self.subject.policy == Policy::Resync => {
+                self.verify_in_kernel().context("in the kernel")
+            }
             _ => {
                 add(&mut self.counts, "cut_again", 1);
                 Ok(())
@@ -177,55 +190,59 @@ impl<'a> Array<'a> {
         self.lab.directory.join(format!("{}.img", self.disk(slot)))
     }
 
-    /// The guest writes until it dies.
-    fn write_until_cut(&mut self, random: &mut Random) -> Result<()> {
+    /// The guest serves these slots, rebuilds onto another one if told, and writes until it dies.
+    fn write_until_cut(&mut self, members: &[usize], adds: Option<usize>, random: &mut Random) -> Result<()> {
         let seeds: Vec<u64> = self.stretches.iter().map(|_| random.number() >> 1).collect();
         let writers: Vec<String> = (0..WRITERS)
             .zip(&seeds)
             .map(|(number, seed)| format!("{}:{WRITER_BLOCKS}:{seed}", number * WRITER_STRIDE))
             .collect();
-        let members: Vec<usize> = (0..self.media.len()).filter(|slot| self.is_member(*slot)).collect();
-        let (word, range) = if random.percent(15) { ("starting", START_MS) } else { ("serving", LOAD_MS) };
+        // Under writes an array that misses a member would be dirty and degraded, and rightly refused without a log.
+        let writes = adds.is_none() || self.subject.closes_hole();
+        let (word, range) = match adds {
+            Some(_) => ("adding", REBUILD_MS),
+            None if random.percent(15) => ("starting", START_MS),
+            None => ("serving", LOAD_MS),
+        };
         let machine = self
-            .machine(&members, random)
-            .variable("WRITERS", &writers.join(" "))
-            .variable("ADD", "")
+            .machine(members, random)
+            .variable("WRITERS", &if writes { writers.join(" ") } else { String::new() })
+            .variable("ADD", &adds.map(|slot| self.disk(slot)).unwrap_or_default())
             .killed_after(word, Duration::from_millis(random.within(range)));
         let before = self.counters();
         let outcome = self.boot_until_cut(machine, random)?;
         let durable = durable(&outcome, self.stretches.len());
-        let now = self.counters();
+        let flushes = self.counters().flushes - before.flushes;
         ensure!(
-            durable.iter().all(|batches| *batches == 0)
-                || now.flushes + now.forced > before.flushes + before.forced,
+            flushes > 0 || durable.iter().all(|batches| *batches == 0),
             "the guest flushed, and no flush came to the disks"
         );
-        for ((stretch, seed), batches) in self.stretches.iter_mut().zip(seeds).zip(durable) {
-            stretch.cut(seed, batches);
-            let writes =
-                Batches::new(seed, WRITER_BLOCKS).take(batches).map(|batch| batch.writes.len() as u64);
-            add(&mut self.counts, "durable_writes", writes.sum());
+        if writes {
+            for ((stretch, seed), batches) in self.stretches.iter_mut().zip(seeds).zip(durable) {
+                stretch.cut(seed, batches);
+                let told = Batches::new(seed, WRITER_BLOCKS).take(batches);
+                add(&mut self.counts, "durable_writes", told.map(|batch| batch.writes.len() as u64).sum());
+            }
         }
         Ok(())
     }
 
-    /// A member of the idle array is lost, and the guest dies while it rebuilds onto a fresh disk. (Under writes the
-    /// array would be dirty and degraded, and rightly refused.)
+    /// A member of the idle array is lost, and the guest dies while it rebuilds onto a fresh disk.
     fn rebuild_until_cut(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rebuilds", 1);
-        let slot = random.index(self.media.len());
+        let slot = self.any_slot(random);
         let server = self.serve(&self.dump()?)?;
         server.fail(u32::try_from(slot)?)?;
         server.stop()?;
         self.load()?;
         locked(&self.media[slot]).load(vec![0; usize::try_from(MEMBER_BYTES)?]);
         let members: Vec<usize> = (0..self.media.len()).filter(|other| *other != slot).collect();
-        let machine = self
-            .machine(&members, random)
-            .variable("WRITERS", "")
-            .variable("ADD", &self.disk(slot))
-            .killed_after("adding", Duration::from_millis(random.within(REBUILD_MS)));
-        self.boot_until_cut(machine, random).map(|_| ())
+        self.write_until_cut(&members, Some(slot), random)
+    }
+
+    /// The slot of a member, not the journal's.
+    fn any_slot(&self, random: &mut Random) -> usize {
+        random.index(usize::try_from(self.geometry.members).unwrap_or(1))
     }
 
     /// A machine that serves these slots.
@@ -236,7 +253,7 @@ impl<'a> Array<'a> {
             .modules(&["nbd"])
             .program("pinstripe", &self.lab.pinstripe)
             .variable("NAME", self.geometry.name)
-            .variable("SHARDS", self.shards)
+            .variable("SHARDS", self.subject.shards)
             .variable("DEVICES", &devices.join(" "))
             .variable("VIA", if random.percent(30) { "kernel" } else { "socket" })
     }
@@ -278,7 +295,7 @@ impl<'a> Array<'a> {
     }
 
     fn serve(&self, devices: &[PathBuf]) -> Result<Server> {
-        Server::start_with(self.lab, self.geometry.name, devices, &["--shards", self.shards])
+        Server::start_with(self.lab, self.geometry.name, devices, &["--shards", self.subject.shards])
     }
 
     /// Whether the slot's disk has a superblock: a fresh one has none until `add` wrote it durably.
@@ -290,16 +307,28 @@ impl<'a> Array<'a> {
         (0..self.media.len()).all(|slot| self.is_member(slot))
     }
 
-    fn verify_on_host(&mut self) -> Result<()> {
+    /// Members are lost with the power: the log must make up for them.
+    fn verify_without_some(&mut self, random: &mut Random) -> Result<()> {
+        add(&mut self.counts, "starts_dirty_and_degraded", 1);
+        let count = random.within(1..self.subject.redundancy() + 1);
+        let lost: BTreeSet<usize> = (0..count).map(|_| self.any_slot(random)).collect();
+        self.verify_on_host(&lost)
+    }
+
+    /// Serves without the `lost` slots, verifies, puts fresh devices in for them and for what isn't a member yet, and
+    /// verifies again.
+    fn verify_on_host(&mut self, lost: &BTreeSet<usize>) -> Result<()> {
         add(&mut self.counts, "verified_by_us", 1);
         let files = self.dump()?;
-        let members = (0..files.len()).filter(|slot| self.is_member(*slot));
-        let members: Vec<PathBuf> = members.map(|slot| files[slot].clone()).collect();
+        let is_there = |slot: &usize| self.is_member(*slot) && !lost.contains(slot);
+        let (present, newcomers): (Vec<usize>, Vec<usize>) = (0..files.len()).partition(is_there);
+        let members: Vec<PathBuf> = present.iter().map(|slot| files[*slot].clone()).collect();
         let server = self.serve(&members)?;
         let blocks = server.client()?.size / BLOCK as u64;
         arrays::verify(&server, &self.stretches, blocks).context("before it is in sync")?;
-        for newcomer in files.iter().filter(|file| !members.contains(file)) {
-            server.add(newcomer)?;
+        for slot in newcomers {
+            fs::write(&files[slot], vec![0; usize::try_from(MEMBER_BYTES)?])?;
+            server.add(&files[slot])?;
         }
         arrays::verify_in_sync(&server, &mut self.stretches, blocks)?;
         server.stop()?;

@@ -16,6 +16,7 @@
 
 pub mod client;
 pub mod detail;
+pub mod fuzz;
 pub mod place;
 pub mod upkeep;
 
