@@ -43,7 +43,7 @@ const WRITERS: u64 = 4;
 const WRITER_BLOCKS: u64 = 900;
 const WRITER_STRIDE: u64 = 1500;
 /// Milliseconds until a kill under load, beyond what fio takes to start.
-const LOAD_MS: std::ops::Range<u64> = 100..1000;
+const LOAD_MS: std::ops::Range<u64> = 100..1800;
 /// Milliseconds until a kill of a server that starts or recovers.
 const RECOVERY_MS: std::ops::Range<u64> = 0..160;
 /// How long an idle array may take to be marked clean.
