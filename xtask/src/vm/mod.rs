@@ -130,8 +130,8 @@ impl Lab {
         let pinstripe = base.with_file_name("release").join("pinstripe");
         Ok(Self {
             image: image::prepare(base)?,
+            xtask: image::stripped(&std::env::current_exe()?, &directory)?,
             directory,
-            xtask: std::env::current_exe()?,
             pinstripe,
             sockets,
         })
