@@ -90,6 +90,11 @@ pub trait Store {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
     /// Makes what was written durable.
     fn flush(&mut self) -> Result<()>;
+    /// Writes `bytes` at `offset`; they are durable at the end.
+    fn write_forced(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write(offset, bytes)?;
+        self.flush()
+    }
 }
 
 impl Store for File {

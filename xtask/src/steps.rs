@@ -45,11 +45,14 @@ const STEPS: &[Step] = &[
     Step { name: "sim", program: "xtask", arguments: &["sim"] },
     Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
+    Step { name: "soak", program: "xtask", arguments: &["soak", "kill", "--rounds", "7"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },
 ];
 
 /// Runs every step; fails if one failed.
 pub fn run(root: &Path) -> Result<()> {
+    // Unit tests need some of them, too.
+    crate::packages::ensure()?;
     let logs = root.join("target/xtask");
     fs::create_dir_all(&logs)?;
     let start = Instant::now();

@@ -17,7 +17,8 @@ use super::members::{self, Geometry};
 use super::server::{self, Server};
 use crate::golden::superblock::Superblock;
 use crate::nbd::Client;
-use crate::pattern::{self, BLOCK, Run, Store};
+use crate::pattern::{self, BLOCK, Run};
+use crate::writer::Stretch;
 
 /// Arrays of the kernel that lose power.
 pub const KERNEL_ARRAYS: &[Geometry] = &[
@@ -182,12 +183,16 @@ pub fn write_until_killed(server: Server) -> Result<Vec<Run>> {
     let mut writers = Vec::new();
     for number in 0..WRITERS {
         // All writers stay in the first half, so that the second half's bitmap regions stay clean.
-        writers.push(Writer::new(server.client()?, number * (size / 2 / WRITERS), number + 1));
+        let stretch = Stretch::new(number * (size / 2 / WRITERS), WRITER_BLOCKS);
+        writers.push((server.client()?, stretch, number + 1));
     }
     std::thread::scope(|scope| {
         let done = &done;
-        let threads: Vec<_> =
-            writers.into_iter().map(|writer| scope.spawn(move || writer.run(done))).collect();
+        let write = |(mut client, mut stretch, seed): (Client, Stretch, u64)| {
+            stretch.write_until_cut(&mut client, seed, done);
+            stretch.runs()
+        };
+        let threads: Vec<_> = writers.into_iter().map(|writer| scope.spawn(move || write(writer))).collect();
         let start = Instant::now();
         while done.load(Ordering::Relaxed) < WRITES_MIN && start.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
@@ -201,60 +206,4 @@ pub fn write_until_killed(server: Server) -> Result<Vec<Run>> {
         ensure!(done.load(Ordering::Relaxed) >= WRITES_MIN, "only {done:?} writes in {PATIENCE:?}");
         Ok(runs)
     })
-}
-
-/// Writes short runs of blocks of its own stretch until its connection breaks.
-struct Writer {
-    client: Client,
-    first: u64,
-    random: u64,
-    /// What each block of the stretch may hold.
-    generations: Vec<Vec<u8>>,
-}
-
-impl Writer {
-    fn new(client: Client, first: u64, seed: u64) -> Self {
-        let generations = vec![vec![0]; usize::try_from(WRITER_BLOCKS).unwrap_or_default()];
-        Self { client, first, random: seed, generations }
-    }
-
-    fn run(mut self, done: &AtomicU64) -> Vec<Run> {
-        let mut generation = 0;
-        loop {
-            generation = generation % 99 + 1;
-            let start = self.draw(WRITER_BLOCKS);
-            let end = (start + 1 + self.draw(20)).min(WRITER_BLOCKS);
-            let bytes = pattern::render(self.first + start..self.first + end, generation);
-            let written = self.client.write((self.first + start) * BLOCK as u64, &bytes);
-            for block in start..end {
-                let allowed = &mut self.generations[usize::try_from(block).unwrap_or_default()];
-                if written.is_ok() {
-                    allowed.clear();
-                }
-                allowed.push(generation);
-            }
-            if written.is_err() {
-                return self.left();
-            }
-            done.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// A number below `limit`, from Knuth's MMIX generator.
-    fn draw(&mut self, limit: u64) -> u64 {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % limit
-    }
-
-    fn left(self) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        for (block, generations) in (self.first..).zip(self.generations) {
-            match runs.last_mut() {
-                Some(run) if run.generations == generations => run.blocks.end = block + 1,
-                _ => runs.push(Run { blocks: block..block + 1, generations }),
-            }
-        }
-        runs
-    }
 }

@@ -15,7 +15,7 @@ mod journal;
 pub mod machine;
 mod mdadm;
 pub mod members;
-mod server;
+pub mod server;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -83,6 +83,11 @@ const SCENARIOS: &[Scenario] = &[
         run: journal::kernels_with_us,
     },
     Scenario {
+        name: "power",
+        about: "sudden resets of our server's machine, whose disks forget what was not flushed; a short soak",
+        run: |lab| crate::soak::power(lab, 2),
+    },
+    Scenario {
         name: "ext4",
         about: "ext4 over nbd-client: mkfs, copy, fsck; again with a member lost",
         run: filesystem::ext4,
@@ -136,8 +141,8 @@ impl Lab {
         let pinstripe = base.with_file_name("release").join("pinstripe");
         Ok(Self {
             image: image::prepare(base)?,
+            xtask: image::stripped(&std::env::current_exe()?, &directory)?,
             directory,
-            xtask: std::env::current_exe()?,
             pinstripe,
             sockets,
         })
@@ -145,7 +150,7 @@ impl Lab {
 
     /// Boots the kernel on these arrays: each must hold what is expected of it and scrub clean; missing members are put
     /// in again and rebuilt; then `writes` go to it.
-    fn kernel_verifies(
+    pub fn kernel_verifies(
         &self,
         name: &str,
         geometries: &[Geometry],
@@ -225,7 +230,7 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
 }
 
 /// Builds our command as users get it.
-fn build_command(root: &Path) -> Result<()> {
+pub fn build_command(root: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--package", "pinstripe"])

@@ -53,6 +53,13 @@ impl Server {
 
     /// The same with further options.
     pub fn start_with(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
+        let mut server = Self::spawn(lab, name, devices, options)?;
+        server.wait_until_ready().with_context(|| format!("serve {name}; see {}", server.log.display()))?;
+        Ok(server)
+    }
+
+    /// The same without waiting for it. Two shards, unless the options say another number.
+    pub fn spawn(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
         let socket = lab.sockets.join(format!("{name}.nbd"));
         let control = lab.sockets.join(format!("{name}.control"));
         for stale in [&socket, &control] {
@@ -67,8 +74,9 @@ impl Server {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&lab.pinstripe)
-            .args(["serve", "--shards", "2", "--nbd"])
-            .arg(format!("unix:{}", socket.display()))
+            .arg("serve")
+            .args(if options.contains(&"--shards") { [].as_slice() } else { &["--shards", "2"] })
+            .args(["--nbd", &format!("unix:{}", socket.display())])
             .args(["--nbd", &format!("tcp:127.0.0.1:{port}"), "--control"])
             .arg(&control)
             .args(options)
@@ -78,9 +86,7 @@ impl Server {
             .stderr(output)
             .spawn()
             .context("start pinstripe serve")?;
-        let mut server = Self { child, pinstripe: lab.pinstripe.clone(), log, socket, control, port };
-        server.wait_until_ready().with_context(|| format!("serve {name}; see {}", server.log.display()))?;
-        Ok(server)
+        Ok(Self { child, pinstripe: lab.pinstripe.clone(), log, socket, control, port })
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {

@@ -17,6 +17,7 @@
 
 pub mod client;
 pub mod detail;
+pub mod fuzz;
 pub mod place;
 pub mod upkeep;
 

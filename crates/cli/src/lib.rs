@@ -36,8 +36,11 @@ use clap::Parser;
 use pinstripe_bench::size;
 
 use command_line::{Cli, Command};
+#[doc(hidden)]
+pub use control::fuzz::fuzz_control;
 
-fn main() -> ExitCode {
+/// Does what the command line says.
+pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
