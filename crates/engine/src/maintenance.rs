@@ -131,6 +131,8 @@ pub(crate) struct Upkeep {
     pub(crate) sync: RefCell<Option<SyncProgress>>,
     /// What was left unfinished last; it goes on without another event.
     unfinished: Cell<Option<SyncAction>>,
+    /// The last thing that was done is a resync that met sectors which it can't read.
+    resync_in_vain: Cell<bool>,
 }
 
 impl Upkeep {
@@ -144,6 +146,7 @@ impl Upkeep {
             paced: Signal::default(),
             sync: RefCell::default(),
             unfinished: Cell::new(None),
+            resync_in_vain: Cell::new(false),
         }
     }
 }
@@ -228,6 +231,7 @@ impl Home {
             if !job.is(self.upkeep.unfinished.get()) {
                 self.upkeep.unfinished.set(None);
             }
+            self.upkeep.resync_in_vain.set(false);
             let whole = match job {
                 Job::Stop => return,
                 Job::Recover(slot, member) => self.recover(slot, member).await,
@@ -237,7 +241,11 @@ impl Home {
             self.end(whole);
             if !whole && !self.stopped.get() {
                 // Something was in the way. If it was the membership, the next look sees it; if sectors, not too soon.
-                let changed = || self.stopped.get() || self.shared().snapshot().generation != generation;
+                let changed = || {
+                    self.stopped.get()
+                        || self.shared().snapshot().generation != generation
+                        || self.upkeep.resync_in_vain.get() && self.has_scrubs()
+                };
                 shard::timeout(RETRY_NS, self.work.wait_until(changed)).await;
             }
         }
@@ -258,11 +266,17 @@ impl Home {
             {
                 return Some(Job::Recover(slot, member.id));
             }
-            if snapshot.is_complete() && snapshot.intent.resync_count() > 0 {
+            // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of them.
+            let in_vain = self.upkeep.resync_in_vain.get() && self.has_scrubs();
+            if snapshot.is_complete() && snapshot.intent.resync_count() > 0 && !in_vain {
                 return Some(Job::Resync);
             }
         }
         self.upkeep.scrubs.borrow().front().cloned().map(Job::Scrub)
+    }
+
+    fn has_scrubs(&self) -> bool {
+        !self.upkeep.scrubs.borrow().is_empty()
     }
 
     fn begin(&self, action: SyncAction, done: u64, total: u64) {
@@ -601,7 +615,7 @@ impl VolumeInner {
 /// only rows that need it are made from others: what is right as it is must not be replaced by what damage elsewhere in the
 /// stripe makes of it.
 fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &Row) -> Result<(), IoError> {
-    if row.unreadable.is_empty() || to - from <= ROW_BYTES {
+    if row.unreadable.is_empty() || to - from <= ROW_BYTES || active(Mutant::HealsWholeChunk) {
         return Ok(());
     }
     Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })

@@ -95,10 +95,12 @@ mutants! {
     RepairLeavesCache,
     /// One differing byte is enough to call a chunk wrong, whatever the others say.
     LocateGuesses,
-    /// Rows that wait for a resync are judged by their parities (C10).
-    LocateOutOfSync,
     /// A chunk that was made from the others is taken for read when a wrong one is located.
     LocateDegraded,
+    /// After a read error the whole chunk is made from the others, what could be read of it too.
+    HealsWholeChunk,
+    /// A repair is reported before the members were flushed (C4).
+    RepairWithoutFlush,
 }
 
 #[cfg(feature = "mutants")]

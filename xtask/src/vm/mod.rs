@@ -15,6 +15,7 @@ mod journal;
 pub mod machine;
 mod mdadm;
 pub mod members;
+mod repair;
 pub mod server;
 
 use std::fs::{self, File};
@@ -101,6 +102,16 @@ const SCENARIOS: &[Scenario] = &[
         name: "write-error",
         about: "dm-error under a member of our server in the guest: the member is failed, nothing else",
         run: faults::write_error,
+    },
+    Scenario {
+        name: "repair",
+        about: "silent damage: our repair and the kernel's make the same bytes, and count the same",
+        run: repair::beside_the_kernel,
+    },
+    Scenario {
+        name: "locate",
+        about: "repair --locate puts right what one member of a RAID6 row got wrong; the kernel finds it clean and equal",
+        run: repair::locate,
     },
     Scenario {
         name: "clients",

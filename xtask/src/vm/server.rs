@@ -155,6 +155,13 @@ impl Server {
         said(Command::new(&self.pinstripe).arg("check").arg(&self.control)).map(|_| ())
     }
 
+    /// `pinstripe repair --json` with further options: what it found.
+    pub fn repair(&self, options: &[&str]) -> Result<Value> {
+        let mut command = Command::new(&self.pinstripe);
+        let output = said(command.args(["repair", "--json"]).args(options).arg(&self.control))?;
+        serde_json::from_slice(&output.stdout).context("repair --json")
+    }
+
     /// `pinstripe fail`.
     pub fn fail(&self, slot: u32) -> Result<()> {
         let mut command = Command::new(&self.pinstripe);

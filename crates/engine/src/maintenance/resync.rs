@@ -46,6 +46,7 @@ impl Home {
             }
             intent.resynced(region);
         }
+        self.upkeep.resync_in_vain.set(!whole);
         // What was not dirty for writers is clean now: the superblocks may say so.
         let refreshes = !self.shared().admission.is_open() && !self.dirty.get() || self.awaits_log();
         if whole && refreshes {

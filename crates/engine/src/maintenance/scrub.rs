@@ -352,6 +352,9 @@ impl Home {
 
     /// What was corrected is on the medium before it is reported.
     async fn flush_repairs(&self) -> bool {
+        if active(Mutant::RepairWithoutFlush) {
+            return true;
+        }
         let view = self.volume.inner.view();
         let failed = self.volume.inner.flush_members(&view).await;
         for (slot, error) in &failed {
@@ -437,7 +440,7 @@ impl VolumeInner {
         let unexplained = Findings { unexplained: wrong.len() as u64, ..Findings::default() };
         let intent = &view.snapshot.intent;
         let out_of_sync = intent.needs_resync(intent.regions(offset, ROW_BYTES.into()));
-        if !suspects.are_all_there(offset) || out_of_sync && !active(Mutant::LocateOutOfSync) {
+        if !suspects.are_all_there(offset) || out_of_sync {
             return Ok(unexplained);
         }
         let fixes: Vec<(usize, MemberSlot)> = wrong
