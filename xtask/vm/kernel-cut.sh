@@ -11,7 +11,7 @@ done 4</tmp/arrays
 
 # A new bitmap has every bit set; only when they are clear does it say anything.
 while read -r name level count chunk layout bitmap missing <&4; do
-    [ "$bitmap" = none ] || wait_bitmap_clear "$name"
+    [ "$bitmap" != internal ] || wait_bitmap_clear "$name"
 done 4</tmp/arrays
 
 write_for_ever() {

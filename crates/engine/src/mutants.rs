@@ -103,6 +103,18 @@ mutants! {
     RepairWithoutFlush,
 }
 
+impl Mutant {
+    /// Those that the engine's exhaustive test of the write hole finds, rather than the swarm.
+    pub const OF_LOGS: &[Self] = &[
+        Self::LogAfterData,
+        Self::LogRecordForgotten,
+        Self::LogWithoutForcing,
+        Self::LogWrongRange,
+        Self::LogWrongCoefficient,
+        Self::ReplaySkipsEntry,
+    ];
+}
+
 #[cfg(feature = "mutants")]
 thread_local! {
     static ACTIVE: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };

@@ -51,19 +51,18 @@ const WRITER_BLOCKS: u64 = 500;
 const WRITES_MIN: u64 = 400;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The kernel writes to [`KERNEL_ARRAYS`] until its power is cut: what each array may hold now.
-pub fn cut_the_kernel(lab: &Lab) -> Result<BTreeMap<&'static str, Vec<Run>>> {
+/// The kernel writes to `geometries` until its power is cut: what each array may hold now.
+pub fn cut_the_kernel(lab: &Lab, geometries: &[Geometry]) -> Result<BTreeMap<&'static str, Vec<Run>>> {
     let blocks: Vec<String> =
         KERNEL_BLOCKS.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     let mut machine = Machine::new("cut", include_str!("../../vm/kernel-cut.sh"));
-    for geometry in KERNEL_ARRAYS {
+    for geometry in geometries {
         geometry.make_members(lab)?;
         geometry.attach(lab, &mut machine, &[]);
     }
-    machine =
-        machine.variable("ARRAYS", &members::lines(KERNEL_ARRAYS)).variable("BLOCKS", &blocks.join(" "));
+    machine = machine.variable("ARRAYS", &members::lines(geometries)).variable("BLOCKS", &blocks.join(" "));
     let outcome = lab.boot(machine.modules(super::LEVELS))?;
-    KERNEL_ARRAYS
+    geometries
         .iter()
         .map(|geometry| {
             let acknowledged = outcome
@@ -87,7 +86,7 @@ pub fn cut_the_kernel(lab: &Lab) -> Result<BTreeMap<&'static str, Vec<Run>>> {
 
 /// The kernel is cut, we serve and resync, then the kernel looks once more.
 pub fn kernel_dies(lab: &Lab) -> Result<()> {
-    let left = cut_the_kernel(lab)?;
+    let left = cut_the_kernel(lab, KERNEL_ARRAYS)?;
     let mut held = BTreeMap::new();
     for geometry in KERNEL_ARRAYS {
         let server = Server::start(lab, geometry.name, &geometry.present(lab))?;
@@ -172,7 +171,7 @@ pub fn degraded_server_dies(lab: &Lab) -> Result<()> {
 }
 
 /// Whether the first member says that the array was being written.
-fn is_dirty(lab: &Lab, geometry: &Geometry) -> Result<bool> {
+pub fn is_dirty(lab: &Lab, geometry: &Geometry) -> Result<bool> {
     Ok(Superblock::read(&fs::read(geometry.file(lab, 0))?)?.resync_offset != u64::MAX)
 }
 

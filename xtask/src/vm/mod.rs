@@ -12,6 +12,7 @@ mod fio;
 pub mod image;
 mod interop;
 mod journal;
+mod logs;
 pub mod machine;
 mod mdadm;
 pub mod members;
@@ -87,6 +88,21 @@ const SCENARIOS: &[Scenario] = &[
         name: "power",
         about: "sudden resets of our server's machine, whose disks forget what was not flushed; a short soak",
         run: |lab| crate::soak::power(lab, 2),
+    },
+    Scenario {
+        name: "our-ppl-in-kernel",
+        about: "kill -9 of our server under writes: the kernel replays our partial parity log, and resyncs nothing",
+        run: logs::ours_in_kernel,
+    },
+    Scenario {
+        name: "kernel-ppl-with-us",
+        about: "power fails under the kernel's writes: we replay its partial parity log, and both find nothing wrong",
+        run: logs::kernels_with_us,
+    },
+    Scenario {
+        name: "double-parity-log",
+        about: "RAID6 with our log: clean, the kernel assembles it; dirty, it refuses, and we replay",
+        run: logs::double_parity,
     },
     Scenario {
         name: "ext4",

@@ -25,7 +25,10 @@ pub fn create(lab: &Lab, geometry: &Geometry, devices: &[PathBuf], options: &[&s
     if !geometry.layout.is_empty() {
         command.args(["--layout", geometry.layout]);
     }
-    command.args(["--bitmap", if geometry.bitmap { "internal" } else { "none" }]);
+    match geometry.policy {
+        Some(policy) => command.args(["--consistency-policy", policy]),
+        None => command.args(["--bitmap", if geometry.bitmap { "internal" } else { "none" }]),
+    };
     if let Some(journal) = geometry.journal(lab) {
         command.arg("--write-journal").arg(journal);
     }
