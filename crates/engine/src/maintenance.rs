@@ -230,7 +230,9 @@ impl Home {
             }
             // C4: parity must be on the members before anything may say that it matches.
             let view = self.volume.inner.view();
-            if walk.errors.get() > 0 || !self.volume.inner.flush_members(&view).await.is_empty() {
+            let flushed =
+                active(Mutant::ResyncWithoutFlush) || self.volume.inner.flush_members(&view).await.is_empty();
+            if walk.errors.get() > 0 || !flushed {
                 whole = false;
                 continue;
             }
@@ -373,7 +375,13 @@ impl VolumeInner {
         let offset = geometry.member_offset(stripe) + u64::from(from);
         let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
         self.read_row(view, stripe, (from, to), want, row).await?;
-        let (p, q) = self.parity_of(map, row, length, row.p.is_some(), row.q.is_some());
+        let (p, q) = self.parity_of(
+            map,
+            row,
+            length,
+            row.p.is_some(),
+            row.q.is_some() && !active(Mutant::ResyncIgnoresQ),
+        );
         let mut mismatched = Set64::EMPTY;
         let mut rows = 0;
         let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];

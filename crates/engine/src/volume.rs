@@ -21,6 +21,7 @@ use crate::{
     fan_out::FanOut,
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     image::Piece,
+    mutants::{Mutant, active},
     plan::Price,
     row::Row,
     shared::{Answer, Shared},
@@ -170,6 +171,9 @@ impl Volume {
                 branch.finish(volume.inner.write_stripe(part.stripe, piece).await);
             });
         }
+        if active(Mutant::StripesNotAwaited) {
+            return Ok(());
+        }
         all.wait().await
     }
 
@@ -221,7 +225,10 @@ impl Volume {
     async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
         let Geometry::Parity(geometry) = &self.inner.shared.geometry else { return Ok((offset, offset)) };
         let stripe_bytes = u64::from(geometry.stripe_bytes());
-        let (first, last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        let (mut first, mut last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        if active(Mutant::TrimRoundedOutward) {
+            (first, last) = (offset / stripe_bytes, (offset + length).div_ceil(stripe_bytes));
+        }
         if first >= last || !self.inner.can_zero() {
             return Ok((offset, offset));
         }
