@@ -31,6 +31,7 @@ use crate::{
     intent::IntentTable,
     maintenance::Upkeep,
     members::answered,
+    mutants::{Mutant, active},
     options::ArrayOptions,
     records::{MemberState, Records},
     shared::Shared,
@@ -292,7 +293,7 @@ impl Array {
         let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let mut records = Records::new(freshest.array, seats, bitmap);
-        if forced {
+        if forced && !active(Mutant::ForcedKeepsCheckpoint) {
             // Below what was recorded a recovering member may have missed what was being written.
             records.recover_anew();
         }
@@ -467,7 +468,7 @@ impl Array {
         let placed = place_spare(&template, device, &in_use, info.logical_block.into());
         let mut superblock =
             placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })?;
-        superblock.member.recovery_offset = Some(Sector(0));
+        superblock.member.recovery_offset = (!active(Mutant::SpareCalledInSync)).then_some(Sector(0));
         Ok(superblock)
     }
 
@@ -595,7 +596,7 @@ fn initial_intent(
             }
         }
     }
-    let Some(from) = dirty_from else { return intent };
+    let Some(from) = dirty_from.filter(|_| !active(Mutant::UncleanNotResynced)) else { return intent };
     let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {

@@ -183,7 +183,9 @@ impl Home {
             return false;
         }
         let lost = leaving.iter().filter(|(slot, _)| !snapshot.missing.contains(*slot)).count();
-        if snapshot.missing.len() + lost > self.shared().geometry.redundancy() {
+        if snapshot.missing.len() + lost > self.shared().geometry.redundancy()
+            && !active(Mutant::BeyondRedundancyRecorded)
+        {
             // C3: nothing is written down; an outage of all must not make all faulty.
             for (_, failure) in leaving {
                 self.note(&failure.error);
@@ -215,6 +217,9 @@ impl Home {
         // Before the superblocks say that the log counts, it holds nothing.
         if !self.empty_log(true).await {
             return;
+        }
+        if active(Mutant::GateOpenBeforeDirty) {
+            self.shared().admission.open();
         }
         if active(Mutant::NeverDirty) || self.update_superblocks().await.is_ok() {
             self.shared().admission.take_wanted();
@@ -452,7 +457,9 @@ impl Home {
         let old = self.shared().snapshot();
         let publish = || async {
             let now = self.shared().snapshot();
-            intent.inherit(&now.intent);
+            if !active(Mutant::IntentSwapForgetsMarks) {
+                intent.inherit(&now.intent);
+            }
             if !now.is_complete() {
                 intent.set_missed(0..=intent.len() - 1);
             }

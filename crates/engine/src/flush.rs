@@ -31,7 +31,9 @@ impl VolumeInner {
                 .map_or(Ok(()), |slot| Err(striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
         }
         for (slot, error) in failed {
-            if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error) {
+            if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error)
+                && !active(Mutant::FailedFlushNotAwaited)
+            {
                 self.shared.dropped(member).await?;
             }
         }
@@ -49,6 +51,18 @@ impl VolumeInner {
             }
         }
         set.wait().await;
+        if active(Mutant::FlushTriedAgain) {
+            let requests = set.len();
+            for (index, slot) in slots.iter().enumerate().take(requests) {
+                if set.take(index).result.is_err()
+                    && let Some((_, device)) = view.member(*slot)
+                {
+                    // Believed whatever it says.
+                    let _ = device.flush().await;
+                }
+            }
+            set.clear();
+        }
         let failed = (0..set.len())
             .filter_map(|index| set.take(index).result.err().map(|error| (slots[index], error)))
             .collect();
@@ -85,7 +99,9 @@ impl VolumeInner {
         };
         let intent = &view.snapshot.intent;
         let mark = intent.mark(intent.regions(offset, chunk), stripe.0);
-        intent.durable(&mark).await;
+        if !active(Mutant::ZeroesBeforeIntent) {
+            intent.durable(&mark).await;
+        }
         let log = &view.snapshot.log;
         let logged = match Box::pin(log.write_whole(self, &view, stripe)).await {
             Ok(logged) => logged,
@@ -93,7 +109,9 @@ impl VolumeInner {
             // The stripe is written by other means then.
             Err(LogError::Member(_) | LogError::Moved) => return Ok(false),
         };
-        self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        if !active(Mutant::ZeroesLeaveCache) {
+            self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        }
         let (unsupported, mut dropped) = self.zero_members(&view, stripe).await;
         if !log.is_none() {
             for (slot, error) in self.flush_members(&view).await {

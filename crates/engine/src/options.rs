@@ -34,6 +34,10 @@ pub struct ArrayOptions {
     pub member_timeout_ns: u64,
     /// Most writes in one batch.
     pub batch_max: usize,
+    /// Words of the stripe table, rounded up to a power of two: stripes that share one wait for each other.
+    pub stripe_slots: usize,
+    /// Writes of one shard that may wait in the stripe table; more wait for a place in it.
+    pub waiters_per_shard: usize,
     /// Seconds since 1970, for the superblocks' time of update.
     pub wall_clock: fn() -> u64,
 }
@@ -55,6 +59,8 @@ impl Default for ArrayOptions {
             slow_member_ns: 5_000_000_000,
             member_timeout_ns: 30_000_000_000,
             batch_max: 256,
+            stripe_slots: 1 << 14,
+            waiters_per_shard: 4096,
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         }
     }

@@ -136,7 +136,7 @@ impl VolumeInner {
         mut buffer: Buffer,
         repair: Option<usize>,
     ) -> (Result<(), IoError>, Buffer) {
-        let claim = if active(Mutant::DegradedReadWithoutClaim) {
+        let mut claim = if active(Mutant::DegradedReadWithoutClaim) {
             None
         } else {
             Some(self.claim_alone(piece.stripe).await)
@@ -162,6 +162,9 @@ impl VolumeInner {
         {
             self.counters().reconstructed_reads.add(1);
             buffer.copy_from_slice(&bytes);
+            if active(Mutant::RepairOutsideClaim) {
+                claim = None;
+            }
             if let Some(slot) = repair {
                 self.rewrite(&view, slot, piece, bytes).await;
             }

@@ -17,6 +17,7 @@ use crate::{
     assembly::Found,
     consistency::LogArea,
     error::MemberError,
+    mutants::{Mutant, active},
     snapshot::{Member, MemberId},
     volume::Unattached,
 };
@@ -79,7 +80,8 @@ impl Records {
             }
         }
         let current = records.array.events;
-        records.uneven = records.members.iter().any(|book| book.superblock.array.events != current);
+        records.uneven = !active(Mutant::UnevenNotLevelled)
+            && records.members.iter().any(|book| book.superblock.array.events != current);
         records
     }
 
@@ -172,8 +174,10 @@ impl Records {
 
     /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with it.
     pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
-        self.disown_absent();
-        self.array.events += 1;
+        if !active(Mutant::AbsentNotDisowned) {
+            self.disown_absent();
+        }
+        self.array.events += u64::from(!active(Mutant::EventsStandStill));
         self.array.updated = Timestamp::new(now, 0);
         self.array.resync_offset = dirty_from
             .map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));

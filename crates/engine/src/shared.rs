@@ -23,11 +23,6 @@ use crate::{
 /// What a batch answers.
 pub type Answer = Result<(), IoError>;
 
-/// Slots of the stripe table.
-const STRIPE_SLOTS: usize = 1 << 14;
-/// Requests of one shard that may wait for claims at a time.
-const WAITERS_PER_SHARD: usize = 4096;
-
 /// See the module.
 pub struct Shared {
     /// The shape of the array.
@@ -141,9 +136,10 @@ impl Shared {
         shards: Vec<ShardHandle>,
     ) -> Self {
         let count = shards.len();
+        let (slots, waiters) = (options.stripe_slots, options.waiters_per_shard);
         Self {
             geometry,
-            stripes: StripeTable::new(STRIPE_SLOTS, count, WAITERS_PER_SHARD),
+            stripes: StripeTable::new(slots, count, waiters.max(1)),
             admission: Admission::new(count, snapshot.generation),
             cache: ParityCache::new(options.parity_cache_bytes),
             member_limit_ns: AtomicU64::new(options.member_timeout_ns),

@@ -5,6 +5,7 @@ use pinstripe_runtime::{Buffer, DeviceError, Slice};
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
+    mutants::{Mutant, active},
     snapshot::View,
     volume::VolumeInner,
 };
@@ -64,7 +65,7 @@ impl VolumeInner {
                 set.push(device.write(
                     member.data_offset + extent.member_offset,
                     data.slice(done, length),
-                    fua,
+                    fua && !active(Mutant::StripedFuaDropped),
                 ));
                 places.push((extent.slot.index(), extent.member_offset));
             }

@@ -22,6 +22,7 @@ use crate::{
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     image::Piece,
     members::Supervised,
+    mutants::{Mutant, active},
     plan::Price,
     row::Row,
     shared::{Answer, Shared},
@@ -194,6 +195,9 @@ impl Volume {
                 branch.finish(volume.inner.write_stripe(part.stripe, piece).await);
             });
         }
+        if active(Mutant::StripesNotAwaited) {
+            return Ok(());
+        }
         all.wait().await
     }
 
@@ -245,7 +249,10 @@ impl Volume {
     async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
         let Geometry::Parity(geometry) = &self.inner.shared.geometry else { return Ok((offset, offset)) };
         let stripe_bytes = u64::from(geometry.stripe_bytes());
-        let (first, last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        let (mut first, mut last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        if active(Mutant::TrimRoundedOutward) {
+            (first, last) = (offset / stripe_bytes, (offset + length).div_ceil(stripe_bytes));
+        }
         if first >= last || !self.inner.can_zero() {
             return Ok((offset, offset));
         }

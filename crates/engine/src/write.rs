@@ -195,7 +195,7 @@ impl VolumeInner {
         let mark = self.prepare(&view, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
-        let late = if self.join(claim, context) > 0 {
+        let late = if self.join(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
             self.counters().joined_late.add(1);
             Some(self.prepare(&view, stripe, context).await.map_err(stale)?)
         } else {
@@ -635,6 +635,10 @@ impl VolumeInner {
         }
         for (run, parity) in plan.runs().iter().zip(parity.iter()) {
             self.forget_parity(stripe, run);
+            let lost = |column| view.member(map.data_slot(column).index()).is_none();
+            if active(Mutant::DegradedParityNotWritten) && run.written.iter().any(lost) {
+                continue;
+            }
             for (bytes, slot) in parity.iter().zip([Some(map.p_slot()), map.q_slot()]) {
                 if let (Some(bytes), Some(slot)) = (bytes, slot) {
                     submit(slot, run.start, bytes, fua && !active(Mutant::FuaOnDataOnly));
@@ -681,7 +685,7 @@ impl VolumeInner {
             for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
                 let Some(bytes) = bytes.take() else { continue };
                 let rows = run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES;
-                let key = |row| Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
+                let key = |row| Key { stripe: stripe.0, row, parity, generation: cache_generation(snapshot) };
                 if run.length() == ROW_BYTES && rows.len() == 1 {
                     self.shared.cache.insert(key(rows.start), bytes);
                     continue;
@@ -711,6 +715,11 @@ impl VolumeInner {
 fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
     let absent = |slot: MemberSlot| snapshot.absent().contains(slot.index());
     snapshot.log.takes_whole_pages() && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
+}
+
+/// The generation in the keys of cached parity (C13).
+fn cache_generation(snapshot: &Snapshot) -> u64 {
+    if active(Mutant::CacheIgnoresGeneration) { 1 } else { snapshot.generation }
 }
 
 /// Has the set timed, if `timed`. Returns the time of the start, else 0.
@@ -747,7 +756,7 @@ impl Facts for PlanFacts<'_> {
         if self.rows.iter().any(|(p, r, _)| (*p, *r) == (parity, row)) {
             return true;
         }
-        let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
+        let key = Key { stripe: self.stripe.0, row, parity, generation: cache_generation(self.snapshot) };
         // Taken out: whatever the plan, this parity is about to be written (C13).
         let found = self.volume.shared.cache.take(&key);
         self.volume

@@ -223,7 +223,8 @@ impl Detail {
         let failed = self.failed.iter().map(Failed::in_words);
         let tail = format!("statistics\n{}", output::table(&counters));
         let advice = self.advice.iter().map(|advice| format!("{advice}\n"));
-        let text: String = [head].into_iter().chain(members).chain(failed).chain([tail]).chain(advice).collect();
+        let text: String =
+            [head].into_iter().chain(members).chain(failed).chain([tail]).chain(advice).collect();
         // Whatever came over the socket, it doesn't steer the terminal.
         text.lines().map(|line| printable(line) + "\n").collect()
     }

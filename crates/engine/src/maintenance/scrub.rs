@@ -398,7 +398,10 @@ impl VolumeInner {
         let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
         self.read_row(view, stripe, (from, to), want, row).await?;
         in_single_rows(stripe, (from, to), row)?;
-        let (p, q) = self.parity_of(map, row, length, row.p.is_some(), row.q.is_some());
+        let (p, q) = {
+            let q = row.q.is_some() && !active(Mutant::ResyncIgnoresQ);
+            self.parity_of(map, row, length, row.p.is_some(), q)
+        };
         let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];
         let wrong_in = |range: Range<usize>| {
             pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[range.clone()] != new[range.clone()]))
