@@ -198,6 +198,9 @@ pub struct ServeArguments {
     /// KiB of each member per second that they never exceed [default: 2000000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_max: Option<u64>,
+    /// Corrected read errors after which a member is dropped, if the array can do without it; each hour halves the count
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub max_read_errors: u32,
     /// Let --nbd tcp: listen on other than loopback addresses: there is no encryption and no password yet
     #[arg(long)]
     pub allow_remote: bool,

@@ -7,7 +7,8 @@
 use std::{rc::Rc, sync::Arc};
 
 use pinstripe_md::{
-    bad_blocks::{BadBlocks, BadBlocksError},
+    bad_block_table::BadBlockTable,
+    bad_blocks::BadBlocksError,
     bitmap::{BitmapError, BitmapImage},
     superblock::{
         ErrorKind, ReadOnlyReason, RefusedReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock,
@@ -236,7 +237,7 @@ pub(crate) struct Found {
     pub(crate) source: Arc<dyn DeviceSource>,
     pub(crate) device: Rc<dyn Device>,
     pub(crate) superblock: Superblock,
-    pub(crate) bad_blocks: BadBlocks,
+    pub(crate) bad_blocks: BadBlockTable,
 }
 
 /// What assembly decided, before anything is written.
@@ -357,13 +358,13 @@ async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleErr
     let superblock = read_superblock(&*device).await?;
     let superblock = superblock
         .ok_or(AssembleError::Superblock { name: name.clone(), error: SuperblockError::NoMagic })?;
-    let mut bad_blocks = BadBlocks::default();
+    let mut bad_blocks = BadBlockTable::default();
     if let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
         && log.in_use
     {
         let bytes = read_bytes(&*device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
-        bad_blocks =
-            BadBlocks::decode(&bytes, log.shift).map_err(|error| AssembleError::BadBlocks { name, error })?;
+        bad_blocks = BadBlockTable::decode(&bytes, log.shift)
+            .map_err(|error| AssembleError::BadBlocks { name, error })?;
     }
     Ok(Found { source, device, superblock, bad_blocks })
 }

@@ -19,6 +19,7 @@ use crate::{
     consistency::LogChange,
     error::{IoError, MemberError, Operation},
     events::EventKind,
+    members::spare_the_needed,
     mutants::{Mutant, active},
     records::MemberState,
     shared::Failure,
@@ -83,6 +84,8 @@ impl Home {
                 self.drop_failed().await;
             } else if self.has_lost_journal() {
                 self.record_journal_loss().await;
+            } else if !shared.bad_reports.is_empty() {
+                self.keep_bad_blocks().await;
             } else if wants_dirty(&shared.admission) {
                 self.make_dirty().await;
             } else if let Some(command) = self.take_command() {
@@ -101,6 +104,7 @@ impl Home {
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
         self.shared().has_failures()
+            || !self.shared().bad_reports.is_empty()
             || wants_dirty(admission)
             || self.has_commands()
             || self.has_lost_journal()
@@ -131,10 +135,14 @@ impl Home {
                 self.bound_waits();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
-                while self.shared().has_failures() && !self.shared().has_failed() {
+                while (self.shared().has_failures() || !self.shared().bad_reports.is_empty())
+                    && !self.shared().has_failed()
+                {
                     self.drop_failed().await;
+                    self.keep_bad_blocks().await;
                 }
                 self.stopped.set(true);
+                self.shared().bad_reports.close();
                 reply.send(self.write_clean().await);
                 return true;
             }
@@ -179,6 +187,7 @@ impl Home {
                 leaving.push((slot, failure));
             }
         }
+        spare_the_needed(&snapshot, self.shared().geometry.redundancy(), &mut leaving);
         if leaving.is_empty() {
             return false;
         }

@@ -206,7 +206,8 @@ fn slot_detail(seat: &Seat) -> SlotDetail {
         write_latency_ns: member.map_or(0, |m| m.cost.write().latency_ns),
         slow: member.is_some_and(|m| m.health.is_slow()),
         late_requests: member.map_or(0, |m| m.health.late_requests()),
-        bad_sectors: member.map_or(0, |m| m.bad_blocks.ranges().iter().map(|r| r.end - r.start).sum()),
+        bad_sectors: member
+            .map_or(0, |m| m.bad_blocks.table().blocks().ranges().iter().map(|r| r.end - r.start).sum()),
         statistics: member.map(|m| m.health.statistics()).unwrap_or_default(),
     }
 }

@@ -5,6 +5,7 @@ pub mod admission;
 mod advice;
 pub mod array;
 pub mod assembly;
+pub mod bad_blocks;
 pub mod consistency;
 mod control;
 pub mod cost;

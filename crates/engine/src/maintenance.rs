@@ -31,7 +31,7 @@ use self::{
 use crate::{
     array::{Array, Home},
     decode::encode,
-    error::{IoError, Operation},
+    error::IoError,
     events::EventKind,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
     mutants::{Mutant, active},
@@ -165,7 +165,7 @@ impl Drop for Asking<'_> {
 struct Walk {
     action: SyncAction,
     target: Option<(usize, MemberId)>,
-    generation: u64,
+    membership: u64,
     correction: Correction,
     scrub: Option<Rc<Scrub>>,
     next: Cell<u64>,
@@ -319,7 +319,7 @@ impl Home {
         self.walk_along(Walk {
             action,
             target,
-            generation: self.shared().snapshot().generation,
+            membership: self.shared().snapshot().membership,
             correction,
             scrub: None,
             next: Cell::new(stripes.start),
@@ -420,7 +420,7 @@ impl Home {
     fn shall_end(&self, walk: &Walk) -> bool {
         self.stopped.get()
             || self.shared().has_failed()
-            || self.shared().admission.generation() != walk.generation
+            || self.shared().snapshot().membership != walk.membership
             || walk.scrub.as_ref().is_some_and(|scrub| scrub.is_cancelled())
     }
 
@@ -484,16 +484,17 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(stripe).await)
         };
-        let view = self.view();
-        if view.snapshot.generation != walk.generation {
-            return Err(IoError::Stopping);
-        }
-        match self.sync_chunk(&view, walk, stripe, row).await {
-            // What one membership can't read, the next may be able to (C1).
-            Err(IoError::Unreadable { .. }) if self.shared.admission.generation() != walk.generation => {
-                Err(IoError::Stopping)
+        loop {
+            let view = self.view();
+            if view.snapshot.membership != walk.membership {
+                return Err(IoError::Stopping);
             }
-            result => result,
+            let result = self.sync_chunk(&view, walk, stripe, row).await;
+            // What one membership can't read, the next may be able to (C1).
+            let stale = self.shared.admission.generation() != view.snapshot.generation;
+            if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
+                return result;
+            }
         }
     }
 
@@ -540,10 +541,12 @@ impl VolumeInner {
         let Some((member, device)) = view.member(slot) else { return Err(IoError::Stopping) };
         self.counters().member_writes.add(1);
         self.counters().member_write_bytes.add(bytes.len() as u64);
+        let length = bytes.len() as u64;
         if let Err(error) = device.write(member.data_offset + offset, bytes, false).await.result {
-            self.report(view, slot, Operation::Write, member.data_offset + offset, error);
-            return Err(IoError::Stopping);
+            let listed = self.record_bad(view, slot, (offset, length), error).await;
+            return if listed { Ok(()) } else { Err(IoError::Stopping) };
         }
+        self.note_written(view, slot, offset, length);
         Ok(())
     }
 
@@ -604,8 +607,9 @@ impl VolumeInner {
             };
             let bytes =
                 bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
-            self.write_sync(view, slot, geometry.member_offset(stripe) + u64::from(from), bytes).await?;
-            self.counters().corrected_reads.add(1);
+            let at = geometry.member_offset(stripe) + u64::from(from);
+            self.write_sync(view, slot, at, bytes).await?;
+            self.corrected(view, slot, at);
         }
         Ok(())
     }

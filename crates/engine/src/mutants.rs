@@ -177,9 +177,31 @@ mutants! {
     HealsWholeChunk,
     /// A repair is reported before the members were flushed (C4).
     RepairWithoutFlush,
+    /// A write that a member did not answer in time is acknowledged before the superblocks know (C2, C16).
+    TimeOutAcknowledged,
+    /// A member that was given up is asked again while it still has requests under way (C16).
+    LateMemberAsked,
+    /// A device may join although it still has requests of an earlier membership under way (C16).
+    LateMemberAdded,
+    /// A member is kept however many of its reads had to be corrected.
+    CorrectedReadsUnlimited,
+    /// A bad block is heeded, but not written down.
+    BadBlockForgotten,
+    /// A bad block is taken off the list before what was written there is durable (C4).
+    BadBlockFreedEarly,
 }
 
 impl Mutant {
+    /// Those that the engine's directed scenes of failures find (`tests/fault_mutants.rs`), rather than the swarm.
+    pub const OF_FAULTS: &[Self] = &[
+        Self::TimeOutAcknowledged,
+        Self::LateMemberAsked,
+        Self::LateMemberAdded,
+        Self::CorrectedReadsUnlimited,
+        Self::BadBlockForgotten,
+        Self::BadBlockFreedEarly,
+    ];
+
     /// Those that the engine's exhaustive test of the write hole finds, rather than the swarm.
     pub const OF_LOGS: &[Self] = &[
         Self::LogAfterData,

@@ -32,6 +32,9 @@ pub struct ArrayOptions {
     pub slow_member_ns: u64,
     /// How long a member may take for a request until it is dropped, in nanoseconds; 0 for ever.
     pub member_timeout_ns: u64,
+    /// Corrected reads after which a member is dropped, if the array can do without it; every hour halves what was counted (MD:
+    /// max_read_errors).
+    pub max_read_errors: u32,
     /// Most writes in one batch.
     pub batch_max: usize,
     /// Words of the stripe table, rounded up to a power of two: stripes that share one wait for each other.
@@ -58,6 +61,7 @@ impl Default for ArrayOptions {
             leg_stripes: 256,
             slow_member_ns: 5_000_000_000,
             member_timeout_ns: 30_000_000_000,
+            max_read_errors: 20,
             batch_max: 256,
             stripe_slots: 1 << 14,
             waiters_per_shard: 4096,

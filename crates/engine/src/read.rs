@@ -212,9 +212,9 @@ impl VolumeInner {
         let offset = self.parity_geometry().member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         let Some((member, device)) = view.readable(slot, offset, piece.length.into()) else { return };
         match device.write(member.data_offset + offset, bytes, false).await.result {
-            Ok(_) => self.counters().corrected_reads.add(1),
+            Ok(_) => self.corrected(view, slot, offset),
             Err(error) => {
-                self.report(view, slot, Operation::Write, member.data_offset + offset, error);
+                self.record_bad(view, slot, (offset, piece.length.into()), error).await;
             }
         }
     }

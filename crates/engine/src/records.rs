@@ -6,6 +6,7 @@ use std::{
 };
 
 use pinstripe_md::{
+    bad_block_table::BadBlockTable,
     bitmap::BitmapImage,
     identity::Timestamp,
     superblock::{ArrayRecord, MemberRecord, ResyncOffset, Role, Superblock},
@@ -15,6 +16,7 @@ use pinstripe_runtime::{Device, DeviceSource};
 
 use crate::{
     assembly::Found,
+    bad_blocks::MemberBadBlocks,
     consistency::LogArea,
     error::MemberError,
     mutants::{Mutant, active},
@@ -104,7 +106,7 @@ impl Records {
         source: Arc<dyn DeviceSource>,
         device: Rc<dyn Device>,
         superblock: Superblock,
-        bad_blocks: pinstripe_md::bad_blocks::BadBlocks,
+        bad_blocks: impl Into<BadBlockTable>,
         slot: usize,
         state: MemberState,
     ) -> Arc<Member> {
@@ -113,7 +115,7 @@ impl Records {
             name: device.info().name.clone(),
             source: Mutex::new(Some(source)),
             data_offset: superblock.member.data_offset.0 * SECTOR_BYTES,
-            bad_blocks,
+            bad_blocks: MemberBadBlocks::new(bad_blocks.into(), &superblock, &*device),
             cost: crate::cost::MemberCost::default(),
             log_area: Mutex::new(LogArea::of(&superblock)),
             health: crate::members::Health::default(),

@@ -10,6 +10,7 @@ use pinstripe_runtime::{
 
 use crate::{
     admission::Admission,
+    bad_blocks::Reports,
     error::{IoError, MemberError},
     geometry::Geometry,
     image::Piece,
@@ -48,6 +49,8 @@ pub struct Shared {
     durable: AtomicU64,
     durable_changed: Signal,
     failures: Mutex<Vec<Failure>>,
+    /// For the controller: sectors that turned bad or good.
+    pub(crate) bad_reports: Reports,
     /// Too many members failed (C3), or the superblocks can't be written.
     failed: AtomicBool,
     /// How long a member may take for a request; 0 for ever.
@@ -152,6 +155,7 @@ impl Shared {
             durable_changed: Signal::default(),
             current: Mutex::new(Arc::new(snapshot)),
             failures: Mutex::default(),
+            bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
         }
     }
@@ -220,6 +224,7 @@ impl Shared {
         self.admission.halt();
         self.durable_changed.notify();
         self.snapshot().log.wake();
+        self.bad_reports.wake();
     }
 
     /// How long a member may take for a request, in nanoseconds; 0 for ever.

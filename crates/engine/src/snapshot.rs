@@ -5,10 +5,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use pinstripe_md::bad_blocks::BadBlocks;
+use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
+    bad_blocks::MemberBadBlocks,
     consistency::{Log, LogArea},
     cost::MemberCost,
     geometry::Set64,
@@ -31,8 +32,8 @@ pub struct Member {
     pub(crate) source: Mutex<Option<Arc<dyn DeviceSource>>>,
     /// Where data begins on the device, in bytes.
     pub data_offset: u64,
-    /// Ranges that must not be read, in absolute sectors of the device.
-    pub bad_blocks: BadBlocks,
+    /// Its bad-block log; which ranges must not be read is in the snapshot.
+    pub bad_blocks: MemberBadBlocks,
     /// What its requests cost, measured.
     pub cost: MemberCost,
     /// Where the array's log lies on it, if there is one.
@@ -75,6 +76,10 @@ pub struct Snapshot {
     pub recovering: Set64,
     /// Slots of members with known bad blocks.
     pub with_bad_blocks: Set64,
+    /// By slot: what its member's log lists.
+    bad_blocks: Vec<Option<Arc<BadBlockTable>>>,
+    /// The generation of the last change that was more than one of the bad blocks.
+    pub membership: u64,
     /// The write intent that goes with this membership.
     pub intent: Arc<IntentTable>,
     /// The log that goes with this membership.
@@ -89,8 +94,40 @@ impl Snapshot {
         };
         let missing = slots(|s| !matches!(s, Seat::InSync(_)));
         let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
-        let with_bad_blocks = slots(|s| s.member().is_some_and(|member| !member.bad_blocks.is_empty()));
-        Self { generation, seats, missing, recovering, with_bad_blocks, intent, log }
+        let mut snapshot = Self {
+            generation,
+            missing,
+            recovering,
+            with_bad_blocks: Set64::EMPTY,
+            bad_blocks: Vec::new(),
+            membership: generation,
+            intent,
+            log,
+            seats,
+        };
+        snapshot.look_at_bad_blocks();
+        snapshot
+    }
+
+    /// Takes over what the members' logs list now.
+    pub(crate) fn look_at_bad_blocks(&mut self) {
+        let table = |seat: &Seat| seat.member().map(|member| member.bad_blocks.table());
+        self.bad_blocks = self.seats.iter().map(table).collect();
+        let lists =
+            |slot: &usize| self.bad_blocks[*slot].as_ref().is_some_and(|table| !table.blocks().is_empty());
+        self.with_bad_blocks = (0..self.seats.len()).filter(lists).collect();
+    }
+
+    /// Whether a range of a slot's member (in bytes, relative to its data) overlaps a known bad block.
+    pub fn is_bad(&self, slot: usize, offset: u64, length: u64) -> bool {
+        if !self.with_bad_blocks.contains(slot) {
+            return false;
+        }
+        let (Some(member), Some(table)) = (self.seats[slot].member(), &self.bad_blocks[slot]) else {
+            return false;
+        };
+        let (start, end) = (member.data_offset + offset, member.data_offset + offset + length);
+        table.blocks().first_overlap(start / 512..end.div_ceil(512)).is_some()
     }
 
     /// Slots that can't even be written.
@@ -129,7 +166,7 @@ impl View {
         if self.snapshot.missing.contains(slot) && !recovering {
             return None;
         }
-        self.member(slot).filter(|(member, _)| !member.is_bad(offset, length))
+        self.member(slot).filter(|_| !self.snapshot.is_bad(slot, offset, length))
     }
 }
 
@@ -138,7 +175,7 @@ impl View {
     pub fn unreadable(&self, offset: u64, length: u64) -> Set64 {
         let mut slots = self.snapshot.missing;
         for slot in self.snapshot.with_bad_blocks {
-            if self.snapshot.seats[slot].member().is_some_and(|member| member.is_bad(offset, length)) {
+            if self.snapshot.is_bad(slot, offset, length) {
                 slots.insert(slot);
             }
         }
@@ -161,14 +198,5 @@ impl Member {
     /// Where the array's log lies on it, if there is one.
     pub(crate) fn log_area(&self) -> Option<LogArea> {
         *self.log_area.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a range (in bytes, relative to the data) overlaps a known bad block.
-    pub fn is_bad(&self, offset: u64, length: u64) -> bool {
-        if self.bad_blocks.is_empty() {
-            return false;
-        }
-        let (start, end) = (self.data_offset + offset, self.data_offset + offset + length);
-        self.bad_blocks.first_overlap(start / 512..end.div_ceil(512)).is_some()
     }
 }

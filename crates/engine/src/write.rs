@@ -17,6 +17,7 @@ use std::ops::Deref;
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
+    bad_blocks::Listing,
     consistency::{self, Batch, LogError, Logged},
     cost::UNKNOWN,
     decode::{Sources, encode, exponent},
@@ -58,6 +59,8 @@ pub(crate) struct WriteContext {
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
+    /// Sectors that a member refused, which must be in its log before the acknowledgement.
+    listings: Vec<Listing>,
     /// The log can't take the batch in one: what comes after the image, last first. Nobody joins any more.
     rest: Vec<Parts>,
     is_split: bool,
@@ -86,6 +89,7 @@ impl Default for WriteContext {
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
             requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
             dropped: Vec::new(),
+            listings: Vec::new(),
             rest: Vec::new(),
             is_split: false,
             timed: false,
@@ -149,7 +153,7 @@ impl VolumeInner {
             match self.attempt(stripe, &mut claim, context).await {
                 Ok(generation) => match context.rest.pop() {
                     Some(parts) => context.image.load(parts),
-                    None => break self.acknowledge(generation, context).await,
+                    None => break self.acknowledge(stripe, generation, context).await,
                 },
                 Err(Again::Replan) => self.counters().replans.add(1),
                 Err(Again::Without(member)) => {
@@ -621,7 +625,8 @@ impl VolumeInner {
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
                 set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
-                requests.push(Transfer { slot, start, end: start });
+                let end = start + u32::try_from(data.len()).unwrap_or(u32::MAX);
+                requests.push(Transfer { slot, start, end });
             }
         };
         for extent in image.extents() {
@@ -630,7 +635,7 @@ impl VolumeInner {
         // Sectors that could not be read get what the new parity takes them for (C14). In a row that was never in sync
         // they would otherwise be one thing to parity and another to who reads them in smaller pieces.
         for (slot, start, bytes) in held.recovered.iter().filter(|(slot, ..)| avoid.contains(slot.index())) {
-            self.counters().corrected_reads.add(1);
+            self.corrected(view, slot.index(), base + u64::from(*start));
             submit(*slot, *start, bytes, fua);
         }
         for (run, parity) in plan.runs().iter().zip(parity.iter()) {
@@ -650,14 +655,26 @@ impl VolumeInner {
             let (slot, completed) = (transfer.slot.index(), set.completed_at(index));
             match set.take(index).result {
                 Ok(bytes) => {
+                    self.note_written(view, slot, base + u64::from(transfer.start), bytes as u64);
                     if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
                         member.cost.record_write(bytes as u64, completed - started);
                     }
                 }
                 Err(_) if active(Mutant::WriteErrorIgnored) => {}
+                Err(error)
+                    if active(Mutant::TimeOutAcknowledged) && error.kind == DeviceErrorKind::TimedOut => {}
                 Err(error) => {
                     let at = base + u64::from(transfer.start);
-                    context.dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                    let member = view.member(slot).map(|(member, _)| member);
+                    match member.filter(|member| self.can_list(member, error)) {
+                        Some(member) => {
+                            let range = (at, transfer.length().into());
+                            context.listings.push(self.list_bad(member, slot, range, error));
+                        }
+                        None => {
+                            context.dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                        }
+                    }
                 }
             }
         }
@@ -674,7 +691,8 @@ impl VolumeInner {
 
     /// After success the cache may have the rows that were written whole.
     fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
-        if !self.shared.cache.is_enabled() || !context.dropped.is_empty() {
+        let whole = context.dropped.is_empty() && context.listings.is_empty();
+        if !self.shared.cache.is_enabled() || !whole {
             return;
         }
         for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
@@ -699,12 +717,15 @@ impl VolumeInner {
     }
 
     /// The batch is on the members. It may be acknowledged once the superblocks know who missed it (C2).
-    async fn acknowledge(&self, generation: u64, context: &mut WriteContext) -> Answer {
+    async fn acknowledge(&self, stripe: StripeId, generation: u64, context: &mut WriteContext) -> Answer {
         if active(Mutant::AcknowledgeBeforeSuperblocks) {
             return Ok(());
         }
         for member in context.dropped.drain(..) {
             self.shared.dropped(member).await?;
+        }
+        for listing in context.listings.drain(..) {
+            self.listed(stripe.0, &listing).await?;
         }
         self.shared.durable(generation).await
     }
@@ -900,6 +921,7 @@ impl WriteContext {
         self.set.clear();
         self.requests.clear();
         self.dropped.clear();
+        self.listings.clear();
         self.rest.clear();
         self.is_split = false;
     }

@@ -138,6 +138,17 @@ fn a_range_in_the_bad_block_log_is_answered_from_the_others() {
     assert!(matches!(unreadable, IoError::Unreadable { .. }), "{unreadable}");
 }
 
+#[test]
+fn level_0_does_not_read_what_the_bad_block_log_lists() {
+    let name = arrays::cases().into_iter().find(|case| case.level == 0).unwrap().name;
+    let golden = golden_array(&name);
+    add_bad_blocks(&golden, 0, 0..8);
+    let mut served = golden.serve(&golden.all(), read_only()).unwrap();
+    let refused = served.read(0, 4096).unwrap_err();
+    assert!(matches!(&refused, IoError::Member(error) if error.slot == 0), "{refused}");
+    served.read(4096, 4096).unwrap();
+}
+
 /// Lists member sectors as bad, and fills them with garbage.
 fn add_bad_blocks(golden: &Golden, member: usize, sectors: std::ops::Range<u64>) {
     let superblock = golden.superblock(member);

@@ -116,7 +116,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "write-error",
-        about: "dm-error under a member of our server in the guest: the member is failed, nothing else",
+        about: "dm-error under a member of our server in the guest: the sectors are listed as bad, which the kernel heeds",
         run: faults::write_error,
     },
     Scenario {
@@ -128,6 +128,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "locate",
         about: "repair --locate puts right what one member of a RAID6 row got wrong; the kernel finds it clean and equal",
         run: repair::locate,
+    },
+    Scenario {
+        name: "hang",
+        about: "a suspended dm device under a member: the array goes on, takes it back when it answers, stops when it doesn't",
+        run: faults::hang,
     },
     Scenario {
         name: "clients",

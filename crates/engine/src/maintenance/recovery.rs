@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use super::{SyncAction, Walk, in_single_rows};
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
     mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
     row::{Row, Want},
     snapshot::{MemberId, View},
     volume::VolumeInner,
@@ -50,7 +51,7 @@ impl Home {
     fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
             let view = self.volume.inner.view();
-            let unreadable = pinstripe_runtime::DeviceError::of(pinstripe_runtime::DeviceErrorKind::Media);
+            let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
                 self.volume.inner.report(&view, slot, Operation::Read, 0, unreadable);
             }
@@ -71,6 +72,15 @@ impl Home {
 }
 
 impl VolumeInner {
+    /// Whether a row that could not be read is really lost: the membership under which it was tried is still the current one, and
+    /// the row is not only one that parity can't vouch for (C10).
+    fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
+        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let intent = &view.snapshot.intent;
+        self.shared.admission.generation() == view.snapshot.generation
+            && !intent.is_torn(intent.regions(offset, ROW_BYTES.into()))
+    }
+
     /// Writes rows of the target's chunk of a stripe, made from all others.
     pub(super) async fn rebuild_rows(
         &self,
@@ -88,7 +98,16 @@ impl VolumeInner {
             Role::P | Role::Q => Set64::below(map.columns()),
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
-        self.read_row(view, stripe, (from, to), want, row).await?;
+        match self.read_row(view, stripe, (from, to), want, row).await {
+            Err(IoError::Unreadable { .. }) if to - from == ROW_BYTES && self.is_lost(view, stripe, from) => {
+                // The target can't get this row, and says so in its log, if it has one; all others are made.
+                let offset = geometry.member_offset(stripe) + u64::from(from);
+                let unreadable = DeviceError::of(DeviceErrorKind::Media);
+                let listed = self.record_bad(view, slot, (offset, ROW_BYTES.into()), unreadable).await;
+                return if listed { Ok(()) } else { Err(IoError::Stopping) };
+            }
+            read => read?,
+        }
         in_single_rows(stripe, (from, to), row)?;
         self.heal(view, stripe, (from, to), row).await?;
         let bytes = match role {

@@ -318,7 +318,7 @@ impl Home {
             .walk_along(Walk {
                 action: scrub.action(),
                 target: None,
-                generation: self.shared().snapshot().generation,
+                membership: self.shared().snapshot().membership,
                 correction: scrub.correction,
                 scrub: Some(Rc::clone(scrub)),
                 next: Cell::new(scrub.next.get()),

@@ -236,7 +236,7 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(m) if Mutant::OF_LOGS.contains(m));
+    let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(m) if Mutant::OF_LOGS.contains(m) || Mutant::OF_FAULTS.contains(m));
     let wanted = |defect: &Defect| {
         !elsewhere(defect) && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
     };
