@@ -210,12 +210,11 @@ impl VolumeInner {
             return;
         }
         let offset = self.parity_geometry().member_offset(piece.stripe) + u64::from(piece.chunk_offset);
-        let Some((member, device)) = view.readable(slot, offset, piece.length.into()) else { return };
-        match device.write(member.data_offset + offset, bytes, false).await.result {
-            Ok(_) => self.counters().corrected_reads.add(1),
-            Err(error) => {
-                self.report(view, slot, Operation::Write, member.data_offset + offset, error);
-            }
+        if view.readable(slot, offset, piece.length.into()).is_none() {
+            return;
+        }
+        if self.write_sync(view, slot, offset, bytes).await.is_ok() {
+            self.counters().corrected_reads.add(1);
         }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct WriteContext {
     /// Slots whose sectors could not be read.
     avoid: Set64,
     set: SubmissionSet,
-    /// The transfer of each request in the set.
+    /// The transfer of each request in the set; of a write, with its place in the view.
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
@@ -617,10 +617,12 @@ impl VolumeInner {
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
-            if let Some((member, device)) = view.member(slot.index()).filter(|_| !skip) {
+            for place in view.places(slot.index()) {
+                let Some((member, device)) = view.member(place).filter(|_| !skip) else { continue };
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
                 set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
+                let slot = MemberSlot(place.to_le_bytes()[0]);
                 requests.push(Transfer { slot, start, end: start });
             }
         };

@@ -185,10 +185,7 @@ impl Swarm {
         self.command("add", move |array| async move {
             let added = array.add(disk.source(), identity).await;
             shop.adds.set(shop.adds.get() - 1);
-            match added {
-                Ok(_) | Err(CommandError::NoEmptySlot) => Ok(()),
-                Err(error) => Err(error.to_string()),
-            }
+            added.map(|_| ()).map_err(|error| error.to_string())
         });
     }
 
