@@ -144,7 +144,7 @@ pub enum CommandError {
         /// The array's.
         array: u32,
     },
-    /// The bitmap has no room or is there already.
+    /// There is a bitmap already, or none, or the array can't have one.
     #[error("{0}")]
     Bitmap(String),
     /// C16.
@@ -160,6 +160,9 @@ pub enum CommandError {
     /// The policy can't be had.
     #[error("{0}")]
     Policy(String),
+    /// The bitmap has no room on the members.
+    #[error("there is no room for a bitmap with regions of {0} bytes: choose larger ones")]
+    BitmapRoom(u32),
     /// The array failed meanwhile.
     #[error("{0}")]
     Io(#[from] IoError),
@@ -465,6 +468,11 @@ impl Array {
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
         }
+        if !self.home.wanted_log.borrow().is_none() || self.records().array.journal {
+            return Err(CommandError::Bitmap(
+                "the array keeps a log (ppl or journal), which excludes a bitmap".to_owned(),
+            ));
+        }
         let (offset, image) = self.new_bitmap(region_bytes)?;
         let intent = self.other_table(region_bytes.into(), true);
         // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
@@ -492,11 +500,7 @@ impl Array {
             .map(|book| pinstripe_md::placement::bitmap_place(&book.superblock, header.sectors()))
             .reduce(|a, b| if a == b { a } else { None })
             .flatten();
-        let offset = offset.ok_or_else(|| {
-            CommandError::Bitmap(format!(
-                "there is no room for a bitmap with regions of {region_bytes} bytes: choose larger ones"
-            ))
-        })?;
+        let offset = offset.ok_or_else(|| CommandError::BitmapRoom(region_bytes))?;
         Ok((offset, BitmapImage::new(header, Fill::Dirty).map_err(wrong)?))
     }
 }
