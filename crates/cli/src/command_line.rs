@@ -40,9 +40,16 @@ pub enum Command {
     Detail(ReadArguments),
     /// Take a member out of an array that is served.
     Fail(FailArguments),
-    /// Put a device into an array that is served, and rebuild onto it.
+    /// Put a device into an array that is served: as a member that is rebuilt, or as a spare.
+    ///
+    /// A member that comes back gets only what was dirtied while it was away, if the bitmap still tells. A device that
+    /// isn't needed now waits as a spare, and takes over by itself when a member fails.
     Add(AddArguments),
-    /// Change what keeps an array that is served consistent over a crash.
+    /// Take a failed device or a spare out of an array that is served.
+    Remove(RemoveArguments),
+    /// Replace a member that stays in use until its copy is whole.
+    Replace(ReplaceArguments),
+    /// Change what keeps an array that is served consistent over a crash: a bitmap, a log, or neither.
     Grow(GrowArguments),
     /// Read the whole array and compare data with parity.
     ///
@@ -332,6 +339,38 @@ pub struct MonitorArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct RemoveArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// The device, or the slot of a failed one
+    #[arg(value_name = "DEVICE|SLOT", value_hint = ValueHint::FilePath)]
+    pub what: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReplaceArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// The member's slot, as `detail` shows it
+    pub slot: u16,
+    /// Block device or file that takes its place [default: a spare]
+    #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub with: Option<PathBuf>,
+    /// Overwrite what the device holds
+    #[arg(long, requires = "with")]
+    pub force: bool,
+    /// Wait until the copy is whole and the device has taken the slot
+    #[arg(long)]
+    pub wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct CheckArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
@@ -347,8 +386,20 @@ pub struct GrowArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
     /// What shall keep the array consistent over a crash
-    #[arg(long, value_enum, value_name = "POLICY")]
-    pub consistency_policy: ConsistencyChoice,
+    #[arg(
+        long,
+        value_enum,
+        value_name = "POLICY",
+        required_unless_present = "bitmap",
+        conflicts_with = "bitmap"
+    )]
+    pub consistency_policy: Option<ConsistencyChoice>,
+    /// Whether the members carry a write-intent bitmap from now on
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub bitmap: Option<BitmapChoice>,
+    /// Bytes that a bit of the bitmap covers; chosen by size without
+    #[arg(long, value_name = "SIZE", requires = "bitmap")]
+    pub bitmap_chunk: Option<ByteSize>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

@@ -4,6 +4,7 @@
 //!   create, examine        work on devices, with nothing running
 //!   serve                  assembles an array and serves it until it is told to stop
 //!   detail, fail, add,     talk to a running `serve` over its control socket
+//!   remove, replace, grow,
 //!   check, repair, sync,
 //!   monitor, stop
 //!   bench                  measures the engine
@@ -21,6 +22,7 @@ mod demo;
 mod examine;
 mod failure;
 mod manual;
+mod membership;
 mod monitor;
 mod open;
 mod output;
@@ -46,9 +48,11 @@ pub fn main() -> ExitCode {
         Command::Examine(arguments) => examine::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
-        Command::Fail(arguments) => steer::fail(&arguments),
-        Command::Add(arguments) => steer::add(&arguments),
-        Command::Grow(arguments) => steer::grow(&arguments),
+        Command::Fail(arguments) => membership::fail(&arguments),
+        Command::Add(arguments) => membership::add(&arguments),
+        Command::Remove(arguments) => membership::remove(&arguments),
+        Command::Replace(arguments) => membership::replace(&arguments),
+        Command::Grow(arguments) => membership::grow(&arguments),
         Command::Check(arguments) => scrub::check(&arguments),
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),

@@ -203,15 +203,16 @@ impl VolumeInner {
     pub(crate) async fn record_bad(
         &self,
         view: &View,
-        slot: usize,
+        place: usize,
         (offset, length): (u64, u64),
         error: DeviceError,
     ) -> bool {
-        let Some((member, _)) = view.member(slot) else { return false };
+        let Some((member, _)) = view.member(place) else { return false };
         if !self.can_list(member, error) {
-            self.report(view, slot, Operation::Write, member.data_offset + offset, error);
+            self.report(view, place, Operation::Write, member.data_offset + offset, error);
             return false;
         }
+        let slot = view.slot_at(place);
         let listing = self.list_bad(member, slot, (offset, length), error);
         // That more is lost than can be made is what rebuild and scrub record.
         let listed = matches!(self.listed(0, &listing).await, Ok(()) | Err(IoError::Unreadable { .. }));
@@ -219,11 +220,11 @@ impl VolumeInner {
     }
 
     /// A write of this range succeeded: if some of it was listed as bad, it is good again.
-    pub(crate) fn note_written(&self, view: &View, slot: usize, offset: u64, length: u64) {
-        if !view.snapshot.with_bad_blocks.contains(slot) || !view.snapshot.is_bad(slot, offset, length) {
+    pub(crate) fn note_written(&self, view: &View, place: usize, offset: u64, length: u64) {
+        if !view.snapshot.with_bad_blocks.contains(place) || !view.snapshot.is_bad(place, offset, length) {
             return;
         }
-        if let Some((member, _)) = view.member(slot) {
+        if let Some((member, _)) = view.member(place) {
             let sectors = sectors(member.data_offset + offset, length);
             self.shared.bad_reports.push(member.id, sectors, None);
             self.shared.knock.notify();

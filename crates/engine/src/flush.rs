@@ -41,19 +41,20 @@ impl VolumeInner {
         self.shared.durable(view.snapshot.generation).await
     }
 
-    /// Flushes every member of `view`; who failed, and how.
+    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
         let mut set = self.sets.take();
-        let mut slots = [0; crate::geometry::MEMBERS_MAX];
-        for slot in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
-            if let Some((_, device)) = view.member(slot) {
-                slots[set.push(device.flush())] = slot;
+        // A slot may have two: its member and the target of its replacement.
+        let mut places = [0; 2 * crate::geometry::MEMBERS_MAX];
+        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
+            if let Some((_, device)) = view.member(place) {
+                places[set.push(device.flush())] = place;
             }
         }
         set.wait().await;
         if active(Mutant::FlushTriedAgain) {
             let requests = set.len();
-            for (index, slot) in slots.iter().enumerate().take(requests) {
+            for (index, slot) in places.iter().enumerate().take(requests) {
                 if set.take(index).result.is_err()
                     && let Some((_, device)) = view.member(*slot)
                 {
@@ -64,7 +65,7 @@ impl VolumeInner {
             set.clear();
         }
         let failed = (0..set.len())
-            .filter_map(|index| set.take(index).result.err().map(|error| (slots[index], error)))
+            .filter_map(|index| set.take(index).result.err().map(|error| (places[index], error)))
             .collect();
         set.clear();
         self.sets.give(set);
@@ -140,9 +141,9 @@ impl VolumeInner {
         let parity: Set64 =
             [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index).collect();
         let (mut unsupported, mut dropped) = (false, Vec::new());
-        for slot in 0..view.devices.len() {
-            let Some((member, device)) = view.member(slot) else { continue };
-            if active(Mutant::ZeroesLeaveParity) && parity.contains(slot) {
+        for place in 0..view.devices.len() {
+            let Some((member, device)) = view.member(place) else { continue };
+            if active(Mutant::ZeroesLeaveParity) && parity.contains(place) {
                 continue;
             }
             let at = member.data_offset + offset;
@@ -154,7 +155,7 @@ impl VolumeInner {
             }
             if let Err(error) = result {
                 view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
-                dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                dropped.extend(self.report(view, place, Operation::Write, at, error));
             }
         }
         (unsupported, dropped)

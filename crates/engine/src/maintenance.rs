@@ -203,6 +203,7 @@ impl Walk {
 
 enum Job {
     Recover(usize, MemberId),
+    Replace(usize, MemberId),
     Resync,
     Scrub(Rc<Scrub>),
     Stop,
@@ -211,7 +212,7 @@ enum Job {
 impl Job {
     fn is(&self, action: Option<SyncAction>) -> bool {
         match self {
-            Self::Recover(..) => action == Some(SyncAction::Recovery),
+            Self::Recover(..) | Self::Replace(..) => action == Some(SyncAction::Recovery),
             Self::Resync => action == Some(SyncAction::Resync),
             Self::Scrub(scrub) => action == Some(scrub.action()),
             Self::Stop => false,
@@ -234,7 +235,7 @@ impl Home {
             self.upkeep.resync_in_vain.set(false);
             let whole = match job {
                 Job::Stop => return,
-                Job::Recover(slot, member) => self.recover(slot, member).await,
+                Job::Recover(slot, member) | Job::Replace(slot, member) => self.recover(slot, member).await,
                 Job::Resync => self.resync().await,
                 Job::Scrub(scrub) => self.scrub(&scrub).await,
             };
@@ -266,9 +267,16 @@ impl Home {
             {
                 return Some(Job::Recover(slot, member.id));
             }
-            // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of them.
-            let in_vain = self.upkeep.resync_in_vain.get() && self.has_scrubs();
-            if snapshot.is_complete() && snapshot.intent.resync_count() > 0 && !in_vain {
+            // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of them. Nor do they
+            // keep their member from being replaced.
+            let vain = self.upkeep.resync_in_vain.get();
+            let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
+            if let Some((slot, target)) = snapshot.targets.first()
+                && (!resync || vain)
+            {
+                return Some(Job::Replace(*slot, target.id));
+            }
+            if resync && !(vain && self.has_scrubs()) {
                 return Some(Job::Resync);
             }
         }
@@ -537,16 +545,30 @@ impl VolumeInner {
         }
     }
 
-    async fn write_sync(&self, view: &View, slot: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
-        let Some((member, device)) = view.member(slot) else { return Err(IoError::Stopping) };
+    /// Writes to a slot: its member, and the target of its replacement.
+    pub(crate) async fn write_sync(
+        &self,
+        view: &View,
+        slot: usize,
+        offset: u64,
+        bytes: Slice,
+    ) -> Result<(), IoError> {
+        for place in view.places(slot) {
+            self.write_place(view, place, offset, bytes.clone()).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_place(&self, view: &View, place: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
+        let Some((member, device)) = view.member(place) else { return Err(IoError::Stopping) };
         self.counters().member_writes.add(1);
         self.counters().member_write_bytes.add(bytes.len() as u64);
         let length = bytes.len() as u64;
         if let Err(error) = device.write(member.data_offset + offset, bytes, false).await.result {
-            let listed = self.record_bad(view, slot, (offset, length), error).await;
+            let listed = self.record_bad(view, place, (offset, length), error).await;
             return if listed { Ok(()) } else { Err(IoError::Stopping) };
         }
-        self.note_written(view, slot, offset, length);
+        self.note_written(view, place, offset, length);
         Ok(())
     }
 

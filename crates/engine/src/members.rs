@@ -35,7 +35,7 @@ use crate::{
     geometry::Geometry,
     mutants::{Mutant, active},
     shared::{Failure, Shared},
-    snapshot::{Member, MemberId, Snapshot, View},
+    snapshot::{Member, MemberId, Seat, Snapshot, View},
     statistics::Counter,
     volume::{VolumeInner, give_up_everywhere},
 };
@@ -398,14 +398,18 @@ impl VolumeInner {
 }
 
 /// A member that only had too many errors, each of them mended, stays if the array can't do without it.
-pub(crate) fn spare_the_needed(snapshot: &Snapshot, redundancy: usize, leaving: &mut Vec<(usize, Failure)>) {
+pub(crate) fn spare_the_needed(snapshot: &Snapshot, redundancy: usize, leaving: &mut Vec<Failure>) {
     let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
     loop {
-        let lost = leaving.iter().filter(|(slot, _)| !snapshot.missing.contains(*slot)).count();
+        let is_whole = |failure: &&Failure| {
+            let holds = |seat: &Seat| seat.member().is_some_and(|member| member.id == failure.member);
+            snapshot.seats.iter().any(|seat| seat.is_whole() && holds(seat))
+        };
+        let lost = leaving.iter().filter(is_whole).count();
         if snapshot.missing.len() + lost <= redundancy {
             return;
         }
-        let Some(place) = leaving.iter().position(|(_, failure)| is_tired(failure)) else { return };
+        let Some(place) = leaving.iter().position(is_tired) else { return };
         leaving.remove(place);
     }
 }

@@ -167,6 +167,20 @@ mutants! {
     LogWrongCoefficient,
     /// Replay leaves out the last entry of a record.
     ReplaySkipsEntry,
+    /// The target of a replacement is left out of writes (C1).
+    ReplacementNotWritten,
+    /// The target of a replacement is read before it is whole (C1).
+    ReplacementRead,
+    /// A replacement is switched in without a flush (C4).
+    ReplacementWithoutFlush,
+    /// After a crash the target of a replacement keeps what its member may have got and it not.
+    ReplacementTrusted,
+    /// A re-add leaves out the first region that was dirtied.
+    ReaddSkipsRegion,
+    /// A member is re-added by bitmap although bits were cleared since it went (C9).
+    ReaddIgnoresEvents,
+    /// A member that lost what a failed flush covered is re-added by bitmap.
+    ReaddAfterFailedFlush,
     /// A repair leaves parity in the cache as it was before (C13).
     RepairLeavesCache,
     /// One differing byte is enough to call a chunk wrong, whatever the others say.

@@ -210,12 +210,11 @@ impl VolumeInner {
             return;
         }
         let offset = self.parity_geometry().member_offset(piece.stripe) + u64::from(piece.chunk_offset);
-        let Some((member, device)) = view.readable(slot, offset, piece.length.into()) else { return };
-        match device.write(member.data_offset + offset, bytes, false).await.result {
-            Ok(_) => self.corrected(view, slot, offset),
-            Err(error) => {
-                self.record_bad(view, slot, (offset, piece.length.into()), error).await;
-            }
+        if view.readable(slot, offset, piece.length.into()).is_none() {
+            return;
+        }
+        if self.write_sync(view, slot, offset, bytes).await.is_ok() {
+            self.corrected(view, slot, offset);
         }
     }
 }

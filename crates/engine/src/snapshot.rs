@@ -51,14 +51,45 @@ pub enum Seat {
     InSync(Arc<Member>),
     /// A member that is being rebuilt: it gets every write, and no read.
     Recovering(Arc<Member>),
+    /// A member that has everything, and the one that is to take its place: that gets every write too, and no read.
+    Replacing {
+        /// Who has everything.
+        member: Arc<Member>,
+        /// Who is being copied to.
+        target: Arc<Member>,
+    },
 }
 
 impl Seat {
-    /// The member that takes writes.
+    /// The member that holds the slot and takes its writes.
     pub fn member(&self) -> Option<&Arc<Member>> {
         match self {
             Self::Empty => None,
-            Self::InSync(member) | Self::Recovering(member) => Some(member),
+            Self::InSync(member) | Self::Recovering(member) | Self::Replacing { member, .. } => Some(member),
+        }
+    }
+
+    /// The device that is to replace the member, and takes every write too.
+    pub fn target(&self) -> Option<&Arc<Member>> {
+        match self {
+            Self::Replacing { target, .. } => Some(target),
+            _ => None,
+        }
+    }
+
+    /// Whether the slot's member has everything.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Self::InSync(_) | Self::Replacing { .. })
+    }
+
+    /// The seat that is left when `member` goes: the target of a replacement goes on as a recovery.
+    #[must_use]
+    pub fn without(&self, gone: MemberId) -> Self {
+        match self {
+            Self::Replacing { member, target } if target.id == gone => Self::InSync(Arc::clone(member)),
+            Self::Replacing { member, target } if member.id == gone => Self::Recovering(Arc::clone(target)),
+            Self::InSync(member) | Self::Recovering(member) if member.id == gone => Self::Empty,
+            other => other.clone(),
         }
     }
 }
@@ -80,6 +111,8 @@ pub struct Snapshot {
     bad_blocks: Vec<Option<Arc<BadBlockTable>>>,
     /// The generation of the last change that was more than one of the bad blocks.
     pub membership: u64,
+    /// The targets of replacements, each with its slot.
+    pub targets: Vec<(usize, Arc<Member>)>,
     /// The write intent that goes with this membership.
     pub intent: Arc<IntentTable>,
     /// The log that goes with this membership.
@@ -92,9 +125,12 @@ impl Snapshot {
         let slots = |wanted: fn(&Seat) -> bool| -> Set64 {
             (0..seats.len()).filter(|&slot| wanted(&seats[slot])).collect()
         };
-        let missing = slots(|s| !matches!(s, Seat::InSync(_)));
+        let missing = slots(|s| !s.is_whole());
         let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
+        let target = |(slot, seat): (usize, &Seat)| Some((slot, Arc::clone(seat.target()?)));
+        let targets = seats.iter().enumerate().filter_map(target).collect();
         let mut snapshot = Self {
+            targets,
             generation,
             missing,
             recovering,
@@ -140,24 +176,51 @@ impl Snapshot {
         self.missing.is_empty()
     }
 
-    /// The slot that `member` holds.
+    /// The slot that `member` holds, or is to take over.
     pub fn slot_of(&self, member: MemberId) -> Option<usize> {
-        self.seats.iter().position(|seat| seat.member().is_some_and(|m| m.id == member))
+        let is = |m: &Arc<Member>| m.id == member;
+        self.seats.iter().position(|seat| seat.member().is_some_and(is) || seat.target().is_some_and(is))
     }
 }
 
-/// A snapshot with one shard's device handles, by slot.
+/// A snapshot with one shard's device handles.
+///
+/// They are counted by *place*: the slots, and behind them the targets of replacements. What is to reach every device
+/// (a flush, say) goes over all places; what is written to a slot goes to [`View::places`].
 pub struct View {
     /// The membership.
     pub snapshot: Arc<Snapshot>,
-    /// The devices of the members, `None` where the seat is empty.
+    /// The devices by place, `None` where the seat is empty.
     pub devices: Vec<Option<Rc<dyn Device>>>,
 }
 
 impl View {
-    /// The member and device of a slot, if anybody holds it.
-    pub fn member(&self, slot: usize) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
-        self.snapshot.seats[slot].member().zip(self.devices[slot].as_ref())
+    /// The member and device of a place, if anybody holds it.
+    pub fn member(&self, place: usize) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
+        let slots = self.snapshot.seats.len();
+        let member = match place.checked_sub(slots) {
+            None => self.snapshot.seats[place].member(),
+            Some(number) => self.snapshot.targets.get(number).map(|(_, target)| target),
+        };
+        member.zip(self.devices.get(place).and_then(Option::as_ref))
+    }
+
+    /// The slot that a place belongs to.
+    pub fn slot_at(&self, place: usize) -> usize {
+        let number = place.checked_sub(self.snapshot.seats.len());
+        number.and_then(|number| self.snapshot.targets.get(number)).map_or(place, |(slot, _)| *slot)
+    }
+
+    /// Where the target of a slot's replacement is, if there is one.
+    pub fn target_place(&self, slot: usize) -> Option<usize> {
+        let number = self.snapshot.targets.iter().position(|(replaced, _)| *replaced == slot)?;
+        Some(self.snapshot.seats.len() + number)
+    }
+
+    /// The places that take what is written to a slot: the slot itself, and the target of its replacement (C1).
+    pub fn places(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
+        let target = if active(Mutant::ReplacementNotWritten) { None } else { self.target_place(slot) };
+        std::iter::once(slot).chain(target)
     }
 
     /// The member and device of a slot that has everything, if `length` bytes at member offset `offset` are not known to be bad there.
@@ -166,7 +229,8 @@ impl View {
         if self.snapshot.missing.contains(slot) && !recovering {
             return None;
         }
-        self.member(slot).filter(|_| !self.snapshot.is_bad(slot, offset, length))
+        let place = self.target_place(slot).filter(|_| active(Mutant::ReplacementRead)).unwrap_or(slot);
+        self.member(place).filter(|_| !self.snapshot.is_bad(slot, offset, length))
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct WriteContext {
     /// Slots whose sectors could not be read.
     avoid: Set64,
     set: SubmissionSet,
-    /// The transfer of each request in the set.
+    /// The transfer of each request in the set; of a write, with its place in the view.
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
@@ -621,12 +621,13 @@ impl VolumeInner {
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
-            if let Some((member, device)) = view.member(slot.index()).filter(|_| !skip) {
+            for place in view.places(slot.index()) {
+                let Some((member, device)) = view.member(place).filter(|_| !skip) else { continue };
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
                 set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
                 let end = start + u32::try_from(data.len()).unwrap_or(u32::MAX);
-                requests.push(Transfer { slot, start, end });
+                requests.push(Transfer { slot: MemberSlot(place.to_le_bytes()[0]), start, end });
             }
         };
         for extent in image.extents() {
@@ -652,11 +653,11 @@ impl VolumeInner {
         }
         set.wait().await;
         for (index, transfer) in requests.drain(..).enumerate() {
-            let (slot, completed) = (transfer.slot.index(), set.completed_at(index));
+            let (place, completed) = (transfer.slot.index(), set.completed_at(index));
             match set.take(index).result {
                 Ok(bytes) => {
-                    self.note_written(view, slot, base + u64::from(transfer.start), bytes as u64);
-                    if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
+                    self.note_written(view, place, base + u64::from(transfer.start), bytes as u64);
+                    if let (Some(completed), Some((member, _))) = (completed, view.member(place)) {
                         member.cost.record_write(bytes as u64, completed - started);
                     }
                 }
@@ -665,14 +666,14 @@ impl VolumeInner {
                     if active(Mutant::TimeOutAcknowledged) && error.kind == DeviceErrorKind::TimedOut => {}
                 Err(error) => {
                     let at = base + u64::from(transfer.start);
-                    let member = view.member(slot).map(|(member, _)| member);
+                    let member = view.member(place).map(|(member, _)| member);
                     match member.filter(|member| self.can_list(member, error)) {
                         Some(member) => {
                             let range = (at, transfer.length().into());
-                            context.listings.push(self.list_bad(member, slot, range, error));
+                            context.listings.push(self.list_bad(member, view.slot_at(place), range, error));
                         }
                         None => {
-                            context.dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                            context.dropped.extend(self.report(view, place, Operation::Write, at, error));
                         }
                     }
                 }

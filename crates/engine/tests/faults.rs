@@ -10,7 +10,7 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    array::{Array, CommandError},
+    array::{Added, Array, CommandError},
     assembly::AssembleError,
     detail::Detail,
     error::IoError,
@@ -60,7 +60,11 @@ fn role_on(scene: &Scene, disk: usize, of: usize) -> Role {
 
 fn add(scene: &mut Scene, disk: usize) -> Result<usize, CommandError> {
     let (array, source) = (scene.array.clone(), scene.disks[disk].source());
-    scene.run(async move { array.add(source, Uuid([0x55; 16])).await })
+    let added = scene.run(async move { array.add(source, Uuid([0x55; 16])).await })?;
+    match added {
+        Added::Full { slot } | Added::Bitmap { slot } => Ok(slot),
+        Added::Spare => panic!("a slot is empty"),
+    }
 }
 
 fn wait_for(scene: &mut Scene, condition: impl Fn(&Detail) -> bool) {

@@ -112,7 +112,13 @@ pub fn survey<'a, P: Platter + 'a>(disks: impl Iterator<Item = (usize, &'a P)>) 
         let current = superblock.array.events + 1 >= freshest.array.events;
         if let (Some(Role::Slot(slot)), true) = (role, current) {
             let seat: &mut Option<(usize, Superblock)> = &mut seats[usize::from(slot.0)];
-            if let Some((other, _)) = seat {
+            // A replacement in progress: the slot is its former member's as long as that is here.
+            if superblock.member.replacement && seat.is_some() {
+                continue;
+            }
+            if let Some((other, former)) = seat
+                && !former.member.replacement
+            {
                 return Err(Damage::Superblocks(format!(
                     "disks {other} and {number} both hold slot {}",
                     slot.0

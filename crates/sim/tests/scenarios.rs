@@ -36,17 +36,17 @@ fn scenes_that_find_a_defect_pass_without_it() {
 fn two_spares_that_come_at_once_do_not_take_the_same_slot() {
     let mut scene = raid5(3, NewBitmap::Internal { chunk_bytes: Some(65536) });
     let array = started(&mut scene, &[0, 1, 2]);
-    let added: Rc<RefCell<Vec<bool>>> = Rc::default();
+    let added: Rc<RefCell<Vec<Option<usize>>>> = Rc::default();
     for number in 4..6 {
         let disk = scene.world.add_disk(SimDiskConfig::new("spare", 1 << 20));
         let (array, added) = (array.clone(), Rc::clone(&added));
         scene.world.spawn(0, "add", async move {
             let outcome = array.add(disk.source(), Uuid([number; 16])).await;
-            added.borrow_mut().push(outcome.is_ok());
+            added.borrow_mut().push(outcome.unwrap().slot());
         });
     }
     scene.world.run_until(STEPS, |_| added.borrow().len() == 2).unwrap();
-    assert_eq!(*added.borrow(), [true, false]);
+    assert_eq!(*added.borrow(), [Some(3), None], "the second waits for its turn");
 }
 
 #[test]

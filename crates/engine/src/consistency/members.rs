@@ -18,7 +18,7 @@ impl<'a> Members<'a> {
     /// `None` for an array without parity.
     pub(super) fn of(assembled: &'a Assembled) -> Option<Self> {
         match &assembled.geometry {
-            Geometry::Parity(geometry) => Some(Self { geometry, seats: &assembled.seats }),
+            Geometry::Parity(geometry) => Some(Self { geometry, seats: &assembled.seated.seats }),
             Geometry::Raid0(_) => None,
         }
     }

@@ -323,7 +323,7 @@ async fn on_every_member(
 ) -> Vec<Failure> {
     let members: Vec<_> = {
         let records = home.records.borrow();
-        let books = records.active();
+        let books = records.active().filter(|book| book.is_seated());
         books.map(|book| (book.slot, Arc::clone(&book.member), std::rc::Rc::clone(&book.device))).collect()
     };
     let mut failures = Vec::new();
@@ -379,7 +379,7 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     }
     if matches!(log, Log::None) {
         // What only looked like a log's place is none.
-        for found in assembled.seats.iter_mut().flatten() {
+        for found in assembled.seated.seats.iter_mut().flatten() {
             found.superblock.member.double_parity_log = None;
         }
     }

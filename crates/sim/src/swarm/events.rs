@@ -185,10 +185,7 @@ impl Swarm {
         self.command("add", move |array| async move {
             let added = array.add(disk.source(), identity).await;
             shop.adds.set(shop.adds.get() - 1);
-            match added {
-                Ok(_) | Err(CommandError::NoEmptySlot) => Ok(()),
-                Err(error) => Err(error.to_string()),
-            }
+            added.map(|_| ()).map_err(|error| error.to_string())
         });
     }
 
@@ -213,8 +210,8 @@ impl Swarm {
             let done = if has_one { array.remove_bitmap().await } else { array.add_bitmap(region).await };
             match done {
                 // No room, or somebody else was faster.
-                Err(CommandError::Bitmap(words)) => {
-                    *refused.borrow_mut() = Some(words);
+                Err(error @ (CommandError::Bitmap(_) | CommandError::BitmapRoom(_))) => {
+                    *refused.borrow_mut() = Some(error.to_string());
                     Ok(())
                 }
                 other => other.map_err(|error| error.to_string()),
