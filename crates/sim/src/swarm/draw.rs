@@ -216,6 +216,8 @@ fn options(rng: &mut Rng, latency_ns: u64) -> ArrayOptions {
         leg_stripes: rng.pick(&[1, 3, 256]),
         batch_max: rng.pick(&[1, 2, 8, 256]),
         wall_clock: || 1,
+        // The swarm alone says how many members may fail.
+        max_read_errors: u32::MAX,
         ..ArrayOptions::default()
     }
 }

@@ -79,6 +79,12 @@ impl Swarm {
             3 => Fault::FailFlushes(1 + u32::from(self.rng.chance(1, 2))),
             4 => Fault::RefuseRequests(1 + u32::from(self.rng.chance(1, 2))),
             _ => {
+                // Nor can the range be listed as bad: the member must go.
+                let superblock = crate::checks::superblock(&self.disks[disk]);
+                if let Some(log) = superblock.and_then(|superblock| superblock.bad_block_log_sector()) {
+                    let log = log.0 * SECTOR;
+                    self.disks[disk].fault(&Fault::UnwritableRange(log..log + 4096));
+                }
                 let from = self.rng.below(size / SECTOR) * SECTOR;
                 Fault::UnwritableRange(from..size.min(from + (1 << self.rng.range(12..20))))
             }
