@@ -27,7 +27,7 @@ pub struct Sim {
 }
 
 /// Fewer distinct row states than this in the usual run mean that the swarm has become blind somewhere.
-const FLOOR: u64 = 30_000;
+const FLOOR: u64 = 25_000;
 /// The usual run: the seeds from 0 on.
 const SEEDS: u64 = 600;
 

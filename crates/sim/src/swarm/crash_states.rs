@@ -35,7 +35,7 @@ use pinstripe_md::{
     units::Sector,
 };
 
-use super::{Summary, Swarm, Verdict, client::Shop, life::sector_of};
+use super::{Consistency, Summary, Swarm, Verdict, client::Shop, life::sector_of};
 use crate::{
     CrashImage, CrashPoint, Outcome, Rng, SECTOR, SimDisk, Stage, World, WorldConfig,
     checks::{Damage, Survey, superblock, survey},
@@ -158,7 +158,9 @@ impl Swarm {
             self.count(geometry, &survey, bitmap.as_ref(), &images, &mut explorer.states);
             self.judge(geometry, &survey, &points, &images)?;
             explorer.states.images += 1;
-            let every = explorer.depth.assemble_every;
+            // A log is worth nothing before it is replayed.
+            let logged = !self.setup.consistency.settles_by_parity();
+            let every = explorer.depth.assemble_every.div_ceil(if logged { 8 } else { 1 });
             if every > 0 && explorer.states.images.is_multiple_of(every) {
                 self.try_image(&images, &here, &mut explorer.rng)?;
                 explorer.states.assembled += 1;
@@ -179,6 +181,10 @@ impl Swarm {
         if whole + geometry.redundancy() < members {
             let words = format!("{whole} of {members} members are current: that is data loss");
             return Err(Damage::Members(words).into());
+        }
+        if self.setup.consistency == Consistency::Journal {
+            // What was acknowledged may be in the journal alone: only an engine that replays it can tell.
+            return Ok(());
         }
         let chunk = u64::from(geometry.chunk_bytes());
         let ledger = self.shop.ledger.borrow();
@@ -224,7 +230,9 @@ impl Swarm {
             .collect();
         let shop = Shop::new(0);
         let mut ledger = self.shop.ledger.borrow().clone();
-        let suspects = self.suspects_after(&ledger.unsettled(true));
+        let unsettled = ledger.unsettled(true);
+        let suspects = self.suspects_after(&unsettled);
+        let cut_off = &self.cut_off | &unsettled;
         ledger.crash();
         *shop.ledger.borrow_mut() = ledger;
         let mut child = Self {
@@ -238,6 +246,7 @@ impl Swarm {
             array: None,
             shop,
             suspects,
+            cut_off,
             unsynced: self.unsynced,
             summary: Summary { assemblies: 1, ..Summary::default() },
             phase: Phase::Starting,

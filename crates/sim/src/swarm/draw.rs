@@ -4,7 +4,9 @@ use pinstripe_engine::{options::ArrayOptions, plan::WritePolicy};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
-    placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+    placement::{
+        InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError, journal::add_journal,
+    },
     superblock::MetadataVersion,
     units::{Sector, SectorCount},
 };
@@ -23,6 +25,10 @@ pub enum Consistency {
     Resync,
     /// What the bitmap says, with regions of so many bytes.
     Bitmap(u32),
+    /// MD's partial parity log on the members (level 5).
+    Ppl,
+    /// A journal device, which is the disk behind the members.
+    Journal,
 }
 
 impl Consistency {
@@ -30,6 +36,7 @@ impl Consistency {
     pub fn settles_by_parity(self) -> bool {
         match self {
             Self::Resync | Self::Bitmap(_) => true,
+            Self::Ppl | Self::Journal => false,
         }
     }
 
@@ -38,6 +45,8 @@ impl Consistency {
         match self {
             Self::Resync => 0,
             Self::Bitmap(_) => 1,
+            Self::Ppl => 2,
+            Self::Journal => 3,
         }
     }
 }
@@ -142,6 +151,37 @@ impl Setup {
         }
         .with_tight_tables(rng)
         .with_front(rng)
+        .with_log(rng)
+    }
+
+    fn with_log(mut self, rng: &mut Rng) -> Self {
+        self.consistency = match (self.level, rng.below(12)) {
+            (Level::Raid5, 0..=3) => Consistency::Ppl,
+            (Level::Raid4 | Level::Raid5 | Level::Raid6, 4 | 5) => Consistency::Journal,
+            _ => return self,
+        };
+        if self.consistency == Consistency::Ppl && self.version == MetadataVersion::V1_0 {
+            // There the log would have its full size, which is more than all the rest of the disk.
+            self.version = MetadataVersion::V1_2;
+        }
+        self
+    }
+
+    /// Disks at the beginning: the members, and the journal if there is one.
+    pub fn disks(&self) -> usize {
+        self.members + usize::from(self.consistency == Consistency::Journal)
+    }
+
+    /// What to create, with the log on the members or beside them.
+    pub fn place(&self, rng: &mut Rng) -> Result<PlacedArray, PlacementError> {
+        let wish = self.wish(rng);
+        let log = if self.consistency == Consistency::Ppl { NewLog::Ppl } else { NewLog::None };
+        let mut placed = wish.place_with(log)?;
+        if self.consistency == Consistency::Journal {
+            let device = NewDevice { sectors: self.disk.size / 512, uuid: uuid(rng) };
+            add_journal(&mut placed, device, self.block.into())?;
+        }
+        Ok(placed)
     }
 
     fn with_front(mut self, rng: &mut Rng) -> Self {
@@ -160,7 +200,7 @@ impl Setup {
     pub fn wish(&self, rng: &mut Rng) -> NewArray {
         let bitmap = match self.consistency {
             Consistency::Bitmap(bytes) => NewBitmap::Internal { chunk_bytes: Some(bytes) },
-            Consistency::Resync => NewBitmap::None,
+            Consistency::Resync | Consistency::Ppl | Consistency::Journal => NewBitmap::None,
         };
         let v1_0 = self.version == MetadataVersion::V1_0;
         NewArray {

@@ -4,6 +4,7 @@ use std::{cell::RefCell, rc::Rc};
 
 use pinstripe_engine::{
     array::{Array, CommandError},
+    maintenance::{ScrubAction, ScrubRequest},
     snapshot::Seat,
 };
 
@@ -24,8 +25,8 @@ impl Swarm {
             3 if self.setup.failures => self.fail_by_hand(),
             4 | 5 if self.setup.failures => self.rot(),
             6 | 7 => self.spawn_add_if_wanted(),
-            8 => self.spawn_check(),
-            9 => self.change_bitmap(),
+            8 => self.spawn_scrub(),
+            9 if self.setup.consistency.settles_by_parity() => self.change_bitmap(),
             10 => self.hold_up(),
             _ => {}
         }
@@ -195,12 +196,19 @@ impl Swarm {
         });
     }
 
-    fn spawn_check(&mut self) {
+    fn spawn_scrub(&mut self) {
         let shop = Rc::clone(&self.shop);
-        self.command("check", move |array| async move {
+        let located = self.setup.level.parity_count() == 2;
+        let action = match self.rng.below(4) {
+            0 => ScrubAction::Repair,
+            1 if located => ScrubAction::Locate,
+            _ => ScrubAction::Check,
+        };
+        self.command("scrub", move |array| async move {
             let before = array.shared().snapshot();
             let in_sync = before.intent.resync_count() == 0;
-            let report = array.check().await.map_err(|error| error.to_string())?;
+            let request = ScrubRequest { action, ..ScrubRequest::default() };
+            let report = array.scrub(request).await.map_err(|error| error.to_string())?;
             if in_sync && report.mismatched_sectors > 0 {
                 shop.accuse(Verdict::Scrub(format!("{report:?} although nothing was to be resynced")));
             }

@@ -5,7 +5,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
-    create::create,
+    create::create_placed,
     geometry::{ParityGeometry, StripeId},
     options::ArrayOptions,
     volume::Volume,
@@ -13,7 +13,7 @@ use pinstripe_engine::{
 use pinstripe_runtime::DeviceSource;
 
 use super::{
-    Phase, Shop, Swarm, Verdict,
+    Consistency, Phase, Shop, Swarm, Verdict,
     client::{Habits, client, read_all},
     front::{Door, Front},
 };
@@ -59,11 +59,12 @@ impl Swarm {
     }
 
     fn create(&mut self) -> Result<(), Verdict> {
-        let wish = self.setup.wish(&mut self.rng);
+        let placed = self.setup.place(&mut self.rng);
+        let placed = placed.map_err(|error| Verdict::Refused(format!("placement: {error}")))?;
         let disks = self.disks.clone();
         let placed = self.world.block_on(0, "create", PATIENCE, async move {
             let devices: Vec<_> = disks.iter().map(SimDisk::attach).collect();
-            create(&wish, &devices).await
+            create_placed(placed, &devices).await
         })?;
         placed.map_err(|error| Verdict::Refused(format!("create: {error}")))?;
         if let Some(geometry) = self.shape() {
@@ -116,11 +117,15 @@ impl Swarm {
         }
         let mut force = false;
         loop {
+            let here = self.here_if_degraded()?;
             let outcome = self.start_assembly(force);
             self.wait_in_steps(|_| outcome.borrow().is_some())?;
             let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
             match outcome {
                 Ok(array) => {
+                    if let Some(here) = here.filter(|_| !force) {
+                        self.doubt_cut_off(&here);
+                    }
                     self.begin_life(array);
                     return Ok(true);
                 }
@@ -141,6 +146,30 @@ impl Swarm {
                     force = true;
                 }
                 Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
+            }
+        }
+    }
+
+    /// By slot who is whole, where the array is dirty and degraded and a log may let it start all the same.
+    fn here_if_degraded(&self) -> Result<Option<Vec<bool>>, Verdict> {
+        if self.setup.consistency != Consistency::Ppl {
+            return Ok(None);
+        }
+        let present = self.present();
+        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        Ok((survey.is_dirty() && here.contains(&false)).then_some(here))
+    }
+
+    /// C19: sectors that were in flight on a lost member may be neither old nor new; all others are what they were.
+    fn doubt_cut_off(&mut self, here: &[bool]) {
+        let Some(geometry) = self.shape() else { return };
+        let mut ledger = self.shop.ledger.borrow_mut();
+        for &sector in &self.cut_off {
+            let (stripe, within) = geometry.locate(sector * SECTOR);
+            let (column, _) = geometry.column_of(within);
+            if !here[geometry.slots(stripe).data_slot(column).index()] {
+                ledger.doubt(sector..sector + 1);
             }
         }
     }
@@ -244,7 +273,10 @@ impl Swarm {
         if self.unsynced {
             self.doubt_unwritten();
         }
-        let mut numbers: Vec<usize> = (0..self.disks.len()).filter(|&n| !self.disks[n].is_gone()).collect();
+        // A journal is elsewhere: its loss is another story (C18).
+        let journal = (self.setup.consistency == Consistency::Journal).then_some(self.setup.members);
+        let goes = |number: &usize| !self.disks[*number].is_gone() && Some(*number) != journal;
+        let mut numbers: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
         self.rng.shuffle(&mut numbers);
         let count = if self.rng.chance(1, 2) { numbers.len() } else { 1 + self.rng.index(numbers.len()) };
         for &number in &numbers[..count] {
@@ -378,6 +410,7 @@ impl Swarm {
         let unsettled = self.shop.ledger.borrow().unsettled(power);
         let geometry = self.shape();
         self.suspects = self.suspects_after(&unsettled);
+        self.cut_off.extend(unsettled);
         self.drop_array();
         if power {
             self.world.crash();
@@ -395,7 +428,9 @@ impl Swarm {
                 let words = format!("{whole} of {members} members are current: that is data loss");
                 return Err(Damage::Members(words).into());
             }
-            survey.check_covered(&self.disks, &geometry)?;
+            if self.setup.consistency.settles_by_parity() {
+                survey.check_covered(&self.disks, &geometry)?;
+            }
         }
         Ok(())
     }
@@ -559,6 +594,7 @@ impl Swarm {
             survey.check_covered(&self.disks, &geometry)?;
         }
         self.suspects.clear();
+        self.cut_off.clear();
         self.unsynced = false;
         self.summary.rests += 1;
         Ok(())

@@ -208,6 +208,8 @@ pub(crate) struct Swarm {
     pub(crate) shop: Rc<Shop>,
     /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
     pub(crate) suspects: BTreeSet<(u64, u64)>,
+    /// Sectors of writes that crashes have cut off.
+    pub(crate) cut_off: BTreeSet<u64>,
     /// Parity of rows that nobody wrote is unknown.
     pub(crate) unsynced: bool,
     pub(crate) summary: Summary,
@@ -236,17 +238,18 @@ pub fn run_explored(
     let mut config = WorldConfig::new(seed, setup.shards);
     config.log_events_max = log_events_max;
     let mut world = World::new(config);
-    let disks = (0..setup.members).map(|number| world.add_disk(setup.disk(number))).collect();
+    let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
     let mut swarm = Swarm {
         rng: rng.fork(2),
         world,
         disks,
         doomed: BTreeSet::new(),
         outage: BTreeSet::new(),
-        initiated: (0..setup.members).collect(),
+        initiated: (0..setup.disks()).collect(),
         array: None,
         shop: Shop::new(0),
         suspects: BTreeSet::new(),
+        cut_off: BTreeSet::new(),
         unsynced: setup.resync,
         summary: Summary::default(),
         phase: Phase::Starting,
