@@ -16,11 +16,12 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 
 use super::Rounds;
 use super::arrays::{self, Policy, Subject};
@@ -42,12 +43,12 @@ const WRITERS: u64 = 4;
 /// Blocks of one writer; between their stretches there are blocks that nobody writes.
 const WRITER_BLOCKS: u64 = 900;
 const WRITER_STRIDE: u64 = 1500;
-/// Milliseconds until a kill under load, beyond what fio takes to start.
-const LOAD_MS: std::ops::Range<u64> = 100..1800;
+/// Milliseconds until a kill under load, after fio's first write.
+const LOAD_MS: std::ops::Range<u64> = 20..1000;
 /// Milliseconds until a kill of a server that starts or recovers.
 const RECOVERY_MS: std::ops::Range<u64> = 0..160;
-/// How long an idle array may take to be marked clean.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long an idle array may take to be marked clean, and fio to start.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs the rounds on all arrays in turn.
 pub fn run(root: &Path, rounds: &Rounds) -> Result<()> {
@@ -142,9 +143,21 @@ impl<'a> Array<'a> {
         present.map(|(_, device)| device).chain(&self.journal).cloned().collect()
     }
 
-    fn start(&self) -> Result<Server> {
+    fn start(&mut self) -> Result<Server> {
         let name = self.subject.geometry.name;
-        Server::start_with(self.lab, name, &self.devices(), &["--shards", self.subject.shards])
+        let start = Instant::now();
+        loop {
+            match Server::start_with(self.lab, name, &self.devices(), &["--shards", self.subject.shards]) {
+                // The kernel may still be taking the killed server's ring apart, however patient the next one is.
+                Err(error)
+                    if format!("{error:#}").contains("is in use by another process or by the kernel")
+                        && start.elapsed() < PATIENCE =>
+                {
+                    add(&mut self.counts, "devices_still_held", 1);
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Loses as many members as the level bears, or fewer; these.
@@ -158,7 +171,7 @@ impl<'a> Array<'a> {
     /// Writes from all sides until the server is killed.
     fn write_and_kill(&mut self, server: Server, random: &mut Random, with_fio: bool) -> Result<()> {
         let clients: Vec<Client> = (0..WRITERS).map(|_| server.client()).collect::<Result<_>>()?;
-        let fio = if with_fio { Some(self.fio.start(&server.uri(), random.below(1 << 31))?) } else { None };
+        let fio = if with_fio { Some(self.start_fio(&server, random)?) } else { None };
         let delay = Duration::from_millis(random.within(if with_fio { LOAD_MS } else { RECOVERY_MS }));
         let done = AtomicU64::new(0);
         thread::scope(|scope| {
@@ -176,6 +189,17 @@ impl<'a> Array<'a> {
         add(&mut self.counts, "writes", done);
         add(&mut self.counts, "kills", 1);
         Ok(())
+    }
+
+    /// Starts fio and waits until it writes.
+    fn start_fio(&mut self, server: &Server, random: &mut Random) -> Result<Child> {
+        let writes = |server: &Server| Ok::<_, Error>(server.detail()?["statistics"]["writes"].as_u64());
+        let (before, start) = (writes(server)?, Instant::now());
+        let fio = self.fio.start(&server.uri(), random.below(1 << 31))?;
+        while writes(server)? == before && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(fio)
     }
 
     /// Kills the next server, too: before it is ready, after, or under the first new writes.

@@ -42,9 +42,9 @@ const WRITERS: u64 = 3;
 const WRITER_BLOCKS: u64 = 700;
 const WRITER_STRIDE: u64 = 1100;
 /// Milliseconds from the guest's word to its death.
-const LOAD_MS: std::ops::Range<u64> = 100..4000;
+const LOAD_MS: std::ops::Range<u64> = 100..3000;
 const START_MS: std::ops::Range<u64> = 0..900;
-const REBUILD_MS: std::ops::Range<u64> = 0..3500;
+const REBUILD_MS: std::ops::Range<u64> = 0..2500;
 
 /// Resets of a virtual machine.
 #[derive(Args, Clone, Debug)]
@@ -173,8 +173,8 @@ impl<'a> Array<'a> {
             return self.verify_without_some(random).context("dirty and degraded");
         }
         match random.below(10) {
-            0..6 => self.verify_on_host(&BTreeSet::new()).context("on the host"),
-            6..8 if self.all_are_members() && self.subject.policy == Policy::Resync => {
+            0..7 => self.verify_on_host(&BTreeSet::new()).context("on the host"),
+            7 if self.all_are_members() && self.subject.policy == Policy::Resync => {
                 self.verify_in_kernel().context("in the kernel")
             }
             _ => {

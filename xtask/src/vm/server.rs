@@ -57,7 +57,10 @@ impl Server {
     /// The same with further options.
     pub fn start_with(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
         let mut server = Self::spawn(lab, name, devices, options)?;
-        server.wait_until_ready().with_context(|| format!("serve {name}; see {}", server.log.display()))?;
+        server.wait_until_ready().with_context(|| {
+            let said = std::fs::read_to_string(&server.log).unwrap_or_default();
+            format!("serve {name}: {:?}; see {}", said.lines().last().unwrap_or(""), server.log.display())
+        })?;
         Ok(server)
     }
 
