@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result, bail, ensure};
 
 use super::Rounds;
-use super::arrays::{self, Policy, Subject};
+use super::arrays::{self, Subject};
 use super::fio::Fio;
 use super::summary::{Counts, Summary, add, in_words};
 use crate::nbd::Client;
@@ -36,8 +36,6 @@ use crate::writer::Stretch;
 
 /// Bytes of a member: fio's stretch and the writers' fit on three members of level 5.
 const MEMBER_BYTES: u64 = 56 << 20;
-/// Bytes of a journal.
-const JOURNAL_BYTES: u64 = 32 << 20;
 /// Writers on an array, each with a connection of its own.
 const WRITERS: u64 = 4;
 /// Blocks of one writer; between their stretches there are blocks that nobody writes.
@@ -99,12 +97,9 @@ impl<'a> Array<'a> {
         let geometry = subject.geometry.with_members_of(MEMBER_BYTES);
         let name = geometry.name;
         let members = geometry.make_members(lab)?;
-        let journal = match subject.policy {
-            Policy::Journal => Some(lab.sparse_file(&format!("{name}-journal.img"), JOURNAL_BYTES)?),
-            Policy::Resync => None,
-        };
+        let journal = geometry.journal(lab);
         let folder = lab.directory.join(format!("{name}.fio"));
-        server::create(lab, &geometry, &members, &subject.options(journal.as_deref())).context(name)?;
+        server::create(lab, &geometry, &members, &[]).context(name)?;
         let devices: Vec<PathBuf> = members.iter().chain(&journal).cloned().collect();
         let server = Server::start_with(lab, name, &devices, &["--shards", subject.shards])?;
         let fio = Fio::new(folder, server.client()?.size)?;
@@ -127,6 +122,9 @@ impl<'a> Array<'a> {
         self.write_and_kill(server, random, true).context("under load")?;
         if self.subject.closes_hole() && self.missing.is_empty() && random.percent(40) {
             self.lose_members(random);
+        }
+        if !self.missing.is_empty() {
+            self.stretches.iter_mut().for_each(Stretch::lose_undecided);
         }
         while random.percent(35) {
             self.kill_in_recovery(random).context("in recovery")?;
@@ -193,7 +191,7 @@ impl<'a> Array<'a> {
 
     /// Starts fio and waits until it writes.
     fn start_fio(&mut self, server: &Server, random: &mut Random) -> Result<Child> {
-        let writes = |server: &Server| Ok::<_, Error>(server.detail()?["statistics"]["writes"].as_u64());
+        let writes = |server: &Server| Ok::<_, Error>(server.state()?["statistics"]["writes"].as_u64());
         let (before, start) = (writes(server)?, Instant::now());
         let fio = self.fio.start(&server.uri(), random.below(1 << 31))?;
         while writes(server)? == before && start.elapsed() < PATIENCE {
@@ -213,7 +211,11 @@ impl<'a> Array<'a> {
             return server.kill();
         }
         let server = self.start()?;
-        self.write_and_kill(server, random, false)
+        self.write_and_kill(server, random, false)?;
+        if !self.missing.is_empty() {
+            self.stretches.iter_mut().for_each(Stretch::lose_undecided);
+        }
+        Ok(())
     }
 
     /// Starts after a kill: all must be there at once, and still when parity has been made right.
@@ -268,6 +270,7 @@ impl<'a> Array<'a> {
             add(&mut self.counts, "kills_in_rebuild", 1);
             if self.subject.closes_hole() && random.percent(50) {
                 self.write_and_kill(server, random, false)?;
+                self.stretches.iter_mut().for_each(Stretch::lose_undecided);
             } else {
                 thread::sleep(Duration::from_millis(random.within(RECOVERY_MS)));
                 server.kill()?;
@@ -283,7 +286,7 @@ impl<'a> Array<'a> {
 /// Waits until the superblocks of an idle array say that it is clean.
 fn wait_until_clean(server: &Server) -> Result<()> {
     let start = Instant::now();
-    while server.detail()?["state"] != "clean" {
+    while server.state()?["state"] != "clean" {
         if start.elapsed() > PATIENCE {
             bail!("the idle array is not marked clean: {}", server.detail()?);
         }
