@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 
-use crate::pattern::{self, BLOCK, Run, Store};
+use crate::pattern::{self, ANYTHING, BLOCK, Run, Store};
 use crate::random::Random;
 
 /// Blocks of the longest write.
@@ -95,6 +95,16 @@ impl Stretch {
         for allowed in &mut self.generations[indices(blocks)] {
             if !allowed.contains(&generation) {
                 allowed.push(generation);
+            }
+        }
+    }
+
+    /// Members were lost with a crash: of what was in flight to them nothing is promised (C19), so of what was in flight
+    /// at all; a log promises the rest.
+    pub fn lose_undecided(&mut self) {
+        for allowed in &mut self.generations {
+            if allowed.len() > 1 && !allowed.contains(&ANYTHING) {
+                allowed.push(ANYTHING);
             }
         }
     }
@@ -185,10 +195,11 @@ impl Stretch {
                 continue;
             }
             store.read(block * BLOCK as u64, &mut found)?;
-            let stands = allowed.iter().copied().find(|generation| {
-                pattern::fill(block, *generation, &mut expected);
-                found == expected
-            });
+            let stands =
+                allowed.iter().copied().filter(|generation| *generation != ANYTHING).find(|generation| {
+                    pattern::fill(block, *generation, &mut expected);
+                    found == expected
+                });
             if let Some(generation) = stands {
                 *allowed = vec![generation];
             }
@@ -270,6 +281,22 @@ mod tests {
             assert!(stretch.runs().iter().all(|run| run.generations.len() == 1), "nothing was torn");
             pattern::verify(&mut store, 64, &stretch.runs()).unwrap();
         }
+    }
+
+    #[test]
+    fn a_lost_member_excuses_only_what_was_in_flight() {
+        let mut stretch = Stretch::new(0, 40);
+        let mut store = Dying(vec![0; 64 * BLOCK], 50);
+        stretch.write_until_cut(&mut store, 3, &AtomicU64::new(0));
+        stretch.lose_undecided();
+        let runs = stretch.runs();
+        let (undecided, decided): (Vec<&Run>, Vec<&Run>) =
+            runs.iter().partition(|run| run.generations.contains(&ANYTHING));
+        let place = |run: &Run| usize::try_from(run.blocks.start).unwrap() * BLOCK;
+        store.0[place(undecided[0])..][..BLOCK].fill(0xaa);
+        pattern::verify(&mut store, 64, &runs).unwrap();
+        store.0[place(decided[0])] ^= 1;
+        assert!(pattern::verify(&mut store, 64, &runs).is_err());
     }
 
     #[test]

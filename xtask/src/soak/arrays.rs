@@ -1,7 +1,5 @@
 //! The arrays of the soaks, and what must be true of each after every death.
 
-use std::path::Path;
-
 use anyhow::{Result, ensure};
 
 use crate::pattern::{self, Run};
@@ -12,44 +10,21 @@ use crate::writer::Stretch;
 /// An array and how it is served.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject {
-    /// Its members.
+    /// Its members, and what gets it over a death under writes.
     pub geometry: Geometry,
-    /// Further options of `pinstripe create`.
-    options: &'static [&'static str],
     /// Shards of its server.
     pub shards: &'static str,
-    /// What closes its write hole.
-    pub policy: Policy,
-}
-
-/// How an array gets over a death under writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// By a resync; dirty and degraded it is refused, and rightly.
-    Resync,
-    /// By a journal on a device of its own.
-    Journal,
 }
 
 impl Subject {
     const fn new(geometry: Geometry, shards: &'static str) -> Self {
-        Self { geometry, options: &[], shards, policy: Policy::Resync }
+        Self { geometry, shards }
     }
 
-    const fn with_journal(mut self) -> Self {
-        self.policy = Policy::Journal;
-        self
-    }
-
-    /// Options of `pinstripe create`, beside the geometry.
-    pub fn options<'a>(&self, journal: Option<&'a Path>) -> Vec<&'a str> {
-        let journal = journal.and_then(Path::to_str).map(|path| ["--write-journal", path]);
-        journal.into_iter().flatten().chain(self.options.iter().copied()).collect()
-    }
-
-    /// Whether it starts dirty and degraded with everything that was acknowledged.
+    /// Whether a log closes its write hole, so that it starts dirty and degraded with everything that was acknowledged.
+    /// Without one that is refused, and rightly.
     pub fn closes_hole(&self) -> bool {
-        self.policy != Policy::Resync
+        self.geometry.policy.is_some() || self.geometry.journal_bytes > 0
     }
 
     /// Members that may be missing.
@@ -58,17 +33,24 @@ impl Subject {
     }
 }
 
-/// Levels, chunks, bitmaps and shards.
+/// Bytes of a journal.
+const JOURNAL_BYTES: u64 = 16 << 20;
+
+/// Levels, chunks, bitmaps, logs and shards.
 pub const SUBJECTS: &[Subject] = &[
     Subject::new(Geometry::new("s4", 4, 4, 64, ""), "1"),
+    Subject::new(Geometry::new("j5", 5, 4, 64, "left-symmetric").with_journal_of(JOURNAL_BYTES), "2"),
+    Subject::new(Geometry::new("s6", 6, 5, 32, "left-symmetric"), "2"),
+    Subject::new(Geometry::new("p5", 5, 4, 64, "left-symmetric").with_policy("ppl"), "2"),
+    Subject::new(Geometry::new("q6", 6, 5, 16, "left-symmetric").with_policy("double-parity-log"), "2"),
     Subject::new(Geometry::new("s5", 5, 4, 64, "left-symmetric"), "2"),
     Subject::new(Geometry::new("s5-c16", 5, 5, 16, "left-asymmetric").without_bitmap(), "1"),
+    Subject::new(Geometry::new("j6", 6, 5, 16, "left-symmetric").with_journal_of(JOURNAL_BYTES), "1"),
     Subject::new(Geometry::new("s5-c512", 5, 3, 512, "right-symmetric"), "1"),
-    Subject::new(Geometry::new("s6", 6, 5, 32, "left-symmetric"), "2"),
+    Subject::new(Geometry::new("p5-c16", 5, 3, 16, "right-asymmetric").with_policy("ppl"), "1"),
     Subject::new(Geometry::new("s6-c4", 6, 6, 4, "left-symmetric-6").without_bitmap(), "1"),
+    Subject::new(Geometry::new("q6-ddf", 6, 4, 64, "ddf-N-continue").with_policy("double-parity-log"), "1"),
     Subject::new(Geometry::new("s6-ddf", 6, 4, 64, "ddf-N-continue"), "2"),
-    Subject::new(Geometry::new("j5", 5, 4, 64, "left-symmetric").without_bitmap(), "2").with_journal(),
-    Subject::new(Geometry::new("j6", 6, 5, 16, "left-symmetric").without_bitmap(), "1").with_journal(),
 ];
 
 /// The subjects whose name contains `only`.

@@ -16,14 +16,15 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 
 use super::Rounds;
-use super::arrays::{self, Policy, Subject};
+use super::arrays::{self, Subject};
 use super::fio::Fio;
 use super::summary::{Counts, Summary, add, in_words};
 use crate::nbd::Client;
@@ -35,19 +36,17 @@ use crate::writer::Stretch;
 
 /// Bytes of a member: fio's stretch and the writers' fit on three members of level 5.
 const MEMBER_BYTES: u64 = 56 << 20;
-/// Bytes of a journal.
-const JOURNAL_BYTES: u64 = 32 << 20;
 /// Writers on an array, each with a connection of its own.
 const WRITERS: u64 = 4;
 /// Blocks of one writer; between their stretches there are blocks that nobody writes.
 const WRITER_BLOCKS: u64 = 900;
 const WRITER_STRIDE: u64 = 1500;
-/// Milliseconds until a kill under load, beyond what fio takes to start.
-const LOAD_MS: std::ops::Range<u64> = 100..1800;
+/// Milliseconds until a kill under load, after fio's first write.
+const LOAD_MS: std::ops::Range<u64> = 20..1000;
 /// Milliseconds until a kill of a server that starts or recovers.
 const RECOVERY_MS: std::ops::Range<u64> = 0..160;
-/// How long an idle array may take to be marked clean.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long an idle array may take to be marked clean, and fio to start.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs the rounds on all arrays in turn.
 pub fn run(root: &Path, rounds: &Rounds) -> Result<()> {
@@ -98,12 +97,9 @@ impl<'a> Array<'a> {
         let geometry = subject.geometry.with_members_of(MEMBER_BYTES);
         let name = geometry.name;
         let members = geometry.make_members(lab)?;
-        let journal = match subject.policy {
-            Policy::Journal => Some(lab.sparse_file(&format!("{name}-journal.img"), JOURNAL_BYTES)?),
-            Policy::Resync => None,
-        };
+        let journal = geometry.journal(lab);
         let folder = lab.directory.join(format!("{name}.fio"));
-        server::create(lab, &geometry, &members, &subject.options(journal.as_deref())).context(name)?;
+        server::create(lab, &geometry, &members, &[]).context(name)?;
         let devices: Vec<PathBuf> = members.iter().chain(&journal).cloned().collect();
         let server = Server::start_with(lab, name, &devices, &["--shards", subject.shards])?;
         let fio = Fio::new(folder, server.client()?.size)?;
@@ -127,6 +123,9 @@ impl<'a> Array<'a> {
         if self.subject.closes_hole() && self.missing.is_empty() && random.percent(40) {
             self.lose_members(random);
         }
+        if !self.missing.is_empty() {
+            self.stretches.iter_mut().for_each(Stretch::lose_undecided);
+        }
         while random.percent(35) {
             self.kill_in_recovery(random).context("in recovery")?;
         }
@@ -142,9 +141,21 @@ impl<'a> Array<'a> {
         present.map(|(_, device)| device).chain(&self.journal).cloned().collect()
     }
 
-    fn start(&self) -> Result<Server> {
+    fn start(&mut self) -> Result<Server> {
         let name = self.subject.geometry.name;
-        Server::start_with(self.lab, name, &self.devices(), &["--shards", self.subject.shards])
+        let start = Instant::now();
+        loop {
+            match Server::start_with(self.lab, name, &self.devices(), &["--shards", self.subject.shards]) {
+                // The kernel may still be taking the killed server's ring apart, however patient the next one is.
+                Err(error)
+                    if format!("{error:#}").contains("is in use by another process or by the kernel")
+                        && start.elapsed() < PATIENCE =>
+                {
+                    add(&mut self.counts, "devices_still_held", 1);
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Loses as many members as the level bears, or fewer; these.
@@ -158,7 +169,7 @@ impl<'a> Array<'a> {
     /// Writes from all sides until the server is killed.
     fn write_and_kill(&mut self, server: Server, random: &mut Random, with_fio: bool) -> Result<()> {
         let clients: Vec<Client> = (0..WRITERS).map(|_| server.client()).collect::<Result<_>>()?;
-        let fio = if with_fio { Some(self.fio.start(&server.uri(), random.below(1 << 31))?) } else { None };
+        let fio = if with_fio { Some(self.start_fio(&server, random)?) } else { None };
         let delay = Duration::from_millis(random.within(if with_fio { LOAD_MS } else { RECOVERY_MS }));
         let done = AtomicU64::new(0);
         thread::scope(|scope| {
@@ -178,6 +189,17 @@ impl<'a> Array<'a> {
         Ok(())
     }
 
+    /// Starts fio and waits until it writes.
+    fn start_fio(&mut self, server: &Server, random: &mut Random) -> Result<Child> {
+        let writes = |server: &Server| Ok::<_, Error>(server.state()?["statistics"]["writes"].as_u64());
+        let (before, start) = (writes(server)?, Instant::now());
+        let fio = self.fio.start(&server.uri(), random.below(1 << 31))?;
+        while writes(server)? == before && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(fio)
+    }
+
     /// Kills the next server, too: before it is ready, after, or under the first new writes.
     fn kill_in_recovery(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "kills_in_recovery", 1);
@@ -189,7 +211,11 @@ impl<'a> Array<'a> {
             return server.kill();
         }
         let server = self.start()?;
-        self.write_and_kill(server, random, false)
+        self.write_and_kill(server, random, false)?;
+        if !self.missing.is_empty() {
+            self.stretches.iter_mut().for_each(Stretch::lose_undecided);
+        }
+        Ok(())
     }
 
     /// Starts after a kill: all must be there at once, and still when parity has been made right.
@@ -244,6 +270,7 @@ impl<'a> Array<'a> {
             add(&mut self.counts, "kills_in_rebuild", 1);
             if self.subject.closes_hole() && random.percent(50) {
                 self.write_and_kill(server, random, false)?;
+                self.stretches.iter_mut().for_each(Stretch::lose_undecided);
             } else {
                 thread::sleep(Duration::from_millis(random.within(RECOVERY_MS)));
                 server.kill()?;
@@ -259,7 +286,7 @@ impl<'a> Array<'a> {
 /// Waits until the superblocks of an idle array say that it is clean.
 fn wait_until_clean(server: &Server) -> Result<()> {
     let start = Instant::now();
-    while server.detail()?["state"] != "clean" {
+    while server.state()?["state"] != "clean" {
         if start.elapsed() > PATIENCE {
             bail!("the idle array is not marked clean: {}", server.detail()?);
         }

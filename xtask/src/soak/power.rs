@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::Rounds;
-use super::arrays::{self, Policy, Subject};
+use super::arrays::{self, Subject};
 use super::disks::{Disks, Shared, locked};
 use super::medium::{Counters, Medium};
 use super::summary::{Counts, Summary, add, in_words};
@@ -42,9 +42,9 @@ const WRITERS: u64 = 3;
 const WRITER_BLOCKS: u64 = 700;
 const WRITER_STRIDE: u64 = 1100;
 /// Milliseconds from the guest's word to its death.
-const LOAD_MS: std::ops::Range<u64> = 100..4000;
+const LOAD_MS: std::ops::Range<u64> = 100..3000;
 const START_MS: std::ops::Range<u64> = 0..900;
-const REBUILD_MS: std::ops::Range<u64> = 0..3500;
+const REBUILD_MS: std::ops::Range<u64> = 0..2500;
 
 /// Resets of a virtual machine.
 #[derive(Args, Clone, Debug)]
@@ -127,12 +127,8 @@ impl<'a> Array<'a> {
     fn create(lab: &'a Lab, subject: Subject, ignores_flushes: bool) -> Result<Self> {
         let geometry = subject.geometry.with_members_of(MEMBER_BYTES);
         let mut devices = geometry.make_members(lab)?;
-        let journal = match subject.policy {
-            Policy::Journal => Some(lab.sparse_file(&geometry.file_name(geometry.members), MEMBER_BYTES)?),
-            Policy::Resync => None,
-        };
-        server::create(lab, &geometry, &devices, &subject.options(journal.as_deref()))
-            .context(geometry.name)?;
+        let journal = geometry.journal(lab);
+        server::create(lab, &geometry, &devices, &[]).context(geometry.name)?;
         devices.extend(journal);
         let mut array = Self {
             lab,
@@ -173,8 +169,8 @@ impl<'a> Array<'a> {
             return self.verify_without_some(random).context("dirty and degraded");
         }
         match random.below(10) {
-            0..6 => self.verify_on_host(&BTreeSet::new()).context("on the host"),
-            6..8 if self.all_are_members() && self.subject.policy == Policy::Resync => {
+            0..7 => self.verify_on_host(&BTreeSet::new()).context("on the host"),
+            7 if self.all_are_members() && !self.subject.closes_hole() => {
                 self.verify_in_kernel().context("in the kernel")
             }
             _ => {
@@ -186,6 +182,9 @@ impl<'a> Array<'a> {
 
     /// The name of a slot's disk.
     fn disk(&self, slot: usize) -> String {
+        if u32::try_from(slot) == Ok(self.geometry.members) {
+            return format!("{}-journal", self.geometry.name);
+        }
         format!("{}-{slot}", self.geometry.name)
     }
 
@@ -224,6 +223,9 @@ impl<'a> Array<'a> {
             for ((stretch, seed), batches) in self.stretches.iter_mut().zip(seeds).zip(durable) {
                 stretch.cut(seed, batches);
                 let told = Batches::new(seed, WRITER_BLOCKS).take(batches);
+                if adds.is_some() {
+                    stretch.lose_undecided();
+                }
                 add(&mut self.counts, "durable_writes", told.map(|batch| batch.writes.len() as u64).sum());
             }
         }
@@ -315,6 +317,7 @@ impl<'a> Array<'a> {
         add(&mut self.counts, "starts_dirty_and_degraded", 1);
         let count = random.within(1..self.subject.redundancy() + 1);
         let lost: BTreeSet<usize> = (0..count).map(|_| self.any_slot(random)).collect();
+        self.stretches.iter_mut().for_each(Stretch::lose_undecided);
         self.verify_on_host(&lost)
     }
 

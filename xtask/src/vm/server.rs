@@ -1,8 +1,9 @@
 //! Our command on the host: creating arrays, serving them, asking the running server.
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -57,7 +58,10 @@ impl Server {
     /// The same with further options.
     pub fn start_with(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
         let mut server = Self::spawn(lab, name, devices, options)?;
-        server.wait_until_ready().with_context(|| format!("serve {name}; see {}", server.log.display()))?;
+        server.wait_until_ready().with_context(|| {
+            let said = std::fs::read_to_string(&server.log).unwrap_or_default();
+            format!("serve {name}: {:?}; see {}", said.lines().last().unwrap_or(""), server.log.display())
+        })?;
         Ok(server)
     }
 
@@ -122,6 +126,17 @@ impl Server {
         serde_json::from_slice(&output.stdout).context("detail --json")
     }
 
+    /// The same straight from the control socket: asked often, the command would cost more than what is asked about.
+    pub fn state(&self) -> Result<Value> {
+        let mut stream = UnixStream::connect(&self.control).context("connect the control socket")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"detail\"}\n")?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        let mut answer: Value = serde_json::from_str(&answer).context("the answer to detail")?;
+        Ok(answer["result"].take())
+    }
+
     /// Waits until no resync or rebuild is under way or due, and no member is missing.
     pub fn wait_until_in_sync(&self) -> Result<()> {
         self.wait_until(|detail| {
@@ -142,7 +157,7 @@ impl Server {
     fn wait_until(&self, is_so: impl Fn(&Value) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
-            let detail = self.detail()?;
+            let detail = self.state()?;
             if is_so(&detail) {
                 return Ok(());
             }
