@@ -6,6 +6,7 @@
 //!   detail, fail, add,     talk to a running `serve` over its control socket
 //!   check, repair, sync,
 //!   monitor, stop
+//!   target                 serves devices over NVMe/TCP
 //!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
 //! ```
@@ -22,6 +23,7 @@ mod examine;
 mod failure;
 mod manual;
 mod monitor;
+mod nvme_server;
 mod open;
 mod output;
 mod probe;
@@ -29,6 +31,7 @@ mod progress;
 mod scrub;
 mod serve;
 mod steer;
+mod target;
 
 use std::process::ExitCode;
 
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Target(arguments) => target::run(*arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => steer::fail(&arguments),
         Command::Add(arguments) => steer::add(&arguments),

@@ -1,0 +1,2 @@
+/// x
+pub fn fuzz_nvme(_: &[u8]) {}
