@@ -22,6 +22,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "e2fsprogs", proof: &["/usr/sbin/mke2fs", "/sbin/mke2fs"] },
     Package { name: "nbd-client", proof: &["/usr/sbin/nbd-client", "/sbin/nbd-client"] },
     Package { name: "libnbd-bin", proof: &["/usr/bin/nbdcopy"] },
+    Package { name: "nvme-cli", proof: &["/usr/sbin/nvme", "/sbin/nvme"] },
     Package { name: "fio", proof: &["/usr/bin/fio"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },

@@ -104,10 +104,23 @@ impl Inbound {
     }
 
     /// Puts the data of the last PDU into `buffer` from `start` on, where there must be room for it. Gives the buffer
-    /// back and says whether the data's digest, if there is one, fits.
-    pub async fn data(&mut self, mut buffer: Buffer, start: usize) -> Result<(Buffer, bool), Ended> {
+    /// back, unless the stream has kept it, and says whether the data's digest, if there is one, fits.
+    pub async fn data(&mut self, buffer: Buffer, start: usize) -> (Option<Buffer>, Result<bool, Ended>) {
+        let mut buffer = Some(buffer);
+        let filled = self.fill(&mut buffer, start).await;
+        let intact = match filled {
+            Ok(true) => self.digest().await,
+            Ok(false) => Ok(true),
+            Err(ended) => Err(ended),
+        };
+        (buffer, intact)
+    }
+
+    /// Says whether a digest follows.
+    async fn fill(&mut self, buffer: &mut Option<Buffer>, start: usize) -> Result<bool, Ended> {
         let length = self.framer.data_left() as usize;
-        if start.checked_add(length).is_none_or(|end| end > buffer.len()) {
+        let room = buffer.as_ref().map_or(0, |buffer| buffer.len());
+        if start.checked_add(length).is_none_or(|end| end > room) {
             return Err(Ended::Fatal(FatalError::DataOutOfRange, 12));
         }
         self.window = if self.framer.data_left() >= LARGE_DATA { STAGING_SMALL } else { STAGING_BYTES };
@@ -115,32 +128,33 @@ impl Inbound {
         let mut digest = false;
         while filled < length {
             let at = start + filled;
+            let wanted = length - filled;
+            let mut whole = buffer.take().ok_or(Ended::Closed)?;
             let staged = self.staged();
-            let count = if !staged.is_empty() {
-                let count = staged.len().min(length - filled);
-                buffer[at..at + count].copy_from_slice(&staged[..count]);
-                self.start += count;
-                count
-            } else if length - filled < DIRECT_BYTES {
+            let count = if staged.is_empty() && wanted < DIRECT_BYTES {
+                *buffer = Some(whole);
                 self.more().await?;
                 continue;
-            } else {
-                let mut head = buffer.split_to(at);
-                let middle = buffer.split_to(length - filled);
+            } else if staged.is_empty() {
+                let mut head = whole.split_to(at);
+                let middle = whole.split_to(wanted);
                 let (count, middle) = self.receive(middle).await;
                 head.unsplit(middle.ok_or(Ended::Closed)?);
-                head.unsplit(buffer);
-                buffer = head;
+                head.unsplit(whole);
+                whole = head;
+                count
+            } else {
+                let count = staged.len().min(wanted);
+                whole[at..at + count].copy_from_slice(&staged[..count]);
+                self.start += count;
                 count
             };
-            if count == 0 {
-                return Err(Ended::Closed);
-            }
-            digest = self.framer.data_received(&buffer[at..at + count]).ok_or(Ended::Closed)?;
+            let received = if count == 0 { None } else { self.framer.data_received(&whole[at..at + count]) };
+            *buffer = Some(whole);
+            digest = received.ok_or(Ended::Closed)?;
             filled += count;
         }
-        let intact = !digest || self.digest().await?;
-        Ok((buffer, intact))
+        Ok(digest)
     }
 
     /// Throws the data of the last PDU away.

@@ -15,6 +15,7 @@ mod journal;
 pub mod machine;
 mod mdadm;
 pub mod members;
+mod nvme;
 mod server;
 
 use std::fs::{self, File};
@@ -96,6 +97,21 @@ const SCENARIOS: &[Scenario] = &[
         name: "write-error",
         about: "dm-error under a member of our server in the guest: the member is failed, nothing else",
         run: faults::write_error,
+    },
+    Scenario {
+        name: "nvme-target",
+        about: "the kernel's nvme-tcp and nvme-cli on our target: discovery, digests, every command, reservations, ext4",
+        run: nvme::target,
+    },
+    Scenario {
+        name: "nvme-reconnect",
+        about: "kill -9 of our target under the kernel's fio: it reconnects, and every block verifies",
+        run: nvme::reconnect,
+    },
+    Scenario {
+        name: "nvme-array",
+        about: "serve --nvme-tcp: the kernel writes our array as an NVMe namespace, and reads it back after a restart",
+        run: nvme::array,
     },
     Scenario {
         name: "clients",
