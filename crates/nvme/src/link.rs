@@ -109,10 +109,10 @@ impl Link {
 
     /// Sends `parts` one after the other, copied; together they are small.
     pub fn send_copy(&self, parts: &[&[u8]]) {
-        if self.broken.get() {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if self.broken.get() || length == 0 {
             return;
         }
-        let length: usize = parts.iter().map(|part| part.len()).sum();
         let outgoing = &mut *self.outgoing.borrow_mut();
         if length > BATCH_BYTES {
             outgoing.close_batch();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
 use pinstripe_nvme::target::Target;
-use pinstripe_runtime::{Device, DeviceErrorKind, DeviceSource, Stream, shard};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
 
 use crate::world::{Array, Pipe, Random, pipe};
 use crate::{NQN, seeds, target};

@@ -27,7 +27,7 @@ pub struct Host {
 #[derive(Debug)]
 pub enum Heard {
     Completed(Completion),
-    Data(Transfer, Vec<u8>),
+    Data(Vec<u8>),
     Ready(Transfer),
     Terminated(u16),
     Closed,
@@ -87,7 +87,7 @@ impl Host {
                     let digest = self.pipe.receive_exactly(4).await.unwrap();
                     assert_eq!(self.framer.receive(&digest).event, Some(Event::DataDigest(true)));
                 }
-                Heard::Data(transfer, data)
+                Heard::Data(data)
             }
             Some(other) => panic!("{other:?}"),
         }
@@ -131,7 +131,7 @@ impl Host {
         command.sgl = Sgl::transport(length);
         self.command(command, &[]).await;
         match self.hear().await {
-            Heard::Data(_, data) => {
+            Heard::Data(data) => {
                 assert_eq!(self.completion().await.status(), Status::SUCCESS);
                 Ok(data)
             }

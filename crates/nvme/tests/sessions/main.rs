@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, Target};
 
-pub const NQN: &str = "nqn.2026-01.com.example:test";
+const NQN: &str = "nqn.2026-01.com.example:test";
 
 /// A subsystem of one namespace for each array.
-pub fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
+fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
     let namespaces = arrays.iter().enumerate().map(|(index, array)| NamespaceConfig {
         uuid: [u8::try_from(index).unwrap() + 1; 16],
         size_bytes: array.seen.borrow().data.len() as u64,
@@ -34,13 +34,13 @@ pub fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
     .unwrap()
 }
 
-pub fn target(arrays: &[world::Array]) -> (Arc<Subsystem>, Target<world::Array>) {
+fn target(arrays: &[world::Array]) -> (Arc<Subsystem>, Target<world::Array>) {
     let subsystem = subsystem(arrays);
     (Arc::clone(&subsystem), Target::new(subsystem, arrays.to_vec()))
 }
 
 /// Runs `body` under some seeds.
-pub fn seeds<F: Future<Output = ()> + 'static>(count: u64, body: impl Fn(Rc<world::Random>) -> F) {
+fn seeds<F: Future<Output = ()> + 'static>(count: u64, body: impl Fn(Rc<world::Random>) -> F) {
     for seed in 0..count {
         let random = Rc::new(world::Random::new(seed));
         world::run(&random, || body(Rc::clone(&random)));
