@@ -22,6 +22,7 @@ mod demo;
 mod examine;
 mod failure;
 mod manual;
+mod member;
 mod monitor;
 mod nvme_server;
 mod open;

@@ -43,7 +43,8 @@ pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
     // The server may have another folder of its own.
     let path = &arguments.device;
     let is_memory = path.to_string_lossy().starts_with("mem:");
-    let device = if is_memory { path.clone() } else { std::path::absolute(path)? };
+    let as_given = is_memory || crate::member::address(path).transpose()?.is_some();
+    let device = if as_given { path.clone() } else { std::path::absolute(path)? };
     let device = text(&device)?;
     let mut client = Client::connect(array)?;
     let result: SlotResult = client.call("add", AddParameters { device, force: arguments.force })?;

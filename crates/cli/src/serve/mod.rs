@@ -41,7 +41,7 @@ use crate::{
     command_line::{NbdAddress, ServeArguments},
     create::Shape,
     failure::Failure,
-    nvme_server,
+    member, nvme_server,
     output::printable,
     size::ByteSize,
 };
@@ -133,6 +133,7 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
+    member::prepare(context.shards().len())?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;

@@ -180,7 +180,14 @@ impl Host {
     }
 
     /// An I/O queue of the same controller.
-    pub async fn io(&self, random: &Rc<Random>, target: &Target<Array>, host: u8, queue: u16, digests: u8) -> Self {
+    pub async fn io(
+        &self,
+        random: &Rc<Random>,
+        target: &Target<Array>,
+        host: u8,
+        queue: u16,
+        digests: u8,
+    ) -> Self {
         let mut io = Self::initialize(random, target, digests).await;
         let controller = self.controller;
         assert_eq!(io.connect(host, queue, controller, 0).await.status(), Status::SUCCESS);

@@ -303,14 +303,8 @@ fn an_io_queue_of_another_host_or_number_is_refused() {
         let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
         let admin = Host::admin(&random, &target, 1).await;
         let mut io = Host::initialize(&random, &target, 0).await;
-        assert_eq!(
-            io.connect(2, 1, admin.controller, 0).await.status(),
-            Status::CONNECT_INVALID_HOST
-        );
-        assert_eq!(
-            io.connect(1, 5, admin.controller, 0).await.status(),
-            Status::CONNECT_INVALID_PARAMETERS
-        );
+        assert_eq!(io.connect(2, 1, admin.controller, 0).await.status(), Status::CONNECT_INVALID_HOST);
+        assert_eq!(io.connect(1, 5, admin.controller, 0).await.status(), Status::CONNECT_INVALID_PARAMETERS);
         assert_eq!(io.connect(1, 1, 999, 0).await.status(), Status::CONNECT_INVALID_PARAMETERS);
         assert_eq!(io.connect(1, 1, admin.controller, 0).await.status(), Status::SUCCESS);
         let mut twice = Host::initialize(&random, &target, 0).await;
