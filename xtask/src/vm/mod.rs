@@ -114,6 +114,11 @@ const SCENARIOS: &[Scenario] = &[
         run: nvme::array,
     },
     Scenario {
+        name: "nvme-member",
+        about: "our initiator on the kernel's nvmet-tcp: an array of three namespaces loses one and gets it back",
+        run: nvme::member,
+    },
+    Scenario {
         name: "clients",
         about: "nbdinfo, nbdcopy, qemu-img and qemu-io, each judging what another one wrote (no boot)",
         run: clients::all,

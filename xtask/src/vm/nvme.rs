@@ -52,3 +52,14 @@ pub fn array(lab: &Lab) -> Result<()> {
     ensure!(outcome.all("array") == ["yes"], "{outcome:?}");
     Ok(())
 }
+
+/// Our array on namespaces of the kernel's target.
+pub fn member(lab: &Lab) -> Result<()> {
+    let mut machine = guest(lab, "member", include_str!("../../vm/nvme-member.sh"))?
+        .modules(super::LEVELS)
+        .modules(&["nbd", "nvmet-tcp"]);
+    machine.disk("t-2", &lab.sparse_file("t-2.img", DEVICE_BYTES)?, 512);
+    let outcome = lab.boot(machine)?;
+    ensure!(outcome.all("member") == ["yes"], "{outcome:?}");
+    Ok(())
+}
