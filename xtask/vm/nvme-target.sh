@@ -66,8 +66,9 @@ nvme resv-register /dev/nvme0n1 --nrkey=0xa --rrega=0 --cptpl=0 || die register
 nvme resv-acquire /dev/nvme0n1 --crkey=0xa --rtype=1 --racqa=0 || die acquire
 nvme resv-report /dev/nvme0n1 --eds >/tmp/report || die report
 grep -q 'rtype *: *1' /tmp/report || die "report: $(cat /tmp/report)"
-nvme connect -t tcp -a 127.0.0.1 -s 4420 -n $NQN --duplicate-connect --hostnqn=nqn.2026-01.com.example:other \
-    --hostid=99999999-2222-3333-4444-555555555555 >/tmp/second 2>&1 || die "a second host: $(cat /tmp/second)"
+# Not by nvme-cli, which takes the other host for the same.
+echo "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=$NQN,hostnqn=nqn.2026-01.com.example:other,\
+hostid=99999999-2222-3333-4444-555555555555,duplicate_connect" | tr -d '\n' >/dev/nvme-fabrics || die "a second host"
 wait_for /dev/nvme1n1
 dd if=/tmp/block of=/dev/nvme1n1 bs=4096 count=1 oflag=direct 2>/dev/null && die "a host without the reservation writes"
 dd if=/dev/nvme1n1 of=/dev/null bs=4096 count=1 iflag=direct 2>/dev/null || die "a host without the reservation can't read"
