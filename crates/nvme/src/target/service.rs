@@ -37,10 +37,11 @@ fn told(error: DeviceError) -> ServiceError {
     match error.kind {
         DeviceErrorKind::NoSpace => ServiceError::NoSpace,
         DeviceErrorKind::Busy => ServiceError::Resources,
-        DeviceErrorKind::Gone | DeviceErrorKind::Removed => ServiceError::Gone,
+        DeviceErrorKind::Gone | DeviceErrorKind::Removed | DeviceErrorKind::TimedOut => ServiceError::Gone,
         DeviceErrorKind::Media
         | DeviceErrorKind::Unsupported
         | DeviceErrorKind::Invalid
+        | DeviceErrorKind::TooManyErrors
         | DeviceErrorKind::Other => ServiceError::Io,
     }
 }
