@@ -41,6 +41,8 @@ pub enum Command {
     /// Any NVMe/TCP host can use them, and `serve` as members of an array: nvme-tcp://HOST:PORT/NQN?nsid=N. Runs in the
     /// foreground; SIGTERM or SIGINT ends it.
     Target(Box<crate::target::TargetArguments>),
+    /// Show the subsystems that an NVMe/TCP server offers.
+    Discover(crate::discover::DiscoverArguments),
     /// Show the state of an array that is served.
     Detail(ReadArguments),
     /// Take a member out of an array that is served.

@@ -10,7 +10,6 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     rc::Rc,
-    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 

@@ -6,7 +6,7 @@
 //!   detail, fail, add,     talk to a running `serve` over its control socket
 //!   check, repair, sync,
 //!   monitor, stop
-//!   target                 serves devices over NVMe/TCP
+//!   target, discover       serve devices over NVMe/TCP, and find them
 //!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
 //! ```
@@ -19,6 +19,7 @@ mod command_line;
 mod control;
 mod create;
 mod demo;
+mod discover;
 mod examine;
 mod failure;
 mod manual;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Discover(arguments) => discover::run(&arguments),
         Command::Target(arguments) => target::run(*arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => steer::fail(&arguments),

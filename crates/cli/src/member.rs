@@ -7,10 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_nvme::{
-    initiator::{Address, Initiator, NvmeSource, Options, TcpConnector},
-    target::uuid_of,
-};
+use pinstripe_nvme::initiator::{Address, BadAddress, Initiator, NvmeSource, Options, TcpConnector};
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
     shard::{self},
@@ -22,11 +19,6 @@ use crate::{
     open::open as open_file,
     probe::{Contents, ProbeError, Probed},
 };
-
-/// Where Linux keeps the names by which targets know this machine.
-const HOST_NQN: &str = "/etc/nvme/hostnqn";
-const HOST_ID: &str = "/etc/nvme/hostid";
-const MACHINE_ID: &str = "/etc/machine-id";
 
 thread_local! {
     /// The process's associations; on shard 0, where members are opened.
@@ -45,8 +37,7 @@ pub enum Member {
 /// Says, before members are opened, how many shards will attach them. Servers are asked for so many queues.
 pub fn prepare(shards: usize) -> Result<(), Failure> {
     let queues = u16::try_from(shards)?;
-    let options = host_options(queues);
-    let initiator = Initiator::new(options, Arc::new(TcpConnector));
+    let initiator = Initiator::new(Options::of_this_host(queues), Arc::new(TcpConnector));
     INITIATOR.with(|current| current.replace(Some(initiator)));
     Ok(())
 }
@@ -60,37 +51,10 @@ pub fn initiator() -> Result<Arc<Initiator>, Failure> {
     initiator()
 }
 
-/// This host's names: those that Linux's own initiator uses, else made from the machine's identity.
-fn host_options(queues: u16) -> Options {
-    let read = |path: &str| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
-    let machine = read(MACHINE_ID).unwrap_or_default();
-    let derived = uuid_of(&[b"pinstripe host", machine.as_bytes()]);
-    let host_id = read(HOST_ID).and_then(|text| {
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16).ok().filter(|id| *id != 0 && digits.len() == 32)
-    });
-    let host_id = host_id.map_or(derived, u128::to_be_bytes);
-    let digits: String = host_id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let nqn = read(HOST_NQN).filter(|nqn| pinstripe_nvme::wire::nqn_is_valid(nqn)).unwrap_or_else(|| {
-        format!(
-            "nqn.2014-08.org.nvmexpress:uuid:{}-{}-{}-{}-{}",
-            &digits[..8],
-            &digits[8..12],
-            &digits[12..16],
-            &digits[16..20],
-            &digits[20..]
-        )
-    });
-    Options::new(nqn, host_id, queues)
-}
-
 /// The address, if the path is one.
 pub fn address(path: &Path) -> Option<Result<Address, Failure>> {
     let text = path.to_str().filter(|text| Address::is_address(text))?;
-    Some(
-        text.parse()
-            .map_err(|error: pinstripe_nvme::initiator::BadAddress| Failure::usage(error.to_string())),
-    )
+    Some(text.parse().map_err(|error: BadAddress| Failure::usage(error.to_string())))
 }
 
 /// Opens a member, and locks what can be locked.

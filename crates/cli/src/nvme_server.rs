@@ -95,7 +95,8 @@ pub async fn stop(shards: &[ShardHandle]) {
     let tasks: Vec<_> = shards
         .iter()
         .cloned()
-        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await }))
+        // A shard that is gone has no connections.
+        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await.unwrap_or_default() }))
         .collect();
     for task in tasks {
         task.join().await;
@@ -105,12 +106,12 @@ pub async fn stop(shards: &[ShardHandle]) {
 /// Gives up the targets, and with them what they serve.
 pub async fn close(shards: &[ShardHandle]) {
     for handle in shards {
-        handle
-            .call(|| async {
-                // Dropped outside of the borrow: a destructor may look for the target.
-                let target = TARGET.with(RefCell::take);
-                drop(target);
-            })
-            .await;
+        let closed = handle.call(|| async {
+            // Dropped outside of the borrow: a destructor may look for the target.
+            let target = TARGET.with(RefCell::take);
+            drop(target);
+        });
+        // A shard that is gone holds nothing.
+        closed.await.unwrap_or_default();
     }
 }

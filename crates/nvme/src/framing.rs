@@ -285,6 +285,7 @@ struct Refused(FatalError, u32);
 
 /// What a type of PDU looks like.
 #[derive(Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a row of the specification's tables")]
 struct Shape {
     header: u8,
     digests: bool,

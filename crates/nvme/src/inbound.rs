@@ -119,7 +119,7 @@ impl Inbound {
     /// Says whether a digest follows.
     async fn fill(&mut self, buffer: &mut Option<Buffer>, start: usize) -> Result<bool, Ended> {
         let length = self.framer.data_left() as usize;
-        let room = buffer.as_ref().map_or(0, |buffer| buffer.len());
+        let room = buffer.as_ref().map_or(0, Buffer::len);
         if start.checked_add(length).is_none_or(|end| end > room) {
             return Err(Ended::Fatal(FatalError::DataOutOfRange, 12));
         }

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use pinstripe_engine::{shared::Shared, volume::Volume};
 use pinstripe_export::BlockService;
-use pinstripe_nvme::target::{NamespaceConfig, uuid_of};
+use pinstripe_nvme::target::{NamespaceConfig, uuid_of, uuid_text};
 use pinstripe_runtime::{ShardHandle, uring::Listener};
 
 use super::{journal::Journal, service::ArrayService};
@@ -43,7 +43,7 @@ impl Listening {
     ) -> Result<Opened, Failure> {
         let Self { listener, address, nqn } = self;
         let uuid = namespace_uuid(array_uuid);
-        let nqn = nqn.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", dashed(&uuid)));
+        let nqn = nqn.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid)));
         let service = ArrayService::new(Volume::new(Arc::clone(shared)), journal.clone());
         let namespace = NamespaceConfig {
             uuid,
@@ -56,12 +56,11 @@ impl Listening {
         let subsystem = nvme_server::subsystem(&nqn, address, vec![namespace])?;
         for handle in shards {
             let (subsystem, shared, journal) = (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
-            handle
-                .call(move || async move {
-                    let service = ArrayService::new(Volume::new(shared), journal);
-                    nvme_server::open(subsystem, vec![service]);
-                })
-                .await;
+            let opened = handle.call(move || async move {
+                let service = ArrayService::new(Volume::new(shared), journal);
+                nvme_server::open(subsystem, vec![service]);
+            });
+            opened.await?;
         }
         Ok(Opened { listener, uri: format!("nvme-tcp://{address}/{nqn}?nsid=1") })
     }
@@ -76,12 +75,6 @@ fn namespace_uuid(array_uuid: &str) -> [u8; 16] {
     }
 }
 
-/// A UUID as RFC 9562 writes it.
-fn dashed(uuid: &[u8; 16]) -> String {
-    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +82,6 @@ mod tests {
     #[test]
     fn the_namespace_has_the_uuid_of_the_array() {
         let uuid = namespace_uuid("01234567:89abcdef:01234567:89abcdef");
-        assert_eq!(dashed(&uuid), "01234567-89ab-cdef-0123-456789abcdef");
+        assert_eq!(uuid_text(&uuid), "01234567-89ab-cdef-0123-456789abcdef");
     }
 }

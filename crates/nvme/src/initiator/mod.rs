@@ -6,7 +6,7 @@
 //!   NvmeSource (a namespace) └── a queue per shard ── Device::read/write ──> commands ──> Stream
 //! ```
 //!
-//! * [`Address`]: `nvme-tcp://HOST:PORT/NQN?nsid=N`.
+//! * [`Address`], written `nvme-tcp://HOST:PORT/NQN?nsid=N`.
 //! * [`Initiator`]: the associations of a process; members on the same server share one.
 //! * [`NvmeSource`]: a namespace, to be attached by every shard.
 //!
@@ -23,6 +23,7 @@ mod address;
 mod association;
 mod connection;
 mod device;
+mod identity;
 mod queue;
 mod request;
 

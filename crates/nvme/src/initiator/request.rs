@@ -45,7 +45,7 @@ impl Request {
 
     /// Of our own; data that is read goes to `buffer`.
     pub fn own(buffer: Option<Buffer>) -> Rc<Self> {
-        let length = buffer.as_ref().map_or(0, |buffer| buffer.len());
+        let length = buffer.as_ref().map_or(0, Buffer::len);
         let buffer = RefCell::new(buffer);
         Self::new(Sink::Own { buffer, done: Cell::new(false), changed: Signal::default() }, length, 1)
     }

@@ -147,3 +147,9 @@ pub fn uuid_of(parts: &[&[u8]]) -> [u8; 16] {
     uuid[8] = uuid[8] & 0x3f | 0x80;
     uuid
 }
+
+/// A UUID as RFC 9562 writes it.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}

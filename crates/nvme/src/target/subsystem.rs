@@ -359,8 +359,8 @@ impl Controller {
             // Entries of other sizes, other pages than 4 KiB or other command sets aren't served.
             let sizes = value >> 16 & 0xff;
             let fits = (sizes == 0 || sizes == bits::CC_ENTRY_SIZES >> 16 || self.discovery)
-                && value >> 7 & 0xf == 0
-                && value >> 4 & 7 == 0;
+                && (value >> 7).trailing_zeros() >= 4
+                && (value >> 4).trailing_zeros() >= 3;
             state.status = if fits { bits::CSTS_READY } else { bits::CSTS_FATAL };
         } else if value & bits::CC_ENABLE == 0 {
             state.status &= !bits::CSTS_READY;

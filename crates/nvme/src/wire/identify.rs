@@ -110,7 +110,7 @@ impl ControllerInfo {
 
     /// What another controller says; `None` if it speaks no SGLs or no text where text must be.
     pub fn parse(bytes: &[u8; BYTES]) -> Option<Self> {
-        if take32(bytes, 536) & 3 == 0 || take16(bytes, 1800) != 0 {
+        if take32(bytes, 536).trailing_zeros() >= 2 || take16(bytes, 1800) != 0 {
             return None;
         }
         Some(Self {
