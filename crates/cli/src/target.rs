@@ -71,13 +71,11 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
     for handle in &shards {
         let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
         let read_only = arguments.read_only;
-        handle
-            .call(move || async move {
-                let services =
-                    files.iter().map(|file| DeviceService::new(file.attach(), read_only)).collect();
-                nvme_server::open(subsystem, services);
-            })
-            .await;
+        let opened = handle.call(move || async move {
+            let services = files.iter().map(|file| DeviceService::new(file.attach(), read_only)).collect();
+            nvme_server::open(subsystem, services);
+        });
+        opened.await?;
     }
     announce(&arguments, address, &subsystem)?;
     accept(&listener, &shards).await?;

@@ -93,7 +93,7 @@ impl Reservations {
             }
             action::REPLACE if key == 0 => return Err(Status::INVALID_FIELD),
             action::REPLACE if self.key_of(host).is_none() && dword & IGNORE_KEY != 0 => {
-                self.add(host, key)?
+                self.add(host, key)?;
             }
             action::REPLACE => {
                 self.expect_key(host, keys.current.get(), dword)?;
