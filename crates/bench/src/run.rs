@@ -45,6 +45,12 @@ pub enum BenchError {
     /// No such layout.
     #[error("{0}")]
     Layout(#[from] BadLayout),
+    /// A name of a namespace that makes no sense.
+    #[error("{0}")]
+    Address(#[from] pinstripe_nvme::initiator::BadAddress),
+    /// A server's namespace that can't be used.
+    #[error("{0}")]
+    Remote(#[from] pinstripe_nvme::initiator::InitiatorError),
     /// Memory beside files.
     #[error("members are either one mem:SIZE for all or one path for each")]
     MixedDevices,

@@ -17,6 +17,7 @@ use pinstripe_md::{
     superblock::MetadataVersion,
     units::{SECTOR_BYTES, SectorCount},
 };
+use pinstripe_nvme::initiator::{Address, Initiator, Options, TcpConnector};
 use pinstripe_runtime::{
     Device, DeviceError, DeviceSource, Memory, MemorySource, shard,
     uring::{Context, OpenFile, OpenOptions, blocking},
@@ -49,7 +50,15 @@ pub(crate) struct Setup {
 pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<Setup, BenchError> {
     let devices = Devices::of(arguments)?;
     let wants_memory = matches!(devices, Devices::Memory { .. });
-    let (sources, memories) = blocking(move || devices.open()).await?;
+    let (remote, devices) = devices.split_remote()?;
+    let (mut sources, memories) = blocking(move || devices.open()).await?;
+    if !remote.is_empty() {
+        let queues = u16::try_from(context.shards().len()).unwrap_or(u16::MAX);
+        let initiator = Initiator::new(Options::of_this_host(queues), Arc::new(TcpConnector));
+        for (slot, address) in remote {
+            sources.insert(slot, initiator.open(&address).await?);
+        }
+    }
     let names = sources.iter().map(|source| source.name()).collect();
     let attached: Result<Vec<Rc<dyn Device>>, DeviceError> = sources.iter().map(|s| s.attach()).collect();
     let attached = attached.map_err(BenchError::Attach)?;
@@ -95,6 +104,19 @@ impl Devices {
             return Err(BenchError::Force);
         }
         Ok(Self::Paths(paths))
+    }
+
+    /// The namespaces of servers among them, by their slots, and the rest.
+    fn split_remote(self) -> Result<(Vec<(usize, Address)>, Self), BenchError> {
+        let Self::Paths(paths) = self else { return Ok((Vec::new(), self)) };
+        let (mut remote, mut local) = (Vec::new(), Vec::new());
+        for (slot, path) in paths.into_iter().enumerate() {
+            match path.to_str().filter(|text| Address::is_address(text)) {
+                Some(text) => remote.push((slot, text.parse()?)),
+                None => local.push(path),
+            }
+        }
+        Ok((remote, Self::Paths(local)))
     }
 
     fn open(self) -> Result<Opened, BenchError> {

@@ -36,6 +36,13 @@ pub enum Command {
     /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in flight is
     /// finished, and the superblocks say that the array is clean.
     Serve(Box<ServeArguments>),
+    /// Serve block devices and files over NVMe/TCP, each as a namespace of its own, until it is stopped.
+    ///
+    /// Any NVMe/TCP host can use them, and `serve` as members of an array: nvme-tcp://HOST:PORT/NQN?nsid=N. Runs in the
+    /// foreground; SIGTERM or SIGINT ends it.
+    Target(Box<crate::target::TargetArguments>),
+    /// Show the subsystems that an NVMe/TCP server offers.
+    Discover(crate::discover::DiscoverArguments),
     /// Show the state of an array that is served.
     Detail(ReadArguments),
     /// Take a member out of an array that is served.
@@ -208,8 +215,14 @@ pub struct ServeArguments {
     /// Corrected read errors after which a member is dropped, if the array can do without it; each hour halves the count
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_read_errors: u32,
-    /// Let --nbd tcp: listen on other than loopback addresses: there is no encryption and no password yet
-    #[arg(long)]
+    /// Serve the array over NVMe/TCP too, as namespace 1: ADDRESS:PORT
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub nvme_tcp: Option<SocketAddr>,
+    /// Name of the NVMe subsystem [default: nqn.2014-08.org.nvmexpress:uuid: and the array's uuid]
+    #[arg(long, value_name = "NQN", requires = "nvme_tcp")]
+    pub nqn: Option<String>,
+    /// Let --nbd tcp: and --nvme-tcp listen on other than loopback addresses: there is no encryption and no password yet
+    #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
     /// Make a new array of memory devices (mem:SIZE) first; it is gone when the server ends
     #[arg(long, requires = "level")]

@@ -10,7 +10,6 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     rc::Rc,
-    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -28,16 +27,16 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{
     Device, DeviceInfo, shard,
-    uring::{self, OpenFile, OpenOptions, RuntimeConfig, blocking},
+    uring::{self, OpenOptions, RuntimeConfig},
 };
 use serde_json::json;
 
 use crate::{
     command_line::{ConsistencyChoice, CreateArguments, ShapeArguments},
     failure::Failure,
-    open::open,
+    member::{self, Member},
     output::{self, printable},
-    probe::{Contents, ProbeError, Probed},
+    probe::Contents,
     size::ByteSize,
 };
 
@@ -74,7 +73,10 @@ fn in_slot_order(arguments: &CreateArguments) -> Result<Vec<PathBuf>, Failure> {
     }
     paths.extend(arguments.write_journal.clone());
     let mut seen: Vec<((u64, u64), &Path)> = Vec::new();
-    for path in &paths {
+    for (index, path) in paths.iter().enumerate() {
+        if member::address(path).is_some() && paths[..index].contains(path) {
+            return Err(Failure::usage(format!("{} is given twice: give each member once", path.display())));
+        }
         // One that can't be looked at is complained about when it is opened.
         let Ok(metadata) = std::fs::metadata(path) else { continue };
         let identity =
@@ -258,7 +260,7 @@ pub fn random_uuid() -> Result<Uuid, Failure> {
 
 /// Opens, checks, and only then writes.
 async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArray, PlacedArray), Failure> {
-    let (files, contents) = blocking(move || open_and_probe(&paths)).await?;
+    let (files, contents) = open_and_probe(&paths).await?;
     if !force {
         refuse_occupied(&files, &contents)?;
     }
@@ -271,7 +273,7 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
         let block = infos.iter().map(|info| u64::from(info.logical_block)).max().unwrap_or(SECTOR_BYTES);
         add_journal(&mut placed, device, block).map_err(|error| named(&error, &infos))?;
     }
-    let devices: Vec<Rc<dyn Device>> = files.iter().map(OpenFile::attach).collect();
+    let devices: Vec<Rc<dyn Device>> = files.iter().map(Member::attach).collect::<Result<_, _>>()?;
     for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&placed.superblocks) {
         let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
         let data = sector_range(start, length);
@@ -281,16 +283,20 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
     Ok((wish, placed))
 }
 
-type Opened = (Vec<Arc<OpenFile>>, Vec<Contents>);
+type Opened = (Vec<Member>, Vec<Contents>);
 
-fn open_and_probe(paths: &[PathBuf]) -> Result<Opened, Failure> {
-    let files = paths.iter().map(|path| open(path, &OpenOptions::default()));
-    let files = files.collect::<Result<Vec<_>, _>>()?;
-    let contents = paths.iter().map(|path| Contents::of(&Probed::open(path)?));
-    Ok((files, contents.collect::<Result<_, ProbeError>>()?))
+async fn open_and_probe(paths: &[PathBuf]) -> Result<Opened, Failure> {
+    let (mut members, mut contents) = (Vec::new(), Vec::new());
+    for path in paths {
+        members.push(member::open(path.clone(), OpenOptions::default()).await?);
+    }
+    for (path, member) in paths.iter().zip(&members) {
+        contents.push(member.contents(path.clone()).await?);
+    }
+    Ok((members, contents))
 }
 
-fn refuse_occupied(files: &[Arc<OpenFile>], contents: &[Contents]) -> Result<(), Failure> {
+fn refuse_occupied(files: &[Member], contents: &[Contents]) -> Result<(), Failure> {
     let occupied = files.iter().zip(contents).filter_map(|(file, contents)| {
         let words = contents.in_words();
         (!words.is_empty()).then(|| format!("{} holds {}", file.info().name, words.join(" and ")))

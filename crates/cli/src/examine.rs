@@ -11,14 +11,16 @@ use pinstripe_md::{
     superblock::{ArrayRecord, ResyncOffset, Role, Superblock, Support},
     units::SECTOR_BYTES,
 };
+use pinstripe_runtime::uring::{self, OpenOptions, RuntimeConfig};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
     command_line::ExamineArguments,
     failure::Failure,
+    member,
     output::{self, printable},
-    probe::{BadBlockSummary, BitmapSummary, Contents, Metadata, ProbeError, Probed},
+    probe::{BadBlockSummary, BitmapSummary, Contents, Metadata, Probed},
     size::ByteSize,
 };
 
@@ -64,12 +66,19 @@ fn report(path: &Path) -> Report {
             size: None,
             member: None,
             also: Vec::new(),
-            error: Some(error.to_string()),
+            error: Some(error.sentence().to_owned()),
         },
     }
 }
 
-fn look(path: &Path) -> Result<(u64, Contents), ProbeError> {
+fn look(path: &Path) -> Result<(u64, Contents), Failure> {
+    if member::address(path).is_some() {
+        let path = path.to_owned();
+        return uring::run(&RuntimeConfig::unpinned(1), |_| async {
+            let member = member::open(path.clone(), OpenOptions::default()).await?;
+            Ok((member.info().size, member.contents(path).await?))
+        })?;
+    }
     let device = Probed::open(path)?;
     Ok((device.size(), Contents::of(&device)?))
 }

@@ -7,6 +7,7 @@
 //!   remove, replace, grow,
 //!   check, repair, sync,
 //!   monitor, stop
+//!   target, discover       serve devices over NVMe/TCP, and find them
 //!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
 //! ```
@@ -19,11 +20,14 @@ mod command_line;
 mod control;
 mod create;
 mod demo;
+mod discover;
 mod examine;
 mod failure;
 mod manual;
+mod member;
 mod membership;
 mod monitor;
+mod nvme_server;
 mod open;
 mod output;
 mod probe;
@@ -31,6 +35,7 @@ mod progress;
 mod scrub;
 mod serve;
 mod steer;
+mod target;
 
 use std::process::ExitCode;
 
@@ -47,6 +52,8 @@ pub fn main() -> ExitCode {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Discover(arguments) => discover::run(&arguments),
+        Command::Target(arguments) => target::run(*arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => membership::fail(&arguments),
         Command::Add(arguments) => membership::add(&arguments),

@@ -12,6 +12,7 @@ use crate::{
         RemoveParameters, ReplaceParameters, SlotResult, client::Client,
     },
     failure::Failure,
+    member,
     output::{self, printable},
     progress::{LOOK, bar, show},
     steer::fetch,
@@ -107,7 +108,8 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
 /// A device as the server, which may have another folder of its own, knows it.
 fn device(path: &Path) -> Result<String, Failure> {
     let is_memory = path.to_string_lossy().starts_with("mem:");
-    let absolute = if is_memory { path.to_owned() } else { std::path::absolute(path)? };
+    let as_given = is_memory || member::address(path).transpose()?.is_some();
+    let absolute = if as_given { path.to_owned() } else { std::path::absolute(path)? };
     absolute.to_str().map(ToOwned::to_owned).ok_or_else(|| {
         Failure::new(format!("{}: a path that is no UTF-8 can't be sent to the server", path.display()))
     })

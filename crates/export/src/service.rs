@@ -17,6 +17,8 @@ pub enum ServiceError {
     Resources,
     /// The array is being stopped; nothing was done.
     Stopping,
+    /// What stood behind it is gone: nothing will succeed any more.
+    Gone,
 }
 
 impl ServiceError {
@@ -28,6 +30,7 @@ impl ServiceError {
             Self::ReadOnly => "the array is read-only",
             Self::Resources => "the server is out of resources",
             Self::Stopping => "the array is stopping",
+            Self::Gone => "the device is gone",
         }
     }
 }

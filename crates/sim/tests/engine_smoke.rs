@@ -4,7 +4,12 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{array::{Added, Array}, create::create, options::ArrayOptions, volume::Volume};
+use pinstripe_engine::{
+    array::{Added, Array},
+    create::create,
+    options::ArrayOptions,
+    volume::Volume,
+};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},

@@ -32,13 +32,15 @@ const MODULES: &[&str] = &[
     "dm-zero",
     "ext4",
     "scsi_debug",
+    "nvme-tcp",
+    "nvmet-tcp",
 ];
 
 /// Modules that every boot loads: disks, network and the checksums that ext4 and md's bitmap ask for.
 pub const BOOT_MODULES: &[&str] = &["crc32c_generic", "virtio_scsi", "sd_mod", "virtio_net"];
 
 /// Programs of the host that the guest gets, with the libraries they need. Names in the guest: `/sbin/NAME`.
-const TOOLS: &[&str] = &["mdadm", "nbd-client", "mke2fs", "e2fsck", "dmsetup"];
+const TOOLS: &[&str] = &["mdadm", "nbd-client", "mke2fs", "e2fsck", "dmsetup", "nvme"];
 
 /// Other names under which a tool is called.
 const ALIASES: &[(&str, &str)] = &[

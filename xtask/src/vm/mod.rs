@@ -16,6 +16,7 @@ mod logs;
 pub mod machine;
 mod mdadm;
 pub mod members;
+mod nvme;
 mod repair;
 pub mod server;
 
@@ -133,6 +134,26 @@ const SCENARIOS: &[Scenario] = &[
         name: "hang",
         about: "a suspended dm device under a member: the array goes on, takes it back when it answers, stops when it doesn't",
         run: faults::hang,
+    },
+    Scenario {
+        name: "nvme-target",
+        about: "the kernel's nvme-tcp and nvme-cli on our target: discovery, digests, every command, reservations, ext4",
+        run: nvme::target,
+    },
+    Scenario {
+        name: "nvme-reconnect",
+        about: "kill -9 of our target under the kernel's fio: it reconnects, and every block verifies",
+        run: nvme::reconnect,
+    },
+    Scenario {
+        name: "nvme-array",
+        about: "serve --nvme-tcp: the kernel writes our array as an NVMe namespace, and reads it back after a restart",
+        run: nvme::array,
+    },
+    Scenario {
+        name: "nvme-member",
+        about: "our initiator on the kernel's nvmet-tcp: an array of three namespaces loses one and gets it back",
+        run: nvme::member,
     },
     Scenario {
         name: "clients",

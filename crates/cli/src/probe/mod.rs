@@ -13,9 +13,11 @@ use std::{
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::{Arc, mpsc},
 };
 
 pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata};
+use pinstripe_runtime::{DeviceInfo, DeviceSource, Outcome, ShardHandle};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -62,8 +64,19 @@ fn open_sentence(path: &Path, source: &io::Error) -> String {
 /// A device that is being looked at.
 pub struct Probed {
     path: PathBuf,
-    file: fs::File,
+    reader: Reader,
     size: u64,
+}
+
+/// Where the bytes come from.
+enum Reader {
+    File(fs::File),
+    /// A device of a shard that runs meanwhile.
+    Device {
+        source: Arc<dyn DeviceSource>,
+        block: u64,
+        shard: ShardHandle,
+    },
 }
 
 impl Probed {
@@ -78,7 +91,18 @@ impl Probed {
         }
         let mut file = fs::File::open(path).map_err(failed)?;
         let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file, size })
+        Ok(Self { path: path.to_owned(), reader: Reader::File(file), size })
+    }
+
+    /// A device that `shard` reads, called `path`. Whoever looks at it must not run on that shard: it blocks.
+    pub fn remote(
+        path: PathBuf,
+        source: Arc<dyn DeviceSource>,
+        info: &DeviceInfo,
+        shard: ShardHandle,
+    ) -> Self {
+        let reader = Reader::Device { source, block: info.logical_block.into(), shard };
+        Self { path, reader, size: info.size }
     }
 
     /// Bytes of the device.
@@ -89,12 +113,51 @@ impl Probed {
     /// The bytes from `offset`, at most `length`; fewer, or none, at the end of the device.
     fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, ProbeError> {
         let there = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let mut bytes = vec![0; length.min(there)];
-        match self.file.read_exact_at(&mut bytes, offset) {
-            Ok(()) => Ok(bytes),
-            Err(source) => Err(ProbeError::Read { path: self.path.clone(), offset, source }),
-        }
+        let length = length.min(there);
+        let read = match &self.reader {
+            Reader::File(file) => {
+                let mut bytes = vec![0; length];
+                file.read_exact_at(&mut bytes, offset).map(|()| bytes)
+            }
+            Reader::Device { source, block, shard } => read_device(source, *block, shard, offset, length),
+        };
+        read.map_err(|source| ProbeError::Read { path: self.path.clone(), offset, source })
     }
+}
+
+/// Has the shard read whole blocks, and takes what was asked for.
+fn read_device(
+    source: &Arc<dyn DeviceSource>,
+    block: u64,
+    shard: &ShardHandle,
+    offset: u64,
+    length: usize,
+) -> io::Result<Vec<u8>> {
+    let lost = || io::Error::from(io::ErrorKind::ConnectionAborted);
+    if length == 0 {
+        return Ok(Vec::new());
+    }
+    let start = offset / block * block;
+    let skipped = usize::try_from(offset - start).map_err(|_| lost())?;
+    let whole = (skipped + length).next_multiple_of(usize::try_from(block).map_err(|_| lost())?);
+    let (answers, answer) = mpsc::channel();
+    let source = Arc::clone(source);
+    shard.send(move || {
+        pinstripe_runtime::shard::spawn(async move {
+            let read = match source.attach() {
+                Ok(device) => device.read(start, pinstripe_runtime::shard::buffer(whole)).await,
+                Err(error) => Outcome { result: Err(error), buffer: None },
+            };
+            let bytes = match (read.result, read.buffer) {
+                (Ok(_), Some(buffer)) => Ok(buffer[skipped..skipped + length].to_vec()),
+                (Err(error), _) => Err(io::Error::other(error)),
+                (Ok(_), None) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            };
+            // Nobody waits if the command was ended.
+            let _ = answers.send(bytes);
+        });
+    });
+    answer.recv().map_err(|_| lost())?
 }
 
 /// Something that a device holds, other than MD's metadata of version 1.

@@ -8,6 +8,8 @@ use pinstripe_runtime::{
     uring::{Connection, Listener},
 };
 
+use crate::nvme_server;
+
 use super::{
     control::Controller,
     first_of::{First, first_of},
@@ -25,6 +27,19 @@ pub fn spawn_nbd(listener: Listener, shards: Vec<ShardHandle>, stopping: Rc<Stop
         let hand_over = |connection| {
             if let Some(target) = next.next() {
                 shards::hand_over(&shards[target], connection);
+            }
+        };
+        accept(&listener, &stopping, hand_over).await;
+    })
+}
+
+/// Hands NVMe/TCP connections to the shards in turn, until the end is wanted.
+pub fn spawn_nvme(listener: Listener, shards: Vec<ShardHandle>, stopping: Rc<Stopping>) -> JoinHandle<()> {
+    shard::spawn_joined(async move {
+        let mut next = (0..shards.len()).cycle();
+        let hand_over = |connection| {
+            if let Some(target) = next.next() {
+                nvme_server::hand_over(&shards[target], connection);
             }
         };
         accept(&listener, &stopping, hand_over).await;

@@ -8,15 +8,14 @@ use std::{
 use pinstripe_engine::{assembly::read_superblock, create::create_with};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
-    uring::{OpenError, OpenFile, OpenOptions, blocking},
+    uring::{OpenFile, OpenOptions},
 };
 
 use crate::{
     command_line::ServeArguments,
     create::Shape,
     failure::Failure,
-    open::open,
-    probe::{Contents, Probed},
+    member::{self, Member},
     size::ByteSize,
 };
 
@@ -67,9 +66,11 @@ impl Members {
                     path.display()
                 )));
             }
-            let file = open_member(path.clone(), options.clone()).await?;
-            members.files.push(Arc::downgrade(&file));
-            members.sources.push(file.source());
+            let member = open_member(path.clone(), options.clone()).await?;
+            if let Member::Local(file) = &member {
+                members.files.push(Arc::downgrade(file));
+            }
+            members.sources.push(member.source());
         }
         members.find_name().await?;
         Ok(members)
@@ -131,13 +132,14 @@ fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
     Ok(Arc::new(MemorySource { name: format!("{text} #{slot}"), memory, logical_block: 512 }))
 }
 
-async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Arc<OpenFile>, Failure> {
-    blocking(move || open(&path, &options)).await.map_err(|error| match error {
-        OpenError::NotFound { .. } => Failure::new(format!(
-            "{error}: if the device is lost, leave it out, and the others are served degraded"
-        )),
-        other => other.into(),
-    })
+async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
+    if member::address(&path).is_none() && !path.exists() {
+        return Err(Failure::new(format!(
+            "{} does not exist: if the device is lost, leave it out, and the others are served degraded",
+            path.display()
+        )));
+    }
+    member::open(path, options).await
 }
 
 /// A device that shall join the array `uuid`. One that holds something is refused, but for `force`; a superblock of the
@@ -151,27 +153,23 @@ pub async fn newcomer(
     if is_memory(&path) && memory_allowed {
         return memory(&path, usize::from(shard::now().to_le_bytes()[0]));
     }
-    if !path.is_absolute() {
+    if member::address(&path).is_none() && !path.is_absolute() {
         return Err(Failure::new(format!("{}: an absolute path is needed", path.display())));
     }
-    let file = open_member(path.clone(), OpenOptions::default()).await?;
+    let member = open_member(path.clone(), OpenOptions::default()).await?;
     if !force {
-        let looked = blocking(move || {
-            let contents = Contents::of(&Probed::open(&path)?)?;
-            let foreign = contents.metadata.iter().filter(|found| {
-                !found.superblock.as_ref().is_ok_and(|md| md.superblock.array.set_uuid.to_string() == uuid)
-            });
-            let foreign = foreign.map(ToString::to_string);
-            let words: Vec<String> = foreign.chain(contents.others.iter().map(ToString::to_string)).collect();
-            Ok::<_, Failure>(words)
+        let contents = member.contents(path).await?;
+        let foreign = contents.metadata.iter().filter(|found| {
+            !found.superblock.as_ref().is_ok_and(|md| md.superblock.array.set_uuid.to_string() == uuid)
         });
-        let words = looked.await?;
+        let foreign = foreign.map(ToString::to_string);
+        let words: Vec<String> = foreign.chain(contents.others.iter().map(ToString::to_string)).collect();
         if !words.is_empty() {
-            let (name, words) = (&file.info().name, words.join(" and "));
+            let (name, words) = (&member.info().name, words.join(" and "));
             return Err(Failure::new(format!(
                 "{name} holds {words}; nothing was changed: use --force to overwrite that"
             )));
         }
     }
-    Ok(file.source())
+    Ok(member.source())
 }

@@ -12,8 +12,9 @@
 mod accept;
 mod control;
 mod devices;
-mod first_of;
+pub mod first_of;
 mod journal;
+mod nvme;
 mod report;
 mod service;
 mod shards;
@@ -28,7 +29,7 @@ use pinstripe_engine::{
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, RuntimeConfig, termination},
+    uring::{self, Context, Listener, RuntimeConfig, termination},
 };
 use serde_json::json;
 
@@ -40,6 +41,7 @@ use crate::{
     command_line::{NbdAddress, ServeArguments},
     create::Shape,
     failure::Failure,
+    member, nvme_server,
     output::printable,
     size::ByteSize,
 };
@@ -72,6 +74,9 @@ impl Plan {
                      use a loopback address, or --allow-remote on a network that you trust"
                 )));
             }
+        }
+        if let Some(address) = arguments.nvme_tcp {
+            nvme_server::check_address(address, arguments.allow_remote)?;
         }
         let shape = match arguments.level.filter(|_| arguments.create) {
             Some(level) => Some(Shape::new(level, &arguments.shape, arguments.devices.len())?),
@@ -129,9 +134,11 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
+    member::prepare(context.shards().len())?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;
+    let nvme = nvme::Listening::new(&plan.arguments)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
     let array = assembled.map_err(|error| match error {
@@ -144,6 +151,16 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
         let _ = array.stop().await;
         return Err(error);
     }
+    let nvme = match nvme {
+        Some(listening) => match listening.open(&shards, array.shared(), &members.uuid, &journal).await {
+            Ok(opened) => Some(opened),
+            Err(error) => {
+                let _ = array.stop().await;
+                return Err(error);
+            }
+        },
+        None => None,
+    };
     let served = Served {
         journal,
         stopping: Stopping::new(),
@@ -152,8 +169,9 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
         memory: plan.shape.is_some(),
         array,
         shards,
+        nvme: nvme.as_ref().map(|nvme| nvme.uri.clone()),
     };
-    served.run(sockets, opened).await
+    served.run(sockets, nvme.map(|nvme| nvme.listener), opened).await
 }
 
 /// An array that is being served.
@@ -163,6 +181,8 @@ struct Served {
     journal: Journal,
     stopping: Rc<Stopping>,
     nbd: Vec<String>,
+    /// How a member of another array would name this one.
+    nvme: Option<String>,
     control_path: PathBuf,
     /// Whether its members are memory, so that memory may join.
     memory: bool,
@@ -170,11 +190,19 @@ struct Served {
 
 impl Served {
     /// Serves until the end is wanted, then ends.
-    async fn run(self, sockets: Sockets, opened: devices::Opened) -> Result<(), Failure> {
+    async fn run(
+        self,
+        sockets: Sockets,
+        nvme: Option<Listener>,
+        opened: devices::Opened,
+    ) -> Result<(), Failure> {
         let controller = Controller::new(&self);
         let mut accepting = Vec::new();
         for listener in sockets.nbd {
             accepting.push(accept::spawn_nbd(listener, self.shards.clone(), Rc::clone(&self.stopping)));
+        }
+        if let Some(listener) = nvme {
+            accepting.push(accept::spawn_nvme(listener, self.shards.clone(), Rc::clone(&self.stopping)));
         }
         accepting.push(accept::spawn_control(sockets.control, controller.clone()));
         let told = self.journal.tell_events(&self.array, 0);
@@ -205,9 +233,11 @@ impl Served {
 
     /// Ends what is in flight, marks the array clean and closes the devices.
     async fn end(self, controller: &Controller, opened: devices::Opened) -> Result<(), Failure> {
+        nvme_server::stop(&self.shards).await;
         shards::stop(&self.shards, GRACE_NANOSECONDS).await;
         let stopped = self.array.stop().await;
         shards::close(&self.shards).await;
+        nvme_server::close(&self.shards).await;
         controller.release();
         drop(self.array);
         opened.closed().await;
@@ -238,7 +268,7 @@ impl Served {
             let line = json!({
                 "event": "ready", "name": detail.name, "uuid": detail.uuid, "level": detail.level,
                 "size_bytes": detail.size_bytes, "degraded": detail.degraded, "read_only": detail.state == "read-only",
-                "nbd": detail.nbd, "control": control, "shards": self.shards.len(), "pid": std::process::id(),
+                "nbd": detail.nbd, "nvme": self.nvme, "control": control, "shards": self.shards.len(), "pid": std::process::id(),
             });
             return self.journal.print(line.to_string());
         }
@@ -249,7 +279,7 @@ impl Served {
             ByteSize(detail.size_bytes),
             detail.members.len(),
             if detail.degraded { ", degraded" } else { "" },
-            detail.nbd.join(" and "),
+            detail.nbd.iter().chain(&self.nvme).cloned().collect::<Vec<_>>().join(" and "),
         ));
     }
 }

@@ -345,7 +345,7 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
 
 fn code(error: ServiceError) -> ErrorCode {
     match error {
-        ServiceError::Io => ErrorCode::Io,
+        ServiceError::Io | ServiceError::Gone => ErrorCode::Io,
         ServiceError::NoSpace => ErrorCode::Space,
         ServiceError::ReadOnly => ErrorCode::Permission,
         ServiceError::Resources => ErrorCode::Memory,

@@ -5,7 +5,8 @@ use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
     placement::{
-        InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError, journal::add_journal,
+        InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError,
+        journal::add_journal,
     },
     superblock::MetadataVersion,
     units::{Sector, SectorCount},

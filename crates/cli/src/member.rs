@@ -1,0 +1,104 @@
+//! A member's storage, wherever it is: a file or block device of this machine, or an NVMe namespace of a server.
+
+use std::{
+    cell::RefCell,
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::Arc,
+};
+
+use pinstripe_nvme::initiator::{Address, BadAddress, Initiator, NvmeSource, Options, TcpConnector};
+use pinstripe_runtime::{
+    Device, DeviceError, DeviceInfo, DeviceSource, Shard,
+    shard::{self},
+    uring::{OpenFile, OpenOptions, blocking},
+};
+
+use crate::{
+    failure::Failure,
+    open::open as open_file,
+    probe::{Contents, ProbeError, Probed},
+};
+
+thread_local! {
+    /// The process's associations; on shard 0, where members are opened.
+    static INITIATOR: RefCell<Option<Arc<Initiator>>> = const { RefCell::new(None) };
+}
+
+/// See the module.
+#[derive(Clone)]
+pub enum Member {
+    /// Locked while it is open.
+    Local(Arc<OpenFile>),
+    /// Not locked: nobody else must use it.
+    Remote(Arc<NvmeSource>),
+}
+
+/// Says, before members are opened, how many shards will attach them. Servers are asked for so many queues.
+pub fn prepare(shards: usize) -> Result<(), Failure> {
+    let queues = u16::try_from(shards)?;
+    let initiator = Initiator::new(Options::of_this_host(queues), Arc::new(TcpConnector));
+    INITIATOR.with(|current| current.replace(Some(initiator)));
+    Ok(())
+}
+
+/// The process's associations, for one shard unless [`prepare`] said otherwise.
+pub fn initiator() -> Result<Arc<Initiator>, Failure> {
+    if let Some(initiator) = INITIATOR.with(|current| current.borrow().clone()) {
+        return Ok(initiator);
+    }
+    prepare(1)?;
+    initiator()
+}
+
+/// The address, if the path is one.
+pub fn address(path: &Path) -> Option<Result<Address, Failure>> {
+    let text = path.to_str().filter(|text| Address::is_address(text))?;
+    Some(text.parse().map_err(|error: BadAddress| Failure::usage(error.to_string())))
+}
+
+/// Opens a member, and locks what can be locked.
+pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
+    match address(&path) {
+        Some(address) => Ok(Member::Remote(initiator()?.open(&address?).await?)),
+        None => Ok(Member::Local(blocking(move || open_file(&path, &options)).await?)),
+    }
+}
+
+impl Member {
+    /// What it says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        match self {
+            Self::Local(file) => file.info(),
+            Self::Remote(source) => source.info(),
+        }
+    }
+
+    /// For those who attach it shard by shard.
+    pub fn source(&self) -> Arc<dyn DeviceSource> {
+        match self {
+            Self::Local(file) => file.source(),
+            Self::Remote(source) => Arc::clone(source) as Arc<dyn DeviceSource>,
+        }
+    }
+
+    /// This shard's handle.
+    pub fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        match self {
+            Self::Local(file) => Ok(file.attach()),
+            Self::Remote(source) => source.attach(),
+        }
+    }
+
+    /// What it holds.
+    pub async fn contents(&self, path: PathBuf) -> Result<Contents, ProbeError> {
+        match self {
+            Self::Local(_) => blocking(move || Contents::of(&Probed::open(&path)?)).await,
+            Self::Remote(source) => {
+                let here = shard::with_current(Shard::handle);
+                let probed = Probed::remote(path, Arc::clone(source) as _, source.info(), here);
+                blocking(move || Contents::of(&probed)).await
+            }
+        }
+    }
+}

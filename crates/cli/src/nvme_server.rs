@@ -1,0 +1,117 @@
+//! The shards' NVMe/TCP targets, for `pinstripe target` and `pinstripe serve --nvme-tcp`.
+
+use std::{cell::RefCell, net::SocketAddr, pin::Pin, rc::Rc, sync::Arc};
+
+use pinstripe_export::BlockService;
+use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, Target};
+use pinstripe_runtime::{ShardHandle, Stream, shard, uring::Connection};
+
+use crate::failure::Failure;
+
+/// Most I/O queues of a host's controller. Linux asks for one per CPU.
+const QUEUES_MAX: u16 = 64;
+
+/// A target of any service.
+trait AnyTarget {
+    fn spawn(&self, stream: Rc<dyn Stream>);
+    fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>>;
+}
+
+impl<S: BlockService> AnyTarget for Target<S> {
+    fn spawn(&self, stream: Rc<dyn Stream>) {
+        let target = self.clone();
+        shard::spawn(async move {
+            target.serve(stream).await;
+        });
+    }
+
+    fn stop(&self) -> Pin<Box<dyn Future<Output = ()>>> {
+        let target = self.clone();
+        Box::pin(async move { target.stop().await })
+    }
+}
+
+thread_local! {
+    /// This shard's target.
+    static TARGET: RefCell<Option<Rc<dyn AnyTarget>>> = const { RefCell::new(None) };
+}
+
+/// Refuses an address that other machines can reach, unless the user has said that this is meant.
+pub fn check_address(address: SocketAddr, allow_unauthenticated: bool) -> Result<(), Failure> {
+    if address.ip().is_loopback() || allow_unauthenticated {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{address} can be reached from other machines, and hosts are not authenticated: use a loopback address, or \
+         --allow-unauthenticated on a network that you trust"
+    )))
+}
+
+/// The subsystem `nqn` that is reached at `address`.
+pub fn subsystem(
+    nqn: &str,
+    address: SocketAddr,
+    namespaces: Vec<NamespaceConfig>,
+) -> Result<Arc<Subsystem>, SubsystemError> {
+    let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::target::uuid_of(&[nqn.as_bytes()]);
+    Subsystem::new(SubsystemConfig {
+        nqn: nqn.to_owned(),
+        serial: format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h])),
+        namespaces,
+        queues_max: QUEUES_MAX,
+        addresses: vec![address],
+    })
+}
+
+/// Gives this shard its target.
+pub fn open<S: BlockService>(subsystem: Arc<Subsystem>, services: Vec<S>) {
+    let target = Rc::new(Target::new(subsystem, services));
+    TARGET.with(|current| current.replace(Some(target)));
+}
+
+fn current() -> Option<Rc<dyn AnyTarget>> {
+    TARGET.with(|target| target.borrow().clone())
+}
+
+/// Gives a connection to a shard, where it lives from now on.
+pub fn hand_over(target: &ShardHandle, connection: Connection) {
+    target.send(move || {
+        // Without a target it is closed: the server is stopping.
+        let Some(target) = current() else { return };
+        match connection.attach() {
+            Ok(stream) => target.spawn(stream),
+            Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
+        }
+    });
+}
+
+/// Ends all connections, at the same time on all shards, after what is being carried out.
+pub async fn stop(shards: &[ShardHandle]) {
+    let stop = || async {
+        if let Some(target) = current() {
+            target.stop().await;
+        }
+    };
+    let tasks: Vec<_> = shards
+        .iter()
+        .cloned()
+        // A shard that is gone has no connections.
+        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await.unwrap_or_default() }))
+        .collect();
+    for task in tasks {
+        task.join().await;
+    }
+}
+
+/// Gives up the targets, and with them what they serve.
+pub async fn close(shards: &[ShardHandle]) {
+    for handle in shards {
+        let closed = handle.call(|| async {
+            // Dropped outside of the borrow: a destructor may look for the target.
+            let target = TARGET.with(RefCell::take);
+            drop(target);
+        });
+        // A shard that is gone holds nothing.
+        closed.await.unwrap_or_default();
+    }
+}

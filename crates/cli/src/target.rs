@@ -1,0 +1,157 @@
+//! `pinstripe target`: block devices and files as namespaces of an NVMe/TCP subsystem, until it is told to stop.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+
+use clap::{Args, ValueHint};
+use pinstripe_nvme::target::{DeviceService, NamespaceConfig, Subsystem, uuid_of};
+use pinstripe_runtime::{
+    ShardHandle, shard,
+    uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, blocking, termination},
+};
+use serde_json::json;
+
+use crate::{
+    command_line::CpuList,
+    failure::Failure,
+    nvme_server,
+    open::open,
+    output,
+    serve::first_of::{First, first_of},
+};
+
+#[derive(Clone, Debug, Args)]
+pub struct TargetArguments {
+    /// Where to listen: ADDRESS:PORT, with an IPv6 address in brackets; 4420 is the usual port
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// The subsystem's name, such as nqn.2026-01.com.example:store
+    #[arg(long, value_name = "NQN")]
+    pub nqn: String,
+    /// Listen on other than loopback addresses although hosts are not authenticated
+    #[arg(long)]
+    pub allow_unauthenticated: bool,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Threads that serve [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub shards: Option<u16>,
+    /// CPUs to run the shards on, such as 0-3,8
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// Print JSON lines instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Block devices or files; the first one becomes namespace 1
+    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub devices: Vec<PathBuf>,
+}
+
+/// Pause after an accept that failed, for want of descriptors say.
+const PAUSE_NANOSECONDS: u64 = 100_000_000;
+
+pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
+    nvme_server::check_address(arguments.listen, arguments.allow_unauthenticated)?;
+    let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
+    let base = match (arguments.shards, &cpus) {
+        (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
+        (None, Some(cpus)) => RuntimeConfig::unpinned(cpus.len()),
+        (None, None) => RuntimeConfig::default(),
+    };
+    let config = RuntimeConfig { cpus: cpus.or(base.cpus.clone()), termination_signals: true, ..base };
+    uring::run(&config, move |context| serve(context, arguments))?
+}
+
+async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
+    let (files, namespaces) = open_all(&arguments).await?;
+    let listener = Listener::tcp(arguments.listen)?;
+    let address = listener.tcp_address().unwrap_or(arguments.listen);
+    let subsystem = nvme_server::subsystem(&arguments.nqn, address, namespaces)?;
+    let shards: Vec<ShardHandle> = context.shards().to_vec();
+    for handle in &shards {
+        let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
+        let read_only = arguments.read_only;
+        let opened = handle.call(move || async move {
+            let services = files.iter().map(|file| DeviceService::new(file.attach(), read_only)).collect();
+            nvme_server::open(subsystem, services);
+        });
+        opened.await?;
+    }
+    announce(&arguments, address, &subsystem)?;
+    accept(&listener, &shards).await?;
+    drop(listener);
+    nvme_server::stop(&shards).await;
+    nvme_server::close(&shards).await;
+    Ok(())
+}
+
+async fn open_all(
+    arguments: &TargetArguments,
+) -> Result<(Vec<Arc<OpenFile>>, Vec<NamespaceConfig>), Failure> {
+    let (mut files, mut namespaces) = (Vec::new(), Vec::new());
+    for path in &arguments.devices {
+        let path = std::path::absolute(path)?;
+        let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
+        let opening = path.clone();
+        let file = blocking(move || open(&opening, &options)).await?;
+        let info = file.info();
+        namespaces.push(NamespaceConfig {
+            // Hosts know a namespace by it: the same name and device give the same again.
+            uuid: uuid_of(&[arguments.nqn.as_bytes(), path.as_os_str().as_encoded_bytes()]),
+            size_bytes: info.size,
+            block_size: info.logical_block,
+            preferred_block: info.logical_block,
+            read_only: arguments.read_only,
+        });
+        files.push(file);
+    }
+    Ok((files, namespaces))
+}
+
+fn announce(arguments: &TargetArguments, address: SocketAddr, subsystem: &Subsystem) -> Result<(), Failure> {
+    let nqn = &subsystem.config().nqn;
+    let count = subsystem.config().namespaces.len();
+    if arguments.json {
+        let uris: Vec<String> = (1..=count).map(|number| uri(address, nqn, number)).collect();
+        let line = json!({
+            "event": "ready", "nqn": nqn, "address": address.to_string(), "namespaces": uris,
+            "pid": std::process::id(),
+        });
+        return output::print(&format!("{line}\n"));
+    }
+    let words: Vec<String> = arguments
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(index, path)| format!("  {} is {}\n", path.display(), uri(address, nqn, index + 1)))
+        .collect();
+    output::print(&format!("ready: {nqn} on {address}\n{}", words.concat()))
+}
+
+/// How a member of an array names the namespace.
+fn uri(address: SocketAddr, nqn: &str, namespace: usize) -> String {
+    format!("nvme-tcp://{address}/{nqn}?nsid={namespace}")
+}
+
+/// Hands connections to the shards in turn, until a signal asks for the end.
+async fn accept(listener: &Listener, shards: &[ShardHandle]) -> Result<(), Failure> {
+    let mut next = (0..shards.len()).cycle();
+    let mut signal = std::pin::pin!(termination());
+    loop {
+        match first_of(&mut signal, listener.accept()).await {
+            First::One(ended) => {
+                ended?;
+                return Ok(());
+            }
+            First::Other(Ok(connection)) => {
+                if let Some(target) = next.next() {
+                    nvme_server::hand_over(&shards[target], connection);
+                }
+            }
+            First::Other(Err(error)) => {
+                eprintln!("pinstripe: can't take a connection: {error}");
+                shard::sleep(PAUSE_NANOSECONDS).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A connection's receiving half: bytes become PDUs, and data goes to its place. Both ends use it.
+//!
+//! Headers and small data come through a staging buffer, many at a time. Of large data only what came along with its
+//! header is copied; the rest is received straight to where it belongs.
+
+use std::rc::Rc;
+
+use pinstripe_runtime::{Buffer, shard};
+
+use crate::framing::{Event, Framer, Pdu, Role};
+use crate::link::Link;
+use crate::wire::pdu::FatalError;
+
+const STAGING_BYTES: usize = 64 << 10;
+/// Bytes received at a time while data is large: little more than a header, since what is staged is copied.
+const STAGING_SMALL: usize = 4 << 10;
+/// Data of a PDU from which on data counts as large.
+const LARGE_DATA: u32 = 32 << 10;
+/// Data that is still missing and worth a receive of its own.
+const DIRECT_BYTES: usize = 16 << 10;
+
+/// Why there is no further PDU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The connection has closed.
+    Closed,
+    /// The peer broke the protocol: why, and which byte of the header.
+    Fatal(FatalError, u32),
+}
+
+/// See the module.
+pub(crate) struct Inbound {
+    link: Rc<Link>,
+    pub framer: Framer,
+    /// Absent only during a receive.
+    staging: Option<Buffer>,
+    start: usize,
+    end: usize,
+    window: usize,
+}
+
+impl Inbound {
+    pub fn new(link: Rc<Link>, role: Role) -> Self {
+        Self {
+            link,
+            framer: Framer::new(role),
+            staging: Some(shard::buffer(STAGING_BYTES)),
+            start: 0,
+            end: 0,
+            window: STAGING_BYTES,
+        }
+    }
+
+    fn staged(&self) -> &[u8] {
+        self.staging.as_ref().map_or(&[], |staging| &staging[self.start..self.end])
+    }
+
+    /// The next PDU. All data of the one before must have been taken.
+    pub async fn next(&mut self) -> Result<Pdu, Ended> {
+        match self.event().await? {
+            Event::Pdu(pdu) => Ok(pdu),
+            Event::Fatal(error, at) => Err(Ended::Fatal(error, at)),
+            // It is asked for by `take` only.
+            Event::DataDigest(_) => Err(Ended::Fatal(FatalError::Sequence, 0)),
+        }
+    }
+
+    async fn event(&mut self) -> Result<Event, Ended> {
+        loop {
+            if self.start == self.end {
+                self.more().await?;
+            }
+            let staged = self.staging.as_ref().map_or(&[][..], |staging| &staging[self.start..self.end]);
+            let step = self.framer.receive(staged);
+            self.start += step.consumed;
+            if let Some(event) = step.event {
+                return Ok(event);
+            }
+            if step.consumed == 0 && self.start < self.end {
+                return Err(Ended::Closed);
+            }
+        }
+    }
+
+    /// Receives more when all was taken.
+    async fn more(&mut self) -> Result<(), Ended> {
+        let mut staging = self.staging.take().ok_or(Ended::Closed)?;
+        let part = staging.split_to(self.window.min(STAGING_BYTES));
+        let (received, part) = self.receive(part).await;
+        let mut part = part.ok_or(Ended::Closed)?;
+        part.unsplit(staging);
+        self.staging = Some(part);
+        (self.start, self.end) = (0, received);
+        if received > 0 { Ok(()) } else { Err(Ended::Closed) }
+    }
+
+    /// Receives into the front of `buffer`. 0 bytes at the connection's end.
+    async fn receive(&self, buffer: Buffer) -> (usize, Option<Buffer>) {
+        let room = buffer.len();
+        let outcome = self.link.stream.receive(buffer).await;
+        // A stream that claims more than there was room for is broken.
+        let received = outcome.result.ok().filter(|count| *count <= room).unwrap_or(0);
+        (if self.link.alive() { received } else { 0 }, outcome.buffer)
+    }
+
+    /// Puts the data of the last PDU into `buffer` from `start` on, where there must be room for it. Gives the buffer
+    /// back, unless the stream has kept it, and says whether the data's digest, if there is one, fits.
+    pub async fn data(&mut self, buffer: Buffer, start: usize) -> (Option<Buffer>, Result<bool, Ended>) {
+        let mut buffer = Some(buffer);
+        let filled = self.fill(&mut buffer, start).await;
+        let intact = match filled {
+            Ok(true) => self.digest().await,
+            Ok(false) => Ok(true),
+            Err(ended) => Err(ended),
+        };
+        (buffer, intact)
+    }
+
+    /// Says whether a digest follows.
+    async fn fill(&mut self, buffer: &mut Option<Buffer>, start: usize) -> Result<bool, Ended> {
+        let length = self.framer.data_left() as usize;
+        let room = buffer.as_ref().map_or(0, Buffer::len);
+        if start.checked_add(length).is_none_or(|end| end > room) {
+            return Err(Ended::Fatal(FatalError::DataOutOfRange, 12));
+        }
+        self.window = if self.framer.data_left() >= LARGE_DATA { STAGING_SMALL } else { STAGING_BYTES };
+        let mut filled = 0;
+        let mut digest = false;
+        while filled < length {
+            let at = start + filled;
+            let wanted = length - filled;
+            let mut whole = buffer.take().ok_or(Ended::Closed)?;
+            let staged = self.staged();
+            let count = if staged.is_empty() && wanted < DIRECT_BYTES {
+                *buffer = Some(whole);
+                self.more().await?;
+                continue;
+            } else if staged.is_empty() {
+                let mut head = whole.split_to(at);
+                let middle = whole.split_to(wanted);
+                let (count, middle) = self.receive(middle).await;
+                head.unsplit(middle.ok_or(Ended::Closed)?);
+                head.unsplit(whole);
+                whole = head;
+                count
+            } else {
+                let count = staged.len().min(wanted);
+                whole[at..at + count].copy_from_slice(&staged[..count]);
+                self.start += count;
+                count
+            };
+            let received = if count == 0 { None } else { self.framer.data_received(&whole[at..at + count]) };
+            *buffer = Some(whole);
+            digest = received.ok_or(Ended::Closed)?;
+            filled += count;
+        }
+        Ok(digest)
+    }
+
+    /// Throws the data of the last PDU away.
+    pub async fn skip_data(&mut self) -> Result<(), Ended> {
+        let mut digest = false;
+        while self.framer.data_left() > 0 {
+            if self.start == self.end {
+                self.more().await?;
+            }
+            let count = (self.end - self.start).min(self.framer.data_left() as usize);
+            let staged =
+                self.staging.as_ref().map_or(&[][..], |staging| &staging[self.start..self.start + count]);
+            digest = self.framer.data_received(staged).ok_or(Ended::Closed)?;
+            self.start += count;
+        }
+        if digest {
+            self.digest().await?;
+        }
+        Ok(())
+    }
+
+    async fn digest(&mut self) -> Result<bool, Ended> {
+        match self.event().await? {
+            Event::DataDigest(intact) => Ok(intact),
+            Event::Pdu(_) | Event::Fatal(..) => Err(Ended::Closed),
+        }
+    }
+}

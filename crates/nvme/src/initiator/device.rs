@@ -1,0 +1,214 @@
+//! A namespace as a device.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_runtime::completion::Payload;
+use pinstripe_runtime::{
+    Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Slice, Submission, ZeroedReads,
+};
+use zerocopy::IntoBytes;
+
+use super::association::Lease;
+use super::queue::Queue;
+use super::request::{Data, Pending, Request};
+use crate::wire::command::{Command, DATASET_DEALLOCATE, DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, nvm};
+
+/// Most blocks of a read, write or Write Zeroes.
+const BLOCKS_MAX: u64 = 1 << 16;
+/// Most blocks of a range of Dataset Management.
+const RANGE_BLOCKS_MAX: u64 = (1 << 32) - 1;
+
+/// What is known of a namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Namespace {
+    pub number: u32,
+    pub block_shift: u8,
+    pub info: DeviceInfo,
+}
+
+/// A namespace of a server, to be attached by every shard. The association lasts as long as it or one of its devices.
+pub struct NvmeSource {
+    lease: Arc<Lease>,
+    namespace: Namespace,
+}
+
+impl NvmeSource {
+    pub(super) fn new(lease: Arc<Lease>, namespace: Namespace) -> Self {
+        Self { lease, namespace }
+    }
+
+    /// What the namespace says of itself.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.namespace.info
+    }
+
+    /// Whether its association has ended: its devices are gone, and only a new one can come back.
+    pub fn is_lost(&self) -> bool {
+        self.lease.association.has_ended()
+    }
+}
+
+impl DeviceSource for NvmeSource {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        let queue = self.lease.association.queue()?;
+        let transfer_bytes = self.lease.association.limits().transfer_bytes as u64;
+        let blocks_max = (transfer_bytes >> self.namespace.block_shift).clamp(1, BLOCKS_MAX);
+        Ok(Rc::new(NvmeDevice {
+            _lease: Arc::clone(&self.lease),
+            queue,
+            namespace: self.namespace.clone(),
+            blocks_max,
+        }))
+    }
+
+    fn name(&self) -> String {
+        self.namespace.info.name.clone()
+    }
+}
+
+/// One shard's handle.
+struct NvmeDevice {
+    _lease: Arc<Lease>,
+    queue: Rc<Queue>,
+    namespace: Namespace,
+    /// Blocks of one command with data.
+    blocks_max: u64,
+}
+
+/// Blocks of a request.
+#[derive(Clone, Copy)]
+struct Blocks {
+    start: u64,
+    count: u64,
+}
+
+impl Blocks {
+    /// In parts of at most `max`.
+    fn parts(self, max: u64) -> impl Iterator<Item = Blocks> {
+        (0..self.count)
+            .step_by(usize::try_from(max).unwrap_or(usize::MAX))
+            .map(move |done| Blocks { start: self.start + done, count: max.min(self.count - done) })
+    }
+
+    fn number(self, max: u64) -> u32 {
+        u32::try_from(self.count.div_ceil(max)).unwrap_or(u32::MAX)
+    }
+}
+
+impl NvmeDevice {
+    fn blocks(&self, offset: u64, length: u64) -> Result<Blocks, DeviceError> {
+        let info = &self.namespace.info;
+        let aligned = (offset | length).is_multiple_of(u64::from(info.logical_block));
+        let inside = offset.checked_add(length).is_some_and(|end| end <= info.size);
+        if !aligned || !inside || length == 0 {
+            return Err(DeviceError::of(DeviceErrorKind::Invalid));
+        }
+        let shift = self.namespace.block_shift;
+        Ok(Blocks { start: offset >> shift, count: length >> shift })
+    }
+
+    fn command(&self, opcode: u8, blocks: Blocks) -> Command {
+        let count = u32::try_from(blocks.count).unwrap_or(0);
+        Command::new(opcode, self.namespace.number).with_blocks(blocks.start, count)
+    }
+
+    fn bytes(&self, blocks: u64) -> usize {
+        usize::try_from(blocks << self.namespace.block_shift).unwrap_or(usize::MAX)
+    }
+
+    /// A request of commands, each made from its part of the range.
+    fn request(
+        &self,
+        payload: Payload,
+        length: usize,
+        range: (Blocks, u64),
+        part: impl Fn(Blocks, usize) -> (Command, Data),
+    ) -> Submission {
+        let (blocks, max) = range;
+        let (submission, completion) = Submission::pending(payload);
+        let request = Request::of_device(completion, length, blocks.number(max));
+        for one in blocks.parts(max) {
+            let (command, data) = part(one, self.bytes(one.start - blocks.start));
+            self.queue.submit(Pending::new(command, data, &request));
+        }
+        self.queue.pump();
+        submission
+    }
+}
+
+impl Device for NvmeDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.namespace.info
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+        let length = buffer.len();
+        match self.blocks(offset, length as u64) {
+            Err(error) => Submission::done(Err(error), Some(buffer)),
+            Ok(blocks) => {
+                self.request(Payload::Buffer(buffer), length, (blocks, self.blocks_max), |part, start| {
+                    let data = Data::Read { start, length: self.bytes(part.count) };
+                    (self.command(nvm::READ, part), data)
+                })
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        let length = data.len();
+        match self.blocks(offset, length as u64) {
+            Err(error) => Submission::done(Err(error), None),
+            Ok(blocks) => {
+                let payload = Payload::Slice(data.clone());
+                self.request(payload, length, (blocks, self.blocks_max), |part, start| {
+                    let command = self.command(nvm::WRITE, part);
+                    let flags = if fua { FORCE_UNIT_ACCESS } else { 0 };
+                    let command = command.with_dword(12, command.dword(12) | flags);
+                    (command, Data::Write(data.slice(start, self.bytes(part.count))))
+                })
+            }
+        }
+    }
+
+    fn flush(&self) -> Submission {
+        let whole = Blocks { start: 0, count: 1 };
+        self.request(Payload::None, 0, (whole, 1), |_, _| {
+            (Command::new(nvm::FLUSH, self.namespace.number), Data::None)
+        })
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        match self.blocks(offset, length) {
+            Err(error) => Submission::done(Err(error), None),
+            Ok(_) if !self.namespace.info.discards => {
+                Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None)
+            }
+            Ok(blocks) => self.request(Payload::None, 0, (blocks, RANGE_BLOCKS_MAX), |part, _| {
+                let range = DatasetRange {
+                    attributes: 0.into(),
+                    blocks: u32::try_from(part.count).unwrap_or(0).into(),
+                    start: part.start.into(),
+                };
+                let mut bytes = pinstripe_runtime::shard::buffer(size_of::<DatasetRange>());
+                bytes.copy_from_slice(range.as_bytes());
+                let command = Command::new(nvm::DATASET_MANAGEMENT, self.namespace.number)
+                    .with_dword(11, DATASET_DEALLOCATE);
+                (command, Data::Write(bytes.freeze()))
+            }),
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        match self.blocks(offset, length) {
+            Err(error) => Submission::done(Err(error), None),
+            Ok(_) if self.namespace.info.zeroes != ZeroedReads::Zero => {
+                Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None)
+            }
+            Ok(blocks) => self.request(Payload::None, 0, (blocks, BLOCKS_MAX), |part, _| {
+                let command = self.command(nvm::WRITE_ZEROES, part);
+                (command.with_dword(12, command.dword(12) | DEALLOCATE), Data::None)
+            }),
+        }
+    }
+}

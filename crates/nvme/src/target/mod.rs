@@ -1,0 +1,155 @@
+//! A target: block services as namespaces of one subsystem, for any NVMe/TCP host.
+//!
+//! ```text
+//!   Stream ──> Inbound ──> session: ICReq, Connect ──> a task per command ──> admin | io ──> BlockService
+//!   Stream <── Link::run <── batches, data buffers <── completions, R2T, data <──────┘
+//!                              │
+//!                     Subsystem, Controller (shared by all shards)
+//! ```
+//!
+//! * [`Subsystem`]: what all shards share: namespaces, reservations, controllers and their keep-alive.
+//! * [`Target`]: one shard's part: its handles on the namespaces, and its connections. Each connection is one queue.
+//! * [`DeviceService`]: a device as a block service.
+//!
+//! What the host can make the target hold is bounded: connections per shard, controllers, commands per queue (the queue's
+//! size), bytes of a command ([`TRANSFER_BYTES_MAX`]), bytes per connection (see the link). Data that doesn't fit is
+//! asked for (R2T) when there is room.
+
+mod admin;
+mod connect;
+mod io;
+mod reservation;
+mod service;
+mod session;
+mod subsystem;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_export::BlockService;
+use pinstripe_runtime::{Signal, Stream, shard};
+
+pub use service::DeviceService;
+pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError};
+
+use crate::link::Link;
+use crate::wire::pdu::FatalError;
+use subsystem::Counters;
+
+/// Most bytes of data of one command.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// Most bytes of data in the capsule of an I/O command.
+pub const CAPSULE_BYTES_MAX: u32 = 32 << 10;
+/// Most commands outstanding on a queue.
+pub const COMMANDS_MAX: u16 = 128;
+/// Connections that a shard has at a time; further ones are closed at once.
+const CONNECTIONS_MAX: usize = 256;
+
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// The host closed it, the network failed, or its controller has ended.
+    Closed,
+    /// The host ended it because of an error on our side, as it says: status and information.
+    Terminated(u16, u32),
+    /// The host broke the protocol and was cut off.
+    Violation(FatalError),
+    /// No queue was connected in time.
+    Timeout,
+    /// There are too many connections, or the target is stopping.
+    Refused,
+}
+
+/// One shard's part of a target. Clones are handles to the same one.
+pub struct Target<S>(Rc<Inner<S>>);
+
+impl<S> Clone for Target<S> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+struct Inner<S> {
+    subsystem: Arc<Subsystem>,
+    /// By namespace, from number 1.
+    services: Vec<S>,
+    counters: Arc<Counters>,
+    links: RefCell<Vec<Rc<Link>>>,
+    stopping: Cell<bool>,
+    changed: Signal,
+}
+
+impl<S: BlockService> Target<S> {
+    /// Serves the subsystem on this shard. `services` are this shard's handles on the namespaces, in their order; one
+    /// that is missing makes its namespace *not ready* here.
+    pub fn new(subsystem: Arc<Subsystem>, services: Vec<S>) -> Self {
+        let counters = subsystem.count_in();
+        Self(Rc::new(Inner {
+            subsystem,
+            services,
+            counters,
+            links: RefCell::default(),
+            stopping: Cell::new(false),
+            changed: Signal::default(),
+        }))
+    }
+
+    /// Connections that are open now.
+    pub fn connections(&self) -> usize {
+        self.0.links.borrow().len()
+    }
+
+    /// Runs a connection from its first byte to its end, on the current shard. When it returns, no command of it is being
+    /// carried out and its stream is closed.
+    pub async fn serve(&self, stream: Rc<dyn Stream>) -> SessionEnd {
+        let inner = &self.0;
+        if inner.stopping.get() || self.connections() >= CONNECTIONS_MAX {
+            stream.shutdown();
+            return SessionEnd::Refused;
+        }
+        let link = Link::new(stream);
+        inner.links.borrow_mut().push(Rc::clone(&link));
+        let sender = Rc::clone(&link);
+        shard::spawn(async move { sender.run().await });
+        let end = session::run(inner, &link).await;
+        inner.links.borrow_mut().retain(|other| !Rc::ptr_eq(other, &link));
+        inner.changed.notify();
+        end
+    }
+
+    /// Takes no more connections, ends those that are there, and waits until no command is being carried out. Hosts
+    /// learn of it by the connections' end and decide again what to do with commands that weren't answered.
+    pub async fn stop(&self) {
+        self.0.stopping.set(true);
+        self.0.subsystem.kill_all();
+        for link in self.0.links.borrow().iter() {
+            link.cut();
+        }
+        self.0.changed.wait_until(|| self.0.links.borrow().is_empty()).await;
+    }
+}
+
+/// A UUID that depends on nothing but these parts, for namespaces that have none of their own: version 8 ("custom"),
+/// FNV-1a over the parts.
+pub fn uuid_of(parts: &[&[u8]]) -> [u8; 16] {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let mut hash = OFFSET;
+    for part in parts {
+        // The length keeps ("ab", "c") apart from ("a", "bc").
+        for byte in part.len().to_le_bytes().iter().chain(*part) {
+            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
+        }
+    }
+    let mut uuid = hash.to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+/// A UUID as RFC 9562 writes it.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
+    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
+}

@@ -1,0 +1,555 @@
+//! One connection: the receiver, the tasks of its commands, and the watcher.
+//!
+//! The receiver never waits for a command: a write whose data isn't in its capsule becomes a task that waits for memory,
+//! asks for the data (R2T) and goes on when the receiver has put all of it in place. The watcher has the session end when
+//! its controller dies, and tells the host events.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+
+use pinstripe_export::BlockService;
+use pinstripe_runtime::{Buffer, Signal, shard};
+use zerocopy::FromZeros;
+
+use super::connect::{self, Queue};
+use super::subsystem::Controller;
+use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, io};
+use crate::framing::{BLANK, Encoding, Pdu, Role};
+use crate::inbound::{Ended, Inbound};
+use crate::link::Link;
+use crate::wire::command::{Command, Completion, DataPlace, admin as opcode, fabrics};
+use crate::wire::pdu::{FatalError, ResponseCapsule, Termination, Transfer, flag, kind};
+use crate::wire::status::Status;
+
+/// Time from the first byte to a granted Connect.
+const CONNECT_NANOSECONDS: u64 = 30_000_000_000;
+/// How often a watcher without a keep-alive timer looks whether it got one.
+const LOOK_NANOSECONDS: u64 = 1_000_000_000;
+/// Most bytes of data in the capsule of an admin command ("In-Capsule Data").
+const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
+/// Event requests that may be outstanding.
+pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
+/// Room before a read's data for its header. A page, to keep the data aligned.
+const HEADROOM: usize = 4 << 10;
+
+/// Data that the host was asked for.
+struct Incoming {
+    command_id: u16,
+    length: usize,
+    received: usize,
+    /// Absent while the receiver fills it.
+    buffer: Option<Buffer>,
+    state: IncomingState,
+    waker: Option<Waker>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IncomingState {
+    Waiting,
+    /// All has come; whether its digests fit.
+    Whole(bool),
+    /// The connection has ended.
+    Broken,
+}
+
+/// Data of a command, in one aligned buffer, and the bytes of memory that were acquired for it.
+pub(super) struct HostData {
+    pub buffer: Buffer,
+    pub held: usize,
+}
+
+/// A queue of a controller.
+pub(super) struct Session<S> {
+    pub inner: Rc<Inner<S>>,
+    pub link: Rc<Link>,
+    pub controller: Arc<Controller>,
+    pub queue: u16,
+    entries: u16,
+    flow_control: bool,
+    encoding: Encoding,
+    /// Entries that were taken, modulo the queue's size.
+    head: Cell<u16>,
+    /// Commands that were not answered.
+    outstanding: Cell<u16>,
+    /// Tasks of commands.
+    tasks: Cell<usize>,
+    incoming: RefCell<Vec<Option<Incoming>>>,
+    event_requests: RefCell<Vec<u16>>,
+    ended: Cell<bool>,
+    changed: Signal,
+}
+
+/// Runs a connection to its end; `link`'s sender must be running.
+pub(super) async fn run<S: BlockService>(inner: &Rc<Inner<S>>, link: &Rc<Link>) -> SessionEnd {
+    let mut inbound = Inbound::new(Rc::clone(link), Role::Controller);
+    let begin = async {
+        let encoding = connect::initialize(&mut inbound, link).await?;
+        connect::connect(inner, &mut inbound, link, encoding).await
+    };
+    let ended = match shard::timeout(CONNECT_NANOSECONDS, begin).await {
+        Some(Ok(queue)) => Session::new(inner, link, queue).run(&mut inbound).await,
+        Some(Err(ended)) => {
+            let end = End::from(ended);
+            close(link, &inbound, &end).await;
+            end
+        }
+        None => {
+            link.cut();
+            link.closed().await;
+            return SessionEnd::Timeout;
+        }
+    };
+    match ended {
+        End::Stream(Ended::Closed) => SessionEnd::Closed,
+        End::Stream(Ended::Fatal(error, _)) => SessionEnd::Violation(error),
+        End::Terminated(status, information) => SessionEnd::Terminated(status, information),
+    }
+}
+
+enum End {
+    Stream(Ended),
+    Terminated(u16, u32),
+}
+
+impl From<Ended> for End {
+    fn from(ended: Ended) -> Self {
+        Self::Stream(ended)
+    }
+}
+
+/// Closes the connection; a host that broke the protocol is told so first.
+async fn close(link: &Link, inbound: &Inbound, end: &End) {
+    if let End::Stream(Ended::Fatal(error, at)) = end {
+        terminate(link, inbound.framer.header(), *error, *at);
+        return link.finish().await;
+    }
+    link.cut();
+    link.closed().await;
+}
+
+fn terminate(link: &Link, header: &[u8], error: FatalError, at: u32) {
+    let mut termination = Termination::new_zeroed();
+    termination.status = (error as u16).into();
+    termination.information = at.into();
+    let mut encoded = Encoding::default().header(kind::C2H_TERM_REQ, 0, &termination, 0).bytes().to_vec();
+    encoded.extend_from_slice(header);
+    let length = u32::try_from(encoded.len()).unwrap_or(0);
+    encoded[4..8].copy_from_slice(&length.to_le_bytes());
+    link.send_copy(&[&encoded]);
+}
+
+impl<S: BlockService> Session<S> {
+    fn new(inner: &Rc<Inner<S>>, link: &Rc<Link>, queue: Queue) -> Rc<Self> {
+        Rc::new(Self {
+            inner: Rc::clone(inner),
+            link: Rc::clone(link),
+            controller: queue.controller,
+            queue: queue.number,
+            entries: queue.entries,
+            flow_control: queue.flow_control,
+            encoding: queue.encoding,
+            head: Cell::new(1 % queue.entries),
+            outstanding: Cell::new(0),
+            tasks: Cell::new(0),
+            incoming: RefCell::default(),
+            event_requests: RefCell::default(),
+            ended: Cell::new(false),
+            changed: Signal::default(),
+        })
+    }
+
+    async fn run(self: &Rc<Self>, inbound: &mut Inbound) -> End {
+        let watcher = Rc::clone(self);
+        shard::spawn(async move { watcher.watch().await });
+        let end = loop {
+            if let Err(end) = self.receive(inbound).await {
+                break end;
+            }
+        };
+        self.ended.set(true);
+        self.break_transfers();
+        if self.queue == 0 {
+            self.controller.kill();
+        }
+        self.controller.changed.notify();
+        close(&self.link, inbound, &end).await;
+        self.changed.wait_until(|| self.tasks.get() == 0).await;
+        self.controller.remove_queue(self.queue);
+        end
+    }
+
+    /// Takes one PDU.
+    async fn receive(self: &Rc<Self>, inbound: &mut Inbound) -> Result<(), End> {
+        match inbound.next().await? {
+            Pdu::Command(command, length) => self.command(inbound, command, length).await,
+            Pdu::Data(transfer, flags) => self.data(inbound, transfer, flags).await,
+            Pdu::Terminated(status, information) => Err(End::Terminated(status, information)),
+            Pdu::Initialize(_) | Pdu::Response(_) | Pdu::Ready(_) => {
+                Err(Ended::Fatal(FatalError::Sequence, 0).into())
+            }
+        }
+    }
+
+    async fn command(
+        self: &Rc<Self>,
+        inbound: &mut Inbound,
+        command: Command,
+        length: u32,
+    ) -> Result<(), End> {
+        let limit = if self.queue == 0 { ADMIN_CAPSULE_BYTES } else { CAPSULE_BYTES_MAX };
+        if length > limit {
+            return Err(Ended::Fatal(FatalError::DataTransferLimit, 4).into());
+        }
+        let capsule = if length == 0 {
+            None
+        } else {
+            let (buffer, intact) = inbound.data(shard::buffer(length as usize), 0).await;
+            let intact = intact?;
+            Some((buffer.ok_or(Ended::Closed)?, intact))
+        };
+        self.head.set((self.head.get() + 1) % self.entries);
+        if self.outstanding.get() >= self.entries {
+            // The host has more commands outstanding than it said that it would.
+            return Err(Ended::Fatal(FatalError::Sequence, 0).into());
+        }
+        self.outstanding.set(self.outstanding.get() + 1);
+        if self.queue == 0 {
+            self.controller.heard.store(shard::now(), Ordering::Relaxed);
+            if command.opcode == opcode::ASYNC_EVENT {
+                self.event_request(&command);
+                return Ok(());
+            }
+        }
+        self.tasks.set(self.tasks.get() + 1);
+        let session = Rc::clone(self);
+        shard::spawn(async move {
+            session.execute(command, capsule).await;
+            session.tasks.set(session.tasks.get() - 1);
+            if session.tasks.get() == 0 {
+                session.changed.notify();
+            }
+        });
+        Ok(())
+    }
+
+    fn event_request(&self, command: &Command) {
+        let mut requests = self.event_requests.borrow_mut();
+        if requests.len() >= usize::from(EVENT_REQUESTS_MAX) {
+            return self.complete(command, Err(Status::ASYNC_EVENT_LIMIT));
+        }
+        requests.push(command.id.get());
+        drop(requests);
+        self.controller.changed.notify();
+    }
+
+    async fn execute(&self, command: Command, capsule: Option<(Buffer, bool)>) {
+        let capsule = match capsule {
+            Some((_, false)) => return self.complete(&command, Err(Status::TRANSIENT_TRANSPORT)),
+            Some((buffer, true)) => Some(buffer),
+            None => None,
+        };
+        if command.opcode == fabrics::OPCODE {
+            let disconnects = command.fabrics_kind() == fabrics::DISCONNECT && self.queue > 0;
+            self.complete(&command, self.fabrics(&command));
+            if disconnects {
+                self.link.finish().await;
+            }
+        } else if !self.controller.is_ready() {
+            self.complete(&command, Err(Status::COMMAND_SEQUENCE));
+        } else if self.queue == 0 {
+            admin::execute(self, &command);
+        } else {
+            io::execute(self, &command, capsule).await;
+        }
+    }
+
+    fn fabrics(&self, command: &Command) -> Result<u64, Status> {
+        match command.fabrics_kind() {
+            fabrics::PROPERTY_GET if self.queue == 0 => admin::property_get(self, command),
+            fabrics::PROPERTY_SET if self.queue == 0 => admin::property_set(self, command),
+            fabrics::DISCONNECT if self.queue > 0 => Ok(0),
+            fabrics::DISCONNECT => Err(Status::INVALID_QUEUE_TYPE),
+            fabrics::CONNECT => Err(Status::COMMAND_SEQUENCE),
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    /// Answers a command without data.
+    pub fn complete(&self, command: &Command, result: Result<u64, Status>) {
+        let (status, result) = match result {
+            Ok(result) => (Status::SUCCESS, result),
+            Err(status) => (status, 0),
+        };
+        self.respond(command.id.get(), status, result);
+    }
+
+    fn respond(&self, id: u16, status: Status, result: u64) {
+        self.answered();
+        let mut completion = Completion::new(id, status, result);
+        completion.queue_head = if self.flow_control { self.head.get().into() } else { 0xffff.into() };
+        let capsule = ResponseCapsule { common: BLANK, completion };
+        self.link.send_copy(&[self.encoding.header(kind::CAPSULE_RESP, 0, &capsule, 0).bytes()]);
+    }
+
+    fn answered(&self) {
+        self.outstanding.set(self.outstanding.get() - 1);
+    }
+
+    fn data_header(&self, id: u16, length: u32) -> crate::framing::Encoded {
+        let success = if self.flow_control { 0 } else { flag::SUCCESS };
+        let header = Transfer {
+            common: BLANK,
+            command_id: id.into(),
+            tag: 0.into(),
+            offset: 0.into(),
+            length: length.into(),
+            reserved: 0.into(),
+        };
+        self.encoding.header(kind::C2H_DATA, flag::LAST | success, &header, length)
+    }
+
+    /// Answers a command with `data`, which is copied; not more than the host has room for.
+    pub fn send_data(&self, command: &Command, data: &[u8]) {
+        let room = match command.data() {
+            Ok(DataPlace::Transport(room)) => room as usize,
+            Ok(DataPlace::Capsule(_)) => return self.complete(command, Err(Status::SGL_TYPE_INVALID)),
+            Err(status) => return self.complete(command, Err(status)),
+        };
+        let data = &data[..data.len().min(room)];
+        let id = command.id.get();
+        let Some(length) = u32::try_from(data.len()).ok().filter(|length| *length > 0) else {
+            return self.complete(command, Ok(0));
+        };
+        let header = self.data_header(id, length);
+        let trailer = self.encoding.trailer(data);
+        self.link.send_copy(&[header.bytes(), data, trailer.as_ref().map_or(&[], |digest| &digest[..])]);
+        self.data_sent(id);
+    }
+
+    /// After the data: the completion, unless the data carried it.
+    fn data_sent(&self, id: u16) {
+        if self.flow_control {
+            self.respond(id, Status::SUCCESS, 0);
+        } else {
+            self.answered();
+        }
+    }
+
+    /// A buffer for a read of `length` bytes, and the memory acquired for it; `None` at the connection's end.
+    pub async fn read_buffer(&self, length: usize) -> Option<ReadBuffer> {
+        let held = (length + HEADROOM).next_power_of_two();
+        if !self.link.acquire(held).await {
+            return None;
+        }
+        let mut data = shard::buffer(HEADROOM + length);
+        let head = data.split_to(HEADROOM);
+        Some(ReadBuffer { head, data, held })
+    }
+
+    /// Answers a read with the data that was read.
+    pub fn send_read(&self, command: &Command, mut head: Buffer, data: Buffer, held: usize) {
+        let id = command.id.get();
+        let length = data.len();
+        let header = self.data_header(id, u32::try_from(length).unwrap_or(0));
+        let trailer = self.encoding.trailer(&data);
+        let start = HEADROOM - header.bytes().len();
+        head[start..].copy_from_slice(header.bytes());
+        // Panics if the service gave back another buffer: that would be a mistake of our own, and a wrong byte.
+        head.unsplit(data);
+        self.link.send(head.freeze().slice(start, header.bytes().len() + length), held);
+        if let Some(digest) = trailer {
+            self.link.send_copy(&[&digest]);
+        }
+        self.data_sent(id);
+    }
+
+    /// The data of a command: from its capsule, or asked for. `Ok(None)` at the connection's end.
+    pub async fn host_data(
+        &self,
+        command: &Command,
+        capsule: Option<Buffer>,
+        length: u32,
+    ) -> Result<Option<HostData>, Status> {
+        match (command.data()?, capsule) {
+            (DataPlace::Capsule(told), Some(buffer)) if told == length && buffer.len() == length as usize => {
+                Ok(Some(HostData { buffer, held: 0 }))
+            }
+            (DataPlace::Transport(told), None) if told == length => self.ask(command.id.get(), length).await,
+            _ => Err(Status::DATA_LENGTH_INVALID),
+        }
+    }
+
+    /// Asks the host for data, when there is memory for it.
+    async fn ask(&self, command_id: u16, length: u32) -> Result<Option<HostData>, Status> {
+        let held = (length as usize).next_power_of_two();
+        if !self.link.acquire(held).await {
+            return Ok(None);
+        }
+        if self.ended.get() {
+            self.link.release(held);
+            return Ok(None);
+        }
+        let buffer = Some(shard::buffer(length as usize));
+        let (state, waker) = (IncomingState::Waiting, None);
+        let incoming = Incoming { command_id, length: length as usize, received: 0, buffer, state, waker };
+        let tag = {
+            let mut table = self.incoming.borrow_mut();
+            let free = table.iter().position(Option::is_none).unwrap_or(table.len());
+            if free == table.len() {
+                table.push(None);
+            }
+            table[free] = Some(incoming);
+            free
+        };
+        let header = Transfer {
+            common: BLANK,
+            command_id: command_id.into(),
+            tag: u16::try_from(tag).unwrap_or(u16::MAX).into(),
+            offset: 0.into(),
+            length: length.into(),
+            reserved: 0.into(),
+        };
+        self.link.send_copy(&[self.encoding.header(kind::R2T, 0, &header, 0).bytes()]);
+        let incoming = poll_fn(|cx| self.poll_incoming(tag, cx.waker())).await;
+        match (incoming.state, incoming.buffer) {
+            (IncomingState::Whole(true), Some(buffer)) => Ok(Some(HostData { buffer, held })),
+            (IncomingState::Whole(false), _) => {
+                self.link.release(held);
+                Err(Status::TRANSIENT_TRANSPORT)
+            }
+            _ => {
+                self.link.release(held);
+                Ok(None)
+            }
+        }
+    }
+
+    fn poll_incoming(&self, tag: usize, waker: &Waker) -> Poll<Incoming> {
+        let mut table = self.incoming.borrow_mut();
+        match &mut table[tag] {
+            Some(incoming) if incoming.state == IncomingState::Waiting => {
+                incoming.waker = Some(waker.clone());
+                Poll::Pending
+            }
+            slot => slot.take().map_or(Poll::Pending, Poll::Ready),
+        }
+    }
+
+    /// H2CData: puts it in its place.
+    async fn data(&self, inbound: &mut Inbound, transfer: Transfer, flags: u8) -> Result<(), End> {
+        let tag = usize::from(transfer.tag.get());
+        let (buffer, offset) = {
+            let mut table = self.incoming.borrow_mut();
+            let incoming = table.get_mut(tag).and_then(Option::as_mut);
+            let due = incoming.filter(|incoming| {
+                let end = incoming.received + transfer.length.get() as usize;
+                incoming.state == IncomingState::Waiting
+                    && incoming.command_id == transfer.command_id.get()
+                    && transfer.offset.get() as usize == incoming.received
+                    && end <= incoming.length
+                    && (flags & flag::LAST != 0) == (end == incoming.length)
+            });
+            let Some(incoming) = due else {
+                return Err(Ended::Fatal(FatalError::DataOutOfRange, 12).into());
+            };
+            (incoming.buffer.take(), incoming.received)
+        };
+        if transfer.length.get() > TRANSFER_BYTES_MAX {
+            return Err(Ended::Fatal(FatalError::DataTransferLimit, 16).into());
+        }
+        let buffer = buffer.ok_or(Ended::Closed)?;
+        let (buffer, intact) = inbound.data(buffer, offset).await;
+        let intact = intact?;
+        let buffer = buffer.ok_or(Ended::Closed)?;
+        let mut table = self.incoming.borrow_mut();
+        let Some(incoming) = table.get_mut(tag).and_then(Option::as_mut) else { return Ok(()) };
+        incoming.buffer = Some(buffer);
+        incoming.received += transfer.length.get() as usize;
+        if !intact || incoming.received == incoming.length {
+            // With a damaged part the rest would have no place: the host sends it all the same.
+            if !intact && incoming.received < incoming.length {
+                return Err(Ended::Fatal(FatalError::DataOutOfRange, 0).into());
+            }
+            incoming.state = IncomingState::Whole(intact);
+            if let Some(waker) = incoming.waker.take() {
+                waker.wake();
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing more will come.
+    fn break_transfers(&self) {
+        for incoming in self.incoming.borrow_mut().iter_mut().flatten() {
+            if incoming.state == IncomingState::Waiting {
+                incoming.state = IncomingState::Broken;
+                if let Some(waker) = incoming.waker.take() {
+                    waker.wake();
+                }
+            }
+        }
+    }
+
+    /// Ends the session when its controller has died, and tells events.
+    async fn watch(&self) {
+        loop {
+            let next = self.controller.changed.wait_for(|| self.news());
+            let news = if self.queue == 0 {
+                let left = self.silence_left().unwrap_or(LOOK_NANOSECONDS);
+                shard::timeout(left.max(1), next).await
+            } else {
+                Some(next.await)
+            };
+            match news {
+                Some(News::Ended) => return,
+                Some(News::Dead) => return self.link.cut(),
+                Some(News::Event(id, result)) => self.respond(id, Status::SUCCESS, result),
+                // The host may have been heard of meanwhile, or have set another time.
+                None if self.silence_left() == Some(0) => self.controller.kill(),
+                None => {}
+            }
+        }
+    }
+
+    fn news(&self) -> Option<News> {
+        if self.ended.get() {
+            return Some(News::Ended);
+        }
+        if self.controller.is_dead() {
+            return Some(News::Dead);
+        }
+        let mut requests = self.event_requests.borrow_mut();
+        if self.queue == 0
+            && !requests.is_empty()
+            && let Some(result) = self.controller.take_event()
+        {
+            return Some(News::Event(requests.remove(0), result));
+        }
+        None
+    }
+
+    /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
+    fn silence_left(&self) -> Option<u64> {
+        let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
+        let silent = shard::now().saturating_sub(self.controller.heard.load(Ordering::Relaxed));
+        (self.queue == 0 && allowed > 0).then(|| allowed.saturating_sub(silent))
+    }
+}
+
+/// What the watcher learns.
+enum News {
+    Ended,
+    Dead,
+    Event(u16, u64),
+}
+
+/// A buffer for a read, with room for a header before it.
+pub(super) struct ReadBuffer {
+    pub head: Buffer,
+    pub data: Buffer,
+    pub held: usize,
+}

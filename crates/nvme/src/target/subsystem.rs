@@ -1,0 +1,478 @@
+//! What the shards share: the subsystem, its namespaces, its controllers.
+//!
+//! A controller's queues are connections that may live on any shards. It dies as a whole: when its admin connection ends,
+//! its keep-alive timer runs out, or the server stops, [`Controller::kill`] has every queue's session end. It is forgotten when
+//! the last of them has finished its commands; until then a new association of the same host waits, so that no old command
+//! can be carried out after a new one.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pinstripe_runtime::Signal;
+
+use super::reservation::{Access, HostId, Reservations};
+use crate::wire::fabrics::bits;
+use crate::wire::feature;
+use crate::wire::identify::NamespaceInfo;
+use crate::wire::log::{DiscoveryEntry, Traffic};
+use crate::wire::status::Status;
+
+/// Controllers that a subsystem has at a time, those of discovery included.
+const CONTROLLERS_MAX: usize = 256;
+/// Changed namespaces that are remembered one by one.
+const CHANGED_MAX: usize = 1025;
+
+/// A namespace as it is to be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceConfig {
+    /// Its universally unique identifier; the same after a restart, or hosts refuse it.
+    pub uuid: [u8; 16],
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of the logical block: a power of two from 512 to 64 KiB.
+    pub block_size: u32,
+    /// Bytes of a range that is written well when aligned to itself.
+    pub preferred_block: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// What a target serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubsystemConfig {
+    /// Its NQN.
+    pub nqn: String,
+    /// Its serial number, at most 20 bytes; the same after a restart.
+    pub serial: String,
+    /// The namespaces, from number 1.
+    pub namespaces: Vec<NamespaceConfig>,
+    /// I/O queues of a controller.
+    pub queues_max: u16,
+    /// Where it can be reached, for the discovery log.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// Why there can't be such a subsystem.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubsystemError {
+    /// The name.
+    #[error("'{0}' is no NQN: it must begin with `nqn.` and have at most 223 printable characters")]
+    Name(String),
+    /// The namespaces.
+    #[error("a target serves 1 to 256 namespaces, not {0}")]
+    Count(usize),
+    /// A block size.
+    #[error(
+        "namespace {namespace} has blocks of {block_size} bytes: a power of two from 512 to 64 KiB is needed"
+    )]
+    BlockSize {
+        /// From 1.
+        namespace: usize,
+        /// Bytes.
+        block_size: u32,
+    },
+}
+
+/// What was done on one shard.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub bytes_read: AtomicU64,
+    pub bytes_written: AtomicU64,
+}
+
+/// A namespace, as all shards see it.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    pub info: NamespaceInfo,
+    pub uuid: [u8; 16],
+    present: AtomicBool,
+    /// Whether anybody holds a reservation. Looked at without the lock.
+    reserved: AtomicBool,
+    reservations: Mutex<Reservations>,
+}
+
+impl Namespace {
+    fn new(config: &NamespaceConfig) -> Option<Self> {
+        let shift = config.block_size.is_power_of_two().then(|| config.block_size.trailing_zeros())?;
+        let block_shift = u8::try_from(shift).ok().filter(|shift| (9..=16).contains(shift))?;
+        Some(Self {
+            info: NamespaceInfo {
+                blocks: config.size_bytes >> block_shift,
+                block_shift,
+                metadata_bytes: 0,
+                reservations: true,
+                read_only: config.read_only,
+                preferred_blocks: u16::try_from(config.preferred_block >> block_shift).unwrap_or(0),
+                nguid: config.uuid,
+            },
+            uuid: config.uuid,
+            present: AtomicBool::new(true),
+            reserved: AtomicBool::new(false),
+            reservations: Mutex::default(),
+        })
+    }
+
+    /// Works on the reservations.
+    pub fn reservations<T>(&self, work: impl FnOnce(&mut Reservations) -> T) -> T {
+        let mut reservations = lock(&self.reservations);
+        let value = work(&mut reservations);
+        self.reserved.store(!reservations.is_free(), Ordering::SeqCst);
+        value
+    }
+}
+
+/// See the module.
+pub struct Subsystem {
+    config: SubsystemConfig,
+    namespaces: Vec<Namespace>,
+    controllers: Mutex<Vec<Arc<Controller>>>,
+    next_controller: AtomicU16,
+    counters: Mutex<Vec<Arc<Counters>>>,
+    /// A controller has gone, or its last write has ended.
+    pub(super) changed: Signal,
+}
+
+impl Subsystem {
+    /// A subsystem without controllers.
+    pub fn new(config: SubsystemConfig) -> Result<Arc<Self>, SubsystemError> {
+        if !crate::wire::nqn_is_valid(&config.nqn) || config.nqn == crate::wire::DISCOVERY_NQN {
+            return Err(SubsystemError::Name(config.nqn));
+        }
+        if !(1..=256).contains(&config.namespaces.len()) {
+            return Err(SubsystemError::Count(config.namespaces.len()));
+        }
+        let namespaces = config.namespaces.iter().enumerate().map(|(index, namespace)| {
+            let wrong = SubsystemError::BlockSize { namespace: index + 1, block_size: namespace.block_size };
+            Namespace::new(namespace).ok_or(wrong)
+        });
+        let namespaces = namespaces.collect::<Result<_, _>>()?;
+        Ok(Arc::new(Self {
+            config,
+            namespaces,
+            controllers: Mutex::default(),
+            next_controller: AtomicU16::new(1),
+            counters: Mutex::default(),
+            changed: Signal::default(),
+        }))
+    }
+
+    /// What it serves.
+    pub fn config(&self) -> &SubsystemConfig {
+        &self.config
+    }
+
+    /// The namespace of this number, from 1, if it is there.
+    pub(super) fn namespace(&self, number: u32) -> Option<&Namespace> {
+        let index = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.namespaces.get(index).filter(|namespace| namespace.present.load(Ordering::SeqCst))
+    }
+
+    /// The highest number of a namespace.
+    pub(super) fn namespaces_max(&self) -> u32 {
+        u32::try_from(self.namespaces.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn active_namespaces(&self) -> impl Iterator<Item = u32> {
+        (1..=self.namespaces_max()).filter(|number| self.namespace(*number).is_some())
+    }
+
+    /// Takes a namespace away from hosts or gives it back, and has them told. Its number counts from 1; false if there
+    /// is none of this number.
+    pub fn set_present(&self, number: u32, present: bool) -> bool {
+        let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+        let Some(namespace) = index.and_then(|index| self.namespaces.get(index)) else { return false };
+        if namespace.present.swap(present, Ordering::SeqCst) != present {
+            for controller in self.controllers() {
+                controller.namespace_changed(number);
+            }
+        }
+        true
+    }
+
+    pub(super) fn discovery(&self) -> Vec<DiscoveryEntry> {
+        let entry =
+            |address: &SocketAddr| DiscoveryEntry { subsystem: self.config.nqn.clone(), address: *address };
+        self.config.addresses.iter().map(entry).collect()
+    }
+
+    /// Counters for one more shard.
+    pub(super) fn count_in(&self) -> Arc<Counters> {
+        let counters = Arc::<Counters>::default();
+        lock(&self.counters).push(Arc::clone(&counters));
+        counters
+    }
+
+    pub(super) fn traffic(&self) -> Traffic {
+        let mut sum = Traffic::default();
+        for counters in lock(&self.counters).iter() {
+            sum.reads += counters.reads.load(Ordering::Relaxed);
+            sum.writes += counters.writes.load(Ordering::Relaxed);
+            sum.bytes_read += counters.bytes_read.load(Ordering::Relaxed);
+            sum.bytes_written += counters.bytes_written.load(Ordering::Relaxed);
+        }
+        sum
+    }
+
+    /// Controllers that are alive or have commands that aren't over.
+    pub fn controller_count(&self) -> usize {
+        lock(&self.controllers).len()
+    }
+
+    fn controllers(&self) -> Vec<Arc<Controller>> {
+        lock(&self.controllers).clone()
+    }
+
+    pub(super) fn controller(&self, id: u16) -> Option<Arc<Controller>> {
+        lock(&self.controllers)
+            .iter()
+            .find(|controller| controller.id == id && !controller.is_dead())
+            .cloned()
+    }
+
+    pub(super) fn controllers_of(&self, host: &HostId) -> Vec<u16> {
+        let controllers = self.controllers();
+        let of_host =
+            controllers.iter().filter(|controller| controller.host_id == *host && !controller.discovery);
+        of_host.map(|controller| controller.id).collect()
+    }
+
+    /// Whether a controller of this host is dead and still has commands that aren't over.
+    pub(super) fn is_draining(&self, host: &HostId) -> bool {
+        lock(&self.controllers).iter().any(|controller| controller.host_id == *host && controller.is_dead())
+    }
+
+    /// Waits until no write of these hosts is being carried out. New ones must be refused already.
+    pub(super) async fn drain(&self, hosts: &[HostId]) {
+        let quiet = || {
+            let controllers = lock(&self.controllers);
+            let mut theirs = controllers.iter().filter(|controller| hosts.contains(&controller.host_id));
+            theirs.all(|controller| controller.writes.load(Ordering::SeqCst) == 0)
+        };
+        self.changed.wait_until(quiet).await;
+    }
+
+    /// A new controller for a host; `None` if there are too many.
+    pub(super) fn add_controller(
+        self: &Arc<Self>,
+        host_id: HostId,
+        host: &str,
+        discovery: bool,
+        keep_alive_ms: u32,
+        now: u64,
+    ) -> Option<Arc<Controller>> {
+        let mut controllers = lock(&self.controllers);
+        if controllers.len() >= CONTROLLERS_MAX {
+            return None;
+        }
+        let id = loop {
+            let id = self.next_controller.fetch_add(1, Ordering::Relaxed);
+            if (1..0xfff0).contains(&id) && !controllers.iter().any(|other| other.id == id) {
+                break id;
+            }
+        };
+        let controller = Arc::new(Controller {
+            id,
+            host_id,
+            host: host.to_owned(),
+            discovery,
+            subsystem: Arc::clone(self),
+            keep_alive_ms: AtomicU64::new(keep_alive_ms.into()),
+            heard: AtomicU64::new(now),
+            dead: AtomicBool::new(false),
+            writes: AtomicUsize::new(0),
+            state: Mutex::default(),
+            changed: Signal::default(),
+        });
+        controllers.push(Arc::clone(&controller));
+        Some(controller)
+    }
+
+    /// Ends all controllers.
+    pub fn kill_all(&self) {
+        for controller in self.controllers() {
+            controller.kill();
+        }
+    }
+}
+
+/// What changes in a controller, other than its life.
+#[derive(Debug, Default)]
+struct ControllerState {
+    configuration: u32,
+    status: u32,
+    events: u32,
+    queues: BTreeSet<u16>,
+    changed_namespaces: BTreeSet<u32>,
+    /// A notice has been sent and the log page not been read since.
+    noticed: bool,
+}
+
+/// A host's association.
+pub(super) struct Controller {
+    pub id: u16,
+    pub host_id: HostId,
+    pub host: String,
+    pub discovery: bool,
+    pub subsystem: Arc<Subsystem>,
+    /// 0 for none.
+    pub keep_alive_ms: AtomicU64,
+    /// When the host was heard of last.
+    pub heard: AtomicU64,
+    dead: AtomicBool,
+    /// Admitted writes that aren't over.
+    writes: AtomicUsize,
+    state: Mutex<ControllerState>,
+    /// It has died, or something is to be told to the host.
+    pub changed: Signal,
+}
+
+impl Controller {
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    /// Ends it: every queue's session ends soon.
+    pub fn kill(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+        self.changed.notify();
+    }
+
+    /// Value of CC.
+    pub fn configuration(&self) -> u32 {
+        lock(&self.state).configuration
+    }
+
+    /// Value of CSTS.
+    pub fn status(&self) -> u32 {
+        lock(&self.state).status
+    }
+
+    /// Sets CC, with what follows from it.
+    pub fn configure(&self, value: u32) {
+        let mut state = lock(&self.state);
+        let before = std::mem::replace(&mut state.configuration, value);
+        if value & bits::CC_ENABLE != 0 && before & bits::CC_ENABLE == 0 {
+            // Entries of other sizes, other pages than 4 KiB or other command sets aren't served.
+            let sizes = value >> 16 & 0xff;
+            let fits = (sizes == 0 || sizes == bits::CC_ENTRY_SIZES >> 16 || self.discovery)
+                && (value >> 7).trailing_zeros() >= 4
+                && (value >> 4).trailing_zeros() >= 3;
+            state.status = if fits { bits::CSTS_READY } else { bits::CSTS_FATAL };
+        } else if value & bits::CC_ENABLE == 0 {
+            state.status &= !bits::CSTS_READY;
+            state.events = 0;
+            state.changed_namespaces.clear();
+            state.noticed = false;
+        }
+        if value & bits::CC_SHUTDOWN != 0 {
+            state.status |= bits::CSTS_SHUTDOWN_COMPLETE;
+        } else {
+            state.status &= !bits::CSTS_SHUTDOWN_COMPLETE;
+        }
+    }
+
+    /// Whether commands other than Fabrics ones are taken.
+    pub fn is_ready(&self) -> bool {
+        self.status() & (bits::CSTS_READY | bits::CSTS_SHUTDOWN_COMPLETE) == bits::CSTS_READY
+    }
+
+    /// A connection becomes queue `number`. False if that is in use.
+    pub fn add_queue(&self, number: u16) -> bool {
+        lock(&self.state).queues.insert(number)
+    }
+
+    /// A queue has ended, and its commands are over. The last one takes a dead controller along.
+    pub fn remove_queue(&self, number: u16) {
+        let is_last = {
+            let mut state = lock(&self.state);
+            state.queues.remove(&number);
+            state.queues.is_empty()
+        };
+        if is_last && self.is_dead() {
+            lock(&self.subsystem.controllers).retain(|other| !std::ptr::eq(&raw const **other, self));
+            self.subsystem.changed.notify();
+        }
+    }
+
+    /// Which events the host wants to be told.
+    pub fn events(&self) -> u32 {
+        lock(&self.state).events
+    }
+
+    pub fn set_events(&self, events: u32) {
+        lock(&self.state).events = events;
+        self.changed.notify();
+    }
+
+    fn namespace_changed(&self, number: u32) {
+        if !self.discovery {
+            let mut state = lock(&self.state);
+            if state.changed_namespaces.len() < CHANGED_MAX {
+                state.changed_namespaces.insert(number);
+            }
+        }
+        self.changed.notify();
+    }
+
+    /// An event that the host is to be told now; the answer to an event request.
+    pub fn take_event(&self) -> Option<u64> {
+        let mut state = lock(&self.state);
+        let wanted = state.events & feature::EVENT_NAMESPACE_CHANGED != 0;
+        let news = wanted && !state.noticed && !state.changed_namespaces.is_empty();
+        news.then(|| {
+            state.noticed = true;
+            feature::NOTICE_NAMESPACE_CHANGED
+        })
+    }
+
+    /// The changed namespaces; `keep` leaves them to be told again.
+    pub fn changed_namespaces(&self, keep: bool) -> Vec<u32> {
+        let mut state = lock(&self.state);
+        let changed = state.changed_namespaces.iter().copied().collect();
+        if !keep {
+            state.changed_namespaces.clear();
+            state.noticed = false;
+        }
+        changed
+    }
+
+    /// Lets a command touch a namespace. A write is counted until the guard goes.
+    ///
+    /// It counts before it looks at the reservation, and who preempts looks at the counts after changing it: so one
+    /// of them sees the other (C22).
+    pub fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
+        let admitted = Admitted((access == Access::Write).then(|| Arc::clone(self)));
+        if access == Access::Write {
+            self.writes.fetch_add(1, Ordering::SeqCst);
+        }
+        if access == Access::Write && namespace.info.read_only {
+            return Err(Status::WRITE_PROTECTED);
+        }
+        let reserved = namespace.reserved.load(Ordering::SeqCst);
+        if reserved && !lock(&namespace.reservations).allows(&self.host_id, access) {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
+        Ok(admitted)
+    }
+}
+
+/// See [`Controller::admit`].
+pub(super) struct Admitted(Option<Arc<Controller>>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        if let Some(controller) = &self.0
+            && controller.writes.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            controller.subsystem.changed.notify();
+        }
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

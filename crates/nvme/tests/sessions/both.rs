@@ -1,0 +1,291 @@
+//! The initiator's devices over our own target.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
+use pinstripe_nvme::target::Target;
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
+
+use crate::world::{Array, Pipe, Random, pipe};
+use crate::{NQN, seeds, target};
+
+const SIZE: usize = 8 << 20;
+
+thread_local! {
+    static NETWORK: RefCell<Option<Network>> = const { RefCell::new(None) };
+}
+
+/// One server, and the connections to it.
+struct Network {
+    random: Rc<Random>,
+    target: Target<Array>,
+    pipes: Vec<Rc<Pipe>>,
+    attempts: Rc<Cell<usize>>,
+    refuse: bool,
+}
+
+struct Wires;
+
+impl Connector for Wires {
+    fn connect(&self, _: &str, _: u16) -> Connecting {
+        Box::pin(async {
+            NETWORK.with_borrow_mut(|network| {
+                let network = network.as_mut().unwrap();
+                network.attempts.set(network.attempts.get() + 1);
+                if network.refuse {
+                    return Err(std::io::ErrorKind::ConnectionRefused.into());
+                }
+                let (ours, theirs) = pipe(&network.random, 1 << 16);
+                let target = network.target.clone();
+                shard::spawn(async move {
+                    target.serve(theirs).await;
+                });
+                network.pipes.push(Rc::clone(&ours));
+                let stream: Rc<dyn Stream> = ours;
+                Ok(stream)
+            })
+        })
+    }
+}
+
+fn network(random: &Rc<Random>, arrays: &[Array]) -> Target<Array> {
+    let (_, target) = target(arrays);
+    NETWORK.set(Some(Network {
+        random: Rc::clone(random),
+        target: target.clone(),
+        pipes: Vec::new(),
+        attempts: Rc::default(),
+        refuse: false,
+    }));
+    target
+}
+
+/// Every connection breaks.
+fn cut() {
+    let pipes = NETWORK.with_borrow_mut(|network| std::mem::take(&mut network.as_mut().unwrap().pipes));
+    for pipe in pipes {
+        pipe.shutdown();
+    }
+}
+
+async fn leave(target: Target<Array>) {
+    NETWORK.set(None);
+    target.stop().await;
+}
+
+fn initiator() -> Arc<Initiator> {
+    Initiator::new(Options::new("nqn.2026-01.com.example:host".into(), [5; 16], 1), Arc::new(Wires))
+}
+
+fn address(options: &str) -> Address {
+    format!("nvme-tcp://server:4420/{NQN}?nsid=1{options}").parse().unwrap()
+}
+
+fn filled(length: usize, random: &Random) -> pinstripe_runtime::Buffer {
+    let mut buffer = shard::buffer(length);
+    for byte in buffer.iter_mut() {
+        *byte = random.below(256).to_le_bytes()[0];
+    }
+    buffer
+}
+
+#[test]
+fn what_is_written_is_read_back_at_every_size_with_and_without_digests() {
+    seeds(12, |random| async move {
+        let array = Array::new(&random, SIZE, 2000);
+        let target = network(&random, std::slice::from_ref(&array));
+        let options = ["", "&hdgst=1", "&ddgst=1", "&hdgst=1&ddgst=1"][random.below(4)];
+        let source = initiator().open(&address(options)).await.unwrap();
+        assert_eq!((source.info().size, source.info().logical_block), (SIZE as u64, 512));
+        let device = source.attach().unwrap();
+        for length in [512, 4096, 8192, 8704, 32 << 10, 33 << 10, 128 << 10, 1 << 20, 2_500_096] {
+            let length = length / 512 * 512;
+            let offset = (random.below((SIZE - length) / 512) * 512) as u64;
+            let data = filled(length, &random).freeze();
+            let written = device.write(offset, data.clone(), random.below(2) == 0).await;
+            assert_eq!(written.result, Ok(length));
+            // A part of a buffer comes back as the same part.
+            let mut whole = shard::buffer(4096 + length);
+            let mut head = whole.split_to(4096);
+            let outcome = device.read(offset, whole).await;
+            assert_eq!(outcome.result, Ok(length));
+            let buffer = outcome.buffer.unwrap();
+            assert!(*buffer == *data, "{length} bytes differ");
+            head.unsplit(buffer);
+            let start = usize::try_from(offset).unwrap();
+            assert!(array.seen.borrow().data[start..start + length] == *data);
+        }
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn many_requests_at_once_all_end_and_do_not_mix() {
+    seeds(6, |random| async move {
+        let array = Array::new(&random, SIZE, 5000);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("&ddgst=1")).await.unwrap();
+        let device = source.attach().unwrap();
+        let mut writes = Vec::new();
+        for index in 0..200_u32 {
+            let mut buffer = shard::buffer(16 << 10);
+            buffer.fill(index.to_le_bytes()[0]);
+            writes.push(device.write(u64::from(index) * (16 << 10), buffer.freeze(), false));
+        }
+        for write in writes {
+            assert_eq!(write.await.result, Ok(16 << 10));
+        }
+        let reads: Vec<_> =
+            (0..200_u64).map(|index| device.read(index * (16 << 10), shard::buffer(16 << 10))).collect();
+        for (index, read) in reads.into_iter().enumerate() {
+            let outcome = read.await;
+            assert_eq!(outcome.result, Ok(16 << 10));
+            assert!(outcome.buffer.unwrap().iter().all(|&byte| byte == index.to_le_bytes()[0]));
+        }
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn flush_fua_zeroes_and_discard_reach_the_server() {
+    seeds(3, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        assert_eq!(device.write(0, filled(4096, &random).freeze(), true).await.result, Ok(4096));
+        assert_eq!((array.seen.borrow().fua, array.seen.borrow().flushes), (1, 0));
+        assert_eq!(device.flush().await.result, Ok(0));
+        assert_eq!(array.seen.borrow().flushes, 1);
+        assert_eq!(device.write(8192, filled(4096, &random).freeze(), false).await.result, Ok(4096));
+        assert_eq!(device.write_zeroes(0, 4096).await.result, Ok(0));
+        assert_eq!(device.discard(8192, 4096).await.result, Ok(0));
+        assert!(array.seen.borrow().data.iter().all(|&byte| byte == 0));
+        let past = device.write(SIZE as u64, filled(512, &random).freeze(), false).await;
+        assert_eq!(past.result.unwrap_err().kind, DeviceErrorKind::Invalid);
+        array.seen.borrow_mut().fail = Some(pinstripe_export::ServiceError::Io);
+        let read = device.read(0, shard::buffer(512)).await;
+        assert_eq!(read.result.unwrap_err().kind, DeviceErrorKind::Media);
+        assert_eq!(read.buffer.unwrap().len(), 512);
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn a_lost_server_decides_every_request_and_stays_lost() {
+    seeds(20, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let initiator = initiator();
+        let source = initiator.open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        array.close();
+        let mut requests = Vec::new();
+        for index in 0..150_u64 {
+            requests.push(device.write(index * 8192, filled(8192, &random).freeze(), false));
+            requests.push(device.read(index * 8192, shard::buffer(65536)));
+        }
+        shard::sleep(random.below(2_000_000) as u64).await;
+        cut();
+        for (index, request) in requests.into_iter().enumerate() {
+            let outcome = request.await;
+            assert_eq!(outcome.result.unwrap_err().kind, DeviceErrorKind::Gone);
+            assert_eq!(outcome.buffer.is_some(), index % 2 == 1, "a read brings its buffer back");
+        }
+        assert_eq!(device.flush().await.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        assert!(source.is_lost() && source.attach().is_err());
+        array.open();
+        // It returns by a new association, when the server must have let go of the old one.
+        let before = shard::now();
+        let again = initiator.open(&address("")).await.unwrap();
+        assert!(shard::now() - before >= 5_000_000_000, "it came back too early");
+        assert_eq!(array.seen.borrow().running, 0);
+        let fresh = again.attach().unwrap();
+        assert_eq!(fresh.flush().await.result, Ok(0));
+        assert_eq!(device.flush().await.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        drop((device, source, fresh, again));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_lost_after_a_while() {
+    seeds(5, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        array.close();
+        let begun = shard::now();
+        let outcome = device.write(0, filled(512, &random).freeze(), false).await;
+        assert_eq!(outcome.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        let seconds = (shard::now() - begun) / 1_000_000_000;
+        assert!((30..45).contains(&seconds), "{seconds} s");
+        array.open();
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn an_idle_association_is_kept_alive() {
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        shard::sleep(100_000_000_000).await;
+        assert_eq!(device.flush().await.result, Ok(0));
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn members_on_one_server_share_the_association() {
+    seeds(2, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let target = network(&random, &arrays);
+        let initiator = initiator();
+        let first = initiator.open(&address("")).await.unwrap();
+        let second = Address { namespace: 2, ..address("") };
+        let second = initiator.open(&second).await.unwrap();
+        let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
+        assert_eq!(one.write(0, filled(512, &random).freeze(), false).await.result, Ok(512));
+        assert!(arrays[1].seen.borrow().data.iter().all(|&byte| byte == 0));
+        assert_eq!(two.flush().await.result, Ok(0));
+        assert_eq!(target.connections(), 2, "an admin queue and one I/O queue");
+        let third = Address { namespace: 3, ..address("") };
+        let missing = initiator.open(&third).await.err().unwrap();
+        assert!(matches!(missing, InitiatorError::NoNamespace { namespace: 3, .. }), "{missing}");
+        drop((one, two, first, second));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn discovery_names_the_subsystem() {
+    seeds(2, |random| async move {
+        let target = network(&random, &[Array::new(&random, SIZE, 0)]);
+        let entries = initiator().discover(&address("")).await.unwrap();
+        assert_eq!(entries.len(), 1);
+        assert_eq!((entries[0].subsystem.as_str(), entries[0].address.port()), (NQN, 4420));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn a_server_that_is_not_there_is_an_error_and_no_more() {
+    seeds(1, |random| async move {
+        let target = network(&random, &[Array::new(&random, SIZE, 0)]);
+        NETWORK.with_borrow_mut(|network| network.as_mut().unwrap().refuse = true);
+        let error = initiator().open(&address("")).await.err().unwrap();
+        assert!(matches!(error, InitiatorError::Connect { .. }), "{error}");
+        leave(target).await;
+    });
+}

@@ -1,0 +1,206 @@
+//! A host that speaks in bytes: it says what it likes.
+
+use std::rc::Rc;
+
+use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
+use pinstripe_nvme::target::Target;
+use pinstripe_nvme::wire::command::{Command, Completion, Sgl, admin, fabrics};
+use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, ConnectData, property};
+use pinstripe_nvme::wire::pdu::{CommandCapsule, InitializeConnection, Transfer, flag, kind};
+use pinstripe_nvme::wire::status::Status;
+use pinstripe_runtime::shard;
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::NQN;
+use crate::world::{Array, Pipe, Random, pipe};
+
+/// One queue of a host.
+pub struct Host {
+    pub pipe: Rc<Pipe>,
+    pub encoding: Encoding,
+    framer: Framer,
+    pub controller: u16,
+    next_id: u16,
+}
+
+/// What came from the target.
+#[derive(Debug)]
+pub enum Heard {
+    Completed(Completion),
+    Data(Vec<u8>),
+    Ready(Transfer),
+    Terminated(u16),
+    Closed,
+}
+
+impl Host {
+    /// Connects the stream and agrees on digests.
+    pub async fn initialize(random: &Rc<Random>, target: &Target<Array>, digests: u8) -> Self {
+        let (ours, theirs) = pipe(random, 1 << 16);
+        let target = target.clone();
+        shard::spawn(async move {
+            target.serve(theirs).await;
+        });
+        let mut host = Self {
+            pipe: ours,
+            encoding: Encoding::default(),
+            framer: Framer::new(Role::Host),
+            controller: CONTROLLER_ANY,
+            next_id: 0,
+        };
+        let mut request = InitializeConnection::new_zeroed();
+        request.digests = digests;
+        host.send(Encoding::default().header(kind::IC_REQ, 0, &request, 0).bytes()).await;
+        let Some(Pdu::Initialize(response)) = host.pdu().await else { panic!("no ICResp") };
+        assert_eq!(response.digests, digests);
+        host.framer.set_digests(digests & 1 != 0, digests & 2 != 0);
+        host.encoding =
+            Encoding { header_digests: digests & 1 != 0, data_digests: digests & 2 != 0, alignment: 4 };
+        host
+    }
+
+    pub async fn send(&self, bytes: &[u8]) -> bool {
+        self.pipe.send_all(bytes).await
+    }
+
+    async fn pdu(&mut self) -> Option<Pdu> {
+        loop {
+            let byte = self.pipe.receive_exactly(1).await?;
+            match self.framer.receive(&byte).event {
+                Some(Event::Pdu(pdu)) => return Some(pdu),
+                Some(other) => panic!("{other:?}"),
+                None => {}
+            }
+        }
+    }
+
+    /// The next thing that the target says.
+    pub async fn hear(&mut self) -> Heard {
+        match self.pdu().await {
+            None => Heard::Closed,
+            Some(Pdu::Response(completion)) => Heard::Completed(completion),
+            Some(Pdu::Ready(transfer)) => Heard::Ready(transfer),
+            Some(Pdu::Terminated(status, _)) => Heard::Terminated(status),
+            Some(Pdu::Data(transfer, _)) => {
+                let data = self.pipe.receive_exactly(transfer.length.get() as usize).await.unwrap();
+                if self.framer.data_received(&data).unwrap() {
+                    let digest = self.pipe.receive_exactly(4).await.unwrap();
+                    assert_eq!(self.framer.receive(&digest).event, Some(Event::DataDigest(true)));
+                }
+                Heard::Data(data)
+            }
+            Some(other) => panic!("{other:?}"),
+        }
+    }
+
+    pub async fn completion(&mut self) -> Completion {
+        match self.hear().await {
+            Heard::Completed(completion) => completion,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends a command, with `data` in its capsule.
+    pub async fn command(&mut self, mut command: Command, data: &[u8]) -> u16 {
+        self.next_id += 1;
+        command.id = self.next_id.into();
+        if !data.is_empty() {
+            command.sgl = Sgl::capsule(u32::try_from(data.len()).unwrap());
+        }
+        let capsule = CommandCapsule { common: BLANK, command };
+        let length = u32::try_from(data.len()).unwrap();
+        let header = self.encoding.header(kind::CAPSULE_CMD, 0, &capsule, length);
+        let trailer = self.encoding.trailer(data);
+        let trailer = trailer.as_ref().map_or(&[][..], |digest| &digest[..]);
+        self.send(&[header.bytes(), data, trailer].concat()).await;
+        self.next_id
+    }
+
+    /// Sends a command and waits for its completion.
+    pub async fn ask(&mut self, command: Command, data: &[u8]) -> Completion {
+        self.command(command, data).await;
+        self.completion().await
+    }
+
+    pub async fn status(&mut self, command: Command, data: &[u8]) -> Status {
+        self.ask(command, data).await.status()
+    }
+
+    /// A command that reads `length` bytes.
+    pub async fn read(&mut self, mut command: Command, length: u32) -> Result<Vec<u8>, Status> {
+        command.sgl = Sgl::transport(length);
+        self.command(command, &[]).await;
+        match self.hear().await {
+            Heard::Data(data) => {
+                assert_eq!(self.completion().await.status(), Status::SUCCESS);
+                Ok(data)
+            }
+            Heard::Completed(completion) => Err(completion.status()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Answers an R2T with some data.
+    pub async fn answer(&self, ready: &Transfer, offset: u32, data: &[u8], last: bool) -> bool {
+        let length = u32::try_from(data.len()).unwrap();
+        let transfer = Transfer { common: BLANK, offset: offset.into(), length: length.into(), ..*ready };
+        let flags = if last { flag::LAST } else { 0 };
+        let header = self.encoding.header(kind::H2C_DATA, flags, &transfer, length);
+        let trailer = self.encoding.trailer(data);
+        let trailer = trailer.as_ref().map_or(&[][..], |digest| &digest[..]);
+        self.send(&[header.bytes(), data, trailer].concat()).await
+    }
+
+    /// Connect.
+    pub async fn connect(&mut self, host: u8, queue: u16, controller: u16, keep_alive_ms: u32) -> Completion {
+        let nqn = format!("nqn.2026-01.com.example:host{host}");
+        let data = ConnectData::new([host; 16], controller, NQN, &nqn);
+        let command = Command::fabrics(fabrics::CONNECT)
+            .with_dword(10, u32::from(queue) << 16)
+            .with_dword(11, 31)
+            .with_dword(12, keep_alive_ms);
+        let completion = self.ask(command, data.as_bytes()).await;
+        self.controller = u16::try_from(completion.result_dword() & 0xffff).unwrap();
+        completion
+    }
+
+    /// An enabled controller's admin queue.
+    pub async fn admin(random: &Rc<Random>, target: &Target<Array>, host: u8) -> Self {
+        let mut admin = Self::initialize(random, target, 0).await;
+        assert_eq!(admin.connect(host, 0, CONTROLLER_ANY, 0).await.status(), Status::SUCCESS);
+        admin.enable().await;
+        admin
+    }
+
+    pub async fn enable(&mut self) {
+        let enable = Command::fabrics(fabrics::PROPERTY_SET)
+            .with_dword(11, property::CC)
+            .with_dword(12, 1 | 6 << 16 | 4 << 20);
+        assert_eq!(self.status(enable, &[]).await, Status::SUCCESS);
+    }
+
+    /// An I/O queue of the same controller.
+    pub async fn io(
+        &self,
+        random: &Rc<Random>,
+        target: &Target<Array>,
+        host: u8,
+        queue: u16,
+        digests: u8,
+    ) -> Self {
+        let mut io = Self::initialize(random, target, digests).await;
+        let controller = self.controller;
+        assert_eq!(io.connect(host, queue, controller, 0).await.status(), Status::SUCCESS);
+        io
+    }
+
+    /// Closes the connection.
+    pub fn close(&self) {
+        pinstripe_runtime::Stream::shutdown(&*self.pipe);
+    }
+}
+
+/// Identify, as a command.
+pub fn identify(what: u32, namespace: u32) -> Command {
+    Command::new(admin::IDENTIFY, namespace).with_dword(10, what)
+}

@@ -1,0 +1,48 @@
+//! Target and initiator against each other, and the target against a host that speaks in bytes.
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]
+
+mod both;
+mod host;
+mod target;
+#[path = "../../../export/tests/nbd/world.rs"]
+#[allow(dead_code, reason = "the tests of NBD use more of it")]
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, Target};
+
+const NQN: &str = "nqn.2026-01.com.example:test";
+
+/// A subsystem of one namespace for each array.
+fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
+    let namespaces = arrays.iter().enumerate().map(|(index, array)| NamespaceConfig {
+        uuid: [u8::try_from(index).unwrap() + 1; 16],
+        size_bytes: array.seen.borrow().data.len() as u64,
+        block_size: 512,
+        preferred_block: 4096,
+        read_only: false,
+    });
+    Subsystem::new(SubsystemConfig {
+        nqn: NQN.to_owned(),
+        serial: "0123456789abcdef".to_owned(),
+        namespaces: namespaces.collect(),
+        queues_max: 4,
+        addresses: vec!["127.0.0.1:4420".parse().unwrap()],
+    })
+    .unwrap()
+}
+
+fn target(arrays: &[world::Array]) -> (Arc<Subsystem>, Target<world::Array>) {
+    let subsystem = subsystem(arrays);
+    (Arc::clone(&subsystem), Target::new(subsystem, arrays.to_vec()))
+}
+
+/// Runs `body` under some seeds.
+fn seeds<F: Future<Output = ()> + 'static>(count: u64, body: impl Fn(Rc<world::Random>) -> F) {
+    for seed in 0..count {
+        let random = Rc::new(world::Random::new(seed));
+        world::run(&random, || body(Rc::clone(&random)));
+    }
+}

@@ -1,0 +1,341 @@
+//! What the target promises any host.
+
+use std::rc::Rc;
+
+use pinstripe_nvme::wire::command::{Command, Sgl, admin, fabrics, nvm};
+use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, property};
+use pinstripe_nvme::wire::identify::{NamespaceInfo, parse_namespace_list};
+use pinstripe_nvme::wire::pdu::FatalError;
+use pinstripe_nvme::wire::reservation::{Keys, action};
+use pinstripe_nvme::wire::status::Status;
+use pinstripe_runtime::shard;
+use zerocopy::IntoBytes;
+
+use crate::host::{Heard, Host, identify};
+use crate::world::Array;
+use crate::{seeds, target};
+
+const SIZE: usize = 1 << 20;
+
+fn write(start: u64, count: u32) -> Command {
+    Command::new(nvm::WRITE, 1).with_blocks(start, count)
+}
+
+fn keys(current: u64, other: u64) -> Vec<u8> {
+    Keys { current: current.into(), other: other.into() }.as_bytes().to_vec()
+}
+
+#[test]
+fn a_write_in_the_capsule_and_one_by_r2t_are_read_back() {
+    seeds(20, |random| async move {
+        let array = Array::new(&random, SIZE, 1000);
+        let (_, target) = target(&[array]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 3).await;
+        assert_eq!(io.status(write(0, 2), &[7; 1024]).await, Status::SUCCESS);
+        let mut large = write(8, 16);
+        large.sgl = Sgl::transport(8192);
+        io.command(large, &[]).await;
+        let Heard::Ready(ready) = io.hear().await else { panic!("no R2T") };
+        assert_eq!((ready.offset.get(), ready.length.get()), (0, 8192));
+        io.answer(&ready, 0, &[8; 4096], false).await;
+        io.answer(&ready, 4096, &[9; 4096], true).await;
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        let data = io.read(Command::new(nvm::READ, 1).with_blocks(1, 23), 23 * 512).await.unwrap();
+        assert!(data[..512].iter().all(|&b| b == 7) && data[512..7 * 512].iter().all(|&b| b == 0));
+        assert!(data[7 * 512..15 * 512].iter().all(|&b| b == 8) && data[15 * 512..].iter().all(|&b| b == 9));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn data_with_a_wrong_digest_is_not_written() {
+    seeds(5, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 2).await;
+        let mut command = write(0, 1);
+        command.sgl = Sgl::capsule(512);
+        let capsule =
+            pinstripe_nvme::wire::pdu::CommandCapsule { common: pinstripe_nvme::framing::BLANK, command };
+        let header = io.encoding.header(pinstripe_nvme::wire::pdu::kind::CAPSULE_CMD, 0, &capsule, 512);
+        io.send(&[header.bytes(), &[1; 512], &[0; 4]].concat()).await;
+        assert_eq!(io.completion().await.status(), Status::TRANSIENT_TRANSPORT);
+        assert!(array.seen.borrow().data.iter().all(|&b| b == 0));
+        // The connection goes on.
+        assert_eq!(io.status(write(0, 1), &[1; 512]).await, Status::SUCCESS);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_header_with_a_wrong_digest_ends_the_connection() {
+    seeds(5, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 1).await;
+        let capsule = pinstripe_nvme::wire::pdu::CommandCapsule {
+            common: pinstripe_nvme::framing::BLANK,
+            command: Command::new(nvm::FLUSH, 1),
+        };
+        let header = io.encoding.header(pinstripe_nvme::wire::pdu::kind::CAPSULE_CMD, 0, &capsule, 0);
+        let mut bytes = header.bytes().to_vec();
+        bytes[20] ^= 1;
+        io.send(&bytes).await;
+        let Heard::Terminated(status) = io.hear().await else { panic!("no C2HTermReq") };
+        assert_eq!(status, FatalError::HeaderDigest as u16);
+        assert!(matches!(io.hear().await, Heard::Closed));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn data_that_nobody_asked_for_ends_the_connection() {
+    seeds(10, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        let mut large = write(8, 16);
+        large.sgl = Sgl::transport(8192);
+        io.command(large, &[]).await;
+        let Heard::Ready(ready) = io.hear().await else { panic!("no R2T") };
+        // Not from where it is due.
+        io.answer(&ready, 512, &[8; 4096], false).await;
+        assert!(matches!(io.hear().await, Heard::Terminated(_)));
+        assert!(array.seen.borrow().data.iter().all(|&b| b == 0));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn ranges_lengths_and_namespaces_are_checked() {
+    seeds(3, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        let blocks = (SIZE / 512) as u64;
+        assert_eq!(io.status(write(blocks, 1), &[0; 512]).await, Status::LBA_OUT_OF_RANGE);
+        assert_eq!(io.status(write(u64::MAX, 1), &[0; 512]).await, Status::LBA_OUT_OF_RANGE);
+        assert_eq!(io.status(write(0, 2), &[0; 512]).await, Status::DATA_LENGTH_INVALID);
+        let other = Command::new(nvm::FLUSH, 2);
+        assert_eq!(io.status(other, &[]).await, Status::INVALID_NAMESPACE);
+        assert_eq!(io.status(Command::new(0x7e, 1), &[]).await, Status::INVALID_OPCODE);
+        let mut prp = Command::new(nvm::READ, 1).with_blocks(0, 1);
+        prp.flags = 0;
+        assert_eq!(io.status(prp, &[]).await, Status::INVALID_FIELD);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_compare_says_whether_the_data_is_equal() {
+    seeds(3, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        let compare = Command::new(nvm::COMPARE, 1).with_blocks(0, 1);
+        assert_eq!(io.status(compare, &[0; 512]).await, Status::SUCCESS);
+        assert_eq!(io.status(compare, &[1; 512]).await, Status::COMPARE_FAILURE);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn what_is_probed_but_not_there_is_refused() {
+    seeds(2, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let mut admin = Host::admin(&random, &target, 1).await;
+        assert_eq!(admin.read(identify(6, 0), 4096).await, Err(Status::INVALID_FIELD));
+        assert_eq!(admin.read(identify(0, 2), 4096).await, Err(Status::INVALID_NAMESPACE));
+        let log = Command::new(admin::GET_LOG_PAGE, 0).with_dword(10, 0x70 | 127 << 16);
+        assert_eq!(admin.read(log, 512).await, Err(Status::INVALID_LOG_PAGE));
+        let list = admin.read(identify(2, 0), 4096).await.unwrap();
+        assert_eq!(parse_namespace_list(list.first_chunk().unwrap()), [1]);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_host_that_is_silent_for_too_long_loses_its_controller() {
+    seeds(5, |random| async move {
+        let (subsystem, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let mut admin = Host::initialize(&random, &target, 0).await;
+        assert_eq!(admin.connect(1, 0, CONTROLLER_ANY, 2000).await.status(), Status::SUCCESS);
+        admin.enable().await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        for _ in 0..4 {
+            shard::sleep(1_500_000_000).await;
+            assert_eq!(admin.status(Command::new(admin::KEEP_ALIVE, 0), &[]).await, Status::SUCCESS);
+        }
+        assert_eq!(subsystem.controller_count(), 1);
+        shard::sleep(2_500_000_000).await;
+        assert!(matches!(io.hear().await, Heard::Closed), "the I/O queue outlives its controller");
+        assert!(matches!(admin.hear().await, Heard::Closed));
+        assert_eq!(subsystem.controller_count(), 0);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_new_association_waits_for_the_old_ones_commands() {
+    seeds(10, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        array.close();
+        io.command(write(0, 1), &[1; 512]).await;
+        shard::sleep(1_000_000).await;
+        assert_eq!(array.seen.borrow().running, 1);
+        io.close();
+        admin.close();
+        shard::sleep(1_000_000).await;
+        let mut again = Host::initialize(&random, &target, 0).await;
+        let opener = array.clone();
+        shard::spawn(async move {
+            shard::sleep(1_000_000_000).await;
+            opener.open();
+        });
+        assert_eq!(again.connect(1, 0, CONTROLLER_ANY, 0).await.status(), Status::SUCCESS);
+        assert_eq!(array.seen.borrow().running, 0, "an old write is still being carried out");
+        again.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn preempt_and_abort_is_answered_when_the_preempted_hosts_writes_are_over() {
+    seeds(10, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let first = Host::admin(&random, &target, 1).await;
+        let second = Host::admin(&random, &target, 2).await;
+        let mut old = first.io(&random, &target, 1, 1, 0).await;
+        let mut new = second.io(&random, &target, 2, 1, 0).await;
+        let register = Command::new(nvm::RESERVATION_REGISTER, 1).with_dword(10, action::REGISTER);
+        assert_eq!(old.status(register, &keys(0, 0xa)).await, Status::SUCCESS);
+        assert_eq!(new.status(register, &keys(0, 0xb)).await, Status::SUCCESS);
+        let acquire = Command::new(nvm::RESERVATION_ACQUIRE, 1).with_dword(10, 1 << 8 | action::ACQUIRE);
+        assert_eq!(old.status(acquire, &keys(0xa, 0)).await, Status::SUCCESS);
+        assert_eq!(new.status(write(0, 1), &[2; 512]).await, Status::RESERVATION_CONFLICT);
+
+        array.close();
+        old.command(write(0, 1), &[1; 512]).await;
+        shard::sleep(1_000_000).await;
+        let opener = array.clone();
+        shard::spawn(async move {
+            shard::sleep(1_000_000_000).await;
+            opener.open();
+        });
+        let preempt = Command::new(nvm::RESERVATION_ACQUIRE, 1);
+        let preempt = preempt.with_dword(10, 1 << 8 | action::PREEMPT_AND_ABORT);
+        assert_eq!(new.status(preempt, &keys(0xb, 0xa)).await, Status::SUCCESS);
+        assert_eq!(array.seen.borrow().running, 0, "an old write is still being carried out");
+        assert_eq!(new.status(write(0, 1), &[2; 512]).await, Status::SUCCESS);
+        assert_eq!(old.completion().await.status(), Status::SUCCESS);
+        assert_eq!(old.status(write(0, 1), &[3; 512]).await, Status::RESERVATION_CONFLICT);
+        assert_eq!(array.seen.borrow().data[0], 2);
+        let report = Command::new(nvm::RESERVATION_REPORT, 1).with_dword(10, 255).with_dword(11, 1);
+        let report = new.read(report, 1024).await.unwrap();
+        assert_eq!((report[4], report[5], report[66]), (1, 1, 1));
+        first.close();
+        second.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_changed_namespace_is_told_once_and_then_listed() {
+    seeds(5, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
+        let (subsystem, target) = target(&arrays);
+        let mut admin = Host::admin(&random, &target, 1).await;
+        let events = Command::new(admin::SET_FEATURES, 0).with_dword(10, 0x0b).with_dword(11, 1 << 8);
+        assert_eq!(admin.status(events, &[]).await, Status::SUCCESS);
+        let event = admin.command(Command::new(admin::ASYNC_EVENT, 0), &[]).await;
+        shard::sleep(1_000_000).await;
+        subsystem.set_present(2, false);
+        let completion = admin.completion().await;
+        assert_eq!((completion.command_id.get(), completion.result_dword()), (event, 0x0004_0002));
+        let list = admin.read(identify(2, 0), 4096).await.unwrap();
+        assert_eq!(parse_namespace_list(list.first_chunk().unwrap()), [1]);
+        let log = Command::new(admin::GET_LOG_PAGE, 0).with_dword(10, 0x04 | 1023 << 16);
+        let changed = admin.read(log, 4096).await.unwrap();
+        assert_eq!(changed[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
+        let changed = admin.read(log, 4096).await.unwrap();
+        assert_eq!(changed[..4], [0; 4], "it is listed after it was read");
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn properties_and_identify_agree() {
+    seeds(2, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let mut admin = Host::admin(&random, &target, 1).await;
+        let capabilities =
+            Command::fabrics(fabrics::PROPERTY_GET).with_dword(10, 1).with_dword(11, property::CAP);
+        let capabilities = admin.ask(capabilities, &[]).await.result.get();
+        let controller = admin.read(identify(1, 0), 4096).await.unwrap();
+        let commands_max = u64::from(controller[514]) | u64::from(controller[515]) << 8;
+        assert_eq!(capabilities & 0xffff, commands_max - 1);
+        let namespace = admin.read(identify(0, 1), 4096).await.unwrap();
+        let namespace = NamespaceInfo::parse(namespace.first_chunk().unwrap()).unwrap();
+        assert_eq!((namespace.blocks, namespace.block_shift), ((SIZE / 512) as u64, 9));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn an_io_queue_of_another_host_or_number_is_refused() {
+    seeds(2, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = Host::initialize(&random, &target, 0).await;
+        assert_eq!(io.connect(2, 1, admin.controller, 0).await.status(), Status::CONNECT_INVALID_HOST);
+        assert_eq!(io.connect(1, 5, admin.controller, 0).await.status(), Status::CONNECT_INVALID_PARAMETERS);
+        assert_eq!(io.connect(1, 1, 999, 0).await.status(), Status::CONNECT_INVALID_PARAMETERS);
+        assert_eq!(io.connect(1, 1, admin.controller, 0).await.status(), Status::SUCCESS);
+        let mut twice = Host::initialize(&random, &target, 0).await;
+        assert_eq!(
+            twice.connect(1, 1, admin.controller, 0).await.status(),
+            Status::CONNECT_INVALID_PARAMETERS
+        );
+        twice.close();
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn garbage_ends_the_connection_and_nothing_else() {
+    seeds(30, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let (ours, theirs) = crate::world::pipe(&random, 4096);
+        let serving = target.clone();
+        shard::spawn(async move {
+            serving.serve(theirs).await;
+        });
+        let garbage: Vec<u8> = (0..4096).map(|_| random.below(256).to_le_bytes()[0]).collect();
+        ours.send_all(&garbage).await;
+        ours.finish_sending();
+        while ours.receive_exactly(1).await.is_some() {}
+        let mut admin = Host::admin(&random, &target, 1).await;
+        assert_eq!(admin.status(Command::new(admin::KEEP_ALIVE, 0), &[]).await, Status::SUCCESS);
+        assert_eq!(Rc::strong_count(&array.seen), 2);
+        admin.close();
+        target.stop().await;
+    });
+}

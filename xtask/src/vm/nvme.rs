@@ -1,0 +1,65 @@
+//! NVMe/TCP against the kernel's nvme-tcp and nvme-cli. Everything runs in the guest, on its loopback address.
+
+use anyhow::{Result, ensure};
+
+use super::machine::Machine;
+use super::{Lab, image};
+use crate::pattern::{self, Run};
+
+/// Bytes of a device that is exported.
+const DEVICE_BYTES: u64 = 64 << 20;
+
+/// What the kernel writes through NVMe before it is read back: whole runs, single blocks, the last block.
+fn writes() -> Vec<Run> {
+    let last = DEVICE_BYTES / pattern::BLOCK as u64 - 1;
+    [0..640, 4000..4100, 8191..8192, last..last + 1].map(|blocks| Run::new(blocks, 1)).into()
+}
+
+fn guest(lab: &Lab, name: &str, script: &'static str) -> Result<Machine> {
+    let mut machine = Machine::new(name, script)
+        .modules(&["nvme-tcp", "ext4"])
+        .program("pinstripe", &lab.pinstripe)
+        .program("fio", &image::which("fio")?);
+    for disk in ["t-0", "t-1"] {
+        machine.disk(disk, &lab.sparse_file(&format!("{disk}.img"), DEVICE_BYTES)?, 512);
+    }
+    machine.file("nvme.sh", include_bytes!("../../vm/nvme.sh").to_vec());
+    machine.file("expected/t", pattern::list(&writes()).into_bytes());
+    Ok(machine)
+}
+
+/// What nvme-cli and the kernel's host ask of a target, and a file system on it.
+pub fn target(lab: &Lab) -> Result<()> {
+    let outcome = lab.boot(guest(lab, "target", include_str!("../../vm/nvme-target.sh"))?)?;
+    for proof in ["discovered", "digests", "commands", "reservations", "filesystem"] {
+        ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
+    }
+    Ok(())
+}
+
+/// The target dies under writes and comes back; the kernel goes on where it was.
+pub fn reconnect(lab: &Lab) -> Result<()> {
+    let outcome = lab.boot(guest(lab, "reconnect", include_str!("../../vm/nvme-reconnect.sh"))?)?;
+    ensure!(outcome.all("reconnected") == ["yes"], "{outcome:?}");
+    Ok(())
+}
+
+/// An array of ours as a namespace.
+pub fn array(lab: &Lab) -> Result<()> {
+    let mut machine = guest(lab, "array", include_str!("../../vm/nvme-array.sh"))?;
+    machine.disk("t-2", &lab.sparse_file("t-2.img", DEVICE_BYTES)?, 512);
+    let outcome = lab.boot(machine)?;
+    ensure!(outcome.all("array") == ["yes"], "{outcome:?}");
+    Ok(())
+}
+
+/// Our array on namespaces of the kernel's target.
+pub fn member(lab: &Lab) -> Result<()> {
+    let mut machine = guest(lab, "member", include_str!("../../vm/nvme-member.sh"))?
+        .modules(super::LEVELS)
+        .modules(&["nbd", "nvmet-tcp"]);
+    machine.disk("t-2", &lab.sparse_file("t-2.img", DEVICE_BYTES)?, 512);
+    let outcome = lab.boot(machine)?;
+    ensure!(outcome.all("member") == ["yes"], "{outcome:?}");
+    Ok(())
+}

@@ -1,0 +1,40 @@
+# An array of ours, served over NVMe/TCP: written by the kernel, read back after a restart of the server.
+. /job/nvme.sh
+members="/dev/member/t-0 /dev/member/t-1 /dev/member/t-2"
+# shellcheck disable=SC2086
+pinstripe create --name n5 --level 5 --chunk 64K --assume-clean $members || die create
+
+# start: serves the array and waits until it is ready.
+start() {
+    # shellcheck disable=SC2086
+    pinstripe serve --shards 2 --nvme-tcp 127.0.0.1:4420 --nqn $NQN --nbd unix:/run/n5.nbd --control /run/n5.control \
+        $members >/tmp/serve.log 2>&1 &
+    s_server=$!
+    s_tries=0
+    until grep -q ready /tmp/serve.log; do
+        kill -0 $s_server 2>/dev/null || die "serve ended: $(cat /tmp/serve.log)"
+        s_tries=$((s_tries + 1))
+        [ $s_tries -lt 300 ] || die "serve is not ready"
+        sleep 0.1
+    done
+}
+
+start
+connect
+# shellcheck disable=SC2046
+xtask pattern write /dev/nvme0n1 $(expected t)
+fio --name=verify --filename=/dev/nvme0n1 --offset=72m --size=32m --io_size=16m --rw=randwrite --bsrange=512-192k --direct=1 \
+    --ioengine=psync --verify=crc32c --verify_fatal=1 >/tmp/fio 2>&1 || die "fio: $(tail -n 5 /tmp/fio)"
+blkdiscard -o $((72 << 20)) -l $((56 << 20)) /dev/nvme0n1 || die blkdiscard
+disconnect
+pinstripe check /run/n5.control || die "parity does not match"
+pinstripe stop /run/n5.control || die stop
+wait $s_server || die "serve ended with status $?"
+start
+connect
+dd if=/dev/nvme0n1 of=/tmp/front bs=1M count=64 2>/dev/null
+xtask pattern verify /tmp/front 16384 $(expected t) 2>/tmp/error || die "$(cat /tmp/error)"
+disconnect
+pinstripe stop /run/n5.control || die stop
+wait $s_server || die "serve ended with status $?"
+out array yes
