@@ -298,7 +298,7 @@ impl Home {
     /// Has every shard heed a member's log as it is now. The membership stays.
     async fn publish_bad_blocks(&self, member: &Arc<Member>, change: BadBlockChange) {
         let shared = self.shared();
-        let counts = !change.table.blocks().is_empty();
+        let counts = !change.table.blocks().is_empty() && !active(Mutant::BadBlockForgotten);
         *locked(&member.bad_blocks.table) = Arc::new(change.table);
         let mut next = (*shared.snapshot()).clone();
         next.generation += 1;
