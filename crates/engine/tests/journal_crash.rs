@@ -133,7 +133,7 @@ fn crashes(seed: u64) {
         level,
         members,
         InitialSync::AssumeClean,
-        256 + 2400,
+        256 + 720,
         1 + usize::try_from(seed % 2).unwrap(),
     );
     let mut rng = scene.world.rng(5);
@@ -175,7 +175,7 @@ fn crashes(seed: u64) {
 #[test]
 fn a_journal_that_runs_full_makes_writers_wait_and_goes_on() {
     for seed in 0..6 {
-        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2300, 2);
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 640, 2);
         let done = spawn(&mut scene, 24, |number, volume, ledger, _| async move {
             for round in 0..30 {
                 let at = (number * 31 + round * 96) % 1300;
@@ -199,7 +199,7 @@ fn a_journal_that_runs_full_makes_writers_wait_and_goes_on() {
 #[test]
 fn a_member_that_fails_its_flush_while_writers_wait_for_room_is_dropped() {
     for seed in 0..12 {
-        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2300, 2);
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 640, 2);
         scene.disks[1].fault(&Fault::FailFlushes(1));
         let done = spawn(&mut scene, 24, |number, volume, ledger, _| async move {
             for round in 0..20 {
@@ -222,7 +222,7 @@ fn a_member_that_fails_its_flush_while_writers_wait_for_room_is_dropped() {
 #[test]
 fn rows_written_without_a_parity_member_survive_the_loss_of_a_data_member() {
     for seed in 0..60 {
-        let mut scene = scene(seed, Level::Raid6, 5, InitialSync::AssumeClean, 256 + 2400, 1);
+        let mut scene = scene(seed, Level::Raid6, 5, InitialSync::AssumeClean, 256 + 720, 1);
         let mut rng = scene.world.rng(6);
         let first = usize::try_from(rng.below(5)).unwrap();
         let array = scene.array.clone();
@@ -242,7 +242,7 @@ fn rows_written_without_a_parity_member_survive_the_loss_of_a_data_member() {
 #[test]
 fn a_lost_journal_device_leaves_a_dirty_read_only_array() {
     for seed in 0..12 {
-        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2400, 2);
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 2);
         clients(&mut scene, 4, 10, 60);
         let disk = scene.disks[4].clone();
         let refused = Rc::new(RefCell::new(0));
@@ -299,7 +299,7 @@ fn a_lost_journal_device_leaves_a_dirty_read_only_array() {
 
 #[test]
 fn forced_a_damaged_journal_is_left_out() {
-    let mut scene = scene(3, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2400, 1);
+    let mut scene = scene(3, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
     clients(&mut scene, 4, 10, 60);
     scene.stop();
     let superblock = superblock_on(&scene.disks[4]);
@@ -317,7 +317,7 @@ fn forced_a_damaged_journal_is_left_out() {
 #[test]
 fn a_journal_smaller_than_a_stripe_is_refused() {
     let refused =
-        try_scene(1, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 1024, 1, options()).err().unwrap();
+        try_scene(1, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 256, 1, options()).err().unwrap();
     assert!(matches!(refused, CreateError::JournalTooSmall { .. }), "{refused}");
 }
 
@@ -325,7 +325,7 @@ fn a_journal_smaller_than_a_stripe_is_refused() {
 /// they say where parity isn't known to match.
 #[test]
 fn an_array_with_a_journal_is_clean_as_soon_as_it_is_in_sync() {
-    let mut scene = scene(4, Level::Raid5, 4, InitialSync::Resync, 256 + 2400, 1);
+    let mut scene = scene(4, Level::Raid5, 4, InitialSync::Resync, 256 + 720, 1);
     scene.write(0, 8, true).unwrap();
     assert_ne!(superblock_on(&scene.disks[0]).array.resync_offset, ResyncOffset::Clean);
     let array = scene.array.clone();
@@ -346,7 +346,7 @@ fn an_array_with_a_journal_is_clean_as_soon_as_it_is_in_sync() {
 #[test]
 fn zeroes_survive_a_crash() {
     for seed in 0..20 {
-        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 2400, 1);
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
         scene.write(0, 400, false).unwrap();
         let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
         scene.run(async move {

@@ -61,8 +61,8 @@ pub(crate) mod replay;
 pub(crate) mod ring;
 mod widen;
 
-/// The most blocks that one meta block and its pages take.
-const ENTRY_BLOCKS_MAX: u64 = 256;
+/// The most pages of several batches that are logged together; of a small ring a quarter.
+const GROUP_PAGES_MAX: u64 = 256;
 
 /// What the shards share of an array's journal.
 pub struct Journal {
@@ -149,7 +149,9 @@ impl State {
 /// error says how many blocks it has, and how many are needed.
 pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock) -> Result<(), (u64, u64)> {
     let pages = chunk_bytes / BLOCK_BYTES as u64 * members;
-    let needed = pages + meta_blocks_max(usize::try_from(pages).unwrap_or(usize::MAX)) + ENTRY_BLOCKS_MAX;
+    let batch = pages + meta_blocks_max(usize::try_from(pages).unwrap_or(usize::MAX));
+    // The last entry always stays: a batch, or a quarter of the ring. The next batch must fit beside it.
+    let needed = 2 * batch + 4;
     let blocks = journal.member.data_size.0 / BLOCK_SECTORS;
     if blocks < needed { Err((blocks, needed)) } else { Ok(()) }
 }

@@ -6,7 +6,7 @@ use pinstripe_md::units::Sector;
 use pinstripe_runtime::{DeviceError, Slice};
 
 use super::{
-    ENTRY_BLOCKS_MAX, Journal, Request, State,
+    GROUP_PAGES_MAX, Journal, Request, State,
     ring::{Page, meta_blocks_max},
 };
 use crate::{array::Home, consistency::Log};
@@ -64,10 +64,11 @@ impl Journal {
         let mut state = self.state();
         let mut taken: Option<Taken> = None;
         let mut pages = 0;
+        let together_max = GROUP_PAGES_MAX.min(self.ring.blocks() / 4);
         while let Some(request) = state.queue.front() {
             let together = pages + request.pages.len();
             let fits = together as u64 + meta_blocks_max(together) <= self.room(&state);
-            if !fits || taken.is_some() && together as u64 >= ENTRY_BLOCKS_MAX {
+            if !fits || taken.is_some() && together as u64 >= together_max {
                 break;
             }
             pages = together;
