@@ -245,7 +245,7 @@ fn a_policy_that_can_not_be_is_refused_and_nothing_is_given_up_for_it() {
 fn a_spare_takes_part_in_the_log_that_was_there_before_it() {
     for (level, log) in [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)] {
         let (mut served, mut memories) = served(array(level, 5, NewBitmap::None), log, 512);
-        served.write(0, &[3; 65536]).unwrap();
+        served.write(0, &vec![3; 65536]).unwrap();
         let spare = Memory::new(MEMBER_BYTES).unwrap();
         spare.copy_in(0, &vec![0xa5; MEMBER_BYTES]).unwrap();
         let source = sources(&[Arc::clone(&spare)], 512).remove(0);
