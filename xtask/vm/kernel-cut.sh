@@ -29,6 +29,7 @@ write_for_ever() {
         # shellcheck disable=SC2086
         xtask pattern write "/dev/$2" $runs
         out acknowledged "$1 $generation"
+        : >"/tmp/acknowledged-$1"
     done
 }
 
@@ -40,7 +41,15 @@ while read -r name level count chunk layout bitmap missing <&4; do
     write_for_ever "$name" md$number &
     number=$((number + 1))
 done 4</tmp/arrays
+# However slow the machine, each has written something.
 sleep 4
+while read -r name _ <&4; do
+    tries=0
+    until [ -e "/tmp/acknowledged-$name" ] || [ $tries -ge 600 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+done 4</tmp/arrays
 echo @cut >&3
 sleep 60
 die "the power was not cut"

@@ -214,6 +214,7 @@ impl DoubleParityLog {
         view: &View,
         mut copies: Vec<Copy<'_>>,
     ) -> Result<Logged, LogError> {
+        let generation = view.snapshot.generation;
         copies.sort_by_key(|copy| copy.slot.index());
         let queue = |copy: &Copy<'_>| &self.queues[copy.slot.index()];
         let tickets: Vec<Vec<Ticket>> = match &mut copies[..] {
@@ -222,15 +223,18 @@ impl DoubleParityLog {
                 vec![
                     parts
                         .into_iter()
-                        .map(|(part, bytes)| queue(one).enter(one.member, part, 1, bytes))
+                        .map(|(part, bytes)| queue(one).enter((one.member, generation), part, 1, bytes))
                         .collect(),
                 ]
             }
             [low, high] => {
                 let (parts_low, parts_high) =
                     (std::mem::take(&mut low.parts), std::mem::take(&mut high.parts));
-                let (low, high) =
-                    enter_both((queue(low), low.member, parts_low), (queue(high), high.member, parts_high));
+                let (low, high) = enter_both(
+                    (queue(low), low.member, parts_low),
+                    (queue(high), high.member, parts_high),
+                    generation,
+                );
                 vec![low, high]
             }
             _ => return Err(LogError::Fatal(IoError::Failed)),

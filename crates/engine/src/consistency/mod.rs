@@ -316,6 +316,18 @@ pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> 
     }
 }
 
+impl VolumeInner {
+    /// Makes known that parity of a stripe is made from its data. Kept until that is done.
+    pub(crate) async fn log_whole(&self, view: &View, stripe: StripeId) -> Result<Logged, IoError> {
+        match Box::pin(view.snapshot.log.write_whole(self, view, stripe)).await {
+            Ok(logged) => Ok(logged),
+            Err(LogError::Fatal(error)) => Err(error),
+            // It is reported: the walk begins anew without it.
+            Err(LogError::Member(_) | LogError::Moved) => Err(IoError::Stopping),
+        }
+    }
+}
+
 /// Does something to the log on every member. Who failed.
 async fn on_every_member(
     home: &Home,

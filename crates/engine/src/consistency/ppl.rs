@@ -155,7 +155,7 @@ impl Ppl {
         }
         self.door.pass().await;
         let (queue, count) = (&self.queues[slot.index()], parts.len());
-        let ticket = queue.enter(member, parts, count, bytes);
+        let ticket = queue.enter((member, view.snapshot.generation), parts, count, bytes);
         loop {
             match queue.next(ticket).await {
                 Turn::Durable => return Ok(Logged::Ppl(Kept { log: Arc::clone(self), slot, ticket })),

@@ -63,6 +63,8 @@ struct State<T> {
     /// Counts the members that this slot has had.
     epoch: u64,
     member: Option<MemberId>,
+    /// The latest membership under which anybody came.
+    generation: u64,
     area: Option<LogArea>,
     /// Where the next record goes, if it fits there.
     head: u64,
@@ -123,6 +125,7 @@ impl<T> Queue<T> {
         let state = State {
             epoch: 0,
             member: None,
+            generation: 0,
             area: None,
             head: rules.start,
             live: VecDeque::new(),
@@ -139,9 +142,15 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a batch of `entries` with `bytes` of payload into the queue of `member`.
-    pub(super) fn enter(&self, member: &Member, item: T, entries: usize, bytes: u64) -> Ticket {
-        self.lock().enter(&self.rules, member, Waiting { item, entries, bytes })
+    /// Puts a batch of `entries` with `bytes` of payload into the queue of `member`, who sits there in `generation`.
+    pub(super) fn enter(
+        &self,
+        (member, generation): (&Member, u64),
+        item: T,
+        entries: usize,
+        bytes: u64,
+    ) -> Ticket {
+        self.lock().enter(&self.rules, (member, generation), Waiting { item, entries, bytes })
     }
 
     /// Waits until there is something to know or to do.
@@ -185,7 +194,12 @@ impl<T> Queue<T> {
 }
 
 impl<T> State<T> {
-    fn enter(&mut self, rules: &Rules, member: &Member, waiting: Waiting<T>) -> Ticket {
+    fn enter(&mut self, rules: &Rules, (member, generation): (&Member, u64), waiting: Waiting<T>) -> Ticket {
+        if self.member != Some(member.id) && generation < self.generation {
+            // Another has taken the seat meanwhile: a ticket that is good for nothing.
+            return Ticket { epoch: u64::MAX, number: 0 };
+        }
+        self.generation = self.generation.max(generation);
         if self.member != Some(member.id) {
             // Who waited for the member before finds another epoch, and plans anew.
             self.epoch += 1;
@@ -273,11 +287,20 @@ impl<T> State<T> {
 pub(super) fn enter_both<T>(
     first: (&Queue<T>, &Member, Vec<(T, u64)>),
     second: (&Queue<T>, &Member, Vec<(T, u64)>),
+    generation: u64,
 ) -> (Vec<Ticket>, Vec<Ticket>) {
     let (mut a, mut b) = (first.0.lock(), second.0.lock());
     let waiting = |(item, bytes)| Waiting { item, entries: 1, bytes };
     (
-        first.2.into_iter().map(|part| a.enter(&first.0.rules, first.1, waiting(part))).collect(),
-        second.2.into_iter().map(|part| b.enter(&second.0.rules, second.1, waiting(part))).collect(),
+        first
+            .2
+            .into_iter()
+            .map(|part| a.enter(&first.0.rules, (first.1, generation), waiting(part)))
+            .collect(),
+        second
+            .2
+            .into_iter()
+            .map(|part| b.enter(&second.0.rules, (second.1, generation), waiting(part)))
+            .collect(),
     )
 }

@@ -411,6 +411,8 @@ impl VolumeInner {
         let mut findings = Findings { mismatched: wrong.len() as u64 * ROW_SECTORS, ..Findings::default() };
         match correction {
             Correction::Parity if !wrong.is_empty() => {
+                // What a log still holds of the row may have been made of the wrong parity.
+                let _logged = self.log_whole(view, stripe).await?;
                 if !active(Mutant::RepairLeavesCache) {
                     self.shared.cache.remove_rows(stripe.0, from, to);
                 }

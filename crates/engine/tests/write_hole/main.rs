@@ -28,7 +28,10 @@ use pinstripe_md::{
     superblock::MetadataVersion,
     units::{Sector, SectorCount},
 };
-use pinstripe_runtime::{DeviceSource, Shard, ShardConfig, Slice, shard};
+use pinstripe_runtime::{
+    DeviceSource, Shard, ShardConfig, Slice,
+    shard::{self, Entered},
+};
 
 const CHUNK_SECTORS: u64 = 8;
 
@@ -172,29 +175,45 @@ struct History {
 
 /// One machine: it crashes and starts again.
 struct Machine {
-    shard: Rc<Shard>,
+    shard: RefCell<Rc<Shard>>,
+    entered: RefCell<Option<Entered>>,
     setting: Setting,
 }
 
 impl Machine {
+    fn new(setting: Setting) -> Self {
+        let machine = Self { shard: RefCell::new(Self::shard()), entered: RefCell::default(), setting };
+        machine.entered.replace(Some(machine.shard.borrow().enter()));
+        machine
+    }
+
+    fn shard() -> Rc<Shard> {
+        Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::new(Cell::new(0))) })
+    }
+
     fn turn(&self) {
-        self.shard.deliver_mail();
-        while self.shard.poll_ready(0) {
-            self.shard.deliver_mail();
+        let shard = Rc::clone(&self.shard.borrow());
+        shard.deliver_mail();
+        while shard.poll_ready(0) {
+            shard.deliver_mail();
         }
     }
 
     /// Everything that runs is gone, and the disks hold this.
     fn reboot(&self, images: Images, immediate: bool) {
-        self.shard.drop_tasks();
+        self.shard.borrow().drop_tasks();
         disks::begin(images, immediate);
+        // What waited for a clock that does not go is gone with the shard.
+        self.entered.replace(None);
+        self.shard.replace(Self::shard());
+        self.entered.replace(Some(self.shard.borrow().enter()));
     }
 
     /// Runs a future to its end.
     fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
         let value = Rc::new(RefCell::new(None));
         let slot = Rc::clone(&value);
-        self.shard.spawn(async move {
+        self.shard.borrow().spawn(async move {
             let made = future.await;
             *slot.borrow_mut() = Some(made);
         });
@@ -209,7 +228,7 @@ impl Machine {
         let members = usize::from(self.setting.members);
         let sources: Vec<Arc<dyn DeviceSource>> =
             (0..members).filter(|slot| !lost.contains(slot)).map(disks::source).collect();
-        Array::assemble(sources, self.setting.options(), vec![self.shard.handle()])
+        Array::assemble(sources, self.setting.options(), vec![self.shard.borrow().handle()])
     }
 
     /// A new array with something in it.
@@ -239,7 +258,7 @@ impl Machine {
         let start = |which: usize| {
             let (at, count) = pair[which];
             let (volume, history): (Volume, _) = (array.volume().clone(), Rc::clone(&history));
-            self.shard.spawn(async move {
+            self.shard.borrow().spawn(async move {
                 let data: Vec<u8> =
                     (at..at + count).flat_map(|sector| stamp(which as u64 + 1, sector)).collect();
                 let mut now = history.get();
@@ -271,7 +290,7 @@ impl Machine {
         self.reboot(images, false);
         let over = Rc::new(Cell::new(false));
         let (flag, assembly) = (Rc::clone(&over), self.assembly(&self.setting.lost_before()));
-        self.shard.spawn(async move {
+        self.shard.borrow().spawn(async move {
             drop(assembly.await);
             flag.set(true);
         });
@@ -341,9 +360,8 @@ struct Trial {
 
 impl Trial {
     fn of(setting: Setting) -> Self {
-        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::new(Cell::new(0))) });
         Self {
-            machine: Machine { shard, setting },
+            machine: Machine::new(setting),
             seen: HashSet::new(),
             violations: Vec::new(),
             assemblies: 0,
@@ -358,7 +376,6 @@ impl Trial {
     }
 
     fn run(mut self) -> Self {
-        let _entered = Rc::clone(&self.machine.shard).enter();
         let images = self.machine.prepare();
         let losses = self.machine.setting.losses();
         for &pair in PAIRS {
@@ -367,7 +384,7 @@ impl Trial {
                 let (crashes, over) = self.machine.write(&images, pair, delay);
                 for (crash, history) in crashes {
                     if self.is_enough && !self.violations.is_empty() {
-                        self.machine.shard.drop_tasks();
+                        self.machine.shard.borrow().drop_tasks();
                         return self;
                     }
                     self.crash(&crash.images(), pair, history, &losses, true);
@@ -377,7 +394,7 @@ impl Trial {
                 }
             }
         }
-        self.machine.shard.drop_tasks();
+        self.machine.shard.borrow().drop_tasks();
         self
     }
 
