@@ -360,7 +360,7 @@ fn a_crash_at_any_step_of_a_replacement_leaves_a_complete_array() {
         let _ = scene.world.run_until(seed * 67, |_| false);
         scene.crash();
         let disks: Vec<SimDisk> = scene.disks.clone();
-        let found = |disk: &&SimDisk| pinstripe_sim::checks::superblock(disk).is_some();
+        let found = |disk: &&SimDisk| pinstripe_sim::checks::superblock(*disk).is_some();
         let sources = disks.iter().filter(found).map(SimDisk::source).collect();
         scene.array = arrays::assemble(&mut scene.world, sources, in_small_steps()).unwrap();
         assert_eq!(scene.array.detail().missing, 0, "seed {seed}");
