@@ -179,8 +179,6 @@ mutants! {
     ReaddSkipsRegion,
     /// A member is re-added by bitmap although bits were cleared since it went (C9).
     ReaddIgnoresEvents,
-    /// A member that lost what a failed flush covered is re-added by bitmap.
-    ReaddAfterFailedFlush,
     /// A repair leaves parity in the cache as it was before (C13).
     RepairLeavesCache,
     /// One differing byte is enough to call a chunk wrong, whatever the others say.

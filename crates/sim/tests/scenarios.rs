@@ -32,6 +32,18 @@ fn scenes_that_find_a_defect_pass_without_it() {
     }
 }
 
+/// And find it where it is.
+#[cfg(feature = "mutants")]
+#[test]
+fn scenes_find_the_defects_of_membership() {
+    for (mutant, scene) in swarm::SCENES.iter().skip(4) {
+        pinstripe_engine::mutants::activate(Some(*mutant));
+        let found = std::panic::catch_unwind(scene);
+        pinstripe_engine::mutants::activate(None);
+        assert!(!matches!(found, Ok(Ok(()))), "{mutant:?} is not found");
+    }
+}
+
 #[test]
 fn two_spares_that_come_at_once_do_not_take_the_same_slot() {
     let mut scene = raid5(3, NewBitmap::Internal { chunk_bytes: Some(65536) });

@@ -18,6 +18,7 @@ mod events;
 mod front;
 mod killers;
 mod life;
+mod membership;
 mod nbd;
 mod scenes;
 

@@ -4,7 +4,7 @@ use pinstripe_engine::{mutants::Mutant, plan::WritePolicy};
 use pinstripe_md::{level::Level, placement::NewBitmap};
 use pinstripe_runtime::shard;
 
-use super::Verdict;
+use super::{Verdict, membership};
 use crate::scene::Scene;
 
 /// A scene as a function.
@@ -16,6 +16,12 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::UnevenNotLevelled, members_that_torn_updates_left_behind_are_still_current),
     (Mutant::CacheIgnoresGeneration, cached_parity_does_not_outlive_its_member),
     (Mutant::ZeroesBeforeIntent, a_crash_while_stripes_are_zeroed_leaves_them_covered),
+    (Mutant::ReplacementNotWritten, membership::a_write_during_a_replacement_reaches_its_target),
+    (Mutant::ReplacementRead, membership::a_replacement_is_not_read_before_it_is_whole),
+    (Mutant::ReplacementWithoutFlush, membership::a_replacement_takes_the_slot_with_all_that_was_copied),
+    (Mutant::ReplacementTrusted, membership::a_sector_does_not_change_when_a_replacement_ends_after_a_crash),
+    (Mutant::ReaddSkipsRegion, membership::a_member_that_comes_back_gets_every_region_that_was_dirtied),
+    (Mutant::ReaddIgnoresEvents, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
 ];
 
 fn expect(what: &str, holds: bool) -> Result<(), Verdict> {

@@ -1,0 +1,201 @@
+//! Scenes of members that come back and members that are replaced: what the swarm doesn't draw.
+
+use pinstripe_engine::{
+    array::{Added, Array},
+    options::ArrayOptions,
+};
+use pinstripe_md::{identity::Uuid, level::Level, placement::NewBitmap};
+use pinstripe_runtime::shard;
+
+use super::Verdict;
+use crate::{
+    SimDiskConfig, checks,
+    scene::{STEPS, Scene},
+};
+
+/// In the first stripe, and in a late one: a block of the second member's chunk.
+const EARLY: u64 = 16 << 10;
+const LATE: u64 = 52 * (48 << 10) + (16 << 10);
+const STRIPE: u64 = 4 * (48 << 10);
+
+fn refused(error: impl ToString) -> Verdict {
+    Verdict::Refused(error.to_string())
+}
+
+fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
+    if holds { Ok(()) } else { Err(Verdict::Scene(what.to_owned())) }
+}
+
+fn raid5(seed: u64) -> Result<Scene, Verdict> {
+    Scene::new(seed, Level::Raid5, NewBitmap::Internal { chunk_bytes: Some(65536) })
+}
+
+/// Copies stripe by stripe, and records each.
+fn in_small_steps(scene: &mut Scene) {
+    let slow =
+        ArrayOptions { leg_stripes: 1, checkpoint_ns: 0, maintenance_depth: 1, ..scene.options.clone() };
+    scene.options = slow;
+}
+
+fn start(scene: &mut Scene, disks: &[usize]) -> Result<Array, Verdict> {
+    scene.start(disks, false)?.map_err(refused)
+}
+
+/// Begins to replace the second member by a new disk, the fifth.
+fn replace(scene: &mut Scene, array: &Array) -> Result<(), Verdict> {
+    let disk = scene.world.add_disk(SimDiskConfig::new("target", 1 << 20));
+    scene.disks.push(disk.clone());
+    let owner = array.clone();
+    let replaced = async move { owner.replace(1, Some(disk.source()), Uuid([200; 16])).await };
+    scene.world.block_on(0, "replace", STEPS, replaced)?.map(|_| ()).map_err(refused)
+}
+
+/// Waits until every slot's member has everything and none is being replaced.
+fn settle(scene: &mut Scene, array: &Array) -> Result<(), Verdict> {
+    let array = array.clone();
+    let settled = move |_: &crate::World| {
+        let detail = array.detail();
+        detail.missing == 0
+            && detail.regions_to_resync == 0
+            && detail.slots.iter().all(|slot| slot.replacement.is_none())
+    };
+    Ok(scene.world.run_until(STEPS, settled)?)
+}
+
+/// Waits until the superblock of the fifth disk calls this much of it valid, in sectors.
+fn copied(scene: &mut Scene, sectors: u64) -> Result<(), Verdict> {
+    let target = scene.disks[4].clone();
+    let far = move |_: &crate::World| {
+        let offset = checks::superblock(&target).and_then(|superblock| superblock.member.recovery_offset);
+        offset.is_some_and(|offset| offset.0 >= sectors)
+    };
+    Ok(scene.world.run_until(STEPS, far)?)
+}
+
+fn sector(scene: &mut Scene, array: &Array, offset: u64) -> Result<u8, Verdict> {
+    let volume = array.volume().clone();
+    let read = async move { volume.read(offset, shard::buffer(512)).await };
+    let (result, buffer) = scene.world.block_on(0, "read", STEPS, read)?;
+    result.map(|()| buffer[0]).map_err(refused)
+}
+
+/// Adds a disk that was a member.
+fn bring_back(scene: &mut Scene, array: &Array, disk: usize) -> Result<Added, Verdict> {
+    let (owner, source) = (array.clone(), scene.disks[disk].source());
+    let added = async move { owner.add(source, Uuid([201; 16])).await };
+    let added = scene.world.block_on(0, "add", STEPS, added)?.map_err(refused)?;
+    settle(scene, array)?;
+    Ok(added)
+}
+
+/// C1: what is behind the copy's watermark gets every write too.
+pub fn a_write_during_a_replacement_reaches_its_target() -> Result<(), Verdict> {
+    let mut scene = raid5(1)?;
+    in_small_steps(&mut scene);
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    scene.write(&array, EARLY, 1)?;
+    replace(&mut scene, &array)?;
+    copied(&mut scene, 64)?;
+    scene.write(&array, EARLY, 2)?;
+    settle(&mut scene, &array)?;
+    let byte = scene.read(&array, EARLY)?;
+    scene.stop(array)?;
+    expect("a write that the copy was past is not on the device that took the slot", byte == 2)
+}
+
+/// C1: the target of a replacement isn't read before it is whole.
+pub fn a_replacement_is_not_read_before_it_is_whole() -> Result<(), Verdict> {
+    let mut scene = raid5(2)?;
+    in_small_steps(&mut scene);
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    scene.write(&array, LATE, 9)?;
+    replace(&mut scene, &array)?;
+    let byte = scene.read(&array, LATE)?;
+    scene.stop(array)?;
+    expect("a sector that was not copied yet was read from the target", byte == 9)
+}
+
+/// C4: a replacement takes the slot only when its copy is durable.
+pub fn a_replacement_takes_the_slot_with_all_that_was_copied() -> Result<(), Verdict> {
+    let mut scene = raid5(3)?;
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    for stripe in 0..8 {
+        scene.write(&array, EARLY + stripe * STRIPE, 5)?;
+    }
+    scene.stop(array)?;
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    replace(&mut scene, &array)?;
+    settle(&mut scene, &array)?;
+    scene.crash(array);
+    let array = start(&mut scene, &[0, 4, 2, 3])?;
+    for stripe in 0..8 {
+        let byte = scene.read(&array, EARLY + stripe * STRIPE)?;
+        expect("what was copied has not outlived the crash", byte == 5)?;
+    }
+    scene.stop(array)
+}
+
+/// After a crash a member and its copy may differ where it was being written: what was read of the one must be in the other.
+pub fn a_sector_does_not_change_when_a_replacement_ends_after_a_crash() -> Result<(), Verdict> {
+    for seed in 0..60 {
+        let mut scene = raid5(seed)?;
+        in_small_steps(&mut scene);
+        let array = start(&mut scene, &[0, 1, 2, 3])?;
+        scene.write(&array, EARLY, 1)?;
+        replace(&mut scene, &array)?;
+        copied(&mut scene, 64)?;
+        let volume = array.volume().clone();
+        scene.world.spawn(0, "write", async move {
+            let mut data = shard::buffer(4096);
+            data.fill(2);
+            let _ = volume.write(EARLY, data.freeze(), false).await;
+        });
+        let _ = scene.world.run_until(4 * seed, |_| false);
+        scene.crash(array);
+        let array = start(&mut scene, &[0, 1, 2, 3, 4])?;
+        let before: Vec<u8> =
+            (0..8).map(|n| sector(&mut scene, &array, EARLY + n * 512)).collect::<Result<_, _>>()?;
+        settle(&mut scene, &array)?;
+        let after: Vec<u8> =
+            (0..8).map(|n| sector(&mut scene, &array, EARLY + n * 512)).collect::<Result<_, _>>()?;
+        scene.stop(array)?;
+        expect(
+            "sectors have changed that nobody wrote, when the replacement took the slot",
+            before == after,
+        )?;
+    }
+    Ok(())
+}
+
+/// A member that comes back by bitmap gets all that it missed.
+pub fn a_member_that_comes_back_gets_every_region_that_was_dirtied() -> Result<(), Verdict> {
+    let mut scene = raid5(5)?;
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    scene.write(&array, EARLY, 1)?;
+    scene.write(&array, LATE, 1)?;
+    scene.clear_bits(&array)?;
+    scene.fail(&array, 1)?;
+    scene.write(&array, EARLY, 2)?;
+    scene.write(&array, LATE, 2)?;
+    let added = bring_back(&mut scene, &array, 1)?;
+    expect("it does not come back by bitmap", added == Added::Bitmap { slot: 1 })?;
+    let bytes = (scene.read(&array, EARLY)?, scene.read(&array, LATE)?);
+    scene.stop(array)?;
+    expect("it lacks what was written while it was away", bytes == (2, 2))
+}
+
+/// C9: who went before bits were cleared can't come back by what is left of them.
+pub fn a_member_does_not_come_back_by_bits_that_were_cleared_since() -> Result<(), Verdict> {
+    let mut scene = raid5(6)?;
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    scene.write(&array, EARLY, 1)?;
+    scene.fail(&array, 1)?;
+    scene.write(&array, EARLY, 2)?;
+    scene.add(&array)?;
+    scene.clear_bits(&array)?;
+    scene.fail(&array, 1)?;
+    bring_back(&mut scene, &array, 1)?;
+    let byte = scene.read(&array, EARLY)?;
+    scene.stop(array)?;
+    expect("it lacks what was written before the bits were cleared", byte == 2)
+}
