@@ -19,6 +19,7 @@ mod front;
 mod killers;
 mod life;
 mod nbd;
+mod repair_scenes;
 mod scenes;
 
 use std::{collections::BTreeSet, rc::Rc};
