@@ -196,7 +196,9 @@ impl Walk {
 
     /// It ends here, with this stripe not done.
     fn give_back(&self, stripe: u64) {
-        self.undone.borrow_mut().push(stripe);
+        if !active(Mutant::UndoneForgotten) {
+            self.undone.borrow_mut().push(stripe);
+        }
         self.aborted.set(true);
     }
 }

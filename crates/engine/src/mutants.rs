@@ -201,6 +201,10 @@ mutants! {
     BadBlockForgotten,
     /// A bad block is taken off the list before what was written there is durable (C4).
     BadBlockFreedEarly,
+    /// Who asks for a turn while maintenance is held up prolongs it.
+    PaceNeverLetsGo,
+    /// A check or repair that made room for a rebuild forgets the stripes that it had begun.
+    UndoneForgotten,
 }
 
 impl Mutant {

@@ -13,6 +13,8 @@
 
 use std::collections::VecDeque;
 
+use crate::mutants::{Mutant, active};
+
 const SECOND: u64 = 1_000_000_000;
 /// Users are at work until this long after their last request.
 const BUSY_NS: u64 = 50_000_000;
@@ -95,6 +97,9 @@ impl Pace {
             self.busy_until_ns = now + BUSY_NS;
         }
         if now < self.held_until_ns {
+            if active(Mutant::PaceNeverLetsGo) {
+                self.held_until_ns += SECOND;
+            }
             return Some(self.held_until_ns - now);
         }
         if now < self.busy_until_ns && now < self.due_ns {

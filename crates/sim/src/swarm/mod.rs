@@ -20,6 +20,7 @@ mod killers;
 mod life;
 mod membership;
 mod nbd;
+mod repair_scenes;
 mod scenes;
 
 use std::{collections::BTreeSet, rc::Rc};

@@ -4,7 +4,7 @@ use pinstripe_engine::{mutants::Mutant, plan::WritePolicy};
 use pinstripe_md::{level::Level, placement::NewBitmap};
 use pinstripe_runtime::shard;
 
-use super::{Verdict, membership};
+use super::{Verdict, membership, repair_scenes};
 use crate::scene::Scene;
 
 /// A scene as a function.
@@ -22,6 +22,13 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::ReplacementTrusted, membership::a_sector_does_not_change_when_a_replacement_ends_after_a_crash),
     (Mutant::ReaddSkipsRegion, membership::a_member_that_comes_back_gets_every_region_that_was_dirtied),
     (Mutant::ReaddIgnoresEvents, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
+    (Mutant::RepairLeavesCache, repair_scenes::a_write_after_a_repair_uses_the_parity_that_it_made),
+    (Mutant::LocateGuesses, repair_scenes::two_wrong_chunks_of_a_row_are_left_alone),
+    (Mutant::LocateDegraded, repair_scenes::a_row_with_an_unreadable_chunk_accuses_nobody),
+    (Mutant::HealsWholeChunk, repair_scenes::a_read_error_heals_its_row_and_no_other),
+    (Mutant::RepairWithoutFlush, repair_scenes::a_repair_that_was_reported_outlives_a_crash),
+    (Mutant::PaceNeverLetsGo, repair_scenes::a_check_that_is_held_to_a_low_speed_ends),
+    (Mutant::UndoneForgotten, repair_scenes::a_repair_that_makes_room_for_a_failure_leaves_no_stripe_out),
 ];
 
 fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
