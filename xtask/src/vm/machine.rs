@@ -23,6 +23,7 @@ const LIBRARY: &str = include_str!("../../vm/lib.sh");
 const SERVE: &str = include_str!("../../vm/serve.sh");
 
 /// A boot to be made.
+#[derive(Clone)]
 pub struct Machine {
     /// For the names of its log and archive.
     pub name: String,
@@ -36,6 +37,7 @@ pub struct Machine {
     kill: Option<(&'static str, Duration)>,
 }
 
+#[derive(Clone)]
 struct Disk {
     name: String,
     medium: Medium,
@@ -43,6 +45,7 @@ struct Disk {
 }
 
 /// What a disk's bytes lie on.
+#[derive(Clone)]
 enum Medium {
     File(PathBuf),
     /// An NBD server's export.
