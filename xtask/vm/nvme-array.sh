@@ -25,7 +25,7 @@ connect
 xtask pattern write $one $(expected t)
 fio --name=verify --filename=$one --offset=72m --size=32m --io_size=16m --rw=randwrite --bsrange=512-192k --direct=1 \
     --ioengine=psync --verify=crc32c --verify_fatal=1 >/tmp/fio 2>&1 || die "fio: $(tail -n 5 /tmp/fio)"
-blkdiscard -o $((72 << 20)) -l $((56 << 20)) $one || die blkdiscard
+blkdiscard -o $((72 << 20)) -l $((32 << 20)) $one || die blkdiscard
 disconnect
 pinstripe check /run/n5.control || die "parity does not match"
 pinstripe stop /run/n5.control || die stop
