@@ -8,10 +8,13 @@ mod nbd;
 mod neon;
 mod packages;
 mod pattern;
+mod random;
 mod sim;
+mod soak;
 mod steps;
 mod tidy;
 mod vm;
+mod writer;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -50,13 +53,10 @@ enum Task {
     /// Show that the simulation's oracle finds every deliberate defect of the engine.
     Mutants(sim::Mutants),
     /// Run the fuzz targets for a while.
-    Fuzz {
-        /// Only this target.
-        target: Option<String>,
-        /// Seconds for each.
-        #[arg(long, default_value_t = 10)]
-        seconds: u64,
-    },
+    Fuzz(fuzz::Fuzz),
+    /// Kill servers and machines under load, over and over, and look for a byte that is lost.
+    #[command(subcommand)]
+    Soak(soak::Soak),
     /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
     Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
@@ -104,7 +104,8 @@ fn run(task: Task) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     match task {
         Task::Test => steps::run(root),
-        Task::Fuzz { target, seconds } => fuzz::run(root, target.as_deref(), seconds),
+        Task::Fuzz(fuzz) => fuzz::run(root, &fuzz),
+        Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
         Task::Neon => neon::run(root),

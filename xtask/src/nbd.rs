@@ -22,6 +22,8 @@ const REPLY_INFO: u32 = 3;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
+/// The request's flag that its bytes are durable when it is answered.
+const FORCED: u16 = 1;
 /// How long the server may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -77,10 +79,21 @@ impl Client {
 
     /// Sends a request and takes the head of its reply.
     fn request(&mut self, kind: u16, offset: u64, length: usize, payload: &[u8]) -> Result<()> {
+        self.request_with(0, kind, offset, length, payload)
+    }
+
+    fn request_with(
+        &mut self,
+        flags: u16,
+        kind: u16,
+        offset: u64,
+        length: usize,
+        payload: &[u8],
+    ) -> Result<()> {
         self.cookie += 1;
         let mut request = Vec::with_capacity(28 + payload.len());
         request.extend(REQUEST_MAGIC.to_be_bytes());
-        request.extend(0_u16.to_be_bytes());
+        request.extend(flags.to_be_bytes());
         request.extend(kind.to_be_bytes());
         request.extend(self.cookie.to_be_bytes());
         request.extend(offset.to_be_bytes());
@@ -122,6 +135,10 @@ impl Store for Client {
     fn flush(&mut self) -> Result<()> {
         self.request(FLUSH, 0, 0, &[])
     }
+
+    fn write_forced(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.request_with(FORCED, WRITE, offset, bytes.len(), bytes)
+    }
 }
 
 impl Drop for Client {
@@ -155,9 +172,8 @@ mod tests {
     #[test]
     fn the_pattern_goes_through_a_foreign_server_and_back() {
         let socket = std::env::temp_dir().join(format!("xtask-nbd-{}", std::process::id()));
-        let Ok(child) = Command::new("nbdkit").arg("-fU").arg(&socket).args(["memory", "4M"]).spawn() else {
-            return; // a machine without nbdkit
-        };
+        let started = Command::new("nbdkit").arg("-fU").arg(&socket).args(["memory", "4M"]).spawn();
+        let child = started.expect("this test needs nbdkit, which `cargo xtask test` installs");
         let server = Server(child, socket);
         let mut client = loop {
             match Client::connect(&server.1) {

@@ -23,6 +23,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "nbd-client", proof: &["/usr/sbin/nbd-client", "/sbin/nbd-client"] },
     Package { name: "libnbd-bin", proof: &["/usr/bin/nbdcopy"] },
     Package { name: "nvme-cli", proof: &["/usr/sbin/nvme", "/sbin/nvme"] },
+    Package { name: "nbdkit", proof: &["/usr/bin/nbdkit", "/usr/sbin/nbdkit"] },
     Package { name: "fio", proof: &["/usr/bin/fio"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },

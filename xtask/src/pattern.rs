@@ -90,6 +90,11 @@ pub trait Store {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
     /// Makes what was written durable.
     fn flush(&mut self) -> Result<()>;
+    /// Writes `bytes` at `offset`; they are durable at the end.
+    fn write_forced(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write(offset, bytes)?;
+        self.flush()
+    }
 }
 
 impl Store for File {
@@ -133,11 +138,15 @@ pub fn render(blocks: Range<u64>, generation: u8) -> Vec<u8> {
     bytes
 }
 
+/// In place of a generation: nothing is promised of what stands there.
+pub const ANYTHING: u8 = u8::MAX;
+
 /// Verifies the first `blocks` blocks: later runs override earlier ones, the rest is zero. The error names the first
 /// wrong blocks.
 pub fn verify(store: &mut impl Store, blocks: u64, runs: &[Run]) -> Result<()> {
     let mut wrong = Vec::new();
     let mut bytes = vec![0; BLOCK * usize::try_from(BATCH)?];
+    let allowed = allowed(usize::try_from(blocks)?, runs);
     for first in (0..blocks).step_by(usize::try_from(BATCH)?) {
         let end = blocks.min(first + BATCH);
         let part = &mut bytes[..BLOCK * usize::try_from(end - first)?];
@@ -145,7 +154,9 @@ pub fn verify(store: &mut impl Store, blocks: u64, runs: &[Run]) -> Result<()> {
         let blocks = (first..end).zip(part.chunks_exact(BLOCK));
         wrong.extend(
             blocks
-                .filter(|(block, found)| !block_matches(*block, found, allowed(*block, runs)))
+                .zip(&allowed[usize::try_from(first)?..])
+                .filter(|((block, found), generations)| !block_matches(*block, found, generations))
+                .map(|(block, _)| block)
                 .map(|(block, found)| describe(block, found)),
         );
     }
@@ -157,11 +168,21 @@ pub fn verify(store: &mut impl Store, blocks: u64, runs: &[Run]) -> Result<()> {
     Ok(())
 }
 
-fn allowed(block: u64, runs: &[Run]) -> &[u8] {
-    runs.iter().rev().find(|run| run.blocks.contains(&block)).map_or(&[0], |run| &run.generations)
+/// What each block may hold.
+fn allowed(blocks: usize, runs: &[Run]) -> Vec<&[u8]> {
+    let mut allowed: Vec<&[u8]> = vec![&[0]; blocks];
+    for run in runs {
+        let end = usize::try_from(run.blocks.end).unwrap_or(blocks).min(blocks);
+        let start = usize::try_from(run.blocks.start).unwrap_or(end).min(end);
+        allowed[start..end].fill(&run.generations);
+    }
+    allowed
 }
 
 fn block_matches(block: u64, found: &[u8], generations: &[u8]) -> bool {
+    if generations.contains(&ANYTHING) {
+        return true;
+    }
     let mut expected = [0; BLOCK];
     let mut matched = [false; BLOCK / SECTOR];
     for generation in generations {

@@ -9,7 +9,7 @@ use clap::Args;
 #[derive(Args)]
 pub struct Sim {
     /// How many seeds.
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = SEEDS)]
     seeds: u64,
     /// The first one.
     #[arg(long, default_value_t = 0)]
@@ -17,7 +17,19 @@ pub struct Sim {
     /// Print this many of the last events of a seed that fails.
     #[arg(long, default_value_t = 0)]
     log: u64,
+    /// Also look at crashes that could have happened, closely, and count the distinct states in which they came: for
+    /// long runs. (A run of the usual seeds looks now and then, and fails below its floor.)
+    #[arg(long)]
+    states: bool,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    jobs: u64,
 }
+
+/// Fewer distinct row states than this in the usual run mean that the swarm has become blind somewhere.
+const FLOOR: u64 = 25_000;
+/// The usual run: the seeds from 0 on.
+const SEEDS: u64 = 600;
 
 /// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
 #[derive(Args)]
@@ -32,8 +44,21 @@ pub struct Mutants {
 
 /// Runs the seeds; fails if one does.
 pub fn run(root: &Path, sim: &Sim) -> Result<()> {
-    let numbers = [("--seeds", sim.seeds), ("--from", sim.from), ("--log", sim.log)];
-    swarm(root, "run", numbers.map(|(name, number)| format!("{name}={number}")).to_vec())
+    let usual = sim.seeds >= SEEDS && sim.from == 0;
+    // Close looks take most of the time of a long run; the usual one looks at one moment of a thousand steps.
+    let (gap, losses, every) = if sim.states { (60, 4, 500) } else { (1000, 3, 100) };
+    let numbers = [
+        ("--seeds", sim.seeds),
+        ("--from", sim.from),
+        ("--log", sim.log),
+        ("--jobs", sim.jobs),
+        ("--gap", gap),
+        ("--losses", losses),
+        ("--assemble-every", every),
+        ("--floor", if usual { FLOOR } else { 0 }),
+    ];
+    let numbers = numbers.map(|(name, number)| format!("{name}={number}"));
+    swarm(root, "run", numbers.into_iter().chain(["--states".to_owned()]).collect())
 }
 
 /// Tries the mutants; fails if one survives.

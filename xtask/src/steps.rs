@@ -44,12 +44,30 @@ const STEPS: &[Step] = &[
     Step { name: "neon", program: "xtask", arguments: &["neon"] },
     Step { name: "sim", program: "xtask", arguments: &["sim"] },
     Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
+    Step {
+        name: "mutants-engine",
+        program: "cargo",
+        arguments: &[
+            "test",
+            "-p",
+            "pinstripe-engine",
+            "--features",
+            "mutants",
+            "--test",
+            "fault_mutants",
+            "--test",
+            "write_hole",
+        ],
+    },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
+    Step { name: "soak", program: "xtask", arguments: &["soak", "kill", "--rounds", "7"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },
 ];
 
 /// Runs every step; fails if one failed.
 pub fn run(root: &Path) -> Result<()> {
+    // Unit tests need some of them, too.
+    crate::packages::ensure()?;
     let logs = root.join("target/xtask");
     fs::create_dir_all(&logs)?;
     let start = Instant::now();

@@ -5,13 +5,19 @@ echo "$ARRAYS" >/tmp/arrays
 number=80
 while read -r name level count chunk layout bitmap missing <&4; do
     mdadm_create md$number
+    if [ -e "/dev/member/$name-journal" ]; then
+        # The journal makes the array clean from its second start on.
+        mdadm --quiet --stop /dev/md$number
+        # shellcheck disable=SC2046
+        mdadm --assemble /dev/md$number --quiet $(present "$name" "$count" -) || die "$name: mdadm does not assemble it"
+    fi
     case $name in *-wb) echo write-back >"/sys/block/md$number/md/journal_mode" ;; esac
     number=$((number + 1))
 done 4</tmp/arrays
 
 # A new bitmap has every bit set; only when they are clear does it say anything.
 while read -r name level count chunk layout bitmap missing <&4; do
-    [ "$bitmap" = none ] || wait_bitmap_clear "$name"
+    [ "$bitmap" != internal ] || wait_bitmap_clear "$name"
 done 4</tmp/arrays
 
 write_for_ever() {

@@ -63,9 +63,13 @@ mdadm_create() {
     if [ -e "/dev/member/$name-journal" ]; then
         c_options="$c_options --write-journal=/dev/member/$name-journal"
     else
-        [ "$level" = 0 ] || c_options="$c_options --bitmap=$bitmap"
+        case "$level,$bitmap" in
+        0,*) ;;
+        *,internal) c_options="$c_options --bitmap=internal --bitmap-chunk=64K" ;;
+        *,none) c_options="$c_options --bitmap=none" ;;
+        *) c_options="$c_options --consistency-policy=$bitmap" ;;
+        esac
     fi
-    [ "$bitmap" = none ] || c_options="$c_options --bitmap-chunk=64K"
     # shellcheck disable=SC2046,SC2086
     mdadm --create "/dev/$1" --quiet --run --homehost=vm --name="$name" --metadata=1.2 $c_options \
         $(seats "$name" "$count" -) || die "$name: mdadm does not create it"

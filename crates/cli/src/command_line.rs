@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pinstripe_bench::{BitmapChoice, PolicyChoice};
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
@@ -47,8 +47,17 @@ pub enum Command {
     Detail(ReadArguments),
     /// Take a member out of an array that is served.
     Fail(FailArguments),
-    /// Put a device into an array that is served, and rebuild onto it.
+    /// Put a device into an array that is served: as a member that is rebuilt, or as a spare.
+    ///
+    /// A member that comes back gets only what was dirtied while it was away, if the bitmap still tells. A device that
+    /// isn't needed now waits as a spare, and takes over by itself when a member fails.
     Add(AddArguments),
+    /// Take a failed device or a spare out of an array that is served.
+    Remove(RemoveArguments),
+    /// Replace a member that stays in use until its copy is whole.
+    Replace(ReplaceArguments),
+    /// Change what keeps an array that is served consistent over a crash: a bitmap, a log, or neither.
+    Grow(GrowArguments),
     /// Read the whole array and compare data with parity.
     ///
     /// Counts mismatched sectors as MD's mismatch_cnt does, and ends with status 1 if there are any.
@@ -88,7 +97,10 @@ pub struct ShapeArguments {
     /// Where parity lies, by mdadm's names [default: left-symmetric]
     #[arg(long, value_name = "NAME")]
     pub layout: Option<String>,
-    /// Whether the members carry a write-intent bitmap [default: internal, none for level 0]
+    /// What keeps the array consistent over a crash [default: bitmap, resync for level 0]
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub consistency_policy: Option<ConsistencyChoice>,
+    /// Whether the members carry a write-intent bitmap; the same as --consistency-policy bitmap or resync
     #[arg(long, value_enum, value_name = "WHERE")]
     pub bitmap: Option<BitmapChoice>,
     /// Bytes that a bit of the bitmap covers; chosen by size without
@@ -114,6 +126,7 @@ impl ShapeArguments {
         [
             (self.chunk.is_some(), "--chunk"),
             (self.layout.is_some(), "--layout"),
+            (self.consistency_policy.is_some(), "--consistency-policy"),
             (self.bitmap.is_some(), "--bitmap"),
             (self.bitmap_chunk.is_some(), "--bitmap-chunk"),
             (self.name.is_some(), "--name"),
@@ -199,6 +212,9 @@ pub struct ServeArguments {
     /// KiB of each member per second that they never exceed [default: 2000000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_max: Option<u64>,
+    /// Corrected read errors after which a member is dropped, if the array can do without it; each hour halves the count
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub max_read_errors: u32,
     /// Serve the array over NVMe/TCP too, as namespace 1: ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub nvme_tcp: Option<SocketAddr>,
@@ -336,6 +352,38 @@ pub struct MonitorArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct RemoveArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// The device, or the slot of a failed one
+    #[arg(value_name = "DEVICE|SLOT", value_hint = ValueHint::FilePath)]
+    pub what: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReplaceArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// The member's slot, as `detail` shows it
+    pub slot: u16,
+    /// Block device or file that takes its place [default: a spare]
+    #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub with: Option<PathBuf>,
+    /// Overwrite what the device holds
+    #[arg(long, requires = "with")]
+    pub force: bool,
+    /// Wait until the copy is whole and the device has taken the slot
+    #[arg(long)]
+    pub wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct CheckArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
@@ -344,6 +392,43 @@ pub struct CheckArguments {
     /// Print JSON, and no progress
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct GrowArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// What shall keep the array consistent over a crash
+    #[arg(
+        long,
+        value_enum,
+        value_name = "POLICY",
+        required_unless_present = "bitmap",
+        conflicts_with = "bitmap"
+    )]
+    pub consistency_policy: Option<ConsistencyChoice>,
+    /// Whether the members carry a write-intent bitmap from now on
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub bitmap: Option<BitmapChoice>,
+    /// Bytes that a bit of the bitmap covers; chosen by size without
+    #[arg(long, value_name = "SIZE", requires = "bitmap")]
+    pub bitmap_chunk: Option<ByteSize>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What keeps an array consistent over a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConsistencyChoice {
+    /// Nothing: an unclean start resyncs everything
+    Resync,
+    /// A write-intent bitmap: an unclean start resyncs what was being written
+    Bitmap,
+    /// MD's partial parity log (level 5): an unclean start replays it, members missing or not
+    Ppl,
+    /// A log for both parities (level 6), which Linux does not know: a clean array it can assemble, a dirty one it refuses
+    DoubleParityLog,
 }
 
 #[derive(Debug, Args)]

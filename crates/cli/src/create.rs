@@ -19,7 +19,8 @@ use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
     placement::{
-        InitialSync, NewArray, NewBitmap, NewDevice, PlacedArray, PlacementError, journal::add_journal,
+        InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError,
+        journal::add_journal,
     },
     superblock::MetadataVersion,
     units::{SECTOR_BYTES, SectorCount, sector_range},
@@ -31,7 +32,7 @@ use pinstripe_runtime::{
 use serde_json::json;
 
 use crate::{
-    command_line::{CreateArguments, ShapeArguments},
+    command_line::{ConsistencyChoice, CreateArguments, ShapeArguments},
     failure::Failure,
     member::{self, Member},
     output::{self, printable},
@@ -96,6 +97,7 @@ pub struct Shape {
     layout: Layout,
     chunk: ByteSize,
     bitmap: NewBitmap,
+    log: NewLog,
     name: Option<SetName>,
     initial: InitialSync,
     size: Option<ByteSize>,
@@ -129,11 +131,12 @@ impl Shape {
                 })?),
             },
         };
-        let bitmap = match wish.bitmap {
+        let log = log(wish)?;
+        let bitmap = match wish.bitmap.or(bitmap_of(wish.consistency_policy)) {
             Some(BitmapChoice::Internal) => internal,
             None if level.has_parity() || wish.bitmap_chunk.is_some() => internal,
             Some(BitmapChoice::None) if wish.bitmap_chunk.is_some() => {
-                return Err(Failure::usage("--bitmap-chunk contradicts --bitmap none"));
+                return Err(Failure::usage("--bitmap-chunk contradicts a policy without a bitmap"));
             }
             Some(BitmapChoice::None) | None => NewBitmap::None,
         };
@@ -142,6 +145,7 @@ impl Shape {
             layout: layout(level, wish.layout.as_deref())?,
             chunk: wish.chunk.unwrap_or(CHUNK_DEFAULT),
             bitmap,
+            log,
             name: wish.name,
             initial: if wish.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync },
             size: wish.size,
@@ -164,6 +168,11 @@ impl Shape {
         self.bitmap = NewBitmap::None;
         self.journal = true;
         Ok(())
+    }
+
+    /// The log that its members carry.
+    pub fn log(&self) -> NewLog {
+        self.log
     }
 
     /// The array on these devices, in the order of their slots, with new identities.
@@ -195,6 +204,32 @@ impl Shape {
             spares: Vec::new(),
         })
     }
+}
+
+/// The log that the policy asks for. The policy and --bitmap may both be given if they agree.
+fn log(wish: &ShapeArguments) -> Result<NewLog, Failure> {
+    let disagree = match (wish.consistency_policy, wish.bitmap) {
+        (Some(policy), Some(bitmap)) => bitmap_of(Some(policy)) != Some(bitmap),
+        _ => false,
+    };
+    if disagree {
+        return Err(Failure::usage("--bitmap contradicts --consistency-policy: give one of them"));
+    }
+    Ok(match wish.consistency_policy {
+        Some(ConsistencyChoice::Ppl) => NewLog::Ppl,
+        Some(ConsistencyChoice::DoubleParityLog) => NewLog::DoubleParity,
+        Some(ConsistencyChoice::Resync | ConsistencyChoice::Bitmap) | None => NewLog::None,
+    })
+}
+
+/// What a policy says of the bitmap.
+fn bitmap_of(policy: Option<ConsistencyChoice>) -> Option<BitmapChoice> {
+    policy.map(|policy| match policy {
+        ConsistencyChoice::Bitmap => BitmapChoice::Internal,
+        ConsistencyChoice::Resync | ConsistencyChoice::Ppl | ConsistencyChoice::DoubleParityLog => {
+            BitmapChoice::None
+        }
+    })
 }
 
 fn layout(level: Level, name: Option<&str>) -> Result<Layout, Failure> {
@@ -232,7 +267,7 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
     let infos: Vec<DeviceInfo> = files.iter().map(|file| file.info().clone()).collect();
     let (members, journal) = infos.split_at(infos.len() - usize::from(shape.journal));
     let wish = shape.on(members)?;
-    let mut placed = wish.place().map_err(|error| named(&error, &infos))?;
+    let mut placed = wish.place_with(shape.log).map_err(|error| named(&error, &infos))?;
     for info in journal {
         let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid: random_uuid()? };
         let block = infos.iter().map(|info| u64::from(info.logical_block)).max().unwrap_or(SECTOR_BYTES);
@@ -323,6 +358,19 @@ pub fn array_bytes(wish: &NewArray, placed: &PlacedArray) -> u64 {
     sectors.saturating_mul(SECTOR_BYTES)
 }
 
+/// What keeps the new array consistent over a crash.
+fn policy(wish: &NewArray, placed: &PlacedArray) -> &'static str {
+    let member = placed.superblocks.first().map(|superblock| &superblock.member);
+    match member {
+        _ if !wish.level.has_parity() => "",
+        _ if placed.superblocks.first().is_some_and(|superblock| superblock.array.journal) => "journal",
+        Some(member) if member.ppl.is_some() => "ppl",
+        Some(member) if member.double_parity_log.is_some() => "double-parity-log",
+        _ if placed.bitmap.is_some() => "bitmap",
+        _ => "resync",
+    }
+}
+
 fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) -> Result<(), Failure> {
     let size = array_bytes(wish, placed);
     if json {
@@ -339,6 +387,7 @@ fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) 
             "metadata": wish.version.name(),
             "bitmap": placed.bitmap.is_some(),
             "journal": paths.get(wish.members.len()).map(|path| path.display().to_string()),
+            "consistency_policy": policy(wish, placed),
             "clean": placed.superblocks.first().is_some_and(|superblock| !superblock.array.is_dirty()),
             "members": members.collect::<Vec<_>>(),
         }));
@@ -347,10 +396,12 @@ fn report(wish: &NewArray, placed: &PlacedArray, paths: &[PathBuf], json: bool) 
         Layout::Parity(layout) => format!(", {layout}"),
         _ => String::new(),
     };
-    let bitmap = match (paths.get(wish.members.len()), &placed.bitmap) {
-        (Some(journal), _) => format!("with a journal on {}", printable(&journal.display().to_string())),
-        (None, Some(_)) => "with a bitmap".to_owned(),
-        (None, None) => "without a bitmap".to_owned(),
+    let journal = paths.get(wish.members.len()).map(|path| printable(&path.display().to_string()));
+    let bitmap = match (policy(wish, placed), journal) {
+        (_, Some(journal)) => format!("with a journal on {journal}"),
+        ("bitmap", _) => "with a bitmap".to_owned(),
+        ("" | "resync", _) => "without a bitmap".to_owned(),
+        (log, _) => format!("consistency policy {log}"),
     };
     let resync = match placed.superblocks.first() {
         Some(superblock) if superblock.array.is_dirty() => "; parity is computed when it is served first",

@@ -189,7 +189,7 @@ impl Admission {
     /// Waits until no writer of the generation before the current one is left.
     pub async fn drained(&self) {
         let old = parity(self.generation() + 1);
-        self.left.wait_until(|| self.inside(old) == 0).await;
+        self.left.wait_until(|| self.inside(old) == 0 || active(Mutant::NotDrained)).await;
     }
 
     fn inside(&self, parity: usize) -> u32 {

@@ -11,35 +11,32 @@ use std::{
 };
 
 use pinstripe_md::{
-    bad_blocks::BadBlocks,
-    bitmap::{BitmapHeader, BitmapImage, Fill},
-    identity::Uuid,
-    placement::{NewDevice, PlacementError, place_spare},
-    superblock::{ReadOnlyReason, Superblock},
-    units::{SECTOR_BYTES, Sector, SectorCount},
+    bitmap::BitmapImage,
+    superblock::{ReadOnlyReason, ResyncOffset},
+    units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, ShardHandle, Signal, shard};
-use thiserror::Error;
+use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 
+pub use crate::membership::{Added, CommandError, Removed};
 use crate::{
-    assembly::{AssembleError, Assembled, StaleMember, assemble, read_superblock},
+    assembly::{AssembleError, Assembled, StaleMember, assemble},
     consistency::{self, Log, journal::home::log_of},
-    control::{Command, IntentChange, Reply, ReplyState},
-    error::{IoError, MemberError, Operation},
+    control::{Command, Reply, ReplyState},
+    error::{IoError, MemberError},
     events::{EventKind, Events},
     geometry::Geometry,
     intent::IntentTable,
     maintenance::Upkeep,
-    members::answered,
+    mutants::{Mutant, active},
     options::ArrayOptions,
     records::{MemberState, Records},
     shared::Shared,
-    snapshot::{MemberId, Seat, Snapshot},
-    volume::{Volume, give_up_everywhere},
+    snapshot::{MemberId, Snapshot},
+    volume::Volume,
 };
 
 /// Regions of an array without a bitmap: only marks in memory.
-const REGION_BYTES_WITHOUT_BITMAP: u64 = 64 << 20;
+pub(crate) const REGION_BYTES_WITHOUT_BITMAP: u64 = 64 << 20;
 
 /// An array in service. Lives on its home shard; cheap to clone.
 #[derive(Clone)]
@@ -64,6 +61,8 @@ pub(crate) struct Home {
     pub(crate) bits_frozen: Cell<bool>,
     /// The log that the array has, or shall have as soon as its parity matches.
     pub(crate) wanted_log: RefCell<Log>,
+    /// A rebuild failed for what the others can't deliver: no spare takes over before something has changed.
+    pub(crate) spares_rest: Cell<bool>,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -73,79 +72,6 @@ pub(crate) struct Home {
     stale: Vec<StaleMember>,
     journal_left_out: bool,
     last_errors: RefCell<VecDeque<MemberError>>,
-}
-
-/// Why a command on a running array failed. Nothing has changed.
-#[derive(Debug, Error)]
-pub enum CommandError {
-    /// No such slot.
-    #[error("there is no slot {slot}; the array has {slots}")]
-    NoSuchSlot {
-        /// The slot.
-        slot: usize,
-        /// How many there are.
-        slots: usize,
-    },
-    /// Nobody holds it.
-    #[error("slot {0} is empty already")]
-    SlotEmpty(usize),
-    /// The array can't do without it.
-    #[error("slot {0} is needed: without it the array would have lost data; nothing was done")]
-    SlotNeeded(usize),
-    /// There is nothing to rebuild.
-    #[error("no slot is empty: a member must have failed before another can take its place")]
-    NoEmptySlot,
-    /// Level 0 has no redundancy.
-    #[error("a level 0 array can't change its members")]
-    NoRedundancy,
-    /// The array isn't written.
-    #[error("the array is read-only")]
-    ReadOnly,
-    /// A device can't be used.
-    #[error("{name}: {error}")]
-    Device {
-        /// The device.
-        name: String,
-        /// Why.
-        error: DeviceError,
-    },
-    /// A device doesn't fit.
-    #[error("{name}: {error}")]
-    Placement {
-        /// The device.
-        name: String,
-        /// Why.
-        error: PlacementError,
-    },
-    /// The device is in the array already.
-    #[error("{0} is a member of this array already")]
-    AlreadyMember(String),
-    /// C20.
-    #[error("{name}: its logical block of {block} bytes is larger than the array's {array} bytes")]
-    LogicalBlock {
-        /// The device.
-        name: String,
-        /// Its logical block.
-        block: u32,
-        /// The array's.
-        array: u32,
-    },
-    /// C16.
-    #[error(
-        "{name}: {late} requests to it that were given up are not over: it may still write what they ask for. Nothing was done; try again when the device answers or is gone"
-    )]
-    RequestsUnderWay {
-        /// The device.
-        name: String,
-        /// How many.
-        late: u64,
-    },
-    /// The bitmap has no room or is there already.
-    #[error("{0}")]
-    Bitmap(String),
-    /// The array failed meanwhile.
-    #[error("{0}")]
-    Io(#[from] IoError),
 }
 
 /// Holds the right to write bitmap pages: one write per page at a time (C7).
@@ -160,7 +86,7 @@ impl Drop for PagesLock<'_> {
 
 /// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up, no other
 /// may change before it is done (two spares for one slot, or with one device number).
-struct ChangeLock<'h>(&'h Home);
+pub(crate) struct ChangeLock<'h>(&'h Home);
 
 impl Drop for ChangeLock<'_> {
     fn drop(&mut self) {
@@ -184,7 +110,7 @@ impl Home {
         PagesLock(self)
     }
 
-    async fn lock_changes(&self) -> ChangeLock<'_> {
+    pub(crate) async fn lock_changes(&self) -> ChangeLock<'_> {
         self.changed.wait_until(|| !self.changing.replace(true)).await;
         ChangeLock(self)
     }
@@ -257,7 +183,17 @@ impl Array {
             array.home.begin_journal(journal).await?;
         }
         let home = &array.home;
+        let settles = home.bits_frozen.get() && !home.is_static();
         shard::spawn(Rc::clone(home).control());
+        if settles {
+            let home = Rc::clone(home);
+            shard::spawn(async move {
+                // If it fails, no bit is ever cleared.
+                if home.command(|reply| Command::Refresh { reply }).await.is_ok() {
+                    home.bits_frozen.set(false);
+                }
+            });
+        }
         if !home.is_static() {
             shard::spawn(Rc::clone(home).write_intent());
             shard::spawn(Rc::clone(home).sweep(sweep_ns));
@@ -273,11 +209,10 @@ impl Array {
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
         let Assembled {
             geometry,
-            seats,
+            mut seated,
             freshest,
             bitmap,
             read_only,
-            stale,
             dirty_from,
             journal_left_out,
             forced,
@@ -286,26 +221,22 @@ impl Array {
         } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
         // With a journal there are none at all.
-        let torn = dirty_from == Some(0) && freshest.array.events > 0 && !forced && !log.keeps_clean();
+        let unclean = freshest.array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
+        let unclean = unclean && freshest.array.events > 0;
+        let torn = dirty_from == Some(0) && unclean && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
-        let mut records = Records::new(freshest.array, seats, bitmap);
-        if forced {
+        let stale = std::mem::take(&mut seated.stale);
+        let mut records = Records::new(freshest.array, seated, bitmap);
+        if (unclean || forced) && !active(Mutant::ForcedKeepsCheckpoint) {
             // Below what was recorded a recovering member may have missed what was being written.
             records.recover_anew();
         }
-        let mut taken: Vec<Seat> = (0..geometry.members()).map(|_| Seat::Empty).collect();
-        for book in &records.members {
-            let member = Arc::clone(&book.member);
-            taken[book.slot] = if book.state == MemberState::Recovering {
-                Seat::Recovering(member)
-            } else {
-                Seat::InSync(member)
-            };
-        }
         // C17: a partial parity log is taken up when parity matches everywhere, a journal at once.
         let now = if intent.resync_count() == 0 || log.keeps_clean() { log.clone() } else { Log::None };
-        let snapshot = Snapshot::new(1, taken, intent, now);
-        if !snapshot.is_complete() {
+        let dirty = first_dirty(&intent);
+        let distrusted = unclean && records.distrust_copies(dirty);
+        let snapshot = Snapshot::new(1, records.seats(geometry.members()), intent, now);
+        if distrusted || !snapshot.is_complete() {
             // What a missing member may have missed stays marked until it is rebuilt (C8).
             let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
             all.for_each(|region| snapshot.intent.set_missed(region..=region));
@@ -318,7 +249,9 @@ impl Array {
         let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
         let home = Home {
             served,
-            bits_frozen: Cell::new(false),
+            // No bit may go before the superblocks say what is to be copied again.
+            bits_frozen: Cell::new(distrusted),
+            spares_rest: Cell::new(false),
             wanted_log: RefCell::new(log),
             volume: Volume::new(shared),
             records: RefCell::new(records),
@@ -371,184 +304,12 @@ impl Array {
         self.home.last_errors.borrow().iter().cloned().collect()
     }
 
-    fn check_change(&self) -> Result<(), CommandError> {
-        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
-            return Err(CommandError::NoRedundancy);
-        }
-        if self.shared().options.read_only { Err(CommandError::ReadOnly) } else { Ok(()) }
-    }
-
-    /// Drops the member of a slot, as if it had failed. Refused if the array can't do without it.
-    pub async fn fail(&self, slot: usize) -> Result<(), CommandError> {
-        self.check_change()?;
-        let snapshot = self.shared().snapshot();
-        let slots = snapshot.seats.len();
-        let seat = snapshot.seats.get(slot).ok_or(CommandError::NoSuchSlot { slot, slots })?;
-        let member = seat.member().ok_or(CommandError::SlotEmpty(slot))?;
-        let whole = matches!(seat, Seat::InSync(_));
-        if whole && snapshot.missing.len() >= self.shared().geometry.redundancy() {
-            return Err(CommandError::SlotNeeded(slot));
-        }
-        let error = DeviceError::of(DeviceErrorKind::Removed);
-        let error =
-            MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
-        self.shared().report(member.id, error);
-        // It may hang, and the controller with it.
-        give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);
-        Ok(self.shared().dropped(member.id).await?)
-    }
-
-    /// Puts a device into the lowest empty slot and rebuilds onto it in the background. Whatever it holds is lost. `uuid` is its new
-    /// identity. Returns the slot.
-    pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<usize, CommandError> {
-        self.check_change()?;
-        let _changing = self.home.lock_changes().await;
-        self.home.refuse_late(&source.name(), |_| false)?;
-        let snapshot = self.shared().snapshot();
-        let slot = snapshot
-            .seats
-            .iter()
-            .position(|seat| seat.member().is_none())
-            .ok_or(CommandError::NoEmptySlot)?;
-        let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
-        let (name, info) = (device.info().name.clone(), device.info().clone());
-        let block = self.shared().geometry.logical_block();
-        if info.logical_block > block {
-            return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
-        }
-        let superblock = self.spare_superblock(&name, &info, uuid)?;
-        let limit = self.shared().options.member_timeout_ns;
-        let silent = |error| CommandError::Device { name: name.clone(), error };
-        let old = answered(limit, read_superblock(&*device)).await.map_err(silent)?;
-        if let Ok(Some(old)) = &old {
-            let old = old.member.device_uuid;
-            self.home.refuse_late(&name, |superblock| superblock.member.device_uuid == old)?;
-        }
-        if let Ok(Some(old)) = old
-            && self
-                .home
-                .records
-                .borrow()
-                .active()
-                .any(|book| book.superblock.member.device_uuid == old.member.device_uuid)
-        {
-            return Err(CommandError::AlreadyMember(name));
-        }
-        answered(limit, self.write_new_bitmap(&name, &*device, &superblock)).await.map_err(silent)??;
-        let prepared = answered(limit, snapshot.log.prepare(&superblock, &*device)).await.map_err(silent)?;
-        prepared.map_err(|error| CommandError::Device { name: name.clone(), error })?;
-        let member = self.home.records.borrow_mut().enter(
-            source,
-            device,
-            superblock,
-            BadBlocks::default(),
-            slot,
-            MemberState::Recovering,
-        );
-        self.home.command(|reply| Command::Seat { member: member.id, reply }).await?;
-        Ok(slot)
-    }
-
-    fn spare_superblock(
-        &self,
-        name: &str,
-        info: &pinstripe_runtime::DeviceInfo,
-        uuid: Uuid,
-    ) -> Result<Superblock, CommandError> {
-        let records = self.home.records.borrow();
-        let Some(model) = records.active().next() else { return Err(CommandError::Io(IoError::Failed)) };
-        let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
-        let mut template = model.superblock.clone();
-        template.array = records.array.clone();
-        let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid };
-        let placed = place_spare(&template, device, &in_use, info.logical_block.into());
-        let mut superblock =
-            placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })?;
-        superblock.member.recovery_offset = Some(Sector(0));
-        Ok(superblock)
-    }
-
-    /// The bitmap as it is, on a device that joins: its superblock will say that there is one.
-    async fn write_new_bitmap(
-        &self,
-        name: &str,
-        device: &dyn pinstripe_runtime::Device,
-        superblock: &Superblock,
-    ) -> Result<(), CommandError> {
-        let bytes = self.home.records.borrow().bitmap.as_ref().map(|bitmap| {
-            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
-            let length =
-                length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
-            bitmap.as_bytes()[..length].to_vec()
-        });
-        let (Some(bytes), Some(sector)) = (bytes, superblock.bitmap_sector()) else { return Ok(()) };
-        let mut buffer = shard::buffer(bytes.len());
-        buffer.copy_from_slice(&bytes);
-        let written = device.write(sector.0 * SECTOR_BYTES, buffer.freeze(), true).await.result;
-        written.map(|_| ()).map_err(|error| CommandError::Device { name: name.to_owned(), error })
-    }
-
     /// Ends in-flight writes, marks the superblocks clean, and ends the array's tasks. New requests fail.
     pub async fn stop(&self) -> Result<(), IoError> {
         let result = self.home.command(|reply| Command::Stop { reply }).await;
         self.home.work.notify();
         self.home.served.borrow().wanted.notify();
         result
-    }
-
-    /// Removes the bitmap from a live array.
-    pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
-        self.check_change()?;
-        let _changing = self.home.lock_changes().await;
-        let now = self.shared().snapshot();
-        if !now.intent.is_persistent() {
-            return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
-        }
-        let intent = Arc::new(self.other_table(REGION_BYTES_WITHOUT_BITMAP, false));
-        Ok(self.home.command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply }).await?)
-    }
-
-    /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
-    pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
-        self.check_change()?;
-        let _changing = self.home.lock_changes().await;
-        let now = self.shared().snapshot();
-        if now.intent.is_persistent() {
-            return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
-        }
-        let (offset, image) = self.new_bitmap(region_bytes)?;
-        let intent = self.other_table(region_bytes.into(), true);
-        // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
-        (0..intent.len()).for_each(|region| intent.load_set(region));
-        let change = IntentChange::Add { offset, image: Box::new(image) };
-        Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
-    }
-
-    /// A table with other regions; it inherits the marks of the old one when it takes over.
-    fn other_table(&self, region_bytes: u64, persistent: bool) -> IntentTable {
-        let Geometry::Parity(geometry) = &self.shared().geometry else {
-            unreachable!("checked by the caller")
-        };
-        IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
-    }
-
-    /// Where a new bitmap goes, and its first content.
-    fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
-        let records = self.home.records.borrow();
-        let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
-        let size = SectorCount(records.array.size.0);
-        let header = BitmapHeader::new(records.array.set_uuid, size, region_bytes).map_err(wrong)?;
-        let offset = records
-            .active()
-            .map(|book| pinstripe_md::placement::bitmap_place(&book.superblock, header.sectors()))
-            .reduce(|a, b| if a == b { a } else { None })
-            .flatten();
-        let offset = offset.ok_or_else(|| {
-            CommandError::Bitmap(format!(
-                "there is no room for a bitmap with regions of {region_bytes} bytes: choose larger ones"
-            ))
-        })?;
-        Ok((offset, BitmapImage::new(header, Fill::Dirty).map_err(wrong)?))
     }
 
     /// The books, for `detail`.
@@ -587,7 +348,7 @@ fn initial_intent(
             }
         }
     }
-    let Some(from) = dirty_from else { return intent };
+    let Some(from) = dirty_from.filter(|_| !active(Mutant::UncleanNotResynced)) else { return intent };
     let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {
@@ -595,4 +356,13 @@ fn initial_intent(
         }
     }
     intent
+}
+
+/// The first member byte that may have been under write at a crash.
+fn first_dirty(intent: &IntentTable) -> u64 {
+    if !intent.is_persistent() {
+        return 0;
+    }
+    let first = (0..intent.len()).find(|&region| intent.is_set(region));
+    first.map_or(u64::MAX, |region| region as u64 * intent.region_bytes())
 }

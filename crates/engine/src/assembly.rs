@@ -7,7 +7,8 @@
 use std::{rc::Rc, sync::Arc};
 
 use pinstripe_md::{
-    bad_blocks::{BadBlocks, BadBlocksError},
+    bad_block_table::BadBlockTable,
+    bad_blocks::BadBlocksError,
     bitmap::{BitmapError, BitmapImage},
     superblock::{
         ErrorKind, ReadOnlyReason, RefusedReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock,
@@ -236,21 +237,31 @@ pub(crate) struct Found {
     pub(crate) source: Arc<dyn DeviceSource>,
     pub(crate) device: Rc<dyn Device>,
     pub(crate) superblock: Superblock,
-    pub(crate) bad_blocks: BadBlocks,
+    pub(crate) bad_blocks: BadBlockTable,
+}
+
+/// Who holds what.
+pub(crate) struct Seated {
+    /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
+    pub(crate) seats: Vec<Option<Found>>,
+    /// Devices that are being copied to, each with its slot. The member there has everything.
+    pub(crate) targets: Vec<(usize, Found)>,
+    /// Devices that wait for a slot.
+    pub(crate) spares: Vec<Found>,
+    /// Who was left out.
+    pub(crate) stale: Vec<StaleMember>,
 }
 
 /// What assembly decided, before anything is written.
 pub(crate) struct Assembled {
     pub(crate) geometry: Geometry,
-    /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
-    pub(crate) seats: Vec<Option<Found>>,
+    pub(crate) seated: Seated,
     pub(crate) freshest: Superblock,
     /// The journal device, if the array has one. Whether the members hold what it describes is still to be seen.
     pub(crate) journal: Option<Found>,
     pub(crate) bitmap: Option<BitmapImage>,
     /// Why nothing may be written, if so.
     pub(crate) read_only: Option<ReadOnlyReason>,
-    pub(crate) stale: Vec<StaleMember>,
     /// The array was stopped uncleanly, or its resync was not over: from which member sector parity can't be trusted.
     pub(crate) dirty_from: Option<u64>,
     /// The array's journal is not to be had, and it was assembled nevertheless.
@@ -266,7 +277,7 @@ pub(crate) struct Assembled {
 impl Assembled {
     /// Whether the member of `slot` is there and has everything.
     pub(crate) fn is_whole(&self, slot: usize) -> bool {
-        self.seats[slot].as_ref().is_some_and(is_whole)
+        self.seated.seats[slot].as_ref().is_some_and(is_whole)
     }
 }
 
@@ -300,20 +311,17 @@ pub(crate) async fn assemble(
         found.push(member.map_err(|error| AssembleError::Device { name, error })??);
     }
     let mut freshest = freshest(&found)?;
-    let read_only = match freshest.support() {
-        Support::Full => None,
-        Support::ReadOnly(reason) => Some(reason),
-        Support::Refused(reason) => return Err(AssembleError::Refused(reason)),
-    };
+    let read_only = support(&freshest, &found)?;
     let geometry = geometry(&freshest, &found)?;
     let journal = take_journal(&freshest, &mut found, options.force)?;
     let journal_left_out = freshest.array.journal && journal.is_none();
     if journal_left_out {
         disown_journal(&mut freshest);
     }
-    let (seats, stale) = seat(&freshest, found, geometry.members())?;
-    let missing = seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
+    let seated = seat(&freshest, found, geometry.members())?;
+    let missing = seated.seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
     if missing > geometry.redundancy() {
+        let stale = seated.stale;
         let (present, needed, redundancy) =
             (geometry.members() - missing, geometry.members(), geometry.redundancy());
         return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
@@ -327,18 +335,17 @@ pub(crate) async fn assemble(
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
         return Err(AssembleError::DirtyDegraded { missing });
     }
-    let bitmap = read_bitmap(&freshest, &seats, options.member_timeout_ns).await?;
+    let bitmap = read_bitmap(&freshest, &seated.seats, options.member_timeout_ns).await?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
     let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
     Ok(Assembled {
         geometry,
-        seats,
+        seated,
         freshest,
         journal,
         bitmap,
         read_only,
-        stale,
         dirty_from,
         journal_left_out,
         forced,
@@ -351,19 +358,19 @@ fn is_whole(member: &Found) -> bool {
     member.superblock.member.recovery_offset.is_none()
 }
 
-async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleError> {
+pub(crate) async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleError> {
     let device = source.attach().map_err(|error| AssembleError::Device { name: source.name(), error })?;
     let name = device.info().name.clone();
     let superblock = read_superblock(&*device).await?;
     let superblock = superblock
         .ok_or(AssembleError::Superblock { name: name.clone(), error: SuperblockError::NoMagic })?;
-    let mut bad_blocks = BadBlocks::default();
+    let mut bad_blocks = BadBlockTable::default();
     if let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
         && log.in_use
     {
         let bytes = read_bytes(&*device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
-        bad_blocks =
-            BadBlocks::decode(&bytes, log.shift).map_err(|error| AssembleError::BadBlocks { name, error })?;
+        bad_blocks = BadBlockTable::decode(&bytes, log.shift)
+            .map_err(|error| AssembleError::BadBlocks { name, error })?;
     }
     Ok(Found { source, device, superblock, bad_blocks })
 }
@@ -405,7 +412,10 @@ fn array_words(superblock: &Superblock) -> String {
 
 fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, AssembleError> {
     let array = &freshest.array;
-    let block = found.iter().map(|m| m.device.info().logical_block).max().unwrap_or(512).max(512);
+    // A spare with a larger block doesn't change the array's; it can't take a slot either (C20).
+    let seated = |member: &&Found| matches!(member.superblock.role_in(array), Role::Slot(_));
+    let blocks = found.iter().filter(seated).map(|member| member.device.info().logical_block);
+    let block = blocks.max().unwrap_or(512).max(512);
     let chunk = u32::try_from(array.chunk.0 * SECTOR_BYTES).unwrap_or(u32::MAX);
     let members = usize::try_from(array.raid_disks).unwrap_or(usize::MAX);
     if array.level.has_parity() {
@@ -440,24 +450,44 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     Ok(Geometry::Raid0(geometry))
 }
 
-/// Who holds which slot. A device that replaces another, still whole one is left out: the other has everything.
-fn seat(
-    freshest: &Superblock,
-    found: Vec<Found>,
-    members: usize,
-) -> Result<(Vec<Option<Found>>, Vec<StaleMember>), AssembleError> {
+/// What may be done with the array, as far as any of its current members tells: some features stand in one superblock only.
+fn support(freshest: &Superblock, found: &[Found]) -> Result<Option<ReadOnlyReason>, AssembleError> {
+    let mut read_only = None;
+    let current = found.iter().filter(|member| {
+        event_is_current(freshest.array.events, member.superblock.array.events)
+            && member.superblock.role_in(&freshest.array) != Role::Faulty
+    });
+    for superblock in std::iter::once(freshest).chain(current.map(|member| &member.superblock)) {
+        // Dirty or clean is the freshest's word.
+        let mut superblock = superblock.clone();
+        superblock.array.resync_offset = freshest.array.resync_offset;
+        match superblock.support() {
+            Support::Full => {}
+            Support::ReadOnly(reason) => read_only = read_only.or(Some(reason)),
+            Support::Refused(reason) => return Err(AssembleError::Refused(reason)),
+        }
+    }
+    Ok(read_only)
+}
+
+/// Who holds which slot, who is to take one over, and who waits for one.
+fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Seated, AssembleError> {
     let current = freshest.array.events;
     let mut seats: Vec<Option<Found>> = (0..members).map(|_| None).collect();
-    let mut stale = Vec::new();
-    for member in found {
+    let mut targets: Vec<Option<Found>> = (0..members).map(|_| None).collect();
+    let (mut spares, mut stale) = (Vec::new(), Vec::new());
+    for mut member in found {
         let name = member.device.info().name.clone();
         let events = member.superblock.array.events;
         let believed = active(Mutant::StaleMemberAccepted);
         let role =
             if believed { member.superblock.own_role() } else { member.superblock.role_in(&freshest.array) };
+        let own_role = member.superblock.own_role();
         let Role::Slot(slot) = role else {
-            if matches!(member.superblock.own_role(), Role::Slot(_)) {
+            if matches!(own_role, Role::Slot(_)) {
                 stale.push(StaleMember { name, events, current });
+            } else if (role, own_role) == (Role::Spare, Role::Spare) && event_is_current(current, events) {
+                spares.push(member);
             }
             continue;
         };
@@ -465,17 +495,58 @@ fn seat(
             stale.push(StaleMember { name, events, current });
             continue;
         }
-        if member.superblock.member.replacement {
-            continue;
+        if own_role == Role::Spare && !believed {
+            // It took the slot in an update that its own superblock missed: a spare has nothing of the array yet.
+            let record = &mut member.superblock.member;
+            (record.recovery_offset, record.recovery_by_bitmap) = (Some(Sector(0)), false);
         }
-        let seat = &mut seats[usize::from(slot.0)];
+        let replaces = member.superblock.member.replacement;
+        let place = if replaces { &mut targets } else { &mut seats };
+        let seat = &mut place[usize::from(slot.0)];
         if let Some(other) = seat {
             let first = other.device.info().name.clone();
             return Err(AssembleError::Duplicate { first, second: name, slot: usize::from(slot.0) });
         }
         *seat = Some(member);
     }
-    Ok((seats, stale))
+    let targets = seat_targets(&mut seats, targets, freshest);
+    Ok(Seated { seats, targets, spares, stale })
+}
+
+/// Whether a replacement can go on. A log is kept and replayed on the members only, not on what is to replace them.
+fn can_replace(freshest: &Superblock) -> bool {
+    let array = &freshest.array;
+    let member = &freshest.member;
+    let logged = member.ppl.is_some() || member.double_parity_log.is_some() || array.journal;
+    array.level.has_parity() && !logged
+}
+
+/// Which replacements go on. Where the member that was to be replaced is gone, its target is the member.
+fn seat_targets(
+    seats: &mut [Option<Found>],
+    targets: Vec<Option<Found>>,
+    freshest: &Superblock,
+) -> Vec<(usize, Found)> {
+    let mut going_on = Vec::new();
+    for (slot, target) in targets.into_iter().enumerate() {
+        let Some(mut target) = target else { continue };
+        let record = &mut target.superblock.member;
+        match &seats[slot] {
+            None => {
+                record.replacement = false;
+                seats[slot] = Some(target);
+            }
+            Some(member) if is_whole(member) && can_replace(freshest) => {
+                // Without an offset it is copied whole, and has only to be switched in.
+                let whole = Sector(freshest.array.component_sectors().0);
+                record.recovery_offset.get_or_insert(whole);
+                going_on.push((slot, target));
+            }
+            // Left out: the member has as much as its replacement, or more.
+            Some(_) => {}
+        }
+    }
+    going_on
 }
 
 /// The journal device of an array that has one.
@@ -543,6 +614,10 @@ async fn read_bitmap(
                 if !merged.merge(&image) {
                     merged.set_range(0..merged.header().bit_count());
                 }
+                // Who went before the latest clearing of bits can't come back by them, whoever knows of it.
+                let (mine, theirs) = (merged.header(), image.header());
+                let cleared = mine.events_cleared.max(theirs.events_cleared);
+                merged.set_events(mine.events, cleared);
             }
         }
     }

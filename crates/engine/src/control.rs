@@ -16,10 +16,12 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 use crate::{
     admission::Admission,
     array::Home,
+    consistency::LogChange,
     error::{IoError, MemberError, Operation},
     events::EventKind,
+    members::spare_the_needed,
     mutants::{Mutant, active},
-    records::MemberState,
+    records::{Newcomer, Seating},
     shared::Failure,
     snapshot::{MemberId, Seat, Snapshot},
     volume::adopt_everywhere,
@@ -27,9 +29,13 @@ use crate::{
 
 /// What the controller is asked to do. The answer comes through the reply.
 pub(crate) enum Command {
-    /// Seats a new device, whose superblock is ready, in a slot.
-    Seat { member: MemberId, reply: Reply },
-    /// A recovering member has everything.
+    /// Enters a device, whose superblock is ready: as a member that comes back to its slot, or as a spare.
+    Enter { newcomer: Box<Newcomer>, comes_back: Option<usize>, reply: Reply },
+    /// Has a spare take the place of a slot's member, once the copy is whole.
+    Replace { slot: usize, spare: MemberId, reply: Reply },
+    /// Takes a device that holds no slot out of the array.
+    Remove { member: MemberId, reply: Reply },
+    /// A recovering member, or the target of a replacement, has everything.
     Recovered { member: MemberId, reply: Reply },
     /// Notes how far a recovery is.
     Checkpoint { member: MemberId, offset: u64, reply: Reply },
@@ -37,6 +43,8 @@ pub(crate) enum Command {
     Refresh { reply: Reply },
     /// Replaces the write-intent table.
     Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
+    /// Puts a log on the members, or takes it away.
+    Log { change: LogChange, reply: Reply },
     /// Writes clean superblocks and ends.
     Stop { reply: Reply },
 }
@@ -80,8 +88,12 @@ impl Home {
                 self.drop_failed().await;
             } else if self.has_lost_journal() {
                 self.record_journal_loss().await;
+            } else if !shared.bad_reports.is_empty() {
+                self.keep_bad_blocks().await;
             } else if wants_dirty(&shared.admission) {
                 self.make_dirty().await;
+            } else if self.spare_wanted().is_some() {
+                self.take_over().await;
             } else if let Some(command) = self.take_command() {
                 if self.execute(command).await {
                     return;
@@ -97,20 +109,26 @@ impl Home {
 
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
+        let spare_wanted = || self.spare_wanted().is_some();
         self.shared().has_failures()
+            || !self.shared().bad_reports.is_empty()
             || wants_dirty(admission)
             || self.has_commands()
             || self.has_lost_journal()
+            || spare_wanted()
     }
 
     /// Runs a command. True if it was the last.
     async fn execute(&self, command: Command) -> bool {
         match command {
-            Command::Seat { member, reply } => {
-                let slot = self.records.borrow().members[member.0].slot;
-                let arrived = Arc::clone(&self.records.borrow().members[member.0].member);
-                self.records.borrow_mut().seat(member, slot);
-                self.change(|seats| seats[slot] = Seat::Recovering(arrived)).await;
+            Command::Enter { newcomer, comes_back, reply } => {
+                reply.send(self.enter(*newcomer, comes_back).await);
+            }
+            Command::Replace { slot, spare, reply } => {
+                reply.send(self.seat(spare, slot, Seating::Replacement).await);
+            }
+            Command::Remove { member, reply } => {
+                self.records.borrow_mut().remove(member);
                 reply.send(self.update_superblocks().await);
             }
             Command::Recovered { member, reply } => reply.send(self.recovered(member).await),
@@ -123,14 +141,19 @@ impl Home {
                 reply.send(self.update_superblocks().await);
             }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
+            Command::Log { change, reply } => reply.send(self.change_log(change).await),
             Command::Stop { reply } => {
                 self.bound_waits();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
-                while self.shared().has_failures() && !self.shared().has_failed() {
+                while (self.shared().has_failures() || !self.shared().bad_reports.is_empty())
+                    && !self.shared().has_failed()
+                {
                     self.drop_failed().await;
+                    self.keep_bad_blocks().await;
                 }
                 self.stopped.set(true);
+                self.shared().bad_reports.close();
                 reply.send(self.write_clean().await);
                 return true;
             }
@@ -139,7 +162,7 @@ impl Home {
     }
 
     /// Publishes a membership with other seats and waits until every write under the old one is over (C1).
-    async fn change(&self, change: impl FnOnce(&mut Vec<Seat>)) {
+    pub(crate) async fn change(&self, change: impl FnOnce(&mut Vec<Seat>)) {
         let old = self.shared().snapshot();
         let mut seats = old.seats.clone();
         change(&mut seats);
@@ -157,31 +180,40 @@ impl Home {
     }
 
     /// Takes the reported members out of the membership and records that.
-    async fn drop_failed(&self) {
+    pub(crate) async fn drop_failed(&self) {
         if self.unseat(self.shared().take_failures()).await {
             // The error is in `has_failed`, where everyone who waits for it looks.
-            let _ = self.update_superblocks().await;
+            if self.update_superblocks().await.is_ok() {
+                // If only the target of a replacement went, no member misses anything.
+                self.forgive();
+            }
         }
     }
 
     /// Drops members, in memory. False if nothing is to be recorded: they were out already, or too many are.
-    async fn unseat(&self, failures: Vec<Failure>) -> bool {
-        let snapshot = self.shared().snapshot();
-        let mut leaving: Vec<(usize, Failure)> = Vec::new();
+    pub(crate) async fn unseat(&self, failures: Vec<Failure>) -> bool {
+        let mut leaving: Vec<Failure> = Vec::new();
         for failure in failures {
-            if let Some(slot) = snapshot.slot_of(failure.member)
-                && leaving.iter().all(|(taken, _)| *taken != slot)
-            {
-                leaving.push((slot, failure));
+            let is_known = leaving.iter().any(|known| known.member == failure.member);
+            if !is_known && self.records.borrow().members[failure.member.0].is_active() {
+                leaving.push(failure);
             }
         }
+        let snapshot = self.shared().snapshot();
+        spare_the_needed(&snapshot, self.shared().geometry.redundancy(), &mut leaving);
         if leaving.is_empty() {
             return false;
         }
-        let lost = leaving.iter().filter(|(slot, _)| !snapshot.missing.contains(*slot)).count();
-        if snapshot.missing.len() + lost > self.shared().geometry.redundancy() {
+        let mut seats = snapshot.seats.clone();
+        for failure in &leaving {
+            for seat in &mut seats {
+                *seat = seat.without(failure.member);
+            }
+        }
+        let missing = seats.iter().filter(|seat| !seat.is_whole()).count();
+        if missing > self.shared().geometry.redundancy() && !active(Mutant::BeyondRedundancyRecorded) {
             // C3: nothing is written down; an outage of all must not make all faulty.
-            for (_, failure) in leaving {
+            for failure in leaving {
                 self.note(&failure.error);
                 self.events.add(EventKind::ArrayFailed(failure.error));
             }
@@ -189,18 +221,20 @@ impl Home {
             self.work.notify();
             return false;
         }
-        for (_, failure) in &leaving {
+        for failure in &leaving {
             self.note(&failure.error);
             self.put_out(failure.member);
             self.events.add(EventKind::Fail(failure.error.clone()));
             self.records.borrow_mut().fail(failure.member, failure.error.clone());
         }
-        self.change(|seats| {
-            for (slot, _) in &leaving {
-                seats[*slot] = Seat::Empty;
+        for seat in &seats {
+            if let Seat::Recovering(member) = seat {
+                self.records.borrow_mut().promote(member.id);
             }
-        })
-        .await;
+        }
+        if leaving.iter().any(|failure| self.shared().snapshot().slot_of(failure.member).is_some()) {
+            self.change(|now| *now = seats).await;
+        }
         true
     }
 
@@ -211,6 +245,9 @@ impl Home {
         // Before the superblocks say that the log counts, it holds nothing.
         if !self.empty_log(true).await {
             return;
+        }
+        if active(Mutant::GateOpenBeforeDirty) {
+            self.shared().admission.open();
         }
         if active(Mutant::NeverDirty) || self.update_superblocks().await.is_ok() {
             self.shared().admission.take_wanted();
@@ -291,6 +328,8 @@ impl Home {
                 self.records.borrow_mut().distribute(false);
             } else {
                 let dirty_from = self.dirty_from(&snapshot);
+                let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
+                self.records.borrow_mut().need_log(keeps_md_out);
                 let now = (self.shared().options.wall_clock)();
                 self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
             }
@@ -310,7 +349,7 @@ impl Home {
     }
 
     /// From which member byte parity can't be trusted after a crash; `None` for clean.
-    fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
+    pub(crate) fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
         if (self.dirty.get() && !snapshot.log.keeps_clean()) || snapshot.log.is_lost() {
             return Some(0);
         }
@@ -358,14 +397,14 @@ impl Home {
         failures
     }
 
-    /// Writes pages of the bitmap to every member. The caller holds the page lock. Who failed.
+    /// Writes pages of the bitmap to every member that has a slot, or is about to. The caller holds the page lock. Who failed.
     pub(crate) async fn write_bitmap_pages(&self, pages: &[usize]) -> Vec<Failure> {
         let mut writes = Vec::new();
         {
             let records = self.records.borrow();
             let Some(bitmap) = &records.bitmap else { return Vec::new() };
             let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
-            for book in records.active() {
+            for book in records.active().filter(|book| book.is_seated()) {
                 let Some(sector) = book.superblock.bitmap_sector() else { continue };
                 let block = book.device.info().logical_block as usize;
                 for &page in pages {
@@ -386,41 +425,6 @@ impl Home {
             }
         }
         failures
-    }
-
-    /// A member is whole: it is flushed, recorded, and read from now on (C4).
-    async fn recovered(&self, id: MemberId) -> Result<(), IoError> {
-        let (slot, member) = {
-            let records = self.records.borrow();
-            let book = &records.members[id.0];
-            if book.state != MemberState::Recovering {
-                return Err(IoError::Failed);
-            }
-            (book.slot, Arc::clone(&book.member))
-        };
-        let view = self.volume.inner.view();
-        if !active(Mutant::RecoveryWithoutFlush) {
-            let failed = self.volume.inner.flush_members(&view).await;
-            for (slot, error) in failed {
-                self.volume.inner.report(&view, slot, Operation::Flush, 0, error);
-            }
-            if self.shared().has_failures() {
-                self.drop_failed().await;
-            }
-            if self.shared().snapshot().slot_of(id).is_none() {
-                return Err(IoError::Failed);
-            }
-        }
-        self.records.borrow_mut().recovered(id);
-        let device = member.name.clone();
-        self.change(|seats| seats[slot] = Seat::InSync(member)).await;
-        let snapshot = self.shared().snapshot();
-        self.update_superblocks().await?;
-        self.events.add(EventKind::SpareActive { slot, device });
-        if snapshot.is_complete() {
-            snapshot.intent.recovered();
-        }
-        Ok(())
     }
 
     /// Sets every bit of the bitmap on all members. Who failed.
@@ -446,7 +450,9 @@ impl Home {
         let old = self.shared().snapshot();
         let publish = || async {
             let now = self.shared().snapshot();
-            intent.inherit(&now.intent);
+            if !active(Mutant::IntentSwapForgetsMarks) {
+                intent.inherit(&now.intent);
+            }
             if !now.is_complete() {
                 intent.set_missed(0..=intent.len() - 1);
             }
@@ -470,6 +476,7 @@ impl Home {
                     return Err(IoError::Failed);
                 }
                 self.records.borrow_mut().array.bitmap_offset = None;
+                self.records.borrow_mut().forget_bits();
                 self.update_superblocks().await?;
                 self.records.borrow_mut().bitmap = None;
                 publish().await;
@@ -508,7 +515,7 @@ fn wants_dirty(admission: &Admission) -> bool {
     admission.is_wanted() && !admission.is_open() && !admission.is_halted()
 }
 
-fn failure(
+pub(crate) fn failure(
     slot: usize,
     member: MemberId,
     name: &str,
@@ -519,7 +526,7 @@ fn failure(
     Failure { member, error: MemberError { slot, name: name.to_owned(), operation, offset, error } }
 }
 
-fn copy(bytes: &[u8]) -> pinstripe_runtime::Slice {
+pub(crate) fn copy(bytes: &[u8]) -> pinstripe_runtime::Slice {
     let mut buffer = shard::buffer(bytes.len());
     buffer.copy_from_slice(bytes);
     buffer.freeze()

@@ -2,7 +2,10 @@
 
 use pinstripe_parity::Kernel;
 
-use crate::geometry::StripeMap;
+use crate::{
+    geometry::StripeMap,
+    mutants::{Mutant, active},
+};
 
 /// The readable parts of one row range of a stripe, all of the same length.
 pub struct Sources<'a> {
@@ -51,7 +54,8 @@ impl Sources<'_> {
                 } else {
                     out.copy_from_slice(self.q.ok_or(Insufficient)?);
                     self.q_of_survivors(kernel, map, out);
-                    kernel.recover_from_q(out, exponent(map, a));
+                    let wrong = u8::from(active(Mutant::WrongExponentRecovered));
+                    kernel.recover_from_q(out, exponent(map, a).wrapping_add(wrong));
                 }
                 Ok(())
             }
@@ -64,6 +68,9 @@ impl Sources<'_> {
                 out_b.copy_from_slice(q);
                 self.q_of_survivors(kernel, map, out_b);
                 kernel.recover_two(out_a, out_b, exponent(map, a), exponent(map, b));
+                if active(Mutant::RecoverTwoSwapped) {
+                    out_a.swap_with_slice(out_b);
+                }
                 Ok(())
             }
             _ => Err(Insufficient),

@@ -3,8 +3,15 @@
 use pinstripe_md::superblock::Role;
 
 use crate::{
-    advice::Facts, array::Array, error::MemberError, geometry::Geometry, maintenance::SyncProgress,
-    members::MemberStatistics, snapshot::Seat, statistics::Statistics,
+    advice::Facts,
+    array::Array,
+    error::MemberError,
+    geometry::Geometry,
+    maintenance::SyncProgress,
+    members::MemberStatistics,
+    records::{MemberState, Records},
+    snapshot::Seat,
+    statistics::Statistics,
 };
 
 /// See the module.
@@ -32,7 +39,9 @@ pub struct Detail {
     pub events: u64,
     /// By slot.
     pub slots: Vec<SlotDetail>,
-    /// Devices that were dropped.
+    /// Devices that wait for a slot.
+    pub spares: Vec<String>,
+    /// Devices that were dropped: MD's `faulty`.
     pub failed: Vec<FailedMember>,
     /// The bitmap, if there is one.
     pub bitmap: Option<BitmapDetail>,
@@ -72,6 +81,12 @@ pub struct SlotDetail {
     pub state: &'static str,
     /// The device, if somebody holds the slot.
     pub device: Option<String>,
+    /// The device that it is being copied to, if it is being replaced: MD's `replacement`.
+    pub replacement: Option<String>,
+    /// How much of a recovering device, or of the replacement, the superblocks call valid, in bytes.
+    pub recovery_offset: Option<u64>,
+    /// Whether only what the bitmap's bits cover is recovered.
+    pub by_bitmap: bool,
     /// Latency of a small read in nanoseconds, as measured.
     pub read_latency_ns: u32,
     /// Latency of a small write in nanoseconds, as measured.
@@ -124,7 +139,7 @@ impl Array {
             bits: intent.len(),
             bits_set: intent.set_count(),
         });
-        let slots: Vec<SlotDetail> = snapshot.seats.iter().map(slot_detail).collect();
+        let slots: Vec<SlotDetail> = snapshot.seats.iter().map(|seat| slot_detail(seat, &records)).collect();
         let failed = self.failed_members();
         let advice = Facts {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
@@ -151,6 +166,7 @@ impl Array {
             missing: snapshot.missing.len(),
             events: records.array.events,
             slots,
+            spares: spares(&records),
             failed,
             bitmap,
             consistency_policy: self.consistency_policy(),
@@ -192,21 +208,32 @@ impl Array {
     }
 }
 
-fn slot_detail(seat: &Seat) -> SlotDetail {
+fn spares(records: &Records) -> Vec<String> {
+    let spares = records.members.iter().filter(|book| book.state == MemberState::Spare);
+    spares.map(|book| book.member.name.clone()).collect()
+}
+
+fn slot_detail(seat: &Seat, records: &Records) -> SlotDetail {
     let state = match seat {
         Seat::Empty => "missing",
-        Seat::InSync(_) => "in-sync",
+        Seat::InSync(_) | Seat::Replacing { .. } => "in-sync",
         Seat::Recovering(_) => "recovering",
     };
     let member = seat.member();
+    let copied_to = seat.target().or(member).and_then(|target| records.members.get(target.id.0));
+    let recovery = copied_to.map(|book| &book.superblock.member);
     SlotDetail {
         state,
+        replacement: seat.target().map(|target| target.name.clone()),
+        recovery_offset: recovery.and_then(|record| record.recovery_offset).map(|offset| offset.0 * 512),
+        by_bitmap: recovery.is_some_and(|record| record.recovery_by_bitmap),
         device: member.map(|m| m.name.clone()),
         read_latency_ns: member.map_or(0, |m| m.cost.read().latency_ns),
         write_latency_ns: member.map_or(0, |m| m.cost.write().latency_ns),
         slow: member.is_some_and(|m| m.health.is_slow()),
         late_requests: member.map_or(0, |m| m.health.late_requests()),
-        bad_sectors: member.map_or(0, |m| m.bad_blocks.ranges().iter().map(|r| r.end - r.start).sum()),
+        bad_sectors: member
+            .map_or(0, |m| m.bad_blocks.table().blocks().ranges().iter().map(|r| r.end - r.start).sum()),
         statistics: member.map(|m| m.health.statistics()).unwrap_or_default(),
     }
 }

@@ -16,7 +16,12 @@ pub enum Operation {
     Flush,
     /// A write of metadata: superblock or bitmap.
     Metadata,
+    /// Its replacement by another device, which has ended.
+    Replacement,
 }
+
+/// What stands for a slot where a device has none: a spare.
+pub const NO_SLOT: usize = usize::MAX;
 
 impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -25,15 +30,16 @@ impl std::fmt::Display for Operation {
             Self::Write => "write",
             Self::Flush => "flush",
             Self::Metadata => "metadata write",
+            Self::Replacement => "replacement",
         })
     }
 }
 
 /// A request on a member that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("slot {slot} ({name}) {}", self.words())]
+#[error("{} ({name}) {}", slot_words(*slot), self.words())]
 pub struct MemberError {
-    /// The member's slot in the array.
+    /// The member's slot in the array; [`NO_SLOT`] for a spare.
     pub slot: usize,
     /// The member's device.
     pub name: String,
@@ -48,10 +54,15 @@ pub struct MemberError {
 impl MemberError {
     fn words(&self) -> String {
         if self.error.kind == DeviceErrorKind::Removed {
-            return "was taken out by command".to_owned();
+            let replaced = self.operation == Operation::Replacement;
+            return if replaced { "was replaced" } else { "was taken out by command" }.to_owned();
         }
         format!("failed: {} at byte {} of the device: {}", self.operation, self.offset, self.error)
     }
+}
+
+fn slot_words(slot: usize) -> String {
+    if slot == NO_SLOT { "spare".to_owned() } else { format!("slot {slot}") }
 }
 
 /// Why a read, write, flush or discard of the array failed.
@@ -84,6 +95,9 @@ pub enum IoError {
         /// How many chunks of it can't be read.
         missing: usize,
     },
+    /// A member failed or another command was faster.
+    #[error("the array's members have changed meanwhile: look at `pinstripe detail`, and try again")]
+    MembershipChanged,
     /// A member failed and there is nothing to take its place (level 0).
     #[error("{0}")]
     Member(MemberError),

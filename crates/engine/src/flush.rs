@@ -31,7 +31,9 @@ impl VolumeInner {
                 .map_or(Ok(()), |slot| Err(striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
         }
         for (slot, error) in failed {
-            if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error) {
+            if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error)
+                && !active(Mutant::FailedFlushNotAwaited)
+            {
                 self.shared.dropped(member).await?;
             }
         }
@@ -39,18 +41,31 @@ impl VolumeInner {
         self.shared.durable(view.snapshot.generation).await
     }
 
-    /// Flushes every member of `view`; who failed, and how.
+    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
         let mut set = self.sets.take();
-        let mut slots = [0; crate::geometry::MEMBERS_MAX];
-        for slot in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
-            if let Some((_, device)) = view.member(slot) {
-                slots[set.push(device.flush())] = slot;
+        // A slot may have two: its member and the target of its replacement.
+        let mut places = [0; 2 * crate::geometry::MEMBERS_MAX];
+        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
+            if let Some((_, device)) = view.member(place) {
+                places[set.push(device.flush())] = place;
             }
         }
         set.wait().await;
+        if active(Mutant::FlushTriedAgain) {
+            let requests = set.len();
+            for (index, slot) in places.iter().enumerate().take(requests) {
+                if set.take(index).result.is_err()
+                    && let Some((_, device)) = view.member(*slot)
+                {
+                    // Believed whatever it says.
+                    let _ = device.flush().await;
+                }
+            }
+            set.clear();
+        }
         let failed = (0..set.len())
-            .filter_map(|index| set.take(index).result.err().map(|error| (slots[index], error)))
+            .filter_map(|index| set.take(index).result.err().map(|error| (places[index], error)))
             .collect();
         set.clear();
         self.sets.give(set);
@@ -85,7 +100,9 @@ impl VolumeInner {
         };
         let intent = &view.snapshot.intent;
         let mark = intent.mark(intent.regions(offset, chunk), stripe.0);
-        intent.durable(&mark).await;
+        if !active(Mutant::ZeroesBeforeIntent) {
+            intent.durable(&mark).await;
+        }
         let log = &view.snapshot.log;
         let logged = match Box::pin(log.write_whole(self, &view, stripe)).await {
             Ok(logged) => logged,
@@ -93,7 +110,9 @@ impl VolumeInner {
             // The stripe is written by other means then.
             Err(LogError::Member(_) | LogError::Moved) => return Ok(false),
         };
-        self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        if !active(Mutant::ZeroesLeaveCache) {
+            self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
+        }
         let (unsupported, mut dropped) = self.zero_members(&view, stripe).await;
         if !log.is_none() {
             for (slot, error) in self.flush_members(&view).await {
@@ -122,9 +141,9 @@ impl VolumeInner {
         let parity: Set64 =
             [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index).collect();
         let (mut unsupported, mut dropped) = (false, Vec::new());
-        for slot in 0..view.devices.len() {
-            let Some((member, device)) = view.member(slot) else { continue };
-            if active(Mutant::ZeroesLeaveParity) && parity.contains(slot) {
+        for place in 0..view.devices.len() {
+            let Some((member, device)) = view.member(place) else { continue };
+            if active(Mutant::ZeroesLeaveParity) && parity.contains(place) {
                 continue;
             }
             let at = member.data_offset + offset;
@@ -136,7 +155,7 @@ impl VolumeInner {
             }
             if let Err(error) = result {
                 view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
-                dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                dropped.extend(self.report(view, place, Operation::Write, at, error));
             }
         }
         (unsupported, dropped)

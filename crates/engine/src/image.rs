@@ -2,6 +2,8 @@
 
 use pinstripe_runtime::{Buffer, Slice, shard};
 
+use crate::mutants::{Mutant, active};
+
 /// A write's part in one stripe.
 pub struct Piece {
     /// First byte within the stripe's data.
@@ -74,7 +76,7 @@ impl Image {
 
     /// Lays `piece` over what came before it.
     pub fn add(&mut self, piece: Piece) {
-        self.fua |= piece.fua;
+        self.fua |= piece.fua && !(active(Mutant::FuaOfFirstOnly) && self.pieces > 0);
         self.pieces += 1;
         let (start, end) = (piece.start, piece.start + length(&piece.data));
         if self.parts.last().is_none_or(|(at, data)| at + length(data) <= start) {
@@ -87,7 +89,7 @@ impl Image {
             if at < start {
                 self.scratch.push((at, data.slice(0, (part_end.min(start) - at) as usize)));
             }
-            if part_end > end {
+            if part_end > end && !(active(Mutant::OverlaidTailLost) && at < start) {
                 let from = at.max(end);
                 self.scratch.push((from, data.slice((from - at) as usize, (part_end - from) as usize)));
             }

@@ -133,6 +133,8 @@ impl IntentTable {
             #[expect(clippy::reversed_empty_ranges, reason = "nothing to count without a bitmap")]
             return Mark { table: self, regions: 1..=0, lane: 0 };
         }
+        let regions =
+            if active(Mutant::MarkCoversFirstRegion) { *regions.start()..=*regions.start() } else { regions };
         #[expect(clippy::cast_possible_truncation, reason = "only the low bits matter")]
         let lane = stripe as usize % LANES;
         for region in regions.clone() {
@@ -165,6 +167,7 @@ impl IntentTable {
                             self.request(region);
                         }
                     }
+                    CLEARING if active(Mutant::ClearingIgnored) => break,
                     _ => {
                         durable = false;
                         break;

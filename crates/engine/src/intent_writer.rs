@@ -39,6 +39,9 @@ impl Home {
         // A member that could not take the bit is dropped; on load all current members' bits count.
         self.report_failures(failures);
         intent.set(&regions);
+        if active(Mutant::CommitServesLatecomers) {
+            intent.set(&intent.take_requests());
+        }
     }
 
     /// Sets or clears bits in the image and returns the pages that changed.
@@ -98,7 +101,11 @@ impl Home {
             return;
         }
         let view = self.volume.inner.view();
-        let failed = self.volume.inner.flush_members(&view).await;
+        let failed = if active(Mutant::SweepWithoutFlush) {
+            Vec::new()
+        } else {
+            self.volume.inner.flush_members(&view).await
+        };
         if !failed.is_empty() {
             for (slot, error) in failed {
                 self.volume.inner.report(&view, slot, Operation::Flush, 0, error);

@@ -31,7 +31,7 @@ use self::{
 use crate::{
     array::{Array, Home},
     decode::encode,
-    error::{IoError, Operation},
+    error::IoError,
     events::EventKind,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
     mutants::{Mutant, active},
@@ -131,6 +131,8 @@ pub(crate) struct Upkeep {
     pub(crate) sync: RefCell<Option<SyncProgress>>,
     /// What was left unfinished last; it goes on without another event.
     unfinished: Cell<Option<SyncAction>>,
+    /// The last thing that was done is a resync that met sectors which it can't read.
+    resync_in_vain: Cell<bool>,
 }
 
 impl Upkeep {
@@ -144,6 +146,7 @@ impl Upkeep {
             paced: Signal::default(),
             sync: RefCell::default(),
             unfinished: Cell::new(None),
+            resync_in_vain: Cell::new(false),
         }
     }
 }
@@ -162,7 +165,7 @@ impl Drop for Asking<'_> {
 struct Walk {
     action: SyncAction,
     target: Option<(usize, MemberId)>,
-    generation: u64,
+    membership: u64,
     correction: Correction,
     scrub: Option<Rc<Scrub>>,
     next: Cell<u64>,
@@ -200,6 +203,7 @@ impl Walk {
 
 enum Job {
     Recover(usize, MemberId),
+    Replace(usize, MemberId),
     Resync,
     Scrub(Rc<Scrub>),
     Stop,
@@ -208,7 +212,7 @@ enum Job {
 impl Job {
     fn is(&self, action: Option<SyncAction>) -> bool {
         match self {
-            Self::Recover(..) => action == Some(SyncAction::Recovery),
+            Self::Recover(..) | Self::Replace(..) => action == Some(SyncAction::Recovery),
             Self::Resync => action == Some(SyncAction::Resync),
             Self::Scrub(scrub) => action == Some(scrub.action()),
             Self::Stop => false,
@@ -228,16 +232,21 @@ impl Home {
             if !job.is(self.upkeep.unfinished.get()) {
                 self.upkeep.unfinished.set(None);
             }
+            self.upkeep.resync_in_vain.set(false);
             let whole = match job {
                 Job::Stop => return,
-                Job::Recover(slot, member) => self.recover(slot, member).await,
+                Job::Recover(slot, member) | Job::Replace(slot, member) => self.recover(slot, member).await,
                 Job::Resync => self.resync().await,
                 Job::Scrub(scrub) => self.scrub(&scrub).await,
             };
             self.end(whole);
             if !whole && !self.stopped.get() {
                 // Something was in the way. If it was the membership, the next look sees it; if sectors, not too soon.
-                let changed = || self.stopped.get() || self.shared().snapshot().generation != generation;
+                let changed = || {
+                    self.stopped.get()
+                        || self.shared().snapshot().generation != generation
+                        || self.upkeep.resync_in_vain.get() && self.has_scrubs()
+                };
                 shard::timeout(RETRY_NS, self.work.wait_until(changed)).await;
             }
         }
@@ -258,11 +267,24 @@ impl Home {
             {
                 return Some(Job::Recover(slot, member.id));
             }
-            if snapshot.is_complete() && snapshot.intent.resync_count() > 0 {
+            // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of them. Nor do they
+            // keep their member from being replaced.
+            let vain = self.upkeep.resync_in_vain.get();
+            let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
+            if let Some((slot, target)) = snapshot.targets.first()
+                && (!resync || vain)
+            {
+                return Some(Job::Replace(*slot, target.id));
+            }
+            if resync && !(vain && self.has_scrubs()) {
                 return Some(Job::Resync);
             }
         }
         self.upkeep.scrubs.borrow().front().cloned().map(Job::Scrub)
+    }
+
+    fn has_scrubs(&self) -> bool {
+        !self.upkeep.scrubs.borrow().is_empty()
     }
 
     fn begin(&self, action: SyncAction, done: u64, total: u64) {
@@ -305,7 +327,7 @@ impl Home {
         self.walk_along(Walk {
             action,
             target,
-            generation: self.shared().snapshot().generation,
+            membership: self.shared().snapshot().membership,
             correction,
             scrub: None,
             next: Cell::new(stripes.start),
@@ -406,7 +428,7 @@ impl Home {
     fn shall_end(&self, walk: &Walk) -> bool {
         self.stopped.get()
             || self.shared().has_failed()
-            || self.shared().admission.generation() != walk.generation
+            || self.shared().snapshot().membership != walk.membership
             || walk.scrub.as_ref().is_some_and(|scrub| scrub.is_cancelled())
     }
 
@@ -470,16 +492,17 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(stripe).await)
         };
-        let view = self.view();
-        if view.snapshot.generation != walk.generation {
-            return Err(IoError::Stopping);
-        }
-        match self.sync_chunk(&view, walk, stripe, row).await {
-            // What one membership can't read, the next may be able to (C1).
-            Err(IoError::Unreadable { .. }) if self.shared.admission.generation() != walk.generation => {
-                Err(IoError::Stopping)
+        loop {
+            let view = self.view();
+            if view.snapshot.membership != walk.membership {
+                return Err(IoError::Stopping);
             }
-            result => result,
+            let result = self.sync_chunk(&view, walk, stripe, row).await;
+            // What one membership can't read, the next may be able to (C1).
+            let stale = self.shared.admission.generation() != view.snapshot.generation;
+            if !(stale && matches!(result, Err(IoError::Unreadable { .. }))) {
+                return result;
+            }
         }
     }
 
@@ -522,14 +545,30 @@ impl VolumeInner {
         }
     }
 
-    async fn write_sync(&self, view: &View, slot: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
-        let Some((member, device)) = view.member(slot) else { return Err(IoError::Stopping) };
+    /// Writes to a slot: its member, and the target of its replacement.
+    pub(crate) async fn write_sync(
+        &self,
+        view: &View,
+        slot: usize,
+        offset: u64,
+        bytes: Slice,
+    ) -> Result<(), IoError> {
+        for place in view.places(slot) {
+            self.write_place(view, place, offset, bytes.clone()).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_place(&self, view: &View, place: usize, offset: u64, bytes: Slice) -> Result<(), IoError> {
+        let Some((member, device)) = view.member(place) else { return Err(IoError::Stopping) };
         self.counters().member_writes.add(1);
         self.counters().member_write_bytes.add(bytes.len() as u64);
+        let length = bytes.len() as u64;
         if let Err(error) = device.write(member.data_offset + offset, bytes, false).await.result {
-            self.report(view, slot, Operation::Write, member.data_offset + offset, error);
-            return Err(IoError::Stopping);
+            let listed = self.record_bad(view, place, (offset, length), error).await;
+            return if listed { Ok(()) } else { Err(IoError::Stopping) };
         }
+        self.note_written(view, place, offset, length);
         Ok(())
     }
 
@@ -590,8 +629,9 @@ impl VolumeInner {
             };
             let bytes =
                 bytes.ok_or(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })?;
-            self.write_sync(view, slot, geometry.member_offset(stripe) + u64::from(from), bytes).await?;
-            self.counters().corrected_reads.add(1);
+            let at = geometry.member_offset(stripe) + u64::from(from);
+            self.write_sync(view, slot, at, bytes).await?;
+            self.corrected(view, slot, at);
         }
         Ok(())
     }
@@ -601,7 +641,7 @@ impl VolumeInner {
 /// only rows that need it are made from others: what is right as it is must not be replaced by what damage elsewhere in the
 /// stripe makes of it.
 fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &Row) -> Result<(), IoError> {
-    if row.unreadable.is_empty() || to - from <= ROW_BYTES {
+    if row.unreadable.is_empty() || to - from <= ROW_BYTES || active(Mutant::HealsWholeChunk) {
         return Ok(());
     }
     Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })

@@ -33,10 +33,11 @@ use crate::{
     array::{CommandError, Home},
     error::{MemberError, Operation},
     geometry::Geometry,
-    shared::Shared,
-    snapshot::{Member, MemberId},
+    mutants::{Mutant, active},
+    shared::{Failure, Shared},
+    snapshot::{Member, MemberId, Seat, Snapshot, View},
     statistics::Counter,
-    volume::give_up_everywhere,
+    volume::{VolumeInner, give_up_everywhere},
 };
 
 /// How often a request is tried again that a device was too busy for.
@@ -108,6 +109,8 @@ pub struct Health {
     out: AtomicBool,
     /// Shards that wait for it longer than they should.
     slow: AtomicU64,
+    /// Corrected reads that count, and when the last was.
+    corrected: Mutex<(u32, u64)>,
     /// By shard's handle.
     counters: Mutex<Vec<Arc<CachePadded<MemberCounters>>>>,
 }
@@ -115,6 +118,9 @@ pub struct Health {
 impl Health {
     /// Whether nothing may be asked of it (C16).
     fn refuses(&self) -> bool {
+        if active(Mutant::LateMemberAsked) {
+            return false;
+        }
         self.out.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0
     }
 
@@ -135,6 +141,16 @@ impl Health {
             sum.add(counters);
         }
         sum
+    }
+
+    /// Counts a corrected read as MD does: what was counted halves for every hour since the last one.
+    fn count_corrected(&self, now_ns: u64) -> u32 {
+        const HOUR_NS: u64 = 3_600_000_000_000;
+        let mut corrected = self.corrected.lock().unwrap_or_else(PoisonError::into_inner);
+        let hours = u32::try_from(now_ns.saturating_sub(corrected.1) / HOUR_NS).unwrap_or(u32::MAX);
+        let before = corrected.0.checked_shr(hours).unwrap_or(0);
+        *corrected = (before.saturating_add(1), now_ns);
+        corrected.0
     }
 
     /// From now on it is out of the membership and refuses everything.
@@ -187,11 +203,6 @@ impl Supervised {
     /// The limits have changed.
     pub(crate) fn look_again(&self) {
         self.watch.look_from(first_look(&self.core.shared));
-    }
-
-    /// Sectors that could not be read were written anew.
-    pub(crate) fn count_corrected(&self) {
-        self.core.counters.corrected_reads.add(1);
     }
 
     fn refused(&self) -> Option<DeviceError> {
@@ -368,6 +379,41 @@ async fn once_more(
     }
 }
 
+impl VolumeInner {
+    /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written anew. A member that has
+    /// too many of these is dropped, if the array can do without it.
+    pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {
+        self.counters().corrected_reads.add(1);
+        let Some((member, _)) = view.member(slot) else { return };
+        self.device(member).core.counters.corrected_reads.add(1);
+        let count = member.health.count_corrected(shard::now());
+        if count <= self.shared.options.max_read_errors || active(Mutant::CorrectedReadsUnlimited) {
+            return;
+        }
+        if self.shared.snapshot().missing.len() < self.shared.geometry.redundancy() {
+            let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
+            self.report(view, slot, Operation::Read, member.data_offset + offset, error);
+        }
+    }
+}
+
+/// A member that only had too many errors, each of them mended, stays if the array can't do without it.
+pub(crate) fn spare_the_needed(snapshot: &Snapshot, redundancy: usize, leaving: &mut Vec<Failure>) {
+    let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
+    loop {
+        let is_whole = |failure: &&Failure| {
+            let holds = |seat: &Seat| seat.member().is_some_and(|member| member.id == failure.member);
+            snapshot.seats.iter().any(|seat| seat.is_whole() && holds(seat))
+        };
+        let lost = leaving.iter().filter(is_whole).count();
+        if snapshot.missing.len() + lost <= redundancy {
+            return;
+        }
+        let Some(place) = leaving.iter().position(is_tired) else { return };
+        leaving.remove(place);
+    }
+}
+
 impl Home {
     /// The books use the home shard's supervised handles. To be called after every change of the membership.
     pub(crate) fn supervise_books(&self) {
@@ -396,7 +442,11 @@ impl Home {
         let records = self.records.borrow();
         let same = records.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
         let late: u64 = same.map(|book| book.member.health.late_requests()).sum();
-        if late == 0 { Ok(()) } else { Err(CommandError::RequestsUnderWay { name: name.to_owned(), late }) }
+        if late == 0 || active(Mutant::LateMemberAdded) {
+            Ok(())
+        } else {
+            Err(CommandError::RequestsUnderWay { name: name.to_owned(), late })
+        }
     }
 
     /// From now on no member may take for ever, for the array is to end.

@@ -69,6 +69,82 @@ mutants! {
     ZeroesLeaveParity,
     /// Parity of rows that a crash may have torn stands in for data (C10).
     TornParityTrusted,
+    /// A write of another stripe that shares the slot joins the batch.
+    JoinsOtherStripe,
+    /// The slot is freed although somebody has just arrived (C12).
+    ReleaseForgetsArrivals,
+    /// Arrivals are served in the order of the stack, the latest first (C11).
+    ArrivalsNotTurned,
+    /// A new membership doesn't wait for writers under the old one (C1).
+    NotDrained,
+    /// Writers are let in before the superblocks say dirty.
+    GateOpenBeforeDirty,
+    /// A new bitmap doesn't take over which regions need a resync (C8).
+    IntentSwapForgetsMarks,
+    /// Read repair rewrites after the claim under which it reconstructed (C14).
+    RepairOutsideClaim,
+    /// What joins at the freeze isn't planned: acknowledged, but not written.
+    LateJoinerNotPlanned,
+    /// A write to a missing member leaves parity as it was.
+    DegradedParityNotWritten,
+    /// Of a batch only the first write's FUA counts (C5).
+    FuaOfFirstOnly,
+    /// A write that is laid over the middle of another cuts its tail off (C11).
+    OverlaidTailLost,
+    /// Parity of a member that is being rebuilt is used (C1).
+    RebuildingParityTrusted,
+    /// Two lost columns are recovered into each other's place.
+    RecoverTwoSwapped,
+    /// A lost column is recovered from Q with the exponent of another.
+    WrongExponentRecovered,
+    /// Cached parity outlives a change of the membership (C13).
+    CacheIgnoresGeneration,
+    /// Zeroing a stripe leaves its parity in the cache (C13).
+    ZeroesLeaveCache,
+    /// A mark covers only the first region that the rows touch (C7).
+    MarkCoversFirstRegion,
+    /// A group commit answers requests that came after its snapshot (C7).
+    CommitServesLatecomers,
+    /// A writer goes on although its region's bit is being cleared (C7).
+    ClearingIgnored,
+    /// The sweeper clears bits without flushing the members (C4).
+    SweepWithoutFlush,
+    /// Resync says that parity matches before it was flushed (C4).
+    ResyncWithoutFlush,
+    /// An unclean start doesn't resync the dirty regions.
+    UncleanNotResynced,
+    /// Superblock updates don't count events.
+    EventsStandStill,
+    /// The failure past redundancy is written down (C3).
+    BeyondRedundancyRecorded,
+    /// A flush is answered before the member that failed it is out (C2).
+    FailedFlushNotAwaited,
+    /// A failed flush is tried again and then believed (C5).
+    FlushTriedAgain,
+    /// A recovery's progress is recorded without a flush (C4).
+    CheckpointWithoutFlush,
+    /// A spare's superblock says from the start that it has everything.
+    SpareCalledInSync,
+    /// A forced start believes how far a recovery had come.
+    ForcedKeepsCheckpoint,
+    /// A member that was absent at the start isn't called faulty (C2).
+    AbsentNotDisowned,
+    /// Members that a torn update left behind are left one more event behind.
+    UnevenNotLevelled,
+    /// A rebuild leaves out the last stripe.
+    RebuildEndsEarly,
+    /// Resync and check look at P only.
+    ResyncIgnoresQ,
+    /// Level 0 forgets FUA (C5).
+    StripedFuaDropped,
+    /// A stripe is zeroed before its intent bit is durable (C7).
+    ZeroesBeforeIntent,
+    /// A trim takes the stripes that it touches, not only those that it covers (C6).
+    TrimRoundedOutward,
+    /// A write over several stripes is answered before all of them are written.
+    StripesNotAwaited,
+    /// Reconstruction uses what a failed read left in the buffer.
+    RowErrorIgnored,
     /// The journal's tail is moved before the members are flushed (C4).
     TailBeforeFlush,
     /// The journal is written after the members.
@@ -87,16 +163,68 @@ mutants! {
     LogWithoutForcing,
     /// A log's entry names other rows than those that are written.
     LogWrongRange,
+    /// The double-parity log's part for Q takes no heed of coefficients.
+    LogWrongCoefficient,
     /// Replay leaves out the last entry of a record.
     ReplaySkipsEntry,
+    /// The target of a replacement is left out of writes (C1).
+    ReplacementNotWritten,
+    /// The target of a replacement is read before it is whole (C1).
+    ReplacementRead,
+    /// A replacement is switched in without a flush (C4).
+    ReplacementWithoutFlush,
+    /// After a crash the target of a replacement keeps what its member may have got and it not.
+    ReplacementTrusted,
+    /// A re-add leaves out the first region that was dirtied.
+    ReaddSkipsRegion,
+    /// A member is re-added by bitmap although bits were cleared since it went (C9).
+    ReaddIgnoresEvents,
+    /// A member that lost what a failed flush covered is re-added by bitmap.
+    ReaddAfterFailedFlush,
     /// A repair leaves parity in the cache as it was before (C13).
     RepairLeavesCache,
     /// One differing byte is enough to call a chunk wrong, whatever the others say.
     LocateGuesses,
-    /// Rows that wait for a resync are judged by their parities (C10).
-    LocateOutOfSync,
     /// A chunk that was made from the others is taken for read when a wrong one is located.
     LocateDegraded,
+    /// After a read error the whole chunk is made from the others, what could be read of it too.
+    HealsWholeChunk,
+    /// A repair is reported before the members were flushed (C4).
+    RepairWithoutFlush,
+    /// A write that a member did not answer in time is acknowledged before the superblocks know (C2, C16).
+    TimeOutAcknowledged,
+    /// A member that was given up is asked again while it still has requests under way (C16).
+    LateMemberAsked,
+    /// A device may join although it still has requests of an earlier membership under way (C16).
+    LateMemberAdded,
+    /// A member is kept however many of its reads had to be corrected.
+    CorrectedReadsUnlimited,
+    /// A bad block is heeded, but not written down.
+    BadBlockForgotten,
+    /// A bad block is taken off the list before what was written there is durable (C4).
+    BadBlockFreedEarly,
+}
+
+impl Mutant {
+    /// Those that the engine's directed scenes of failures find (`tests/fault_mutants.rs`), rather than the swarm.
+    pub const OF_FAULTS: &[Self] = &[
+        Self::TimeOutAcknowledged,
+        Self::LateMemberAsked,
+        Self::LateMemberAdded,
+        Self::CorrectedReadsUnlimited,
+        Self::BadBlockForgotten,
+        Self::BadBlockFreedEarly,
+    ];
+
+    /// Those that the engine's exhaustive test of the write hole finds, rather than the swarm.
+    pub const OF_LOGS: &[Self] = &[
+        Self::LogAfterData,
+        Self::LogRecordForgotten,
+        Self::LogWithoutForcing,
+        Self::LogWrongRange,
+        Self::LogWrongCoefficient,
+        Self::ReplaySkipsEntry,
+    ];
 }
 
 #[cfg(feature = "mutants")]

@@ -32,8 +32,15 @@ pub struct ArrayOptions {
     pub slow_member_ns: u64,
     /// How long a member may take for a request until it is dropped, in nanoseconds; 0 for ever.
     pub member_timeout_ns: u64,
+    /// Corrected reads after which a member is dropped, if the array can do without it; every hour halves what was counted (MD:
+    /// max_read_errors).
+    pub max_read_errors: u32,
     /// Most writes in one batch.
     pub batch_max: usize,
+    /// Words of the stripe table, rounded up to a power of two: stripes that share one wait for each other.
+    pub stripe_slots: usize,
+    /// Writes of one shard that may wait in the stripe table; more wait for a place in it.
+    pub waiters_per_shard: usize,
     /// Seconds since 1970, for the superblocks' time of update.
     pub wall_clock: fn() -> u64,
 }
@@ -54,7 +61,10 @@ impl Default for ArrayOptions {
             leg_stripes: 256,
             slow_member_ns: 5_000_000_000,
             member_timeout_ns: 30_000_000_000,
+            max_read_errors: 20,
             batch_max: 256,
+            stripe_slots: 1 << 14,
+            waiters_per_shard: 4096,
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         }
     }

@@ -136,7 +136,7 @@ impl VolumeInner {
         mut buffer: Buffer,
         repair: Option<usize>,
     ) -> (Result<(), IoError>, Buffer) {
-        let claim = if active(Mutant::DegradedReadWithoutClaim) {
+        let mut claim = if active(Mutant::DegradedReadWithoutClaim) {
             None
         } else {
             Some(self.claim_alone(piece.stripe).await)
@@ -162,6 +162,9 @@ impl VolumeInner {
         {
             self.counters().reconstructed_reads.add(1);
             buffer.copy_from_slice(&bytes);
+            if active(Mutant::RepairOutsideClaim) {
+                claim = None;
+            }
             if let Some(slot) = repair {
                 self.rewrite(&view, slot, piece, bytes).await;
             }
@@ -207,12 +210,11 @@ impl VolumeInner {
             return;
         }
         let offset = self.parity_geometry().member_offset(piece.stripe) + u64::from(piece.chunk_offset);
-        let Some((member, device)) = view.readable(slot, offset, piece.length.into()) else { return };
-        match device.write(member.data_offset + offset, bytes, false).await.result {
-            Ok(_) => self.counters().corrected_reads.add(1),
-            Err(error) => {
-                self.report(view, slot, Operation::Write, member.data_offset + offset, error);
-            }
+        if view.readable(slot, offset, piece.length.into()).is_none() {
+            return;
+        }
+        if self.write_sync(view, slot, offset, bytes).await.is_ok() {
+            self.corrected(view, slot, offset);
         }
     }
 }

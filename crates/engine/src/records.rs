@@ -6,18 +6,21 @@ use std::{
 };
 
 use pinstripe_md::{
+    bad_block_table::BadBlockTable,
     bitmap::BitmapImage,
-    identity::Timestamp,
+    identity::{Timestamp, Uuid},
     superblock::{ArrayRecord, MemberRecord, ResyncOffset, Role, Superblock},
     units::{MemberSlot, SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Device, DeviceSource};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
-    assembly::Found,
+    assembly::{Found, Seated},
+    bad_blocks::MemberBadBlocks,
     consistency::LogArea,
-    error::MemberError,
-    snapshot::{Member, MemberId},
+    error::{MemberError, NO_SLOT, Operation},
+    mutants::{Mutant, active},
+    snapshot::{Member, MemberId, Seat},
     volume::Unattached,
 };
 
@@ -28,8 +31,25 @@ pub enum MemberState {
     InSync,
     /// Is being rebuilt.
     Recovering,
+    /// Is to take the place of another, which is being copied to it.
+    Replacing,
+    /// Waits for a slot to become empty.
+    Spare,
     /// Was dropped.
     Failed(MemberError),
+    /// Was taken out of the array.
+    Removed,
+}
+
+/// How a device comes to a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seating {
+    /// All of it is rebuilt.
+    Full,
+    /// It was a member: only what was dirtied since is rebuilt.
+    Bitmap,
+    /// It takes the place of a member that stays in use until the copy is whole.
+    Replacement,
 }
 
 /// One device that was ever attached.
@@ -37,8 +57,40 @@ pub(crate) struct MemberBook {
     pub(crate) member: Arc<Member>,
     pub(crate) device: Rc<dyn Device>,
     pub(crate) superblock: Superblock,
+    /// [`NO_SLOT`] for a spare.
     pub(crate) slot: usize,
     pub(crate) state: MemberState,
+    /// Between its recovery offset and this byte only what regions with set bits hold is still to be recovered.
+    pub(crate) valid_but_for_bits: u64,
+}
+
+impl MemberBook {
+    /// Whether the array writes to it: superblocks at least.
+    pub(crate) fn is_active(&self) -> bool {
+        !matches!(self.state, MemberState::Failed(_) | MemberState::Removed)
+    }
+
+    /// Whether it holds a slot, or is about to take one over.
+    pub(crate) fn is_seated(&self) -> bool {
+        self.is_active() && self.state != MemberState::Spare
+    }
+}
+
+/// A device that joins.
+pub(crate) struct Newcomer {
+    /// Its identity before it got a new one.
+    pub(crate) formerly: Option<Uuid>,
+    pub(crate) source: Arc<dyn DeviceSource>,
+    pub(crate) device: Rc<dyn Device>,
+    pub(crate) superblock: Superblock,
+    pub(crate) bad_blocks: BadBlockTable,
+}
+
+impl From<Found> for Newcomer {
+    fn from(found: Found) -> Self {
+        let Found { source, device, superblock, bad_blocks } = found;
+        Self { formerly: None, source, device, superblock, bad_blocks }
+    }
 }
 
 /// See the module.
@@ -53,6 +105,9 @@ pub(crate) struct Records {
     pub(crate) uneven: bool,
     /// The journal device, if there is one.
     pub(crate) journal: Option<JournalBook>,
+    /// A member lost what a failed flush covered, and regions of it may not have their bits any more: at the next
+    /// update events_cleared says that nobody who is out now can come back by bitmap.
+    readd_barred: bool,
 }
 
 /// The journal device: it has no slot.
@@ -66,57 +121,68 @@ pub(crate) struct JournalBook {
 
 impl Records {
     /// Books of what assembly found.
-    pub(crate) fn new(array: ArrayRecord, seats: Vec<Option<Found>>, bitmap: Option<BitmapImage>) -> Self {
-        let mut records = Self { array, members: Vec::new(), bitmap, uneven: false, journal: None };
+    pub(crate) fn new(array: ArrayRecord, found: Seated, bitmap: Option<BitmapImage>) -> Self {
+        let mut records =
+            Self { array, members: Vec::new(), bitmap, uneven: false, journal: None, readd_barred: false };
+        let Seated { seats, targets, spares, .. } = found;
         for (slot, found) in seats.into_iter().enumerate() {
-            if let Some(Found { source, device, superblock, bad_blocks }) = found {
-                let state = if superblock.member.recovery_offset.is_some() {
-                    MemberState::Recovering
-                } else {
-                    MemberState::InSync
-                };
-                records.enter(source, device, superblock, bad_blocks, slot, state);
+            if let Some(found) = found {
+                let recovering = found.superblock.member.recovery_offset.is_some();
+                let state = if recovering { MemberState::Recovering } else { MemberState::InSync };
+                records.enter(found.into(), slot, state);
             }
         }
+        for (slot, target) in targets {
+            records.enter(target.into(), slot, MemberState::Replacing);
+        }
+        for spare in spares {
+            records.enter(spare.into(), NO_SLOT, MemberState::Spare);
+        }
         let current = records.array.events;
-        records.uneven = records.members.iter().any(|book| book.superblock.array.events != current);
+        records.uneven = !active(Mutant::UnevenNotLevelled)
+            && records.members.iter().any(|book| book.superblock.array.events != current);
         records
     }
 
-    /// A device that was left out (not given, out of date, a replacement that isn't served) misses everything that is
-    /// written from now on. The next superblocks call it faulty, whatever the table said: one event behind counts as
-    /// current, and by that it would be taken back with old data (C2).
+    /// A device that was left out (not given, or out of date) misses everything that is written from now on. The next
+    /// superblocks call it faulty, whatever the table said: one event behind counts as current, and by that it would be
+    /// taken back with old data (C2). An update later it is two behind, and its number is free, as after `remove`.
     fn disown_absent(&mut self) {
-        let here: Vec<usize> =
-            self.active().map(|book| usize::from(book.superblock.member.dev_number.0)).collect();
+        let number = |book: &MemberBook| usize::from(book.superblock.member.dev_number.0);
+        let here: Vec<usize> = self.active().map(number).collect();
+        let known = self.members.iter().filter(|book| book.state != MemberState::Removed);
+        let known: Vec<usize> = known.map(number).collect();
         for (number, role) in self.array.roles.iter_mut().enumerate() {
-            if matches!(role, Role::Slot(_)) && !here.contains(&number) {
-                *role = Role::Faulty;
+            match role {
+                Role::Slot(_) if !here.contains(&number) => *role = Role::Faulty,
+                Role::Faulty if !known.contains(&number) => *role = Role::Spare,
+                _ => {}
             }
         }
     }
 
     /// Enters a device.
-    pub(crate) fn enter(
-        &mut self,
-        source: Arc<dyn DeviceSource>,
-        device: Rc<dyn Device>,
-        superblock: Superblock,
-        bad_blocks: pinstripe_md::bad_blocks::BadBlocks,
-        slot: usize,
-        state: MemberState,
-    ) -> Arc<Member> {
+    pub(crate) fn enter(&mut self, newcomer: Newcomer, slot: usize, state: MemberState) -> Arc<Member> {
+        let Newcomer { source, device, superblock, bad_blocks, .. } = newcomer;
         let member = Arc::new(Member {
             id: MemberId(self.members.len()),
             name: device.info().name.clone(),
             source: Mutex::new(Some(source)),
             data_offset: superblock.member.data_offset.0 * SECTOR_BYTES,
-            bad_blocks,
+            bad_blocks: MemberBadBlocks::new(bad_blocks, &superblock, &*device),
             cost: crate::cost::MemberCost::default(),
             log_area: Mutex::new(LogArea::of(&superblock)),
             health: crate::members::Health::default(),
         });
-        self.members.push(MemberBook { member: Arc::clone(&member), device, superblock, slot, state });
+        let book = Arc::clone(&member);
+        self.members.push(MemberBook {
+            member: book,
+            device,
+            superblock,
+            slot,
+            state,
+            valid_but_for_bits: 0,
+        });
         member
     }
 
@@ -124,9 +190,34 @@ impl Records {
         &mut self.members[id.0]
     }
 
-    /// Devices that are written to, in order.
+    /// Devices whose superblocks are written, in order.
     pub(crate) fn active(&self) -> impl Iterator<Item = &MemberBook> {
-        self.members.iter().filter(|book| !matches!(book.state, MemberState::Failed(_)))
+        self.members.iter().filter(|book| book.is_active())
+    }
+
+    /// The books of a device by its identity, if it is still known.
+    pub(crate) fn find(&self, device: Uuid) -> impl Iterator<Item = &MemberBook> {
+        self.members.iter().filter(move |book| {
+            book.state != MemberState::Removed && book.superblock.member.device_uuid == device
+        })
+    }
+
+    /// The membership that the books describe, of an array of so many slots.
+    pub(crate) fn seats(&self, slots: usize) -> Vec<Seat> {
+        let mut seats: Vec<Seat> = (0..slots).map(|_| Seat::Empty).collect();
+        for book in &self.members {
+            let Some(seat) = seats.get_mut(book.slot) else { continue };
+            let member = Arc::clone(&book.member);
+            *seat = match (&book.state, &*seat) {
+                (MemberState::Recovering, _) => Seat::Recovering(member),
+                (MemberState::Replacing, Seat::InSync(old)) => {
+                    Seat::Replacing { member: Arc::clone(old), target: member }
+                }
+                (MemberState::InSync, _) => Seat::InSync(member),
+                _ => continue,
+            };
+        }
+        seats
     }
 
     /// Sets a device's entry in the roles table.
@@ -140,17 +231,65 @@ impl Records {
     /// Drops a device: the others will say that it is faulty; its own superblock stays as it is.
     pub(crate) fn fail(&mut self, id: MemberId, error: MemberError) {
         self.set_role(id, Role::Faulty);
+        self.readd_barred |= error.operation == Operation::Flush && !active(Mutant::ReaddAfterFailedFlush);
         let book = self.book(id);
         book.member.release();
         book.device = Rc::new(Unattached::new(&error.name, error.error));
         book.state = MemberState::Failed(error);
     }
 
+    /// Takes a device out of the array: nobody has its number any more.
+    pub(crate) fn remove(&mut self, id: MemberId) {
+        let number = self.members[id.0].superblock.member.dev_number;
+        let shared =
+            self.active().any(|book| book.member.id != id && book.superblock.member.dev_number == number);
+        if !shared {
+            self.set_role(id, Role::Spare);
+        }
+        let book = self.book(id);
+        book.member.release();
+        let error = DeviceError::of(DeviceErrorKind::Removed);
+        book.device = Rc::new(Unattached::new(&book.member.name, error));
+        book.state = MemberState::Removed;
+    }
+
+    /// A device takes a slot, or is to take it over from its member: nothing of it is valid yet, or, by bitmap, all but
+    /// what the set bits cover.
+    pub(crate) fn seat(&mut self, id: MemberId, slot: usize, how: Seating) {
+        let number = MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX));
+        self.set_role(id, Role::Slot(number));
+        let replaces = how == Seating::Replacement;
+        let book = self.book(id);
+        book.slot = slot;
+        book.state = if replaces { MemberState::Replacing } else { MemberState::Recovering };
+        book.valid_but_for_bits = 0;
+        let member = &mut book.superblock.member;
+        member.recovery_offset = Some(Sector(0)).filter(|_| !active(Mutant::SpareCalledInSync));
+        member.recovery_by_bitmap = how == Seating::Bitmap;
+        member.replacement = replaces;
+    }
+
     /// A device became whole.
     pub(crate) fn recovered(&mut self, id: MemberId) {
         let book = self.book(id);
         book.state = MemberState::InSync;
-        book.superblock.member.recovery_offset = None;
+        let member = &mut book.superblock.member;
+        (member.recovery_offset, member.recovery_by_bitmap, member.replacement) = (None, false, false);
+    }
+
+    /// The member that a device was to replace is gone: it goes on as one that is being rebuilt.
+    pub(crate) fn promote(&mut self, id: MemberId) {
+        let book = self.book(id);
+        book.state = MemberState::Recovering;
+        book.superblock.member.replacement = false;
+    }
+
+    /// The bitmap goes, or gets other regions: who was being recovered by its bits is recovered whole.
+    pub(crate) fn forget_bits(&mut self) {
+        for book in &mut self.members {
+            book.superblock.member.recovery_by_bitmap = false;
+            book.valid_but_for_bits = 0;
+        }
     }
 
     /// Everything below `offset` bytes of a recovering device is valid.
@@ -164,42 +303,63 @@ impl Records {
     /// No recovering device has anything valid.
     pub(crate) fn recover_anew(&mut self) {
         for book in &mut self.members {
-            if let Some(offset) = &mut book.superblock.member.recovery_offset {
-                *offset = Sector(0);
+            let member = &mut book.superblock.member;
+            if book.state == MemberState::Recovering && member.recovery_offset.is_some() {
+                (member.recovery_offset, member.recovery_by_bitmap) = (Some(Sector(0)), false);
             }
         }
+    }
+
+    /// After a crash a member and the target of its replacement may hold different bytes where it was being written,
+    /// from byte `dirty` of the members on at the earliest, and with a bitmap only where bits are set. What was copied
+    /// there is no copy any more. True if that concerns anybody; then the superblocks must say so before anything else.
+    pub(crate) fn distrust_copies(&mut self, dirty: u64) -> bool {
+        let by_bits = self.bitmap.is_some();
+        let mut any = false;
+        for book in self.members.iter_mut().filter(|book| book.state == MemberState::Replacing) {
+            if let Some(offset) = &mut book.superblock.member.recovery_offset
+                && offset.0 * SECTOR_BYTES > dirty
+                && !active(Mutant::ReplacementTrusted)
+            {
+                book.valid_but_for_bits = if by_bits { offset.0 * SECTOR_BYTES } else { 0 };
+                *offset = Sector(dirty / SECTOR_BYTES);
+                any = true;
+            }
+        }
+        any
     }
 
     /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with it.
     pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
-        self.disown_absent();
-        self.array.events += 1;
+        if !active(Mutant::AbsentNotDisowned) {
+            self.disown_absent();
+        }
+        self.array.events += u64::from(!active(Mutant::EventsStandStill));
         self.array.updated = Timestamp::new(now, 0);
         self.array.resync_offset = dirty_from
             .map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
-        self.distribute(complete);
+        let barred = std::mem::take(&mut self.readd_barred);
+        self.distribute(complete || barred);
     }
 
-    /// Gives every member the record as it is.
-    pub(crate) fn distribute(&mut self, complete: bool) {
+    /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name one at all.
+    pub(crate) fn need_log(&mut self, needed: bool) {
+        let named = self.active().all(|book| book.superblock.member.double_parity_log.is_some());
+        self.array.needs_double_parity_log = needed && named;
+    }
+
+    /// Gives every member the record as it is; with `clears` bits may be cleared from it on (events_cleared).
+    pub(crate) fn distribute(&mut self, clears: bool) {
         let events = self.array.events;
         if let Some(bitmap) = &mut self.bitmap {
-            let cleared = if complete { events } else { bitmap.header().events_cleared };
+            let cleared = if clears { events } else { bitmap.header().events_cleared };
             bitmap.set_events(events, cleared);
         }
-        for book in &mut self.members {
-            if !matches!(book.state, MemberState::Failed(_)) {
-                book.superblock.array = self.array.clone();
-            }
+        for book in self.members.iter_mut().filter(|book| book.is_active()) {
+            book.superblock.array = self.array.clone();
         }
         if let Some(journal) = &mut self.journal {
             journal.superblock.array = self.array.clone();
         }
-    }
-
-    /// Gives a device a seat.
-    pub(crate) fn seat(&mut self, id: MemberId, slot: usize) {
-        let slot = MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX));
-        self.set_role(id, Role::Slot(slot));
     }
 }

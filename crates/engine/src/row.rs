@@ -9,6 +9,7 @@ use crate::{
     decode::Sources,
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    mutants::{Mutant, active},
     snapshot::View,
     volume::VolumeInner,
 };
@@ -159,6 +160,9 @@ impl VolumeInner {
             let outcome = set.take(index);
             match (outcome.result, outcome.buffer) {
                 (Ok(_), Some(buffer)) => row.put(map, slot, buffer.freeze()),
+                (Err(_), Some(buffer)) if active(Mutant::RowErrorIgnored) => {
+                    row.put(map, slot, buffer.freeze());
+                }
                 (Err(error), _) => {
                     row.unreadable.insert(slot);
                     if error.kind != DeviceErrorKind::Media {

@@ -10,6 +10,7 @@ use pinstripe_runtime::{
 
 use crate::{
     admission::Admission,
+    bad_blocks::Reports,
     error::{IoError, MemberError},
     geometry::Geometry,
     image::Piece,
@@ -22,11 +23,6 @@ use crate::{
 
 /// What a batch answers.
 pub type Answer = Result<(), IoError>;
-
-/// Slots of the stripe table.
-const STRIPE_SLOTS: usize = 1 << 14;
-/// Requests of one shard that may wait for claims at a time.
-const WAITERS_PER_SHARD: usize = 4096;
 
 /// See the module.
 pub struct Shared {
@@ -53,6 +49,8 @@ pub struct Shared {
     durable: AtomicU64,
     durable_changed: Signal,
     failures: Mutex<Vec<Failure>>,
+    /// For the controller: sectors that turned bad or good.
+    pub(crate) bad_reports: Reports,
     /// Too many members failed (C3), or the superblocks can't be written.
     failed: AtomicBool,
     /// How long a member may take for a request; 0 for ever.
@@ -141,9 +139,10 @@ impl Shared {
         shards: Vec<ShardHandle>,
     ) -> Self {
         let count = shards.len();
+        let (slots, waiters) = (options.stripe_slots, options.waiters_per_shard);
         Self {
             geometry,
-            stripes: StripeTable::new(STRIPE_SLOTS, count, WAITERS_PER_SHARD),
+            stripes: StripeTable::new(slots, count, waiters.max(1)),
             admission: Admission::new(count, snapshot.generation),
             cache: ParityCache::new(options.parity_cache_bytes),
             member_limit_ns: AtomicU64::new(options.member_timeout_ns),
@@ -156,6 +155,7 @@ impl Shared {
             durable_changed: Signal::default(),
             current: Mutex::new(Arc::new(snapshot)),
             failures: Mutex::default(),
+            bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
         }
     }
@@ -224,6 +224,7 @@ impl Shared {
         self.admission.halt();
         self.durable_changed.notify();
         self.snapshot().log.wake();
+        self.bad_reports.wake();
     }
 
     /// How long a member may take for a request, in nanoseconds; 0 for ever.

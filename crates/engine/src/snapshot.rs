@@ -5,10 +5,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use pinstripe_md::bad_blocks::BadBlocks;
+use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
+    bad_blocks::MemberBadBlocks,
     consistency::{Log, LogArea},
     cost::MemberCost,
     geometry::Set64,
@@ -31,8 +32,8 @@ pub struct Member {
     pub(crate) source: Mutex<Option<Arc<dyn DeviceSource>>>,
     /// Where data begins on the device, in bytes.
     pub data_offset: u64,
-    /// Ranges that must not be read, in absolute sectors of the device.
-    pub bad_blocks: BadBlocks,
+    /// Its bad-block log; which ranges must not be read is in the snapshot.
+    pub bad_blocks: MemberBadBlocks,
     /// What its requests cost, measured.
     pub cost: MemberCost,
     /// Where the array's log lies on it, if there is one.
@@ -50,14 +51,45 @@ pub enum Seat {
     InSync(Arc<Member>),
     /// A member that is being rebuilt: it gets every write, and no read.
     Recovering(Arc<Member>),
+    /// A member that has everything, and the one that is to take its place: that gets every write too, and no read.
+    Replacing {
+        /// Who has everything.
+        member: Arc<Member>,
+        /// Who is being copied to.
+        target: Arc<Member>,
+    },
 }
 
 impl Seat {
-    /// The member that takes writes.
+    /// The member that holds the slot and takes its writes.
     pub fn member(&self) -> Option<&Arc<Member>> {
         match self {
             Self::Empty => None,
-            Self::InSync(member) | Self::Recovering(member) => Some(member),
+            Self::InSync(member) | Self::Recovering(member) | Self::Replacing { member, .. } => Some(member),
+        }
+    }
+
+    /// The device that is to replace the member, and takes every write too.
+    pub fn target(&self) -> Option<&Arc<Member>> {
+        match self {
+            Self::Replacing { target, .. } => Some(target),
+            _ => None,
+        }
+    }
+
+    /// Whether the slot's member has everything.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Self::InSync(_) | Self::Replacing { .. })
+    }
+
+    /// The seat that is left when `member` goes: the target of a replacement goes on as a recovery.
+    #[must_use]
+    pub fn without(&self, gone: MemberId) -> Self {
+        match self {
+            Self::Replacing { member, target } if target.id == gone => Self::InSync(Arc::clone(member)),
+            Self::Replacing { member, target } if member.id == gone => Self::Recovering(Arc::clone(target)),
+            Self::InSync(member) | Self::Recovering(member) if member.id == gone => Self::Empty,
+            other => other.clone(),
         }
     }
 }
@@ -75,6 +107,12 @@ pub struct Snapshot {
     pub recovering: Set64,
     /// Slots of members with known bad blocks.
     pub with_bad_blocks: Set64,
+    /// By slot: what its member's log lists.
+    bad_blocks: Vec<Option<Arc<BadBlockTable>>>,
+    /// The generation of the last change that was more than one of the bad blocks.
+    pub membership: u64,
+    /// The targets of replacements, each with its slot.
+    pub targets: Vec<(usize, Arc<Member>)>,
     /// The write intent that goes with this membership.
     pub intent: Arc<IntentTable>,
     /// The log that goes with this membership.
@@ -87,10 +125,45 @@ impl Snapshot {
         let slots = |wanted: fn(&Seat) -> bool| -> Set64 {
             (0..seats.len()).filter(|&slot| wanted(&seats[slot])).collect()
         };
-        let missing = slots(|s| !matches!(s, Seat::InSync(_)));
+        let missing = slots(|s| !s.is_whole());
         let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
-        let with_bad_blocks = slots(|s| s.member().is_some_and(|member| !member.bad_blocks.is_empty()));
-        Self { generation, seats, missing, recovering, with_bad_blocks, intent, log }
+        let target = |(slot, seat): (usize, &Seat)| Some((slot, Arc::clone(seat.target()?)));
+        let targets = seats.iter().enumerate().filter_map(target).collect();
+        let mut snapshot = Self {
+            targets,
+            generation,
+            missing,
+            recovering,
+            with_bad_blocks: Set64::EMPTY,
+            bad_blocks: Vec::new(),
+            membership: generation,
+            intent,
+            log,
+            seats,
+        };
+        snapshot.look_at_bad_blocks();
+        snapshot
+    }
+
+    /// Takes over what the members' logs list now.
+    pub(crate) fn look_at_bad_blocks(&mut self) {
+        let table = |seat: &Seat| seat.member().map(|member| member.bad_blocks.table());
+        self.bad_blocks = self.seats.iter().map(table).collect();
+        let lists =
+            |slot: &usize| self.bad_blocks[*slot].as_ref().is_some_and(|table| !table.blocks().is_empty());
+        self.with_bad_blocks = (0..self.seats.len()).filter(lists).collect();
+    }
+
+    /// Whether a range of a slot's member (in bytes, relative to its data) overlaps a known bad block.
+    pub fn is_bad(&self, slot: usize, offset: u64, length: u64) -> bool {
+        if !self.with_bad_blocks.contains(slot) {
+            return false;
+        }
+        let (Some(member), Some(table)) = (self.seats[slot].member(), &self.bad_blocks[slot]) else {
+            return false;
+        };
+        let (start, end) = (member.data_offset + offset, member.data_offset + offset + length);
+        table.blocks().first_overlap(start / 512..end.div_ceil(512)).is_some()
     }
 
     /// Slots that can't even be written.
@@ -103,24 +176,51 @@ impl Snapshot {
         self.missing.is_empty()
     }
 
-    /// The slot that `member` holds.
+    /// The slot that `member` holds, or is to take over.
     pub fn slot_of(&self, member: MemberId) -> Option<usize> {
-        self.seats.iter().position(|seat| seat.member().is_some_and(|m| m.id == member))
+        let is = |m: &Arc<Member>| m.id == member;
+        self.seats.iter().position(|seat| seat.member().is_some_and(is) || seat.target().is_some_and(is))
     }
 }
 
-/// A snapshot with one shard's device handles, by slot.
+/// A snapshot with one shard's device handles.
+///
+/// They are counted by *place*: the slots, and behind them the targets of replacements. What is to reach every device
+/// (a flush, say) goes over all places; what is written to a slot goes to [`View::places`].
 pub struct View {
     /// The membership.
     pub snapshot: Arc<Snapshot>,
-    /// The devices of the members, `None` where the seat is empty.
+    /// The devices by place, `None` where the seat is empty.
     pub devices: Vec<Option<Rc<dyn Device>>>,
 }
 
 impl View {
-    /// The member and device of a slot, if anybody holds it.
-    pub fn member(&self, slot: usize) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
-        self.snapshot.seats[slot].member().zip(self.devices[slot].as_ref())
+    /// The member and device of a place, if anybody holds it.
+    pub fn member(&self, place: usize) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
+        let slots = self.snapshot.seats.len();
+        let member = match place.checked_sub(slots) {
+            None => self.snapshot.seats[place].member(),
+            Some(number) => self.snapshot.targets.get(number).map(|(_, target)| target),
+        };
+        member.zip(self.devices.get(place).and_then(Option::as_ref))
+    }
+
+    /// The slot that a place belongs to.
+    pub fn slot_at(&self, place: usize) -> usize {
+        let number = place.checked_sub(self.snapshot.seats.len());
+        number.and_then(|number| self.snapshot.targets.get(number)).map_or(place, |(slot, _)| *slot)
+    }
+
+    /// Where the target of a slot's replacement is, if there is one.
+    pub fn target_place(&self, slot: usize) -> Option<usize> {
+        let number = self.snapshot.targets.iter().position(|(replaced, _)| *replaced == slot)?;
+        Some(self.snapshot.seats.len() + number)
+    }
+
+    /// The places that take what is written to a slot: the slot itself, and the target of its replacement (C1).
+    pub fn places(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
+        let target = if active(Mutant::ReplacementNotWritten) { None } else { self.target_place(slot) };
+        std::iter::once(slot).chain(target)
     }
 
     /// The member and device of a slot that has everything, if `length` bytes at member offset `offset` are not known to be bad there.
@@ -129,7 +229,8 @@ impl View {
         if self.snapshot.missing.contains(slot) && !recovering {
             return None;
         }
-        self.member(slot).filter(|(member, _)| !member.is_bad(offset, length))
+        let place = self.target_place(slot).filter(|_| active(Mutant::ReplacementRead)).unwrap_or(slot);
+        self.member(place).filter(|_| !self.snapshot.is_bad(slot, offset, length))
     }
 }
 
@@ -138,7 +239,7 @@ impl View {
     pub fn unreadable(&self, offset: u64, length: u64) -> Set64 {
         let mut slots = self.snapshot.missing;
         for slot in self.snapshot.with_bad_blocks {
-            if self.snapshot.seats[slot].member().is_some_and(|member| member.is_bad(offset, length)) {
+            if self.snapshot.is_bad(slot, offset, length) {
                 slots.insert(slot);
             }
         }
@@ -161,14 +262,5 @@ impl Member {
     /// Where the array's log lies on it, if there is one.
     pub(crate) fn log_area(&self) -> Option<LogArea> {
         *self.log_area.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a range (in bytes, relative to the data) overlaps a known bad block.
-    pub fn is_bad(&self, offset: u64, length: u64) -> bool {
-        if self.bad_blocks.is_empty() {
-            return false;
-        }
-        let (start, end) = (self.data_offset + offset, self.data_offset + offset + length);
-        self.bad_blocks.first_overlap(start / 512..end.div_ceil(512)).is_some()
     }
 }

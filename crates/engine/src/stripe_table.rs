@@ -23,6 +23,8 @@
 
 use std::{future::Future, pin::Pin, task::Context, task::Poll, task::Waker};
 
+use crate::mutants::{Mutant, active};
+
 use pinstripe_runtime::{
     Signal,
     atomics::{AtomicU32, AtomicU64, Mutex, Ordering},
@@ -292,11 +294,8 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
         while number != END {
             let node = self.table.node(number);
             let next = node.next.load(Ordering::Relaxed);
-            let payload = if joined < limit && node.stripe.load(Ordering::Relaxed) == self.stripe {
-                locked(&node.data).payload.take()
-            } else {
-                None
-            };
+            let same = node.stripe.load(Ordering::Relaxed) == self.stripe || active(Mutant::JoinsOtherStripe);
+            let payload = if joined < limit && same { locked(&node.data).payload.take() } else { None };
             if let Some(payload) = payload {
                 joined += 1;
                 Self::append(self.table, &mut self.followers, number);
@@ -328,7 +327,20 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
     /// Moves what was pushed to the word to the end of the queue, in arrival order.
     fn take_arrivals(&mut self) {
         #[expect(clippy::cast_possible_truncation, reason = "the low half of the word is the head")]
-        let mut number = self.table.slots[self.slot].swap(HELD, Ordering::AcqRel) as u32;
+        let number = self.table.slots[self.slot].swap(HELD, Ordering::AcqRel) as u32;
+        let mut turned = self.turn(number);
+        if active(Mutant::ArrivalsNotTurned) {
+            turned = self.turn(turned);
+        }
+        while turned != END {
+            let after = self.table.node(turned).next.load(Ordering::Relaxed);
+            Self::append(self.table, &mut self.queue, turned);
+            turned = after;
+        }
+    }
+
+    /// Turns the list round that begins with `number`.
+    fn turn(&self, mut number: u32) -> u32 {
         let mut turned = END;
         while number != END {
             let next = &self.table.node(number).next;
@@ -337,11 +349,7 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
             turned = number;
             number = after;
         }
-        while turned != END {
-            let after = self.table.node(turned).next.load(Ordering::Relaxed);
-            Self::append(self.table, &mut self.queue, turned);
-            turned = after;
-        }
+        turned
     }
 
     fn pop(table: &StripeTable<P, R>, list: &mut List) -> Option<u32> {
@@ -388,7 +396,9 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
                     return;
                 }
                 self.queue = queue;
-            } else if word.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed).is_ok() {
+            } else if word.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed).is_ok()
+                || active(Mutant::ReleaseForgetsArrivals) && word.swap(FREE, Ordering::Release) != FREE
+            {
                 return;
             } else {
                 self.take_arrivals();

@@ -1,10 +1,11 @@
 //! Level 0: no redundancy, no stripes to keep consistent, no state on disk that changes. A member's error is the request's error.
 
-use pinstripe_runtime::{Buffer, DeviceError, Slice};
+use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission};
 
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
+    mutants::{Mutant, active},
     snapshot::View,
     volume::VolumeInner,
 };
@@ -24,9 +25,14 @@ impl VolumeInner {
         let mut places = Vec::new();
         for extent in extents {
             let buffer = rest.split_to(usize::try_from(extent.length).unwrap_or(usize::MAX));
-            if let Some(submission) =
-                self.submit_read(&view, extent.slot.index(), extent.member_offset, buffer)
-            {
+            let slot = extent.slot.index();
+            let submission = if view.snapshot.is_bad(slot, extent.member_offset, extent.length) {
+                // Nothing stands in for what the log says must not be read.
+                Some(Submission::done(Err(DeviceError::of(DeviceErrorKind::Media)), Some(buffer)))
+            } else {
+                self.submit_read(&view, slot, extent.member_offset, buffer)
+            };
+            if let Some(submission) = submission {
                 set.push(submission);
                 places.push((extent.slot.index(), extent.member_offset));
             }
@@ -64,7 +70,7 @@ impl VolumeInner {
                 set.push(device.write(
                     member.data_offset + extent.member_offset,
                     data.slice(done, length),
-                    fua,
+                    fua && !active(Mutant::StripedFuaDropped),
                 ));
                 places.push((extent.slot.index(), extent.member_offset));
             }

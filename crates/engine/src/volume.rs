@@ -22,6 +22,7 @@ use crate::{
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     image::Piece,
     members::Supervised,
+    mutants::{Mutant, active},
     plan::Price,
     row::Row,
     shared::{Answer, Shared},
@@ -194,6 +195,9 @@ impl Volume {
                 branch.finish(volume.inner.write_stripe(part.stripe, piece).await);
             });
         }
+        if active(Mutant::StripesNotAwaited) {
+            return Ok(());
+        }
         all.wait().await
     }
 
@@ -245,7 +249,10 @@ impl Volume {
     async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
         let Geometry::Parity(geometry) = &self.inner.shared.geometry else { return Ok((offset, offset)) };
         let stripe_bytes = u64::from(geometry.stripe_bytes());
-        let (first, last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        let (mut first, mut last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
+        if active(Mutant::TrimRoundedOutward) {
+            (first, last) = (offset / stripe_bytes, (offset + length).div_ceil(stripe_bytes));
+        }
         if first >= last || !self.inner.can_zero() {
             return Ok((offset, offset));
         }
@@ -287,8 +294,10 @@ impl VolumeInner {
 
     fn adopt(&self) {
         let snapshot = self.shared.snapshot();
-        let device = |member| self.device(member) as Rc<dyn Device>;
-        let devices = snapshot.seats.iter().map(|seat| seat.member().map(device)).collect();
+        let device = |member: &Arc<Member>| self.device(member) as Rc<dyn Device>;
+        let seated = snapshot.seats.iter().map(|seat| seat.member().map(device));
+        let targets = snapshot.targets.iter().map(|(_, target)| Some(device(target)));
+        let devices = seated.chain(targets).collect();
         // A device that left the array is let go of, and nobody waits for it; requests under way still hold it.
         for (index, device) in self.devices.borrow_mut().iter_mut().enumerate() {
             if snapshot.slot_of(MemberId(index)).is_none()
@@ -329,16 +338,17 @@ impl VolumeInner {
         count.is_multiple_of(SAMPLE_EVERY)
     }
 
-    /// Drops a member that failed, and returns what it was dropped for.
+    /// Drops the member of a place because it failed. Returns which it is.
     pub(crate) fn report(
         &self,
         view: &View,
-        slot: usize,
+        place: usize,
         operation: Operation,
         offset: u64,
         error: DeviceError,
     ) -> Option<MemberId> {
-        let (member, _) = view.member(slot)?;
+        let (member, _) = view.member(place)?;
+        let slot = view.slot_at(place);
         let error = MemberError { slot, name: member.name.clone(), operation, offset, error };
         self.shared.report(member.id, error);
         Some(member.id)

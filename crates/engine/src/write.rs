@@ -17,6 +17,7 @@ use std::ops::Deref;
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use crate::{
+    bad_blocks::Listing,
     consistency::{self, Batch, LogError, Logged},
     cost::UNKNOWN,
     decode::{Sources, encode, exponent},
@@ -54,10 +55,12 @@ pub(crate) struct WriteContext {
     /// Slots whose sectors could not be read.
     avoid: Set64,
     set: SubmissionSet,
-    /// The transfer of each request in the set.
+    /// The transfer of each request in the set; of a write, with its place in the view.
     requests: Vec<Transfer>,
     /// Members that failed a write and must be out before the acknowledgement.
     dropped: Vec<MemberId>,
+    /// Sectors that a member refused, which must be in its log before the acknowledgement.
+    listings: Vec<Listing>,
     /// The log can't take the batch in one: what comes after the image, last first. Nobody joins any more.
     rest: Vec<Parts>,
     is_split: bool,
@@ -86,6 +89,7 @@ impl Default for WriteContext {
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
             requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
             dropped: Vec::new(),
+            listings: Vec::new(),
             rest: Vec::new(),
             is_split: false,
             timed: false,
@@ -149,7 +153,7 @@ impl VolumeInner {
             match self.attempt(stripe, &mut claim, context).await {
                 Ok(generation) => match context.rest.pop() {
                     Some(parts) => context.image.load(parts),
-                    None => break self.acknowledge(generation, context).await,
+                    None => break self.acknowledge(stripe, generation, context).await,
                 },
                 Err(Again::Replan) => self.counters().replans.add(1),
                 Err(Again::Without(member)) => {
@@ -195,7 +199,7 @@ impl VolumeInner {
         let mark = self.prepare(&view, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
-        let late = if self.join(claim, context) > 0 {
+        let late = if self.join(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
             self.counters().joined_late.add(1);
             Some(self.prepare(&view, stripe, context).await.map_err(stale)?)
         } else {
@@ -617,11 +621,13 @@ impl VolumeInner {
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
-            if let Some((member, device)) = view.member(slot.index()).filter(|_| !skip) {
+            for place in view.places(slot.index()) {
+                let Some((member, device)) = view.member(place).filter(|_| !skip) else { continue };
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
                 set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
-                requests.push(Transfer { slot, start, end: start });
+                let end = start + u32::try_from(data.len()).unwrap_or(u32::MAX);
+                requests.push(Transfer { slot: MemberSlot(place.to_le_bytes()[0]), start, end });
             }
         };
         for extent in image.extents() {
@@ -630,11 +636,15 @@ impl VolumeInner {
         // Sectors that could not be read get what the new parity takes them for (C14). In a row that was never in sync
         // they would otherwise be one thing to parity and another to who reads them in smaller pieces.
         for (slot, start, bytes) in held.recovered.iter().filter(|(slot, ..)| avoid.contains(slot.index())) {
-            self.counters().corrected_reads.add(1);
+            self.corrected(view, slot.index(), base + u64::from(*start));
             submit(*slot, *start, bytes, fua);
         }
         for (run, parity) in plan.runs().iter().zip(parity.iter()) {
             self.forget_parity(stripe, run);
+            let lost = |column| view.member(map.data_slot(column).index()).is_none();
+            if active(Mutant::DegradedParityNotWritten) && run.written.iter().any(lost) {
+                continue;
+            }
             for (bytes, slot) in parity.iter().zip([Some(map.p_slot()), map.q_slot()]) {
                 if let (Some(bytes), Some(slot)) = (bytes, slot) {
                     submit(slot, run.start, bytes, fua && !active(Mutant::FuaOnDataOnly));
@@ -643,17 +653,29 @@ impl VolumeInner {
         }
         set.wait().await;
         for (index, transfer) in requests.drain(..).enumerate() {
-            let (slot, completed) = (transfer.slot.index(), set.completed_at(index));
+            let (place, completed) = (transfer.slot.index(), set.completed_at(index));
             match set.take(index).result {
                 Ok(bytes) => {
-                    if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
+                    self.note_written(view, place, base + u64::from(transfer.start), bytes as u64);
+                    if let (Some(completed), Some((member, _))) = (completed, view.member(place)) {
                         member.cost.record_write(bytes as u64, completed - started);
                     }
                 }
                 Err(_) if active(Mutant::WriteErrorIgnored) => {}
+                Err(error)
+                    if active(Mutant::TimeOutAcknowledged) && error.kind == DeviceErrorKind::TimedOut => {}
                 Err(error) => {
                     let at = base + u64::from(transfer.start);
-                    context.dropped.extend(self.report(view, slot, Operation::Write, at, error));
+                    let member = view.member(place).map(|(member, _)| member);
+                    match member.filter(|member| self.can_list(member, error)) {
+                        Some(member) => {
+                            let range = (at, transfer.length().into());
+                            context.listings.push(self.list_bad(member, view.slot_at(place), range, error));
+                        }
+                        None => {
+                            context.dropped.extend(self.report(view, place, Operation::Write, at, error));
+                        }
+                    }
                 }
             }
         }
@@ -670,7 +692,8 @@ impl VolumeInner {
 
     /// After success the cache may have the rows that were written whole.
     fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
-        if !self.shared.cache.is_enabled() || !context.dropped.is_empty() {
+        let whole = context.dropped.is_empty() && context.listings.is_empty();
+        if !self.shared.cache.is_enabled() || !whole {
             return;
         }
         for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
@@ -681,7 +704,7 @@ impl VolumeInner {
             for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
                 let Some(bytes) = bytes.take() else { continue };
                 let rows = run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES;
-                let key = |row| Key { stripe: stripe.0, row, parity, generation: snapshot.generation };
+                let key = |row| Key { stripe: stripe.0, row, parity, generation: cache_generation(snapshot) };
                 if run.length() == ROW_BYTES && rows.len() == 1 {
                     self.shared.cache.insert(key(rows.start), bytes);
                     continue;
@@ -695,12 +718,15 @@ impl VolumeInner {
     }
 
     /// The batch is on the members. It may be acknowledged once the superblocks know who missed it (C2).
-    async fn acknowledge(&self, generation: u64, context: &mut WriteContext) -> Answer {
+    async fn acknowledge(&self, stripe: StripeId, generation: u64, context: &mut WriteContext) -> Answer {
         if active(Mutant::AcknowledgeBeforeSuperblocks) {
             return Ok(());
         }
         for member in context.dropped.drain(..) {
             self.shared.dropped(member).await?;
+        }
+        for listing in context.listings.drain(..) {
+            self.listed(stripe.0, &listing).await?;
         }
         self.shared.durable(generation).await
     }
@@ -711,6 +737,11 @@ impl VolumeInner {
 fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
     let absent = |slot: MemberSlot| snapshot.absent().contains(slot.index());
     snapshot.log.takes_whole_pages() && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
+}
+
+/// The generation in the keys of cached parity (C13).
+fn cache_generation(snapshot: &Snapshot) -> u64 {
+    if active(Mutant::CacheIgnoresGeneration) { 1 } else { snapshot.generation }
 }
 
 /// Has the set timed, if `timed`. Returns the time of the start, else 0.
@@ -747,7 +778,7 @@ impl Facts for PlanFacts<'_> {
         if self.rows.iter().any(|(p, r, _)| (*p, *r) == (parity, row)) {
             return true;
         }
-        let key = Key { stripe: self.stripe.0, row, parity, generation: self.snapshot.generation };
+        let key = Key { stripe: self.stripe.0, row, parity, generation: cache_generation(self.snapshot) };
         // Taken out: whatever the plan, this parity is about to be written (C13).
         let found = self.volume.shared.cache.take(&key);
         self.volume
@@ -891,6 +922,7 @@ impl WriteContext {
         self.set.clear();
         self.requests.clear();
         self.dropped.clear();
+        self.listings.clear();
         self.rest.clear();
         self.is_split = false;
     }

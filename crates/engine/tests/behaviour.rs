@@ -186,6 +186,9 @@ fn a_write_error_fails_the_member_before_the_write_is_acknowledged() {
     clients(&mut scene, 2, 10, 40);
     let (disk, bytes) = place(&scene, 50);
     let before = scene.superblock(disk);
+    // Nor can it be listed as bad.
+    let log = before.bad_block_log_sector().unwrap().0 * 512;
+    scene.disks[disk].fault(&Fault::UnwritableRange(log..log + 4096));
     scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
     scene.write(48, 8, false).unwrap();
     // The write is acknowledged: the durable superblocks must know already (C2).

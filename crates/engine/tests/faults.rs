@@ -7,16 +7,18 @@ use std::sync::Arc;
 
 use arrays::{
     STEPS, options,
-    scene::{Scene, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    array::{Array, CommandError},
+    array::{Added, Array, CommandError},
     assembly::AssembleError,
     detail::Detail,
     error::IoError,
+    geometry::Geometry,
     options::ArrayOptions,
 };
 use pinstripe_md::{
+    bad_blocks::BadBlocks,
     identity::Uuid,
     level::{Layout, Level, Raid0Layout},
     placement::{InitialSync, NewBitmap},
@@ -58,7 +60,11 @@ fn role_on(scene: &Scene, disk: usize, of: usize) -> Role {
 
 fn add(scene: &mut Scene, disk: usize) -> Result<usize, CommandError> {
     let (array, source) = (scene.array.clone(), scene.disks[disk].source());
-    scene.run(async move { array.add(source, Uuid([0x55; 16])).await })
+    let added = scene.run(async move { array.add(source, Uuid([0x55; 16])).await })?;
+    match added {
+        Added::Full { slot } | Added::Bitmap { slot } => Ok(slot),
+        Added::Spare => panic!("a slot is empty"),
+    }
 }
 
 fn wait_for(scene: &mut Scene, condition: impl Fn(&Detail) -> bool) {
@@ -281,4 +287,189 @@ fn shards_agree_that_a_member_is_given_up() {
     let now = scene.world.now();
     scene.world.block_on(1, "read", STEPS, read).unwrap().unwrap();
     assert!(scene.world.now() - now < SECOND);
+}
+
+/// Where an array sector's data lies: the disk, and the bytes there.
+fn place(scene: &Scene, sector: u64) -> (usize, std::ops::Range<u64>) {
+    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let piece = geometry.pieces(sector * 512, 512).unwrap().next().unwrap();
+    let at = DATA_SECTOR * 512 + geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+    (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)
+}
+
+/// What the log on a disk lists, in absolute sectors; nothing if the superblock doesn't name it.
+fn log_on(scene: &Scene, disk: usize) -> Vec<std::ops::Range<u64>> {
+    let superblock = scene.superblock(disk);
+    let log = superblock.member.bad_block_log.unwrap();
+    if !log.in_use {
+        return Vec::new();
+    }
+    let bytes = scene.disks[disk].peek(superblock.bad_block_log_sector().unwrap().0 * 512, 4096);
+    BadBlocks::decode(&bytes, log.shift).unwrap().ranges().to_vec()
+}
+
+/// Power fails while the array is idle: what is reconstructed from parity is not what a crash has torn.
+fn crash_idle(scene: &mut Scene) {
+    scene.run(async { shard::sleep(2 * SECOND).await });
+    assert_eq!(detail(scene).state, "clean");
+    crash(scene);
+}
+
+fn crash(scene: &mut Scene) {
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    scene.reassemble();
+}
+
+#[test]
+fn a_sector_that_a_member_refuses_is_listed_before_the_acknowledgement_and_freed_by_a_later_write() {
+    for seed in 0..8 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        let (disk, bytes) = place(&scene, 40);
+        scene.disks[disk].fault(&Fault::UnwritableRange(bytes.clone()));
+        scene.write(38, 8, true).unwrap();
+        let listed = log_on(&scene, disk);
+        assert!(listed.len() == 1 && listed[0].contains(&(bytes.start / 512)), "{listed:?}");
+        assert_eq!((detail(&scene).missing, detail(&scene).slots[disk].bad_sectors), (0, 8));
+        assert!(detail(&scene).advice.unwrap().contains("replace it soon"));
+        scene.read_all();
+        crash_idle(&mut scene);
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+
+        scene.disks[disk].fault(&Fault::Heal);
+        scene.write(38, 8, false).unwrap();
+        wait_for(&mut scene, |detail| detail.slots[disk].bad_sectors == 0);
+        assert!(log_on(&scene, disk).is_empty());
+        crash(&mut scene);
+        scene.read_all();
+        assert_eq!(detail(&scene).missing, 0);
+    }
+}
+
+#[test]
+fn a_sector_that_can_be_neither_read_nor_rewritten_is_listed() {
+    let mut scene = raid5(21);
+    fill(&mut scene);
+    let (disk, bytes) = place(&scene, 100);
+    scene.disks[disk].fault(&Fault::UnreadableRange(bytes.clone()));
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes.clone()));
+    scene.read_all();
+    assert_eq!(detail(&scene).missing, 0);
+    assert!(!log_on(&scene, disk).is_empty());
+    let errors = detail(&scene).slots[disk].statistics.read_errors;
+    scene.read_all();
+    assert_eq!(detail(&scene).slots[disk].statistics.read_errors, errors, "it is not read again");
+}
+
+#[test]
+fn a_log_that_is_full_or_can_not_be_written_costs_the_member_its_place() {
+    let mut scene = raid5(22);
+    fill(&mut scene);
+    let (disk, bytes) = place(&scene, 40);
+    let log = scene.superblock(disk).bad_block_log_sector().unwrap().0 * 512;
+    scene.disks[disk].fault(&Fault::UnwritableRange(log..log + 4096));
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    scene.write(40, 1, true).unwrap();
+    assert_eq!(detail(&scene).failed[0].slot, disk);
+    scene.read_all();
+
+    let mut scene = raid5(23);
+    fill(&mut scene);
+    scene.disks[2].fault(&Fault::UnwritableRange(DATA_SECTOR * 512..scene.disks[2].info().size));
+    // Every other sector, so that no two share an entry of the 512.
+    for sector in (0..).step_by(2) {
+        if place(&scene, sector).0 == 2 {
+            scene.write(sector, 1, false).unwrap();
+        }
+        if detail(&scene).missing > 0 {
+            break;
+        }
+    }
+    assert_eq!(detail(&scene).failed[0].slot, 2);
+    scene.read_all();
+}
+
+#[test]
+fn a_write_that_leaves_a_row_unreadable_is_not_acknowledged_and_the_array_goes_on() {
+    let mut scene = raid5(24);
+    fill(&mut scene);
+    let (disk, bytes) = place(&scene, 40);
+    let other = (0..4).find(|other| *other != disk).unwrap();
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(other).await }).unwrap();
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    let refused = scene.write(40, 1, false);
+    assert!(matches!(refused, Err(IoError::Unreadable { .. })), "{refused:?}");
+    scene.write(400, 8, false).unwrap();
+    let volume = scene.volume();
+    let read = scene.run(async move { volume.read(40 * 512, shard::buffer(512)).await.0 });
+    assert!(matches!(read, Err(IoError::Unreadable { .. })), "an error, never a wrong byte: {read:?}");
+}
+
+#[test]
+fn a_rebuild_lists_the_rows_that_it_can_not_make_and_makes_all_others() {
+    for seed in 30..34 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        let array = scene.array.clone();
+        scene.run(async move { array.fail(1).await }).unwrap();
+        let (disk, bytes) = [100, 200, 300]
+            .into_iter()
+            .map(|sector| place(&scene, sector))
+            .find(|(disk, _)| *disk != 1)
+            .unwrap();
+        scene.disks[disk].fault(&Fault::UnreadableRange(bytes.clone()));
+        assert_eq!(add(&mut scene, 1).unwrap(), 1);
+        wait_for(&mut scene, |detail| detail.missing == 0);
+        let listed = log_on(&scene, 1);
+        let row = (bytes.start / 4096 * 8)..(bytes.start / 4096 * 8 + 8);
+        assert_eq!(listed, [row], "the rest of its row");
+        // The source is still there for who can do without that sector, and errors are errors.
+        let volume = scene.volume();
+        let sectors = volume.size() / 512;
+        let errors = scene.run(async move {
+            let mut errors = 0;
+            for at in (0..sectors).step_by(8) {
+                errors += u64::from(volume.read(at * 512, shard::buffer(4096)).await.0.is_err());
+            }
+            errors
+        });
+        assert!((1..=2).contains(&errors), "{errors}");
+        assert!(detail(&scene).missing == 0 && !detail(&scene).slots[1].slow);
+    }
+}
+
+#[test]
+fn a_member_with_too_many_corrected_reads_is_dropped_and_what_was_long_ago_counts_less() {
+    let correct = |scene: &mut Scene, count: u64, first: u64| {
+        for number in first..first + count {
+            let at = DATA_SECTOR * 512 + number * (16 << 10);
+            scene.disks[1].fault(&Fault::UnreadableRange(at..at + 512));
+        }
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+    };
+    let mut scene = raid5(40);
+    fill(&mut scene);
+    correct(&mut scene, 20, 0);
+    assert_eq!(detail(&scene).missing, 0);
+    assert_eq!(detail(&scene).slots[1].statistics.corrected_reads, 20);
+    correct(&mut scene, 1, 30);
+    wait_for(&mut scene, |detail| detail.missing == 1);
+    let now = detail(&scene);
+    assert_eq!(now.failed[0].error.error.kind, DeviceErrorKind::TooManyErrors);
+    assert!(now.advice.unwrap().contains("too many read errors"));
+
+    let mut scene = raid5(41);
+    fill(&mut scene);
+    correct(&mut scene, 20, 0);
+    scene.run(async { shard::sleep(3600 * SECOND).await });
+    correct(&mut scene, 10, 30);
+    assert_eq!(detail(&scene).missing, 0, "20 have become 10");
+    // Level 5 can't do without a second one.
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(3).await }).unwrap();
+    assert_eq!(detail(&scene).missing, 1);
 }

@@ -83,7 +83,7 @@ fn level_6_reads_as_recorded_complete_and_degraded_by_one_and_two() {
 
 /// A replacement in progress: made from the finished one by giving both devices the slot again.
 #[test]
-fn a_replacement_in_progress_is_left_out_and_its_slot_is_served_by_the_old_member() {
+fn a_replacement_in_progress_goes_on_and_its_slot_is_served_by_the_old_member_until_it_is_whole() {
     let golden = golden_array("r5-replace-done");
     let newest = golden.superblock(0);
     assert_eq!(golden.superblock(4).own_role(), Role::Slot(MemberSlot(1)));
@@ -110,13 +110,28 @@ fn a_replacement_in_progress_is_left_out_and_its_slot_is_served_by_the_old_membe
         let left: Vec<usize> = golden.all().into_iter().filter(|&m| m != lost).collect();
         golden.read_all(&left, read_only());
     }
-    // Once something is written that the replacement misses, nobody may take it for current (C2).
+    // Without the member that it was to replace it is rebuilt, from where it had got.
+    let left: Vec<usize> = golden.all().into_iter().filter(|&m| m != 1).collect();
+    golden.read_all(&left, read_only());
+    // What stands below the offset is not copied again.
+    let place = golden.superblock(4).member.data_offset.0 * 512;
+    let kept = golden.bytes(4, place..half);
     let mut served = golden.serve(&golden.all(), options()).unwrap();
-    served.write(0, &[7; 4096]).unwrap();
+    let array = served.array.clone();
+    served.world.run_until(arrays::STEPS, |_| array.detail().slots[1].replacement.is_none()).unwrap();
+    assert_eq!(served.array.detail().slots[1].device.as_deref(), Some("member4"));
+    assert!(golden.bytes(4, place..half) == kept);
+    served.compare(&golden.case);
+    assert_eq!(served.check(), 0);
     served.stop();
     let after = golden.superblock(0);
-    assert_eq!(golden.superblock(4).role_in(&after.array), Role::Faulty);
-    assert_eq!(golden.superblock(1).role_in(&after.array), Role::Slot(MemberSlot(1)));
+    assert_eq!(golden.superblock(4).role_in(&after.array), Role::Slot(MemberSlot(1)));
+    assert_eq!(golden.superblock(1).role_in(&after.array), Role::Faulty);
+    assert!(
+        !golden.superblock(4).member.replacement && golden.superblock(4).member.recovery_offset.is_none()
+    );
+    let without: Vec<usize> = golden.all().into_iter().filter(|&m| m != 1).collect();
+    golden.read_all(&without, read_only());
 }
 
 /// The bad range is never read: its bytes are garbage here, and every read is right all the same.
@@ -136,6 +151,17 @@ fn a_range_in_the_bad_block_log_is_answered_from_the_others() {
     let mut served = golden.serve(&[0, 1, 2], read_only()).unwrap();
     let unreadable = served.read(0, 96 << 10).unwrap_err();
     assert!(matches!(unreadable, IoError::Unreadable { .. }), "{unreadable}");
+}
+
+#[test]
+fn level_0_does_not_read_what_the_bad_block_log_lists() {
+    let name = arrays::cases().into_iter().find(|case| case.level == 0).unwrap().name;
+    let golden = golden_array(&name);
+    add_bad_blocks(&golden, 0, 0..8);
+    let mut served = golden.serve(&golden.all(), read_only()).unwrap();
+    let refused = served.read(0, 4096).unwrap_err();
+    assert!(matches!(&refused, IoError::Member(error) if error.slot == 0), "{refused}");
+    served.read(4096, 4096).unwrap();
 }
 
 /// Lists member sectors as bad, and fills them with garbage.

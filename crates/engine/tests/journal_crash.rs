@@ -138,7 +138,7 @@ fn crashes(seed: u64) {
     );
     let mut rng = scene.world.rng(5);
     let members = usize::from(members);
-    for _ in 0..1 + rng.below(2) {
+    for _ in 0..=rng.below(2) {
         writers(&mut scene, 4);
         let steps = 1 << rng.below(13);
         let _ = scene.world.run_until(steps + rng.below(steps), |_| false);

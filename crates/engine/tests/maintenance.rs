@@ -268,6 +268,23 @@ fn what_is_written_after_a_repair_matches_the_parity_that_it_made() {
     assert_eq!(scene.check(), 0);
 }
 
+/// A resync that meets sectors which nobody can make is tried again and again; a check that somebody asks for is done all the same.
+#[test]
+fn a_check_does_not_wait_for_a_resync_that_cannot_end() {
+    let initial = InitialSync::Resync;
+    let mut scene = Scene::new(16, wish(Level::Raid5, 4, CHUNK, BITMAP, initial), 1);
+    for disk in [0, 1] {
+        scene.disks[disk].fault(&Fault::UnreadableRange(DATA + 5 * CHUNK..DATA + 5 * CHUNK + 512));
+    }
+    let array = scene.array.clone();
+    let settled = move |_: &World| array.detail().regions_to_resync == 1 && array.progress().is_none();
+    scene.world.run_until(STEPS, settled).unwrap();
+    let before = scene.world.now();
+    let report = scrub(&mut scene, whole(ScrubAction::Check));
+    assert_eq!((report.unreadable_stripes, report.complete), (1, true));
+    assert!(scene.world.now() - before < 5 * SECOND, "it did not wait for the next try");
+}
+
 fn start_scrub(
     scene: &mut Scene,
     action: ScrubAction,

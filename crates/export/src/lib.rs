@@ -8,6 +8,7 @@
 //! * [`nbd`]: the Network Block Device protocol.
 #![forbid(unsafe_code)]
 
+pub mod mutants;
 pub mod nbd;
 pub mod service;
 

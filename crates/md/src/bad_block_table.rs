@@ -38,6 +38,19 @@ pub struct BadBlockChange {
     pub images: Vec<Vec<u8>>,
 }
 
+impl From<BadBlocks> for BadBlockTable {
+    /// A table whose order on disk is not known, or that is not on disk yet.
+    fn from(blocks: BadBlocks) -> Self {
+        let shift = blocks.shift();
+        let ranges = blocks.ranges().to_vec();
+        let mut table = Self { blocks, entries: Vec::new() };
+        for range in ranges {
+            table.append(range.start >> shift..range.end >> shift);
+        }
+        table
+    }
+}
+
 impl BadBlockTable {
     /// An empty log that counts in units of `1 << shift` sectors.
     pub fn new(shift: u8) -> Result<Self, BadBlocksError> {

@@ -10,6 +10,7 @@ pub mod bad_block_table;
 pub mod bad_blocks;
 pub mod bitmap;
 pub mod checksum;
+pub mod double_parity_log;
 pub mod identity;
 pub mod journal;
 pub mod level;

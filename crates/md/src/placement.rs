@@ -53,6 +53,8 @@ pub enum NewLog {
     None,
     /// A partial parity log (RAID5).
     Ppl,
+    /// A double-parity log (RAID6), which is ours.
+    DoubleParity,
 }
 
 /// What is known about parity at the beginning.
@@ -138,6 +140,14 @@ pub enum PlacementError {
     /// The level has no redundancy to keep, so it has no bitmap and no spares.
     #[error("{0} has no redundancy, so it can't have {1}")]
     WithoutRedundancy(Level, &'static str),
+    /// The log is another level's, or there is a bitmap too.
+    #[error("the consistency policy {policy} is for {level} without a bitmap{}", if *policy == "ppl" { "" } else { ", with metadata 1.1 or 1.2" })]
+    Log {
+        /// The policy.
+        policy: &'static str,
+        /// The level that it is for.
+        level: Level,
+    },
     /// Version 1.0 has its data at sector 0.
     #[error("with metadata 1.0 the data begins at sector 0")]
     DataOffset,
@@ -186,7 +196,7 @@ impl NewArray {
 
     /// The same, with a log on the members. The log's area must be made an empty one.
     pub fn place_with(&self, log: NewLog) -> Result<PlacedArray, PlacementError> {
-        self.check_wish()?;
+        self.check_wish(log)?;
         let places = self.choose_places(log)?;
         let array = self.array_record(&places)?;
         let devices = self.members.iter().chain(&self.spares);
@@ -203,7 +213,16 @@ impl NewArray {
         Ok(PlacedArray { superblocks, bitmap })
     }
 
-    fn check_wish(&self) -> Result<(), PlacementError> {
+    fn check_wish(&self, log: NewLog) -> Result<(), PlacementError> {
+        let (level, what) = match log {
+            NewLog::None => (self.level, ""),
+            NewLog::Ppl => (Level::Raid5, "ppl"),
+            NewLog::DoubleParity => (Level::Raid6, "double-parity-log"),
+        };
+        let placeable = log != NewLog::DoubleParity || self.version != MetadataVersion::V1_0;
+        if self.level != level || log != NewLog::None && self.bitmap != NewBitmap::None || !placeable {
+            return Err(PlacementError::Log { policy: what, level });
+        }
         let count = self.members.len() + self.spares.len();
         if self.members.is_empty() {
             return Err(PlacementError::NoMembers);
@@ -232,7 +251,7 @@ impl NewArray {
             (MetadataVersion::V1_0, _) => 0,
             (_, Some(offset)) => offset.0,
             (_, None) if log == NewLog::None => default_data_offset(smallest, self.chunk),
-            (_, None) => data_offset_behind(log_sectors(self.chunk), smallest, self.chunk),
+            (_, None) => data_offset_behind(log_sectors(log, self.chunk), smallest, self.chunk),
         };
         // The bitmap is sized for the most that a member could have, and `sync_size` then is what it has.
         let most = SectorCount(self.size.map_or(smallest, |size| size.0));
@@ -243,7 +262,7 @@ impl NewArray {
         };
         let log_sectors = match log {
             NewLog::None => 0,
-            NewLog::Ppl => self.room_for_log(data_offset, smallest),
+            NewLog::Ppl | NewLog::DoubleParity => self.room_for_log(log, data_offset, smallest),
         };
         let gap = bitmap_sectors.max(bitmap_reservation(smallest)).max(log_sectors)
             + u64::from(BAD_BLOCK_LOG_SECTORS);
@@ -267,7 +286,7 @@ impl NewArray {
         };
         let area = match log {
             NewLog::None => None,
-            NewLog::Ppl => Some(
+            NewLog::Ppl | NewLog::DoubleParity => Some(
                 log_area(bitmap_offset, log_sectors).ok_or(Violation::Ppl { level: self.level, size: 0 })?,
             ),
         };
@@ -275,8 +294,8 @@ impl NewArray {
     }
 
     /// Sectors for a log: what it should have, or what there is before data that begins where the caller says.
-    fn room_for_log(&self, data_offset: u64, smallest: u64) -> u64 {
-        let wanted = log_sectors(self.chunk);
+    fn room_for_log(&self, log: NewLog, data_offset: u64, smallest: u64) -> u64 {
+        let wanted = log_sectors(log, self.chunk);
         match self.version.super_offset(smallest) {
             Some(superblock) if self.version != MetadataVersion::V1_0 => {
                 data_offset
@@ -373,6 +392,7 @@ impl NewArray {
             clustered: false,
             reshape: None,
             logical_block_size: 0,
+            needs_double_parity_log: false,
             unknown_features: 0,
         })
     }
@@ -414,7 +434,8 @@ impl NewArray {
             recovery_by_bitmap: false,
             replacement: false,
             journal_tail: None,
-            ppl: places.log,
+            ppl: places.log.filter(|_| self.level == Level::Raid5),
+            double_parity_log: places.log.filter(|_| self.level != Level::Raid5),
             bad_block_log: Some(BadBlockLog {
                 offset: places.bad_block_log,
                 size: BAD_BLOCK_LOG_SECTORS,
@@ -465,7 +486,8 @@ pub fn place_spare(
         recovery_by_bitmap: false,
         replacement: false,
         journal_tail: None,
-        ppl: like.ppl.map(|ppl| PplArea { ..ppl }),
+        ppl: like.ppl,
+        double_parity_log: like.double_parity_log,
         bad_block_log: like.bad_block_log.map(|log| BadBlockLog { in_use: false, shift: 0, ..log }),
         new_offset: None,
         corrected_reads: 0,
@@ -497,6 +519,25 @@ pub fn bitmap_place(superblock: &Superblock, sectors: SectorCount) -> Option<i32
     (start + needed <= end).then(|| i32::try_from(start).ok()).flatten()
 }
 
+/// Where a log can be put on a member that has neither log nor bitmap: in the larger of the two places before and behind the
+/// bad-block log, between superblock and data. `None` if there is too little room.
+pub fn log_place(superblock: &Superblock, log: NewLog) -> Option<PplArea> {
+    let member = &superblock.member;
+    let relative =
+        |sector: u64| i64::try_from(sector).ok()?.checked_sub(i64::try_from(member.super_offset.0).ok()?);
+    let data = relative(member.data_offset.0)?;
+    let bad_blocks = member.bad_block_log.filter(|log| log.offset > 0 && log.size > 0);
+    let hole = bad_blocks.map_or((data, data), |log| {
+        (i64::from(log.offset), i64::from(log.offset).saturating_add(log.size.into()))
+    });
+    let rooms = [(8, hole.0.min(data)), ((hole.1.max(8) + 7) & !7, data)];
+    let (start, end) = rooms.into_iter().max_by_key(|(start, end)| end - start)?;
+    let wanted = log_sectors(log, superblock.array.chunk);
+    let sectors = u64::try_from(end - start).ok()?.min(wanted) / 8 * 8;
+    let enough = log == NewLog::None || sectors >= 2 * BEHIND_SUPERBLOCK;
+    (member.version != MetadataVersion::V1_0 && enough).then(|| log_area(start, sectors)).flatten()
+}
+
 /// Sectors that mdadm sets aside for a bitmap on a device (or component) of this size.
 pub fn bitmap_reservation(sectors: u64) -> u64 {
     const GIB: u64 = 1 << 21;
@@ -509,8 +550,13 @@ pub fn bitmap_reservation(sectors: u64) -> u64 {
 }
 
 /// Sectors of a log: mdadm's megabyte, more for chunks that don't fit it.
-fn log_sectors(chunk: SectorCount) -> u64 {
-    (chunk.0 + 8).next_multiple_of(LOG_SECTORS)
+pub fn log_sectors(log: NewLog, chunk: SectorCount) -> u64 {
+    match log {
+        NewLog::None => 0,
+        NewLog::Ppl => (chunk.0 + 8).next_multiple_of(LOG_SECTORS),
+        // Several batches are in it at a time, and a part is always kept free.
+        NewLog::DoubleParity => (2 * chunk.0 + 8).next_multiple_of(LOG_SECTORS),
+    }
 }
 
 /// A log at `offset` sectors from the superblock. `None` if it is too far or too long to be written down.

@@ -10,7 +10,35 @@ use pinstripe_md::{
     superblock::{ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, candidate_sectors},
 };
 
-use crate::{SECTOR, SimDisk, rng::index};
+use crate::{Contents, CrashImage, SECTOR, SimDisk, rng::index};
+
+/// What lies on a disk: as it is now, or as a crash would leave it.
+pub trait Platter {
+    /// Bytes.
+    fn size(&self) -> u64;
+    /// `length` bytes from `offset`.
+    fn peek(&self, offset: u64, length: usize) -> Vec<u8>;
+}
+
+impl Platter for SimDisk {
+    fn size(&self) -> u64 {
+        self.info().size
+    }
+
+    fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
+        self.peek(offset, length)
+    }
+}
+
+impl Platter for CrashImage<'_> {
+    fn size(&self) -> u64 {
+        self.disk().info().size
+    }
+
+    fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
+        self.peek(offset, length)
+    }
+}
 
 /// The members of an array as their superblocks tell it, by our own reading.
 pub struct Survey {
@@ -44,14 +72,22 @@ pub enum Damage {
         /// The first byte, in the chunk.
         row: u64,
     },
+    /// A sector holds what no crash may leave.
+    #[error("sector {sector} would hold {found:?}")]
+    Lost {
+        /// The array's sector.
+        sector: u64,
+        /// What it would hold.
+        found: Contents,
+    },
     /// Devices are missing past what may be.
     #[error("{0}")]
     Members(String),
 }
 
 /// The superblock of a disk, by its current contents.
-pub fn superblock(disk: &SimDisk) -> Option<Superblock> {
-    let sectors = disk.info().size / SECTOR;
+pub fn superblock(disk: &impl Platter) -> Option<Superblock> {
+    let sectors = disk.size() / SECTOR;
     candidate_sectors(sectors).find_map(|place| {
         let bytes = disk.peek(place.0 * SECTOR, SUPERBLOCK_BYTES_MAX);
         Superblock::decode(&bytes, place, sectors).ok()
@@ -59,7 +95,7 @@ pub fn superblock(disk: &SimDisk) -> Option<Superblock> {
 }
 
 /// Reads the superblocks of `disks` (number and disk) and seats who is current.
-pub fn survey<'a>(disks: impl Iterator<Item = (usize, &'a SimDisk)>) -> Result<Survey, Damage> {
+pub fn survey<'a, P: Platter + 'a>(disks: impl Iterator<Item = (usize, &'a P)>) -> Result<Survey, Damage> {
     let mut found = Vec::new();
     for (number, disk) in disks {
         let Some(superblock) = superblock(disk) else {
@@ -76,7 +112,13 @@ pub fn survey<'a>(disks: impl Iterator<Item = (usize, &'a SimDisk)>) -> Result<S
         let current = superblock.array.events + 1 >= freshest.array.events;
         if let (Some(Role::Slot(slot)), true) = (role, current) {
             let seat: &mut Option<(usize, Superblock)> = &mut seats[usize::from(slot.0)];
-            if let Some((other, _)) = seat {
+            // A replacement in progress: the slot is its former member's as long as that is here.
+            if superblock.member.replacement && seat.is_some() {
+                continue;
+            }
+            if let Some((other, former)) = seat
+                && !former.member.replacement
+            {
                 return Err(Damage::Superblocks(format!(
                     "disks {other} and {number} both hold slot {}",
                     slot.0
@@ -103,7 +145,7 @@ impl Survey {
     }
 
     /// The OR of the current members' bitmaps; `None` without one.
-    pub fn bitmap(&self, disks: &[SimDisk]) -> Result<Option<BitmapImage>, Damage> {
+    pub fn bitmap(&self, disks: &[impl Platter]) -> Result<Option<BitmapImage>, Damage> {
         if self.freshest.array.bitmap_offset.is_none() {
             return Ok(None);
         }
@@ -132,14 +174,24 @@ impl Survey {
     }
 
     /// Checks that what the superblocks and the bitmap call in sync is: what a crash must leave at any moment.
-    pub fn check_covered(&self, disks: &[SimDisk], geometry: &ParityGeometry) -> Result<(), Damage> {
+    pub fn check_covered(&self, disks: &[impl Platter], geometry: &ParityGeometry) -> Result<(), Damage> {
+        self.check_stripes_covered(disks, geometry, 0..geometry.stripes())
+    }
+
+    /// The same for some stripes.
+    pub fn check_stripes_covered(
+        &self,
+        disks: &[impl Platter],
+        geometry: &ParityGeometry,
+        stripes: impl Iterator<Item = u64>,
+    ) -> Result<(), Damage> {
         let bitmap = self.bitmap(disks)?;
         let dirty_from = match self.freshest.array.resync_offset {
             ResyncOffset::Clean => None,
             ResyncOffset::DirtyFrom(sector) => Some(sector.0 * SECTOR),
         };
         let members = self.members(disks);
-        for_each_mismatch(geometry, &members, |stripe, row| {
+        for_each_mismatch(geometry, &members, stripes, |stripe, row| {
             let at = geometry.member_offset(StripeId(stripe)) + row;
             let Some(from) = dirty_from else {
                 return Err(Damage::Parity { stripe, row, why: "the superblocks are clean" });
@@ -155,7 +207,7 @@ impl Survey {
     }
 
     /// By slot: the disk and where its data begins, for whole members.
-    pub fn members<'d>(&self, disks: &'d [SimDisk]) -> Vec<Option<(&'d SimDisk, u64)>> {
+    pub fn members<'d, P: Platter>(&self, disks: &'d [P]) -> Vec<Option<(&'d P, u64)>> {
         let member = |seat: &Option<(usize, Superblock)>| {
             seat.as_ref()
                 .filter(|(_, superblock)| superblock.member.recovery_offset.is_none())
@@ -168,17 +220,20 @@ impl Survey {
 /// Checks the parity of every row by the disks' current contents.
 pub fn check_parity(
     geometry: &ParityGeometry,
-    members: &[Option<(&SimDisk, u64)>],
+    members: &[Option<(&impl Platter, u64)>],
     why: &'static str,
 ) -> Result<(), Damage> {
-    for_each_mismatch(geometry, members, |stripe, row| Err(Damage::Parity { stripe, row, why }))
+    for_each_mismatch(geometry, members, 0..geometry.stripes(), |stripe, row| {
+        Err(Damage::Parity { stripe, row, why })
+    })
 }
 
 /// Calls `found` for every sector row whose chunks contradict each other. Members that are not there are worked out
 /// if that leaves something to compare.
 fn for_each_mismatch(
     geometry: &ParityGeometry,
-    members: &[Option<(&SimDisk, u64)>],
+    members: &[Option<(&impl Platter, u64)>],
+    stripes: impl Iterator<Item = u64>,
     mut found: impl FnMut(u64, u64) -> Result<(), Damage>,
 ) -> Result<(), Damage> {
     let missing = members.iter().filter(|member| member.is_none()).count();
@@ -186,7 +241,7 @@ fn for_each_mismatch(
         return Ok(());
     }
     let chunk = geometry.chunk_bytes() as usize;
-    for stripe in 0..geometry.stripes() {
+    for stripe in stripes {
         let offset = geometry.member_offset(StripeId(stripe));
         let chunks: Vec<Option<Vec<u8>>> =
             members.iter().map(|member| member.map(|(disk, data)| disk.peek(data + offset, chunk))).collect();

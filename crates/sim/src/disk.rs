@@ -8,6 +8,10 @@
 //! At a crash a request in flight may have happened fully, in part, or not at all. The medium says what becomes of
 //! writes that were completed and not flushed.
 
+mod crash_point;
+
+pub use crash_point::{CrashImage, CrashPoint, Doubtful, Outcome, Stage};
+
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,

@@ -136,12 +136,14 @@ pub struct Violation {
     pub history: String,
 }
 
+#[derive(Clone)]
 struct Read {
     sectors: Range<u64>,
     started: u64,
 }
 
 /// The oracle. See the module.
+#[derive(Clone)]
 pub struct Ledger {
     sectors: u64,
     now: u64,
@@ -337,6 +339,25 @@ impl Ledger {
         }
     }
 
+    /// Whether `sector` may hold `found` after a power loss now. Nothing is changed.
+    pub fn survives(&self, sector: u64, found: Contents) -> bool {
+        if self.doubted.get(&sector).is_some_and(|&since| !self.is_cured_durably(sector, since)) {
+            return true;
+        }
+        let origin = [Version::new(ORIGIN)];
+        let versions = self.versions.get(&sector).map_or(&origin[..], |versions| &versions[..]);
+        versions
+            .iter()
+            .any(|v| self.holds(v, found, sector) && !self.durable_after(versions, v).any(|_| true))
+    }
+
+    /// Whether a write that was issued after `since` is durable in `sector`.
+    fn is_cured_durably(&self, sector: u64, since: u64) -> bool {
+        let cures = |w: &Write| w.durable && w.is_certain() && w.issued > since;
+        let cured = |v: &Version| self.writes.get(&v.write).is_some_and(cures);
+        self.versions.get(&sector).into_iter().flatten().any(cured)
+    }
+
     /// The process died, the machine did not: everything in flight is cut off, nothing that was acknowledged is lost.
     pub fn kill(&mut self) {
         let now = self.tick();
@@ -517,9 +538,7 @@ impl Ledger {
     /// A doubt outlives a crash unless what cured it was durable.
     fn crash_doubt(&mut self, sector: u64, now: u64) {
         let Some(&since) = self.doubted.get(&sector) else { return };
-        let cures = |w: &Write| w.durable && w.is_certain() && w.issued > since;
-        let cured = |v: &Version| self.writes.get(&v.write).is_some_and(cures);
-        if self.versions.get(&sector).into_iter().flatten().any(cured) {
+        if self.is_cured_durably(sector, since) {
             self.doubted.remove(&sector);
         } else {
             self.doubted.insert(sector, now);

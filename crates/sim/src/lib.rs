@@ -20,6 +20,7 @@ pub mod faults;
 pub mod ledger;
 pub mod medium;
 pub mod rng;
+pub mod scene;
 mod source;
 pub mod stamp;
 pub mod stream;
@@ -27,7 +28,9 @@ pub mod swarm;
 pub mod trace;
 pub mod world;
 
-pub use disk::{DiskCounters, SimDevice, SimDisk, SimDiskConfig};
+pub use disk::{
+    CrashImage, CrashPoint, DiskCounters, Doubtful, Outcome, SimDevice, SimDisk, SimDiskConfig, Stage,
+};
 pub use faults::{Fault, Trigger};
 pub use ledger::{FlushId, Ledger, ReadId, Violation, WriteId, Wrong};
 pub use medium::SECTOR;

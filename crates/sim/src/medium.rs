@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     rc::Rc,
 };
 
@@ -21,6 +22,7 @@ pub const SECTOR: u64 = 512;
 const PAGE: usize = 4096;
 
 /// Bytes that are zero until written, in pages that exist once touched.
+#[derive(Clone)]
 pub(crate) struct Image {
     pages: Vec<Option<Box<[u8; PAGE]>>>,
 }
@@ -66,7 +68,8 @@ impl Image {
 }
 
 /// A sector's value in the cache: part of the data of a write.
-struct Version {
+#[derive(Clone)]
+pub(crate) struct Version {
     write: u64,
     data: Rc<[u8]>,
     /// Where in `data` it lies.
@@ -74,7 +77,7 @@ struct Version {
 }
 
 impl Version {
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.data[self.at as usize..self.at as usize + index(SECTOR)]
     }
 }
@@ -114,11 +117,136 @@ impl Fate {
     }
 }
 
+/// By sector: who may be there.
+pub(crate) type Cached = BTreeMap<u64, Vec<Version>>;
+
+/// What a power loss decides about: every version that lies in a cache, in a form in which many losses can be drawn.
+pub(crate) struct Doubt {
+    /// Each sector, ascending, with its versions: a range of `versions`.
+    sectors: Vec<(u64, Range<usize>)>,
+    /// Each version with the index of its write.
+    versions: Vec<(usize, Version)>,
+    /// Each write, ascending, with the number of tear units up to its last one here.
+    writes: Vec<(u64, u64)>,
+    tear: u64,
+}
+
+/// One power loss: who is left.
+pub(crate) struct Loss {
+    fates: Vec<Fate>,
+    /// By sector of the doubt: the index of the version that survives.
+    left: Vec<Option<usize>>,
+}
+
+impl Doubt {
+    pub(crate) fn of(cached: &Cached, tear: u64) -> Self {
+        let mut units = BTreeMap::new();
+        for version in cached.values().flatten() {
+            let count = units.entry(version.write).or_insert(0);
+            *count = (u64::from(version.at) / tear + 1).max(*count);
+        }
+        let writes: Vec<(u64, u64)> = units.into_iter().collect();
+        let mut doubt =
+            Self { sectors: Vec::with_capacity(cached.len()), versions: Vec::new(), writes, tear };
+        for (sector, versions) in cached {
+            let from = doubt.versions.len();
+            for version in versions {
+                let write = doubt.writes.partition_point(|(write, _)| *write < version.write);
+                doubt.versions.push((write, version.clone()));
+            }
+            doubt.sectors.push((*sector, from..doubt.versions.len()));
+        }
+        doubt
+    }
+
+    /// The numbers of the writes.
+    pub(crate) fn writes(&self) -> impl Iterator<Item = u64> {
+        self.writes.iter().map(|(write, _)| *write)
+    }
+
+    /// Every version: its sector and the index of its write.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (u64, usize)> {
+        let of = |(sector, range): &(u64, Range<usize>)| {
+            let sector = *sector;
+            self.versions[range.clone()].iter().map(move |(write, _)| (sector, *write))
+        };
+        self.sectors.iter().flat_map(of)
+    }
+
+    /// The sectors, ascending.
+    pub(crate) fn sectors(&self) -> impl Iterator<Item = u64> {
+        self.sectors.iter().map(|(sector, _)| *sector)
+    }
+
+    /// Draws what survives: each write whole, in part or not at all.
+    pub(crate) fn lose(&self, rng: &mut Rng) -> Loss {
+        // One crash loses nearly everything, another nearly nothing.
+        let survival = rng.below(5);
+        let fates: Vec<Fate> =
+            self.writes.iter().map(|(_, units)| Fate::drawn(rng, *units, survival)).collect();
+        let salt = rng.draw();
+        let survivor = |(sector, range): &(u64, Range<usize>)| {
+            let spared = |&at: &usize| {
+                let (write, version) = &self.versions[at];
+                fates[*write].spares(u64::from(version.at) / self.tear)
+            };
+            let count = range.clone().filter(spared).count() as u64;
+            // The same draw for all sectors of a tear unit, which must not mix versions.
+            let draw = mix(salt ^ (sector * SECTOR / self.tear));
+            match count {
+                0 => None,
+                n if draw & 3 != 0 => range.clone().filter(spared).nth(index(n - 1)),
+                n => range.clone().filter(spared).nth(index((draw >> 2) % n)),
+            }
+        };
+        let left = self.sectors.iter().map(survivor).collect();
+        Loss { fates, left }
+    }
+
+    /// Who is left in `sector` after `loss`; `None` if it is as it was.
+    pub(crate) fn left(&self, loss: &Loss, sector: u64) -> Option<&Version> {
+        let at = self.sectors.binary_search_by_key(&sector, |(sector, _)| *sector).ok()?;
+        loss.left[at].map(|version| &self.versions[version].1)
+    }
+
+    /// Everyone who is left after `loss`, by sector.
+    pub(crate) fn survivors<'d>(
+        &'d self,
+        loss: &'d Loss,
+    ) -> impl Iterator<Item = (u64, Option<&'d Version>)> {
+        self.sectors
+            .iter()
+            .zip(&loss.left)
+            .map(|((sector, _), left)| (*sector, left.map(|version| &self.versions[version].1)))
+    }
+
+    /// By write: how many of its sectors are here, and how many of those `loss` spares.
+    pub(crate) fn tally(&self, loss: &Loss) -> Vec<(u64, u64)> {
+        let mut tally = vec![(0, 0); self.writes.len()];
+        for (write, version) in &self.versions {
+            tally[*write].0 += 1;
+            tally[*write].1 += u64::from(loss.fates[*write].spares(u64::from(version.at) / self.tear));
+        }
+        tally
+    }
+}
+
+/// A part of a write as a sector of a cache would hold it.
+pub(crate) fn cache(cached: &mut Cached, write: u64, offset: u64, data: &Rc<[u8]>, from: u64, to: u64) {
+    for at in (from..to).step_by(index(SECTOR)) {
+        cached.entry((offset + at) / SECTOR).or_default().push(Version {
+            write,
+            data: Rc::clone(data),
+            at: u32::try_from(at).unwrap_or_else(|_| unreachable!("a write is smaller than 4 GiB")),
+        });
+    }
+}
+
 /// The contents of a disk. See the module.
 pub(crate) struct Medium {
     current: Image,
     durable: Image,
-    cached: BTreeMap<u64, Vec<Version>>,
+    cached: Cached,
     /// Writes whose flush failed: no later flush makes them durable, as Linux forgets such an error once told (C5).
     forsaken: BTreeSet<u64>,
     tear: u64,
@@ -150,6 +278,28 @@ impl Medium {
         mix(self.current.hash()) ^ self.durable.hash()
     }
 
+    /// What lies in the cache.
+    pub(crate) fn cached(&self) -> &Cached {
+        &self.cached
+    }
+
+    /// The unit in bytes that a crash does not tear.
+    pub(crate) fn tear(&self) -> u64 {
+        self.tear
+    }
+
+    /// Takes over another medium's durable contents, with what a power loss has left of its cache.
+    pub(crate) fn load(&mut self, durable: &Image, doubt: &Doubt, loss: &Loss) {
+        self.durable = durable.clone();
+        for (sector, survivor) in doubt.survivors(loss) {
+            if let Some(version) = survivor {
+                self.durable.write(sector * SECTOR, version.bytes());
+            }
+        }
+        self.current = self.durable.clone();
+        self.cached.clear();
+    }
+
     /// Sectors that have a version in the cache.
     pub(crate) fn cached_sectors(&self) -> usize {
         self.cached.len()
@@ -166,13 +316,7 @@ impl Medium {
 
     /// The bytes `from..to` of `data`, which belongs at `offset`, arrive in the cache as part of `write`.
     pub(crate) fn land(&mut self, write: u64, offset: u64, data: &Rc<[u8]>, from: u64, to: u64) {
-        for at in (from..to).step_by(index(SECTOR)) {
-            self.cached.entry((offset + at) / SECTOR).or_default().push(Version {
-                write,
-                data: Rc::clone(data),
-                at: u32::try_from(at).unwrap_or_else(|_| unreachable!("a write is smaller than 4 GiB")),
-            });
-        }
+        cache(&mut self.cached, write, offset, data, from, to);
         self.current.write(offset + from, &data[index(from)..index(to)]);
     }
 
@@ -218,28 +362,9 @@ impl Medium {
 
     /// The cache is lost: of each of its writes survives what the seed says, and then that is durable.
     pub(crate) fn power_loss(&mut self, rng: &mut Rng) {
-        // One crash loses nearly everything, another nearly nothing.
-        let survival = rng.below(5);
-        let mut units = BTreeMap::new();
-        for version in self.cached.values().flatten() {
-            let unit = u64::from(version.at) / self.tear;
-            let count = units.entry(version.write).or_insert(0);
-            *count = (unit + 1).max(*count);
-        }
-        let fates: BTreeMap<u64, Fate> =
-            units.into_iter().map(|(write, units)| (write, Fate::drawn(rng, units, survival))).collect();
-        let salt = rng.draw();
-        for (sector, versions) in std::mem::take(&mut self.cached) {
-            let unit = |v: &Version| u64::from(v.at) / self.tear;
-            let survivors: Vec<&Version> =
-                versions.iter().filter(|v| fates[&v.write].spares(unit(v))).collect();
-            // The same draw for all sectors of a tear unit, which must not mix versions.
-            let draw = mix(salt ^ (sector * SECTOR / self.tear));
-            let survivor = match survivors.len() as u64 {
-                0 => None,
-                n if draw & 3 != 0 => Some(survivors[index(n - 1)]),
-                n => Some(survivors[index((draw >> 2) % n)]),
-            };
+        let doubt = Doubt::of(&std::mem::take(&mut self.cached), self.tear);
+        let loss = doubt.lose(rng);
+        for (sector, survivor) in doubt.survivors(&loss) {
             if let Some(version) = survivor {
                 self.durable.write(sector * SECTOR, version.bytes());
             }

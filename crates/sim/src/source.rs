@@ -16,6 +16,10 @@ pub(crate) trait EventSource {
     fn pending(&self) -> usize;
     /// The shards are dead: requests under way will never be completed. With `power` volatile caches are lost.
     fn crash(&self, power: bool);
+    /// Whether nothing will ever come of it any more: a link whose shards are dead.
+    fn is_over(&self) -> bool {
+        false
+    }
     /// Hash of what it holds.
     fn contents(&self) -> u64;
     /// Its state and its requests in words, for a report.

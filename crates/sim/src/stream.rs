@@ -74,6 +74,8 @@ struct State {
     /// Direction 0 leads from end 0 to end 1.
     pipes: [Pipe; 2],
     reset: bool,
+    /// Its shards are dead.
+    orphaned: bool,
 }
 
 struct Shared {
@@ -101,7 +103,7 @@ pub(crate) fn pair(
     trace: Rc<Trace>,
 ) -> (Pair, Rc<dyn EventSource>) {
     assert!(config.window > 0 && config.fragment_max > 0, "a connection carries at least a byte at a time");
-    let state = RefCell::new(State { config, rng, pipes: Default::default(), reset: false });
+    let state = RefCell::new(State { config, rng, pipes: Default::default(), reset: false, orphaned: false });
     let shared = Rc::new(Shared { number, shards: [ends.0, ends.1], clock, trace, state });
     let end = |end| Rc::new(SimStream { shared: Rc::clone(&shared), end });
     ((end(0), end(1)), shared.clone())
@@ -290,8 +292,12 @@ impl EventSource for Shared {
 
     fn crash(&self, _power: bool) {
         let state = &mut *self.state.borrow_mut();
-        state.reset = true;
+        (state.reset, state.orphaned) = (true, true);
         state.pipes = Default::default();
+    }
+
+    fn is_over(&self) -> bool {
+        self.state.borrow().orphaned
     }
 
     fn contents(&self) -> u64 {

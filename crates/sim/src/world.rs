@@ -518,6 +518,7 @@ impl World {
         }
         let contents = self.sources.iter().fold(0_u64, |sum, source| sum.rotate_left(1) ^ source.contents());
         self.trace.record(Event::Crash { incarnation: self.incarnation, power, contents });
+        self.sources.retain(|source| !source.is_over());
         self.shards_past.extend(self.shards.iter().map(Rc::downgrade));
         self.shards.clear();
         self.shards_past.retain(|shard| shard.strong_count() > 0);

@@ -4,7 +4,12 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{array::Array, create::create, options::ArrayOptions, volume::Volume};
+use pinstripe_engine::{
+    array::{Added, Array},
+    create::create,
+    options::ArrayOptions,
+    volume::Volume,
+};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},
@@ -228,7 +233,7 @@ fn a_member_may_go_under_load_and_another_takes_its_place() {
             .block_on(0, "add", STEPS, async move { array.add(spare.source(), Uuid([99; 16])).await })
             .unwrap()
             .unwrap();
-        assert_eq!(slot, 1);
+        assert_eq!(slot, Added::Full { slot: 1 });
         scene.load(4, 40);
         let array = scene.array.clone();
         scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();

@@ -17,7 +17,8 @@ use super::members::{self, Geometry};
 use super::server::{self, Server};
 use crate::golden::superblock::Superblock;
 use crate::nbd::Client;
-use crate::pattern::{self, BLOCK, Run, Store};
+use crate::pattern::{self, BLOCK, Run};
+use crate::writer::Stretch;
 
 /// Arrays of the kernel that lose power.
 pub const KERNEL_ARRAYS: &[Geometry] = &[
@@ -50,19 +51,18 @@ const WRITER_BLOCKS: u64 = 500;
 const WRITES_MIN: u64 = 400;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The kernel writes to [`KERNEL_ARRAYS`] until its power is cut: what each array may hold now.
-pub fn cut_the_kernel(lab: &Lab) -> Result<BTreeMap<&'static str, Vec<Run>>> {
+/// The kernel writes to `geometries` until its power is cut: what each array may hold now.
+pub fn cut_the_kernel(lab: &Lab, geometries: &[Geometry]) -> Result<BTreeMap<&'static str, Vec<Run>>> {
     let blocks: Vec<String> =
         KERNEL_BLOCKS.iter().map(|range| format!("{}:{}", range.start, range.end)).collect();
     let mut machine = Machine::new("cut", include_str!("../../vm/kernel-cut.sh"));
-    for geometry in KERNEL_ARRAYS {
+    for geometry in geometries {
         geometry.make_members(lab)?;
         geometry.attach(lab, &mut machine, &[]);
     }
-    machine =
-        machine.variable("ARRAYS", &members::lines(KERNEL_ARRAYS)).variable("BLOCKS", &blocks.join(" "));
+    machine = machine.variable("ARRAYS", &members::lines(geometries)).variable("BLOCKS", &blocks.join(" "));
     let outcome = lab.boot(machine.modules(super::LEVELS))?;
-    KERNEL_ARRAYS
+    geometries
         .iter()
         .map(|geometry| {
             let acknowledged = outcome
@@ -86,7 +86,7 @@ pub fn cut_the_kernel(lab: &Lab) -> Result<BTreeMap<&'static str, Vec<Run>>> {
 
 /// The kernel is cut, we serve and resync, then the kernel looks once more.
 pub fn kernel_dies(lab: &Lab) -> Result<()> {
-    let left = cut_the_kernel(lab)?;
+    let left = cut_the_kernel(lab, KERNEL_ARRAYS)?;
     let mut held = BTreeMap::new();
     for geometry in KERNEL_ARRAYS {
         let server = Server::start(lab, geometry.name, &geometry.present(lab))?;
@@ -171,7 +171,7 @@ pub fn degraded_server_dies(lab: &Lab) -> Result<()> {
 }
 
 /// Whether the first member says that the array was being written.
-fn is_dirty(lab: &Lab, geometry: &Geometry) -> Result<bool> {
+pub fn is_dirty(lab: &Lab, geometry: &Geometry) -> Result<bool> {
     Ok(Superblock::read(&fs::read(geometry.file(lab, 0))?)?.resync_offset != u64::MAX)
 }
 
@@ -182,12 +182,16 @@ pub fn write_until_killed(server: Server) -> Result<Vec<Run>> {
     let mut writers = Vec::new();
     for number in 0..WRITERS {
         // All writers stay in the first half, so that the second half's bitmap regions stay clean.
-        writers.push(Writer::new(server.client()?, number * (size / 2 / WRITERS), number + 1));
+        let stretch = Stretch::new(number * (size / 2 / WRITERS), WRITER_BLOCKS);
+        writers.push((server.client()?, stretch, number + 1));
     }
     std::thread::scope(|scope| {
         let done = &done;
-        let threads: Vec<_> =
-            writers.into_iter().map(|writer| scope.spawn(move || writer.run(done))).collect();
+        let write = |(mut client, mut stretch, seed): (Client, Stretch, u64)| {
+            stretch.write_until_cut(&mut client, seed, done);
+            stretch.runs()
+        };
+        let threads: Vec<_> = writers.into_iter().map(|writer| scope.spawn(move || write(writer))).collect();
         let start = Instant::now();
         while done.load(Ordering::Relaxed) < WRITES_MIN && start.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
@@ -201,60 +205,4 @@ pub fn write_until_killed(server: Server) -> Result<Vec<Run>> {
         ensure!(done.load(Ordering::Relaxed) >= WRITES_MIN, "only {done:?} writes in {PATIENCE:?}");
         Ok(runs)
     })
-}
-
-/// Writes short runs of blocks of its own stretch until its connection breaks.
-struct Writer {
-    client: Client,
-    first: u64,
-    random: u64,
-    /// What each block of the stretch may hold.
-    generations: Vec<Vec<u8>>,
-}
-
-impl Writer {
-    fn new(client: Client, first: u64, seed: u64) -> Self {
-        let generations = vec![vec![0]; usize::try_from(WRITER_BLOCKS).unwrap_or_default()];
-        Self { client, first, random: seed, generations }
-    }
-
-    fn run(mut self, done: &AtomicU64) -> Vec<Run> {
-        let mut generation = 0;
-        loop {
-            generation = generation % 99 + 1;
-            let start = self.draw(WRITER_BLOCKS);
-            let end = (start + 1 + self.draw(20)).min(WRITER_BLOCKS);
-            let bytes = pattern::render(self.first + start..self.first + end, generation);
-            let written = self.client.write((self.first + start) * BLOCK as u64, &bytes);
-            for block in start..end {
-                let allowed = &mut self.generations[usize::try_from(block).unwrap_or_default()];
-                if written.is_ok() {
-                    allowed.clear();
-                }
-                allowed.push(generation);
-            }
-            if written.is_err() {
-                return self.left();
-            }
-            done.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// A number below `limit`, from Knuth's MMIX generator.
-    fn draw(&mut self, limit: u64) -> u64 {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % limit
-    }
-
-    fn left(self) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        for (block, generations) in (self.first..).zip(self.generations) {
-            match runs.last_mut() {
-                Some(run) if run.generations == generations => run.blocks.end = block + 1,
-                _ => runs.push(Run { blocks: block..block + 1, generations }),
-            }
-        }
-        runs
-    }
 }

@@ -14,9 +14,14 @@ pub fn read_error(lab: &Lab) -> Result<()> {
     in_the_guest(lab, include_str!("../../vm/read-error.sh"), "rewritten")
 }
 
-/// dm-error refuses all I/O of a part of a member: writes go on without it, and the kernel finds a degraded array.
+/// dm-error refuses all I/O of a part of a member: it is listed as bad, and the kernel heeds our list.
 pub fn write_error(lab: &Lab) -> Result<()> {
-    in_the_guest(lab, include_str!("../../vm/write-error.sh"), "degraded")
+    in_the_guest(lab, include_str!("../../vm/write-error.sh"), "listed")
+}
+
+/// A suspended device-mapper device hangs: the array goes on without it, and takes it back when its requests are over.
+pub fn hang(lab: &Lab) -> Result<()> {
+    in_the_guest(lab, include_str!("../../vm/hang.sh"), "hung")
 }
 
 fn in_the_guest(lab: &Lab, script: &'static str, proof: &str) -> Result<()> {

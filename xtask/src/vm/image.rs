@@ -125,6 +125,14 @@ pub fn add_program(
     Ok(())
 }
 
+/// A copy of a program without what only debuggers read, which a guest would be a second longer unpacking.
+pub fn stripped(program: &Path, directory: &Path) -> Result<PathBuf> {
+    let name = program.file_name().context("a program has a name")?;
+    let copy = directory.join(name).with_extension("stripped");
+    run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&copy).arg(program))?;
+    Ok(copy)
+}
+
 /// Where a program of the host lies.
 pub fn which(name: &str) -> Result<PathBuf> {
     for directory in ["/usr/sbin", "/usr/bin", "/sbin", "/bin"] {

@@ -33,12 +33,36 @@ pub struct Machine {
     programs: Vec<(String, PathBuf)>,
     files: Vec<(String, Vec<u8>)>,
     time_limit: Duration,
+    kill: Option<(&'static str, Duration)>,
 }
 
 struct Disk {
     name: String,
-    file: PathBuf,
+    medium: Medium,
     logical_block: u32,
+}
+
+/// What a disk's bytes lie on.
+enum Medium {
+    File(PathBuf),
+    /// An NBD server's export.
+    Export {
+        socket: PathBuf,
+        export: String,
+    },
+}
+
+impl Medium {
+    /// QEMU's `-drive` option, but for the drive's name.
+    fn drive(&self) -> String {
+        match self {
+            Self::File(file) => format!("file={},format=raw,cache=writeback,discard=unmap", file.display()),
+            Self::Export { socket, export } => format!(
+                "driver=nbd,server.type=unix,server.path={},export={export},cache=writeback,discard=ignore",
+                socket.display()
+            ),
+        }
+    }
 }
 
 /// What a boot gave.
@@ -74,6 +98,7 @@ impl Machine {
             programs: Vec::new(),
             files: Vec::new(),
             time_limit: Duration::from_mins(5),
+            kill: None,
         }
     }
 
@@ -93,7 +118,21 @@ impl Machine {
 
     /// Attaches a file as `/dev/member/NAME`. `logical_block` is 512 or 4096 bytes.
     pub fn disk(&mut self, name: &str, file: &Path, logical_block: u32) {
-        self.disks.push(Disk { name: name.to_owned(), file: file.to_owned(), logical_block });
+        self.disks.push(Disk { name: name.to_owned(), medium: Medium::File(file.to_owned()), logical_block });
+    }
+
+    /// Attaches an export of an NBD server on a unix socket as `/dev/member/EXPORT`, with blocks of 512 bytes and a
+    /// volatile cache: the server gets the guest's flushes. Forced writes come as a write and a flush.
+    pub fn export(&mut self, export: &str, socket: &Path) {
+        let medium = Medium::Export { socket: socket.to_owned(), export: export.to_owned() };
+        self.disks.push(Disk { name: export.to_owned(), medium, logical_block: 512 });
+    }
+
+    /// Kills the guest so long after its script gave a value under this name; that is no failure.
+    #[must_use]
+    pub fn killed_after(mut self, output: &'static str, delay: Duration) -> Self {
+        self.kill = Some((output, delay));
+        self
     }
 
     /// Puts a file into the guest as `/job/PATH`.
@@ -118,8 +157,8 @@ impl Machine {
         let _ = fs::remove_file(&results);
         let ended = self.boot(image, &archive, &results, &log);
         let _ = fs::remove_file(&archive);
-        let outcome = parse(&fs::read_to_string(&results).unwrap_or_default());
-        ended.with_context(|| format!("see {}", log.display()))?;
+        let mut outcome = parse(&fs::read_to_string(&results).unwrap_or_default());
+        outcome.cut |= ended.with_context(|| format!("see {}", log.display()))?;
         match (outcome.exit, outcome.cut) {
             (Some(0), _) | (None, true) => Ok(outcome),
             (Some(status), _) => {
@@ -158,23 +197,33 @@ impl Machine {
         Ok(())
     }
 
-    fn boot(&self, image: &Image, archive: &Path, results: &Path, log: &Path) -> Result<()> {
+    /// Runs QEMU to its end; true if that was the end that [`Machine::killed_after`] wants.
+    fn boot(&self, image: &Image, archive: &Path, results: &Path, log: &Path) -> Result<bool> {
         let child = self.command(image, archive, results).spawn().context("start qemu-system-x86_64")?;
         let mut guest = Guest { child };
         let console = guest.child.stdout.take().context("the console is a pipe")?;
         let logger = stamp(console, File::create(log)?);
         let start = Instant::now();
+        let mut killed_at = None;
         let ended = loop {
             if let Some(status) = guest.child.try_wait()? {
-                break if status.success() { Ok(()) } else { bail!("QEMU ended with {status}") };
+                break if status.success() { Ok(false) } else { bail!("QEMU ended with {status}") };
             }
-            if fs::read_to_string(results).is_ok_and(|text| text.contains("@cut")) {
-                break guest.child.kill().context("cut the power");
+            let said = fs::read_to_string(results).unwrap_or_default();
+            if said.contains("@cut") {
+                break guest.child.kill().map(|()| false).context("cut the power");
+            }
+            if let Some((output, delay)) = self.kill
+                && said.contains(&format!("@out {output}"))
+                && start.elapsed() >= *killed_at.get_or_insert(start.elapsed() + delay)
+                && !said.contains("@exit")
+            {
+                break guest.child.kill().map(|()| true).context("kill the guest");
             }
             if start.elapsed() > self.time_limit {
                 bail!("{} was not done after {} s", self.name, self.time_limit.as_secs());
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(if killed_at.is_some() { 3 } else { 20 }));
         };
         drop(guest);
         let _ = logger.join();
@@ -204,10 +253,7 @@ impl Machine {
         command.args(["-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile="]);
         command.args(["-device", "virtio-scsi-pci,id=scsi0"]);
         for (lun, disk) in self.disks.iter().enumerate() {
-            command.arg("-drive").arg(format!(
-                "file={},if=none,id=disk{lun},format=raw,cache=writeback,discard=unmap",
-                disk.file.display()
-            ));
+            command.arg("-drive").arg(format!("if=none,id=disk{lun},{}", disk.medium.drive()));
             command.arg("-device").arg(format!(
                 "scsi-hd,drive=disk{lun},bus=scsi0.0,scsi-id=0,lun={lun},logical_block_size={0},\
                  physical_block_size={0}",

@@ -31,7 +31,7 @@ pub fn alone(lab: &Lab) -> Result<()> {
 /// The power fails while the kernel writes; after the next boot's resync every block is old or new and the scrub is
 /// clean.
 pub fn cut(lab: &Lab) -> Result<()> {
-    let left = crash::cut_the_kernel(lab)?;
+    let left = crash::cut_the_kernel(lab, crash::KERNEL_ARRAYS)?;
     let outcome =
         lab.kernel_verifies("verify", crash::KERNEL_ARRAYS, |geometry| left[geometry.name].clone(), &[])?;
     for geometry in crash::KERNEL_ARRAYS {

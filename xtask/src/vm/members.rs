@@ -23,6 +23,8 @@ pub struct Geometry {
     pub layout: &'static str,
     /// Whether the array has an internal bitmap.
     pub bitmap: bool,
+    /// The consistency policy, if it is another.
+    pub policy: Option<&'static str>,
     /// Bytes of a logical block of the members, 512 or 4096.
     pub logical_block: u32,
     /// Slots whose members are lost before anything is written.
@@ -49,6 +51,7 @@ impl Geometry {
             chunk,
             layout,
             bitmap: level != 0,
+            policy: None,
             logical_block: 512,
             missing: &[],
             member_bytes: MEMBER_BYTES,
@@ -60,6 +63,14 @@ impl Geometry {
     #[must_use]
     pub const fn without_bitmap(mut self) -> Self {
         self.bitmap = false;
+        self
+    }
+
+    /// The same with another consistency policy than a bitmap.
+    #[must_use]
+    pub const fn with_policy(mut self, policy: &'static str) -> Self {
+        self.bitmap = false;
+        self.policy = Some(policy);
         self
     }
 
@@ -138,7 +149,7 @@ impl Geometry {
     /// One line for the guest's scripts: name, level, members, chunk, layout, bitmap, missing slots (`-` for none).
     pub fn line(&self) -> String {
         let layout = if self.layout.is_empty() { "-" } else { self.layout };
-        let bitmap = if self.bitmap { "internal" } else { "none" };
+        let bitmap = self.policy.unwrap_or(if self.bitmap { "internal" } else { "none" });
         let missing: Vec<String> = self.missing.iter().map(ToString::to_string).collect();
         let missing = if missing.is_empty() { "-".to_owned() } else { missing.join(",") };
         format!("{} {} {} {} {layout} {bitmap} {missing}", self.name, self.level, self.members, self.chunk)

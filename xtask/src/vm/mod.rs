@@ -12,11 +12,13 @@ mod fio;
 pub mod image;
 mod interop;
 mod journal;
+mod logs;
 pub mod machine;
 mod mdadm;
 pub mod members;
 mod nvme;
-mod server;
+mod repair;
+pub mod server;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -84,6 +86,26 @@ const SCENARIOS: &[Scenario] = &[
         run: journal::kernels_with_us,
     },
     Scenario {
+        name: "power",
+        about: "sudden resets of our server's machine, whose disks forget what was not flushed; a short soak",
+        run: |lab| crate::soak::power(lab, 2),
+    },
+    Scenario {
+        name: "our-ppl-in-kernel",
+        about: "kill -9 of our server under writes: the kernel replays our partial parity log, and resyncs nothing",
+        run: logs::ours_in_kernel,
+    },
+    Scenario {
+        name: "kernel-ppl-with-us",
+        about: "power fails under the kernel's writes: we replay its partial parity log, and both find nothing wrong",
+        run: logs::kernels_with_us,
+    },
+    Scenario {
+        name: "double-parity-log",
+        about: "RAID6 with our log: clean, the kernel assembles it; dirty, it refuses, and we replay",
+        run: logs::double_parity,
+    },
+    Scenario {
         name: "ext4",
         about: "ext4 over nbd-client: mkfs, copy, fsck; again with a member lost",
         run: filesystem::ext4,
@@ -95,7 +117,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "write-error",
-        about: "dm-error under a member of our server in the guest: the member is failed, nothing else",
+        about: "dm-error under a member of our server in the guest: the sectors are listed as bad, which the kernel heeds",
         run: faults::write_error,
     },
     Scenario {
@@ -117,6 +139,21 @@ const SCENARIOS: &[Scenario] = &[
         name: "nvme-member",
         about: "our initiator on the kernel's nvmet-tcp: an array of three namespaces loses one and gets it back",
         run: nvme::member,
+    },
+    Scenario {
+        name: "repair",
+        about: "silent damage: our repair and the kernel's make the same bytes, and count the same",
+        run: repair::beside_the_kernel,
+    },
+    Scenario {
+        name: "locate",
+        about: "repair --locate puts right what one member of a RAID6 row got wrong; the kernel finds it clean and equal",
+        run: repair::locate,
+    },
+    Scenario {
+        name: "hang",
+        about: "a suspended dm device under a member: the array goes on, takes it back when it answers, stops when it doesn't",
+        run: faults::hang,
     },
     Scenario {
         name: "clients",
@@ -157,8 +194,8 @@ impl Lab {
         let pinstripe = base.with_file_name("release").join("pinstripe");
         Ok(Self {
             image: image::prepare(base)?,
+            xtask: image::stripped(&std::env::current_exe()?, &directory)?,
             directory,
-            xtask: std::env::current_exe()?,
             pinstripe,
             sockets,
         })
@@ -166,7 +203,7 @@ impl Lab {
 
     /// Boots the kernel on these arrays: each must hold what is expected of it and scrub clean; missing members are put
     /// in again and rebuilt; then `writes` go to it.
-    fn kernel_verifies(
+    pub fn kernel_verifies(
         &self,
         name: &str,
         geometries: &[Geometry],
@@ -246,7 +283,7 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
 }
 
 /// Builds our command as users get it.
-fn build_command(root: &Path) -> Result<()> {
+pub fn build_command(root: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--package", "pinstripe"])

@@ -1,8 +1,9 @@
 //! Our command on the host: creating arrays, serving them, asking the running server.
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -25,7 +26,10 @@ pub fn create(lab: &Lab, geometry: &Geometry, devices: &[PathBuf], options: &[&s
     if !geometry.layout.is_empty() {
         command.args(["--layout", geometry.layout]);
     }
-    command.args(["--bitmap", if geometry.bitmap { "internal" } else { "none" }]);
+    match geometry.policy {
+        Some(policy) => command.args(["--consistency-policy", policy]),
+        None => command.args(["--bitmap", if geometry.bitmap { "internal" } else { "none" }]),
+    };
     if let Some(journal) = geometry.journal(lab) {
         command.arg("--write-journal").arg(journal);
     }
@@ -53,6 +57,16 @@ impl Server {
 
     /// The same with further options.
     pub fn start_with(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
+        let mut server = Self::spawn(lab, name, devices, options)?;
+        server.wait_until_ready().with_context(|| {
+            let said = std::fs::read_to_string(&server.log).unwrap_or_default();
+            format!("serve {name}: {:?}; see {}", said.lines().last().unwrap_or(""), server.log.display())
+        })?;
+        Ok(server)
+    }
+
+    /// The same without waiting for it. Two shards, unless the options say another number.
+    pub fn spawn(lab: &Lab, name: &str, devices: &[PathBuf], options: &[&str]) -> Result<Self> {
         let socket = lab.sockets.join(format!("{name}.nbd"));
         let control = lab.sockets.join(format!("{name}.control"));
         for stale in [&socket, &control] {
@@ -67,8 +81,9 @@ impl Server {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&lab.pinstripe)
-            .args(["serve", "--shards", "2", "--nbd"])
-            .arg(format!("unix:{}", socket.display()))
+            .arg("serve")
+            .args(if options.contains(&"--shards") { [].as_slice() } else { &["--shards", "2"] })
+            .args(["--nbd", &format!("unix:{}", socket.display())])
             .args(["--nbd", &format!("tcp:127.0.0.1:{port}"), "--control"])
             .arg(&control)
             .args(options)
@@ -78,9 +93,7 @@ impl Server {
             .stderr(output)
             .spawn()
             .context("start pinstripe serve")?;
-        let mut server = Self { child, pinstripe: lab.pinstripe.clone(), log, socket, control, port };
-        server.wait_until_ready().with_context(|| format!("serve {name}; see {}", server.log.display()))?;
-        Ok(server)
+        Ok(Self { child, pinstripe: lab.pinstripe.clone(), log, socket, control, port })
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
@@ -113,6 +126,17 @@ impl Server {
         serde_json::from_slice(&output.stdout).context("detail --json")
     }
 
+    /// The same straight from the control socket: asked often, the command would cost more than what is asked about.
+    pub fn state(&self) -> Result<Value> {
+        let mut stream = UnixStream::connect(&self.control).context("connect the control socket")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"detail\"}\n")?;
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer)?;
+        let mut answer: Value = serde_json::from_str(&answer).context("the answer to detail")?;
+        Ok(answer["result"].take())
+    }
+
     /// Waits until no resync or rebuild is under way or due, and no member is missing.
     pub fn wait_until_in_sync(&self) -> Result<()> {
         self.wait_until(|detail| {
@@ -133,7 +157,7 @@ impl Server {
     fn wait_until(&self, is_so: impl Fn(&Value) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
-            let detail = self.detail()?;
+            let detail = self.state()?;
             if is_so(&detail) {
                 return Ok(());
             }
@@ -147,6 +171,13 @@ impl Server {
     /// `pinstripe check`: an error if it counts mismatches.
     pub fn check(&self) -> Result<()> {
         said(Command::new(&self.pinstripe).arg("check").arg(&self.control)).map(|_| ())
+    }
+
+    /// `pinstripe repair --json` with further options: what it found.
+    pub fn repair(&self, options: &[&str]) -> Result<Value> {
+        let mut command = Command::new(&self.pinstripe);
+        let output = said(command.args(["repair", "--json"]).args(options).arg(&self.control))?;
+        serde_json::from_slice(&output.stdout).context("repair --json")
     }
 
     /// `pinstripe fail`.

@@ -29,12 +29,17 @@ pub struct Detail {
     pub degraded: bool,
     pub events: u64,
     pub members: Vec<Member>,
-    /// Devices that were dropped.
+    /// Devices that wait for a slot.
+    #[serde(default)]
+    pub spares: Vec<String>,
+    /// Devices that were dropped: MD's `faulty`.
     pub failed: Vec<Failed>,
     pub bitmap: Option<Bitmap>,
     /// The journal device.
     #[serde(default)]
     pub journal: Option<Journal>,
+    /// `resync`, `bitmap`, `ppl`, `journal` or `double-parity-log`; empty on level 0.
+    pub consistency_policy: String,
     /// Regions whose parity may not match yet.
     pub regions_to_resync: u64,
     /// What resync, recovery, check or repair is under way.
@@ -63,6 +68,12 @@ pub struct Member {
     /// `in-sync`, `recovering` or `missing`.
     pub state: String,
     pub device: Option<String>,
+    /// The device that is to take its place and is being copied to: MD's `replacement`.
+    #[serde(default)]
+    pub replacement: Option<String>,
+    /// Whether only what the bitmap's bits cover is recovered.
+    #[serde(default)]
+    pub by_bitmap: bool,
     /// Nanoseconds of a small read, as measured.
     pub read_latency_ns: u64,
     /// Nanoseconds of a small write, as measured.
@@ -80,7 +91,8 @@ pub struct Member {
 /// A device that was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    pub slot: usize,
+    /// The slot that it held; none for a spare.
+    pub slot: Option<usize>,
     pub device: String,
     /// Why it was dropped.
     pub error: String,
@@ -174,7 +186,12 @@ impl Member {
             if self.bad_sectors > 0 { format!(", {} bad sectors", self.bad_sectors) } else { String::new() };
         let troubles = troubles(&self.statistics, self.late_requests);
         let state = format!("{}{slow}", self.state);
-        format!("  {:>3}  {state:<10}  {device}{measured}{bad}{troubles}\n", self.slot)
+        let by_bitmap = if self.by_bitmap { " (by bitmap)" } else { "" };
+        let own = format!("  {:>3}  {state:<10}  {device}{by_bitmap}{measured}{bad}{troubles}\n", self.slot);
+        match &self.replacement {
+            Some(target) => format!("{own}  {:>3}  replacement {}\n", self.slot, printable(target)),
+            None => own,
+        }
     }
 }
 
@@ -183,13 +200,16 @@ fn troubles(statistics: &BTreeMap<String, u64>, late: u64) -> String {
     let names = ["read_errors", "corrected_reads", "write_errors", "retries", "timed_out"];
     let counted = names.iter().filter_map(|name| statistics.get(*name).map(|value| (*name, *value)));
     let all = counted.chain([("requests still under way", late)]).filter(|(_, value)| *value > 0);
-    all.map(|(name, value)| format!(", {value} {}", name.replace('_', " "))).collect()
+    let words: Vec<String> =
+        all.map(|(name, value)| format!(", {value} {}", name.replace('_', " "))).collect();
+    words.concat()
 }
 
 impl Failed {
     fn in_words(&self) -> String {
         let troubles = troubles(&self.statistics, self.late_requests);
-        format!("  {:>3}  failed      {}{troubles}\n", self.slot, printable(&self.error))
+        let slot = self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string());
+        format!("  {slot:>3}  faulty      {}{troubles}\n", printable(&self.error))
     }
 }
 
@@ -207,6 +227,7 @@ impl Detail {
             ),
             ("state", format!("{}{degraded}", self.state)),
             ("events", self.events.to_string()),
+            ("consistency policy", self.consistency_policy.clone()),
             ("bitmap", self.bitmap_words()),
             ("sync", self.sync.as_ref().map_or_else(|| self.waiting_words(), Sync::in_words)),
             ("shards", self.shards.to_string()),
@@ -217,13 +238,24 @@ impl Detail {
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();
         let head = format!("{}\n{}members\n", printable(&self.name), output::table(&rows));
         let members = self.members.iter().map(Member::in_words);
+        let spares = self.spares.iter().map(|name| format!("    -  spare       {}\n", printable(name)));
         let failed = self.failed.iter().map(Failed::in_words);
         let tail = format!("statistics\n{}", output::table(&counters));
         let advice = self.advice.iter().map(|advice| format!("{advice}\n"));
-        [head].into_iter().chain(members).chain(failed).chain([tail]).chain(advice).collect()
+        let text: String = [head]
+            .into_iter()
+            .chain(members)
+            .chain(spares)
+            .chain(failed)
+            .chain([tail])
+            .chain(advice)
+            .collect();
+        // Whatever came over the socket, it doesn't steer the terminal.
+        text.lines().map(|line| printable(line) + "\n").collect()
     }
 
-    fn bitmap_words(&self) -> String {
+    /// The bitmap, for people.
+    pub fn bitmap_words(&self) -> String {
         self.bitmap.as_ref().map_or_else(
             || "none".to_owned(),
             |bitmap| {

@@ -7,15 +7,20 @@
 //! |---|---|---|
 //! | `detail` | | [`Detail`] |
 //! | `fail` | `slot` | [`SlotResult`] |
-//! | `add` | `device` (absolute path), `force` | [`SlotResult`], when the rebuild has begun |
+//! | `add` | `device` (absolute path), `force` | [`AddResult`], when the rebuild has begun |
+//! | `remove` | `device` (absolute path) or `slot` | [`DeviceResult`] |
+//! | `replace` | `slot`, `with` (absolute path; a spare without), `force` | [`DeviceResult`], when the copying has begun |
+//! | `bitmap` | `internal`, `chunk_bytes` | null |
 //! | `check` | `from`, `to` (sectors) | [`CheckResult`](upkeep::CheckResult), when the check has ended |
 //! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](upkeep::CheckResult), when the repair has ended |
 //! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](upkeep::SyncResult) |
 //! | `events` | `after`, `wait_ms` | [`EventsResult`](upkeep::EventsResult), when there are some or the time is over |
+//! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
 //! | `stop` | | null, when the superblocks are clean and the devices are closed |
 
 pub mod client;
 pub mod detail;
+pub mod fuzz;
 pub mod place;
 pub mod upkeep;
 
@@ -95,6 +100,14 @@ pub enum Command {
     Fail(FailParameters),
     /// Put a device in.
     Add(AddParameters),
+    /// Change the consistency policy.
+    Grow(GrowParameters),
+    /// Take a failed device or a spare out.
+    Remove(RemoveParameters),
+    /// Replace a member.
+    Replace(ReplaceParameters),
+    /// Add or remove the bitmap.
+    Bitmap(BitmapParameters),
     /// Compare data with parity.
     Check(CheckParameters),
     /// Compare data with parity, and correct what does not match.
@@ -114,6 +127,14 @@ pub struct FailParameters {
     pub slot: u16,
 }
 
+/// Of `grow`, and its result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrowParameters {
+    /// `resync`, `bitmap`, `ppl` or `double-parity-log`.
+    pub consistency_policy: String,
+}
+
 /// Of `add`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -123,7 +144,54 @@ pub struct AddParameters {
     pub force: bool,
 }
 
-/// Of `fail` and `add`: the slot that it was about.
+/// Of `remove`: one of both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveParameters {
+    #[serde(default)]
+    pub slot: Option<u16>,
+    #[serde(default)]
+    pub device: Option<String>,
+}
+
+/// Of `replace`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceParameters {
+    pub slot: u16,
+    #[serde(default)]
+    pub with: Option<String>,
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Of `bitmap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BitmapParameters {
+    /// Whether there is to be one.
+    pub internal: bool,
+    /// Bytes that a bit covers; chosen by size without.
+    #[serde(default)]
+    pub chunk_bytes: Option<u64>,
+}
+
+/// Of `add`: what became of the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddResult {
+    /// The slot that it takes; none for a spare.
+    pub slot: Option<usize>,
+    /// `full`, `bitmap`, or `none` for a spare.
+    pub recovery: String,
+}
+
+/// Of `remove` and `replace`: the device that it was about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceResult {
+    pub device: String,
+}
+
+/// Of `fail`: the slot that it was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotResult {
     pub slot: usize,
@@ -151,14 +219,18 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "detail" => Command::Detail,
         "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
         "add" => Command::Add(serde_json::from_value(request.params).map_err(bad)?),
+        "remove" => Command::Remove(serde_json::from_value(request.params).map_err(bad)?),
+        "replace" => Command::Replace(serde_json::from_value(request.params).map_err(bad)?),
+        "bitmap" => Command::Bitmap(serde_json::from_value(request.params).map_err(bad)?),
         "check" => Command::Check(optional(request.params).map_err(bad)?),
         "repair" => Command::Repair(optional(request.params).map_err(bad)?),
         "sync" => Command::Sync(optional(request.params).map_err(bad)?),
         "events" => Command::Events(optional(request.params).map_err(bad)?),
+        "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "stop" => Command::Stop,
         other => {
             let message = format!(
-                "there is no method \"{other}\"; there are: detail, fail, add, check, repair, sync, events, stop"
+                "there is no method \"{other}\"; there are: detail, fail, add, remove, replace, bitmap, grow, check, repair, sync, events, stop"
             );
             return Err((to, CallError::new(code::NO_METHOD, &message)));
         }

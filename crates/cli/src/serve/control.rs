@@ -1,8 +1,15 @@
 //! The server's end of the control socket, on shard 0.
 
-use std::{cell::Cell, path::PathBuf, rc::Rc};
+use std::{
+    cell::Cell,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
 
-use pinstripe_engine::array::Array;
+use pinstripe_engine::{
+    array::{Added, Array, CommandError, Removed},
+    consistency::Policy,
+};
 use pinstripe_runtime::{
     Signal, Stream, shard,
     uring::{Connection, SocketStream},
@@ -12,7 +19,8 @@ use serde_json::Value;
 use super::{Served, devices, report, stopping::Stopping, upkeep};
 use crate::{
     control::{
-        AddParameters, CallError, Command, FailParameters, REQUEST_BYTES_MAX, SlotResult, code, parse,
+        AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, FailParameters,
+        GrowParameters, REQUEST_BYTES_MAX, RemoveParameters, ReplaceParameters, SlotResult, code, parse,
         response,
     },
     create::random_uuid,
@@ -20,6 +28,9 @@ use crate::{
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
+/// What a bit of a new bitmap covers unless told, as mdadm has it; and the most that it can.
+const BITMAP_CHUNK_BYTES_MIN: u32 = 64 << 20;
+const BITMAP_CHUNK_BYTES_MAX: u32 = 1 << 31;
 /// Time for the last answers when the server ends.
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 const RECEIVE_BYTES: usize = 4 << 10;
@@ -163,8 +174,27 @@ impl Inner {
                 let added = self.add(&array, parameters).await;
                 self.adding.set(false);
                 self.added.notify();
-                let slot = added.map_err(|sentence| failed(&sentence))?;
-                serde_json::to_value(SlotResult { slot })
+                serde_json::to_value(added.map_err(|sentence| failed(&sentence))?)
+            }
+            Command::Remove(parameters) => {
+                let device = remove(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
+                serde_json::to_value(DeviceResult { device })
+            }
+            Command::Replace(parameters) => {
+                let device = self.replace(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
+                serde_json::to_value(DeviceResult { device })
+            }
+            Command::Bitmap(parameters) => {
+                change_bitmap(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
+                Ok(Value::Null)
+            }
+            Command::Grow(GrowParameters { consistency_policy }) => {
+                let all = [Policy::Resync, Policy::Bitmap, Policy::Ppl, Policy::DoubleParityLog];
+                let policy = all.into_iter().find(|policy| policy.name() == consistency_policy);
+                let unknown = || format!("there is no consistency policy '{consistency_policy}'");
+                let policy = policy.ok_or_else(|| CallError::new(code::PARAMETERS, &unknown()))?;
+                array.set_policy(policy).await.map_err(|error| failed(&error))?;
+                serde_json::to_value(GrowParameters { consistency_policy })
             }
             Command::Check(parameters) => {
                 serde_json::to_value(upkeep::check(&array, parameters).await.map_err(|error| failed(&error))?)
@@ -183,13 +213,69 @@ impl Inner {
         result.map_err(|error| failed(&error))
     }
 
-    async fn add(&self, array: &Array, parameters: AddParameters) -> Result<usize, String> {
+    async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {
         let AddParameters { device, force } = parameters;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
         let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
         let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
-        array.add(source, identity).await.map_err(|error| error.to_string())
+        let added = array.add(source, identity).await.map_err(|error| error.to_string())?;
+        let recovery = match added {
+            Added::Spare => "none",
+            Added::Full { .. } => "full",
+            Added::Bitmap { .. } => "bitmap",
+        };
+        Ok(AddResult { slot: added.slot(), recovery: recovery.to_owned() })
+    }
+
+    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<String, String> {
+        let ReplaceParameters { slot, with, force } = parameters;
+        let uuid = array.detail().uuid;
+        let with = match with {
+            None => None,
+            Some(device) => {
+                let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
+                Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
+            }
+        };
+        let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
+        array.replace(slot.into(), with, identity).await.map_err(|error| error.to_string())
+    }
+}
+
+/// Takes a failed device or a spare out. Devices are known by the names under which they were given.
+async fn remove(array: &Array, parameters: RemoveParameters) -> Result<String, String> {
+    let which = match (parameters.slot, parameters.device) {
+        (Some(slot), None) => Removed::Slot(slot.into()),
+        (None, Some(device)) => {
+            let is_meant = |name: &String| {
+                *name == device || std::path::absolute(name).is_ok_and(|p| p == Path::new(&device))
+            };
+            let names = array.members().into_iter().map(|(_, name, ..)| name);
+            Removed::Device(names.into_iter().find(is_meant).unwrap_or(device))
+        }
+        _ => return Err("either a slot or a device is needed".to_owned()),
+    };
+    array.remove(&which).await.map_err(|error| error.to_string())
+}
+
+/// Adds or removes the bitmap.
+async fn change_bitmap(array: &Array, parameters: BitmapParameters) -> Result<(), String> {
+    let words = |error: CommandError| error.to_string();
+    if !parameters.internal {
+        return array.remove_bitmap().await.map_err(words);
+    }
+    if let Some(bytes) = parameters.chunk_bytes {
+        let chunk = u32::try_from(bytes).map_err(|_| format!("a bit can't cover {bytes} bytes"))?;
+        return array.add_bitmap(chunk).await.map_err(words);
+    }
+    // The smallest for which there is room.
+    let mut chunk = BITMAP_CHUNK_BYTES_MIN;
+    loop {
+        match array.add_bitmap(chunk).await {
+            Err(CommandError::BitmapRoom(_)) if chunk < BITMAP_CHUNK_BYTES_MAX => chunk *= 2,
+            other => return other.map_err(words),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pinstripe_engine::{assembly::read_superblock, create::create};
+use pinstripe_engine::{assembly::read_superblock, create::create_with};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenFile, OpenOptions},
@@ -114,7 +114,7 @@ impl Members {
         let attached = sources.iter().map(|source| source.attach()).collect::<Result<Vec<_>, _>>()?;
         let infos: Vec<DeviceInfo> = attached.iter().map(|device| device.info().clone()).collect();
         let wish = shape.on(&infos)?;
-        create(&wish, &attached).await?;
+        create_with(&wish, shape.log(), &attached).await?;
         Ok(Self { sources, files: Vec::new(), name: wish.name.short(), uuid: wish.set_uuid.to_string() })
     }
 }

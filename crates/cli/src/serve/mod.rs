@@ -125,6 +125,7 @@ impl Plan {
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
             read_only: self.arguments.read_only,
             force: self.arguments.force,
+            max_read_errors: self.arguments.max_read_errors,
             member_timeout_ns: u64::from(self.arguments.member_timeout) * 1_000_000_000,
             sync_speed: self.sync_speed(),
             ..ArrayOptions::default()

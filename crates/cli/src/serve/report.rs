@@ -2,6 +2,7 @@
 
 use pinstripe_engine::{
     array::Array,
+    error::NO_SLOT,
     maintenance::{SyncAction, SyncProgress},
 };
 use pinstripe_md::level::Level;
@@ -34,6 +35,8 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         slot,
         state: member.state.to_owned(),
         device: member.device,
+        replacement: member.replacement,
+        by_bitmap: member.by_bitmap,
         read_latency_ns: member.read_latency_ns.into(),
         write_latency_ns: member.write_latency_ns.into(),
         slow: member.slow,
@@ -42,7 +45,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         statistics: member.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     });
     let failed = now.failed.into_iter().map(|failed| Failed {
-        slot: failed.slot,
+        slot: (failed.slot != NO_SLOT).then_some(failed.slot),
         device: failed.device,
         error: failed.error.to_string(),
         late_requests: failed.late_requests,
@@ -61,6 +64,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         degraded: now.missing > 0,
         events: now.events,
         members: members.collect(),
+        spares: now.spares,
         failed: failed.collect(),
         bitmap: now.bitmap.map(|bitmap| Bitmap {
             chunk_bytes: bitmap.chunk_bytes,
@@ -73,6 +77,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
             size_bytes: journal.size_bytes,
             used_bytes: journal.used_bytes,
         }),
+        consistency_policy: now.consistency_policy.to_owned(),
         regions_to_resync: now.regions_to_resync as u64,
         sync: now.sync.as_ref().map(sync),
         sync_paused: array.is_sync_paused(),

@@ -4,6 +4,7 @@
 
 mod control;
 mod life;
+mod membership;
 mod nbd;
 mod occupied;
 mod refusals;

@@ -18,7 +18,7 @@ impl<'a> Members<'a> {
     /// `None` for an array without parity.
     pub(super) fn of(assembled: &'a Assembled) -> Option<Self> {
         match &assembled.geometry {
-            Geometry::Parity(geometry) => Some(Self { geometry, seats: &assembled.seats }),
+            Geometry::Parity(geometry) => Some(Self { geometry, seats: &assembled.seated.seats }),
             Geometry::Raid0(_) => None,
         }
     }
@@ -33,7 +33,11 @@ impl<'a> Members<'a> {
         self.seats[slot.index()].as_ref().is_some_and(|found| {
             let valid = found.superblock.member.recovery_offset;
             let first = (found.superblock.member.data_offset.0 * SECTOR_BYTES + offset) / SECTOR_BYTES;
-            let bad = found.bad_blocks.first_overlap(first..first + length.div_ceil(SECTOR_BYTES)).is_some();
+            let bad = found
+                .bad_blocks
+                .blocks()
+                .first_overlap(first..first + length.div_ceil(SECTOR_BYTES))
+                .is_some();
             !bad && valid.is_none_or(|sector| offset + length <= sector.0 * SECTOR_BYTES)
         })
     }

@@ -17,6 +17,9 @@
 //!
 //! A member that joins gets an empty log before its superblock names it ([`Log::prepare`]).
 
+mod change;
+mod double_parity_log;
+mod double_parity_replay;
 mod members;
 mod ppl;
 mod ppl_replay;
@@ -24,14 +27,17 @@ mod queue;
 
 pub(crate) mod journal;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use pinstripe_md::{
     ppl::{ENTRIES_MAX, HEADER_BYTES},
     superblock::{Superblock, Support},
     units::SECTOR_BYTES,
 };
-use pinstripe_runtime::{Device, DeviceError, Slice};
+use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 
 use self::journal::Journal;
 use crate::{
@@ -48,6 +54,9 @@ use crate::{
     snapshot::{MemberId, Snapshot, View},
     volume::{VolumeInner, adopt_everywhere},
 };
+pub(crate) use change::LogChange;
+pub use change::Policy;
+pub use double_parity_log::DoubleParityLog;
 use members::Members;
 pub use ppl::Ppl;
 
@@ -64,6 +73,30 @@ pub enum Log {
     Ppl(Arc<Ppl>),
     /// A journal device; see [`journal`].
     Journal(Arc<Journal>),
+    /// The double-parity log of RAID6.
+    DoubleParity(Arc<DoubleParityLog>),
+}
+
+/// Lets nobody log before the log has begun on every member.
+#[derive(Default)]
+struct Door {
+    is_open: AtomicBool,
+    opened: Signal,
+}
+
+impl Door {
+    fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::SeqCst)
+    }
+
+    fn open(&self) {
+        self.is_open.store(true, Ordering::SeqCst);
+        self.opened.notify();
+    }
+
+    async fn pass(&self) {
+        self.opened.wait_until(|| self.is_open()).await;
+    }
 }
 
 /// Where a member's log lies, in bytes of the device.
@@ -80,9 +113,11 @@ pub struct LogArea {
 impl LogArea {
     /// Where the superblock says that it lies.
     pub(crate) fn of(superblock: &Superblock) -> Option<Self> {
-        let (sector, ppl) = (superblock.ppl_sector()?, superblock.member.ppl?);
-        let length = u64::from(ppl.size) * SECTOR_BYTES / HEADER_BYTES as u64 * HEADER_BYTES as u64;
-        Some(Self { offset: sector.0 * SECTOR_BYTES, length, several: length >= SEVERAL_RECORDS_BYTES })
+        let sector = superblock.ppl_sector().or(superblock.double_parity_log_sector())?;
+        let area = superblock.member.ppl.or(superblock.member.double_parity_log)?;
+        let length = u64::from(area.size) * SECTOR_BYTES / HEADER_BYTES as u64 * HEADER_BYTES as u64;
+        let several = superblock.member.ppl.is_none() || length >= SEVERAL_RECORDS_BYTES;
+        Some(Self { offset: sector.0 * SECTOR_BYTES, length, several })
     }
 }
 
@@ -110,6 +145,9 @@ pub(crate) enum Logged {
     /// It is in the journal.
     #[expect(dead_code, reason = "it is kept to be dropped")]
     Journal(journal::Held),
+    /// It is in the double-parity log.
+    #[expect(dead_code, reason = "it is kept to be dropped")]
+    DoubleParity(double_parity_log::Kept),
 }
 
 /// Why a batch could not be logged. No member has changed.
@@ -133,6 +171,7 @@ impl Log {
         match self {
             Self::None => None,
             Self::Ppl(_) => Some("ppl"),
+            Self::DoubleParity(_) => Some("double-parity-log"),
             Self::Journal(_) => Some("journal"),
         }
     }
@@ -141,7 +180,7 @@ impl Log {
     /// doesn't put right. A journal that failed doesn't do that any more (C18).
     pub(crate) fn keeps_clean(&self) -> bool {
         match self {
-            Self::None | Self::Ppl(_) => false,
+            Self::None | Self::Ppl(_) | Self::DoubleParity(_) => false,
             Self::Journal(journal) => journal.failure().is_none(),
         }
     }
@@ -149,7 +188,7 @@ impl Log {
     /// Whether the log is lost: then the superblocks say dirty until a resync.
     pub(crate) fn is_lost(&self) -> bool {
         match self {
-            Self::None | Self::Ppl(_) => false,
+            Self::None | Self::Ppl(_) | Self::DoubleParity(_) => false,
             Self::Journal(journal) => journal.failure().is_some(),
         }
     }
@@ -170,7 +209,7 @@ impl Log {
     pub(crate) fn forces_writes(&self) -> bool {
         match self {
             Self::None | Self::Journal(_) => false,
-            Self::Ppl(_) => !active(Mutant::LogWithoutForcing),
+            Self::Ppl(_) | Self::DoubleParity(_) => !active(Mutant::LogWithoutForcing),
         }
     }
 
@@ -185,6 +224,7 @@ impl Log {
             Self::None => Ok(Logged::Nothing),
             Self::Ppl(log) => log.write_ahead(batch).await,
             Self::Journal(journal) => journal.write_ahead(batch).await.map(Logged::Journal),
+            Self::DoubleParity(log) => log.write_ahead(batch).await,
         }
     }
 
@@ -200,30 +240,36 @@ impl Log {
             // No stripe is written so past a journal: see `takes_whole_pages`.
             Self::None | Self::Journal(_) => Ok(Logged::Nothing),
             Self::Ppl(log) => log.write_whole(volume, view, stripe).await,
+            Self::DoubleParity(log) => log.write_whole(volume, view, stripe).await,
         }
     }
 
     /// Begins the log on every member, unless that was done. Nobody writes under it before. Who failed.
     pub(crate) async fn open(&self, home: &Home) -> Vec<Failure> {
         match self {
-            // A journal is emptied by its replay.
-            Self::None | Self::Journal(_) => Vec::new(),
-            Self::Ppl(log) if log.is_open() => Vec::new(),
-            Self::Ppl(log) => {
-                let failures = on_every_member(home, async |device, area, slot| {
-                    log.begin(device, area, slot, true).await
-                });
-                let failures = failures.await;
-                log.set_open();
+            Self::Ppl(log) if !log.door().is_open() => {
+                let work = async |device: &dyn Device, area, slot| log.begin(device, area, slot, true).await;
+                let failures = on_every_member(home, work).await;
+                log.door().open();
                 failures
             }
+            Self::DoubleParity(log) if !log.door().is_open() => {
+                log.set_incarnation(home.records.borrow().array.events + 1);
+                let work = async |device: &dyn Device, area, _| log.begin(device, area).await;
+                let failures = on_every_member(home, work).await;
+                log.door().open();
+                failures
+            }
+            // A journal is emptied by its replay.
+            Self::None | Self::Ppl(_) | Self::DoubleParity(_) | Self::Journal(_) => Vec::new(),
         }
     }
 
     /// Empties the log on every member. Nobody writes, and every member was flushed (C4). Who failed.
     pub(crate) async fn close(&self, home: &Home) -> Vec<Failure> {
         match self {
-            Self::None => Vec::new(),
+            // Of the other, clean superblocks say that it says nothing.
+            Self::None | Self::DoubleParity(_) => Vec::new(),
             Self::Ppl(log) => {
                 on_every_member(home, async |device, area, _| log.empty(device, area).await).await
             }
@@ -234,6 +280,11 @@ impl Log {
         }
     }
 
+    /// Whether superblocks that say *dirty* must keep MD from assembling the array.
+    pub(crate) fn keeps_md_out(&self) -> bool {
+        matches!(self, Self::DoubleParity(_))
+    }
+
     /// Readies the log of a device that joins. Its superblock isn't on it yet.
     pub(crate) async fn prepare(
         &self,
@@ -242,8 +293,13 @@ impl Log {
     ) -> Result<(), DeviceError> {
         let Some(area) = LogArea::of(superblock) else { return Ok(()) };
         match self {
-            Self::None | Self::Journal(_) => ppl::zero(device, area).await,
+            // It waits for the initial sync.
+            Self::None | Self::Journal(_) => make_empty(superblock, device).await,
             Self::Ppl(log) => log.begin(device, area, MemberSlot(0), false).await,
+            Self::DoubleParity(log) => {
+                ppl::zero(device, area).await?;
+                log.begin(device, area).await
+            }
         }
     }
 }
@@ -251,7 +307,13 @@ impl Log {
 /// Makes the log of a new member one that was never used.
 pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> Result<(), DeviceError> {
     let Some(area) = LogArea::of(superblock) else { return Ok(()) };
-    Ppl::new(superblock.array.set_uuid, 1, 0).begin(device, area, MemberSlot(0), false).await
+    let set_uuid = superblock.array.set_uuid;
+    if superblock.member.ppl.is_some() {
+        Ppl::new(set_uuid, 1, 0).begin(device, area, MemberSlot(0), false).await
+    } else {
+        ppl::zero(device, area).await?;
+        DoubleParityLog::new(set_uuid, 1, 512).begin(device, area).await
+    }
 }
 
 /// Does something to the log on every member. Who failed.
@@ -261,7 +323,7 @@ async fn on_every_member(
 ) -> Vec<Failure> {
     let members: Vec<_> = {
         let records = home.records.borrow();
-        let books = records.active();
+        let books = records.active().filter(|book| book.is_seated());
         books.map(|book| (book.slot, Arc::clone(&book.member), std::rc::Rc::clone(&book.device))).collect()
     };
     let mut failures = Vec::new();
@@ -281,30 +343,47 @@ async fn on_every_member(
 
 /// Whether a log may make a dirty array safe to start with members missing (C19): [`replay`] then decides.
 pub(crate) fn is_logged(freshest: &Superblock) -> bool {
-    freshest.member.ppl.is_some()
+    freshest.member.ppl.is_some() || freshest.array.needs_double_parity_log
 }
 
 /// Replays the log that assembly found, and leaves it for the array to use in `assembled.log`.
 pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) -> Result<(), AssembleError> {
-    if !is_logged(&assembled.freshest) {
-        return Ok(());
-    }
     let Some(members) = Members::of(assembled) else { return Ok(()) };
-    let dirty = assembled.freshest.array.is_dirty();
-    let writable = !options.read_only && assembled.freshest.support() == Support::Full;
+    let freshest = &assembled.freshest;
+    let dirty = freshest.array.is_dirty();
+    let writable = !options.read_only && freshest.support() == Support::Full;
     let missing = (0..assembled.geometry.members()).filter(|&slot| !assembled.is_whole(slot)).count();
     let mut covers = false;
-    if dirty && writable {
-        covers = ppl_replay::replay(&members).await?.covers;
+    if dirty && writable && is_logged(freshest) {
+        covers = if freshest.member.ppl.is_some() {
+            ppl_replay::replay(&members).await?.covers
+        } else {
+            double_parity_replay::replay(&members).await?;
+            true
+        };
         members.flush().await?;
     }
+    let log = if freshest.member.ppl.is_some() {
+        Log::Ppl(Arc::new(Ppl::new(freshest.array.set_uuid, assembled.geometry.members(), 1)))
+    } else if double_parity_replay::is_carried(&members).await? {
+        let (set_uuid, slots) = (freshest.array.set_uuid, assembled.geometry.members());
+        let log = DoubleParityLog::new(set_uuid, slots, assembled.geometry.logical_block().into());
+        Log::DoubleParity(Arc::new(log))
+    } else {
+        Log::None
+    };
     if covers {
         (assembled.dirty_from, assembled.forced, assembled.replayed) = (None, false, true);
-    } else if dirty && missing > 0 && !options.force {
+    } else if is_logged(freshest) && dirty && missing > 0 && !options.force {
         return Err(AssembleError::DirtyDegraded { missing });
     }
-    let array = &assembled.freshest.array;
-    assembled.log = Log::Ppl(Arc::new(Ppl::new(array.set_uuid, assembled.geometry.members(), 1)));
+    if matches!(log, Log::None) {
+        // What only looked like a log's place is none.
+        for found in assembled.seated.seats.iter_mut().flatten() {
+            found.superblock.member.double_parity_log = None;
+        }
+    }
+    assembled.log = log;
     Ok(())
 }
 

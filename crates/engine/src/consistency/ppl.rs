@@ -24,7 +24,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering},
 };
 
 use pinstripe_md::{
@@ -32,10 +32,10 @@ use pinstripe_md::{
     ppl::{ENTRIES_MAX, HEADER_BYTES, PplEntry, PplHeader, signature},
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, shard};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use super::{
-    Batch, LogArea, LogError, Logged,
+    Batch, Door, LogArea, LogError, Logged,
     queue::{Lead, Queue, Rules, Ticket, Turn},
 };
 use crate::{
@@ -52,9 +52,7 @@ use crate::{
 pub struct Ppl {
     set_uuid: Uuid,
     generation: AtomicU64,
-    /// Whether it has begun on every member.
-    open: AtomicBool,
-    opened: Signal,
+    door: Door,
     /// By slot: the log on the member there.
     queues: Box<[Queue<Vec<Part>>]>,
 }
@@ -85,25 +83,21 @@ impl Ppl {
             exclusive: !active(Mutant::LogRecordForgotten),
             entries_max: ENTRIES_MAX,
             start: 0,
-            header_bytes: |_| HEADER_BYTES as u64,
+            header_bytes: HEADER_BYTES as u64,
+            entry_bytes: 0,
+            block: HEADER_BYTES as u64,
+            gap: None,
         };
         Self {
             set_uuid,
             generation: AtomicU64::new(generation),
-            open: AtomicBool::new(false),
-            opened: Signal::default(),
+            door: Door::default(),
             queues: (0..slots).map(|_| Queue::new(rules)).collect(),
         }
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        self.open.load(Ordering::SeqCst)
-    }
-
-    /// Lets writers in.
-    pub(super) fn set_open(&self) {
-        self.open.store(true, Ordering::SeqCst);
-        self.opened.notify();
+    pub(super) fn door(&self) -> &Door {
+        &self.door
     }
 
     /// Makes a batch known, durably.
@@ -159,7 +153,7 @@ impl Ppl {
             // Never: batches are cut to what fits, and arrays with too small an area are read-only.
             return Err(LogError::Fatal(IoError::Failed));
         }
-        self.opened.wait_until(|| self.is_open()).await;
+        self.door.pass().await;
         let (queue, count) = (&self.queues[slot.index()], parts.len());
         let ticket = queue.enter(member, parts, count, bytes);
         loop {

@@ -28,8 +28,28 @@ pub(super) struct Rules {
     pub(super) entries_max: usize,
     /// First byte of the area where a record may lie.
     pub(super) start: u64,
+    /// Bytes of a record's header, and how much each entry adds to it; whole records are multiples of `block`.
+    pub(super) header_bytes: u64,
+    pub(super) entry_bytes: u64,
+    pub(super) block: u64,
+    /// How much behind the end of the newest record nothing may be that is needed, by the area's length; also the
+    /// longest record.
+    pub(super) gap: Option<fn(area_bytes: u64, block: u64) -> u64>,
+}
+
+impl Rules {
     /// Bytes of a record's header with so many entries.
-    pub(super) header_bytes: fn(entries: usize) -> u64,
+    pub(super) fn header(&self, entries: usize) -> u64 {
+        (self.header_bytes + self.entry_bytes * entries as u64).next_multiple_of(self.block)
+    }
+
+    fn record(&self, entries: usize, payload: u64) -> u64 {
+        (self.header(entries) + payload).next_multiple_of(self.block)
+    }
+
+    fn gap(&self, area: LogArea) -> u64 {
+        self.gap.map_or(0, |gap| gap(area.length, self.block))
+    }
 }
 
 /// One member's queue.
@@ -208,9 +228,10 @@ impl<T> State<T> {
         let (mut entries, mut bytes, mut taken, mut place) = (0, 0, 0, None);
         for waiting in &self.waiting {
             let (more_entries, more_bytes) = (entries + waiting.entries, bytes + waiting.bytes);
-            let length = (rules.header_bytes)(more_entries) + more_bytes;
+            let length = rules.record(more_entries, more_bytes);
             let at = self.place(rules, area, length);
-            if taken > 0 && more_entries > rules.entries_max || at.is_none() {
+            let too_long = rules.gap.is_some() && length > rules.gap(area);
+            if taken > 0 && (more_entries > rules.entries_max || too_long) || at.is_none() {
                 break;
             }
             (entries, bytes, taken, place) = (more_entries, more_bytes, taken + 1, at.map(|at| (at, length)));
@@ -224,36 +245,39 @@ impl<T> State<T> {
         Some(Lead { epoch: self.epoch, batches_end, offset: area.offset + start, length, items })
     }
 
-    /// Where a record of `length` bytes fits that overwrites no live one.
+    /// Where a record of `length` bytes fits that overwrites no live one, and leaves the gap behind it free of live ones too.
     fn place(&self, rules: &Rules, area: LogArea, length: u64) -> Option<u64> {
+        let gap = rules.gap(area);
+        let wraps = !area.several || self.head + length > area.length;
         let (Some(oldest), Some(newest)) = (self.live.front(), self.live.back()) else {
-            let wraps = !area.several || self.head + length > area.length;
             let at = if wraps { rules.start } else { self.head };
             return (at + length <= area.length).then_some(at);
         };
         if !area.several {
             return None;
         }
-        if newest.start >= oldest.start {
-            if self.head + length <= area.length {
-                return Some(self.head);
-            }
-            return (rules.start + length <= oldest.start).then_some(rules.start);
+        if newest.start < oldest.start {
+            // The live ones go around the end.
+            return (!wraps && self.head + length + gap <= oldest.start).then_some(self.head);
         }
-        (self.head + length <= oldest.start).then_some(self.head)
+        if wraps {
+            return (rules.start + length + gap <= oldest.start).then_some(rules.start);
+        }
+        let gap_wraps = self.head + length + gap > area.length;
+        (!gap_wraps || rules.start + gap <= oldest.start).then_some(self.head)
     }
 }
 
-/// Puts a batch into the queues of two members, so that every pair of queues has the same order. `first` is of the lower slot.
-#[allow(dead_code, reason = "for a log on two members")]
+/// Puts entries, each with its bytes of payload, into the queues of two members, so that every pair of queues has the same
+/// order. `first` is of the lower slot.
 pub(super) fn enter_both<T>(
-    first: (&Queue<T>, &Member, T, u64),
-    second: (&Queue<T>, &Member, T, u64),
-    entries: usize,
-) -> (Ticket, Ticket) {
+    first: (&Queue<T>, &Member, Vec<(T, u64)>),
+    second: (&Queue<T>, &Member, Vec<(T, u64)>),
+) -> (Vec<Ticket>, Vec<Ticket>) {
     let (mut a, mut b) = (first.0.lock(), second.0.lock());
+    let waiting = |(item, bytes)| Waiting { item, entries: 1, bytes };
     (
-        a.enter(&first.0.rules, first.1, Waiting { item: first.2, entries, bytes: first.3 }),
-        b.enter(&second.0.rules, second.1, Waiting { item: second.2, entries, bytes: second.3 }),
+        first.2.into_iter().map(|part| a.enter(&first.0.rules, first.1, waiting(part))).collect(),
+        second.2.into_iter().map(|part| b.enter(&second.0.rules, second.1, waiting(part))).collect(),
     )
 }

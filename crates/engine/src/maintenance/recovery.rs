@@ -1,8 +1,13 @@
-//! Rebuild: a member that is recovering gets what it is to hold, made from the others.
+//! Rebuild: a member that is recovering, or the target of a replacement, gets what it is to hold.
+//!
+//! A recovering member's chunks are made from the others. A replacement's are copied from the member that is still
+//! there, and made from the others only where that can't be read. Either goes on from the recovery offset of its
+//! superblock, and leaves out what the device is known to hold: where a member came back by bitmap, every region whose
+//! bit is clean.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use super::{SyncAction, Walk, in_single_rows};
 use crate::{
@@ -10,47 +15,93 @@ use crate::{
     control::Command,
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
+    mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
     row::{Row, Want},
-    snapshot::{MemberId, View},
+    snapshot::{MemberId, Snapshot, View},
     volume::VolumeInner,
 };
 
 impl Home {
-    /// Rebuilds a member from where its superblock says. True if it is whole now.
+    /// Rebuilds a device from where its superblock says. True if it is whole now.
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
         let geometry = self.volume.inner.parity_geometry();
-        let valid = self.records.borrow().members[member.0]
-            .superblock
-            .member
-            .recovery_offset
-            .map_or(0, |s| s.0 * 512);
-        let (mut next, end) = (valid / u64::from(geometry.chunk_bytes()), geometry.stripes());
-        self.begin(SyncAction::Recovery, next, end);
+        let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
+        let mut todo = self.left_to_recover(&self.shared().snapshot(), member);
+        if active(Mutant::RebuildEndsEarly)
+            && let Some(last) = todo.last_mut()
+        {
+            last.end -= 1;
+        }
+        let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
+        self.begin(SyncAction::Recovery, stripes - left, stripes);
         let mut recorded = shard::now();
-        while next < end {
-            let leg = next..end.min(next + self.shared().options.leg_stripes.max(1));
-            next = leg.end;
-            let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg).await;
-            if walk.aborted.get() || walk.errors.get() > 0 {
-                return self.give_up(slot, member, &walk);
-            }
-            if next < end && shard::now() - recorded >= self.shared().options.checkpoint_ns {
-                recorded = shard::now();
-                if !self.record_recovery(member, next * u64::from(geometry.chunk_bytes())).await {
-                    return false;
+        for range in todo {
+            let mut next = range.start;
+            while next < range.end {
+                let leg = next..range.end.min(next + self.shared().options.leg_stripes.max(1));
+                next = leg.end;
+                let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg).await;
+                if walk.aborted.get() || walk.errors.get() > 0 {
+                    return self.give_up(slot, member, &walk);
+                }
+                if next < stripes && shard::now() - recorded >= self.shared().options.checkpoint_ns {
+                    recorded = shard::now();
+                    if !self.record_recovery(member, next * chunk).await {
+                        return false;
+                    }
                 }
             }
         }
         self.command(|reply| Command::Recovered { member, reply }).await.is_ok()
     }
 
-    /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is dropped.
+    /// The stripes that a device lacks, ascending. What is between them is valid.
+    fn left_to_recover(&self, snapshot: &Snapshot, member: MemberId) -> Vec<Range<u64>> {
+        let geometry = self.volume.inner.parity_geometry();
+        let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
+        let (from, by_bits_to) = {
+            let records = self.records.borrow();
+            let book = &records.members[member.0];
+            let record = &book.superblock.member;
+            let from = record.recovery_offset.map_or(0, |sector| sector.0 * 512);
+            let whole = record.recovery_by_bitmap.then_some(geometry.member_bytes());
+            (from, whole.unwrap_or(book.valid_but_for_bits))
+        };
+        let first_whole = (from.max(by_bits_to) / chunk).min(stripes);
+        let mut todo: Vec<Range<u64>> = Vec::new();
+        let intent = &snapshot.intent;
+        let mut skips = active(Mutant::ReaddSkipsRegion);
+        for region in (0..intent.len()).filter(|&region| intent.is_set(region)) {
+            let start = region as u64 * intent.region_bytes();
+            let end = start + intent.region_bytes();
+            let range = (start.max(from) / chunk)..end.div_ceil(chunk).min(first_whole);
+            if range.is_empty() || std::mem::take(&mut skips) {
+                continue;
+            }
+            match todo.last_mut() {
+                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                _ => todo.push(range),
+            }
+        }
+        match todo.last_mut() {
+            Some(last) if last.end >= first_whole => last.end = stripes,
+            _ if first_whole < stripes => todo.push(first_whole..stripes),
+            _ => {}
+        }
+        todo
+    }
+
+    /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is dropped, and no
+    /// other spare is tried: it would end in the same way.
     fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
             let view = self.volume.inner.view();
-            let unreadable = pinstripe_runtime::DeviceError::of(pinstripe_runtime::DeviceErrorKind::Media);
+            let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
-                self.volume.inner.report(&view, slot, Operation::Read, 0, unreadable);
+                self.spares_rest.set(true);
+                let place = view.target_place(slot).unwrap_or(slot);
+                self.volume.inner.report(&view, place, Operation::Read, 0, unreadable);
             }
         }
         false
@@ -59,7 +110,9 @@ impl Home {
     /// Everything below `offset` is on the target: flushed, then recorded (C4).
     async fn record_recovery(&self, member: MemberId, offset: u64) -> bool {
         let view = self.volume.inner.view();
-        if !self.volume.inner.flush_members(&view).await.is_empty() {
+        let flushed =
+            active(Mutant::CheckpointWithoutFlush) || self.volume.inner.flush_members(&view).await.is_empty();
+        if !flushed {
             return false;
         }
         self.command(|reply| Command::Checkpoint { member, offset, reply }).await.is_ok()
@@ -67,7 +120,16 @@ impl Home {
 }
 
 impl VolumeInner {
-    /// Writes rows of the target's chunk of a stripe, made from all others.
+    /// Whether a row that could not be read is really lost: the membership under which it was tried is still the current one, and
+    /// the row is not only one that parity can't vouch for (C10).
+    fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
+        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let intent = &view.snapshot.intent;
+        self.shared.admission.generation() == view.snapshot.generation
+            && !intent.is_torn(intent.regions(offset, ROW_BYTES.into()))
+    }
+
+    /// Writes rows of the target's chunk of a stripe: copied from the member that it replaces, or made from all others.
     pub(super) async fn rebuild_rows(
         &self,
         view: &View,
@@ -77,6 +139,13 @@ impl VolumeInner {
         row: &mut Row,
     ) -> Result<(), IoError> {
         let geometry = self.parity_geometry();
+        let offset = geometry.member_offset(stripe) + u64::from(from);
+        let target = view.target_place(slot);
+        if let Some(target) = target
+            && let Some(bytes) = self.read_replaced(view, slot, offset, to - from).await?
+        {
+            return self.write_place(view, target, offset, bytes).await;
+        }
         let map = geometry.slots(stripe);
         let role = map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX)));
         let columns = match role {
@@ -84,14 +153,48 @@ impl VolumeInner {
             Role::P | Role::Q => Set64::below(map.columns()),
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
-        self.read_row(view, stripe, (from, to), want, row).await?;
+        match self.read_row(view, stripe, (from, to), want, row).await {
+            Err(IoError::Unreadable { .. }) if to - from == ROW_BYTES && self.is_lost(view, stripe, from) => {
+                // The target can't get this row, and says so in its log, if it has one; all others are made.
+                let place = target.unwrap_or(slot);
+                let unreadable = DeviceError::of(DeviceErrorKind::Media);
+                let listed = self.record_bad(view, place, (offset, ROW_BYTES.into()), unreadable).await;
+                return if listed { Ok(()) } else { Err(IoError::Stopping) };
+            }
+            read => read?,
+        }
         in_single_rows(stripe, (from, to), row)?;
         self.heal(view, stripe, (from, to), row).await?;
         let bytes = match role {
-            Role::Data(column) => row.data[column].take().ok_or(IoError::Failed)?,
+            Role::Data(column) => row.data[column].clone().ok_or(IoError::Failed)?,
             Role::P => self.parity_of(map, row, to - from, true, false).0.ok_or(IoError::Failed)?,
             Role::Q => self.parity_of(map, row, to - from, false, true).1.ok_or(IoError::Failed)?,
         };
-        self.write_sync(view, slot, geometry.member_offset(stripe) + u64::from(from), bytes).await
+        // Where the member that is to be replaced could not be read, it is mended too (C14).
+        self.write_sync(view, slot, offset, bytes).await
+    }
+
+    /// A range of the member that is being replaced; nothing if the medium can't deliver it.
+    async fn read_replaced(
+        &self,
+        view: &View,
+        slot: usize,
+        offset: u64,
+        length: u32,
+    ) -> Result<Option<pinstripe_runtime::Slice>, IoError> {
+        if view.readable(slot, offset, length.into()).is_none() {
+            return Ok(None);
+        }
+        let buffer = shard::buffer(length as usize);
+        let Some(submission) = self.submit_read(view, slot, offset, buffer) else { return Ok(None) };
+        let outcome = submission.await;
+        match (outcome.result, outcome.buffer) {
+            (Ok(_), Some(buffer)) => Ok(Some(buffer.freeze())),
+            (Err(error), _) if error.kind != DeviceErrorKind::Media => {
+                self.report(view, slot, Operation::Read, offset, error);
+                Err(IoError::Stopping)
+            }
+            _ => Ok(None),
+        }
     }
 }

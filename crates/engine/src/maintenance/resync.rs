@@ -40,12 +40,15 @@ impl Home {
             }
             // C4: parity must be on the members before anything may say that it matches.
             let view = self.volume.inner.view();
-            if walk.errors.get() > 0 || !self.volume.inner.flush_members(&view).await.is_empty() {
+            let flushed =
+                active(Mutant::ResyncWithoutFlush) || self.volume.inner.flush_members(&view).await.is_empty();
+            if walk.errors.get() > 0 || !flushed {
                 whole = false;
                 continue;
             }
             intent.resynced(region);
         }
+        self.upkeep.resync_in_vain.set(!whole);
         // What was not dirty for writers is clean now: the superblocks may say so.
         let refreshes = !self.shared().admission.is_open() && !self.dirty.get() || self.awaits_log();
         if whole && refreshes {

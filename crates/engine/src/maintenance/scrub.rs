@@ -318,7 +318,7 @@ impl Home {
             .walk_along(Walk {
                 action: scrub.action(),
                 target: None,
-                generation: self.shared().snapshot().generation,
+                membership: self.shared().snapshot().membership,
                 correction: scrub.correction,
                 scrub: Some(Rc::clone(scrub)),
                 next: Cell::new(scrub.next.get()),
@@ -352,6 +352,9 @@ impl Home {
 
     /// What was corrected is on the medium before it is reported.
     async fn flush_repairs(&self) -> bool {
+        if active(Mutant::RepairWithoutFlush) {
+            return true;
+        }
         let view = self.volume.inner.view();
         let failed = self.volume.inner.flush_members(&view).await;
         for (slot, error) in &failed {
@@ -395,7 +398,10 @@ impl VolumeInner {
         let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
         self.read_row(view, stripe, (from, to), want, row).await?;
         in_single_rows(stripe, (from, to), row)?;
-        let (p, q) = self.parity_of(map, row, length, row.p.is_some(), row.q.is_some());
+        let (p, q) = {
+            let q = row.q.is_some() && !active(Mutant::ResyncIgnoresQ);
+            self.parity_of(map, row, length, row.p.is_some(), q)
+        };
         let pairs = [(&row.p, &p, Some(map.p_slot())), (&row.q, &q, map.q_slot())];
         let wrong_in = |range: Range<usize>| {
             pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[range.clone()] != new[range.clone()]))
@@ -437,7 +443,7 @@ impl VolumeInner {
         let unexplained = Findings { unexplained: wrong.len() as u64, ..Findings::default() };
         let intent = &view.snapshot.intent;
         let out_of_sync = intent.needs_resync(intent.regions(offset, ROW_BYTES.into()));
-        if !suspects.are_all_there(offset) || out_of_sync && !active(Mutant::LocateOutOfSync) {
+        if !suspects.are_all_there(offset) || out_of_sync {
             return Ok(unexplained);
         }
         let fixes: Vec<(usize, MemberSlot)> = wrong

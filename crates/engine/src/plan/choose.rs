@@ -2,6 +2,7 @@
 
 use super::{Facts, Method, Parity, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy};
 use crate::geometry::{MemberSlot, Role, Set64, StripeMap};
+use crate::mutants::{Mutant, active};
 use crate::parity_cache::ROW_BYTES;
 
 /// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of memory.
@@ -97,7 +98,7 @@ impl<'a> Chooser<'a> {
         let state = |slot: MemberSlot| {
             if stripe.unwritable.contains(slot.index()) {
                 ParityState::Absent
-            } else if unreadable.contains(slot.index()) {
+            } else if unreadable.contains(slot.index()) && !active(Mutant::RebuildingParityTrusted) {
                 ParityState::WriteOnly
             } else {
                 ParityState::Ready

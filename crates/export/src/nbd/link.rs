@@ -104,6 +104,11 @@ impl<T: Stream + ?Sized> Link<T> {
         !self.broken.get()
     }
 
+    /// Whether a single request is in flight.
+    pub fn is_idle_but_for_one(&self) -> bool {
+        self.requests.get() == 1
+    }
+
     /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile.
     /// [`Link::release`] must follow a true.
     pub async fn reserve(&self, bytes: usize) -> bool {

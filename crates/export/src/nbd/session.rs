@@ -20,6 +20,7 @@ use super::{
     ExportInfo, Handshake, HandshakeEnd, Negotiated, Operation, Replies, Reply, Request, Transmission,
     TransmissionEvent,
 };
+use crate::mutants::{Mutant, active};
 use crate::service::{BlockService, ServiceError};
 
 /// Bytes of the staging buffer.
@@ -196,13 +197,22 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                     return false;
                 };
                 shard::spawn(async move {
+                    let early = active(Mutant::ReplyBeforeWrite);
+                    if early {
+                        requests.answer(cookie, Ok(()));
+                    }
+                    let fua = fua && !active(Mutant::FuaDropped);
                     let result = requests.service.write(offset, data, fua).await;
-                    requests.answer(cookie, result);
+                    if !early {
+                        requests.answer(cookie, result);
+                    }
                     requests.link.release(held_bytes);
                 });
             }
             Operation::Flush => shard::spawn(async move {
-                let result = requests.service.flush().await;
+                let idle =
+                    active(Mutant::FlushOfIdleConnectionSkipped) && requests.link.is_idle_but_for_one();
+                let result = if idle { Ok(()) } else { requests.service.flush().await };
                 requests.answer(cookie, result);
                 requests.link.release(held_bytes);
             }),
@@ -240,7 +250,8 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
             let staged = self.inbound.bytes();
             let count = if !staged.is_empty() {
                 let count = staged.len().min(length - filled);
-                buffer[filled..filled + count].copy_from_slice(&staged[..count]);
+                let repeated = if active(Mutant::PayloadPiecesOverlap) { filled.min(512) } else { 0 };
+                buffer[filled - repeated..][..count].copy_from_slice(&staged[..count]);
                 self.inbound.consume(count);
                 count
             } else if length - filled < DIRECT_BYTES {

@@ -38,6 +38,7 @@ pub fn add_journal(
         return Err(too_small(like.data_offset.0 + 4 * BLOCK_SECTORS));
     }
     let member = MemberRecord {
+        double_parity_log: None,
         version: like.version,
         super_offset,
         device_sectors: device.sectors,

@@ -7,6 +7,7 @@ use super::{
     ArrayRecord, BadBlockLog, DEVICES_MAX, DeviceFlags, MemberRecord, MetadataVersion, PplArea, Reshape,
     ResyncOffset, Role, Superblock, SuperblockError, Violation,
 };
+use crate::double_parity_log::AREA_BYTES_MIN;
 use crate::identity::{SetName, Timestamp, Uuid};
 use crate::level::{Layout, Level};
 use crate::units::{DeviceNumber, MemberSlot, SECTOR_BYTES, Sector, SectorCount};
@@ -76,6 +77,7 @@ impl Superblock {
             (member.recovery_by_bitmap, feature::RECOVERY_BITMAP),
             (array.clustered, feature::CLUSTERED),
             (array.journal, feature::JOURNAL),
+            (array.needs_double_parity_log, feature::DOUBLE_PARITY_LOG),
             (ppl(false), feature::PPL),
             (ppl(true), feature::MULTIPLE_PPLS),
             (
@@ -134,9 +136,13 @@ impl Superblock {
         if let Some(sector) = member.recovery_offset.or(member.journal_tail) {
             raw.recovery_or_tail.set(sector.0);
         }
-        if let Some(ppl) = member.ppl {
+        if let Some(ppl) = member.ppl.or(member.double_parity_log) {
             let ([a, b], [c, d]) = (ppl.offset.to_le_bytes(), ppl.size.to_le_bytes());
             raw.bitmap_or_ppl = [a, b, c, d];
+        } else if self.array.bitmap_offset.is_none() && double_parity_log(raw, &self.array, member).is_some()
+        {
+            // Without a feature bit it would be found again.
+            raw.bitmap_or_ppl = [0; 4];
         }
         if let Some(log) = member.bad_block_log {
             raw.bblog_offset.set(log.offset);
@@ -232,6 +238,7 @@ fn decode_array(raw: &RawSuperblock, roles: Vec<Role>) -> Result<ArrayRecord, Su
             backwards: has(feature::RESHAPE_BACKWARDS),
         }),
         logical_block_size: raw.logical_block_size.get(),
+        needs_double_parity_log: has(feature::DOUBLE_PARITY_LOG),
         unknown_features: map & !feature::KNOWN,
     })
 }
@@ -266,7 +273,7 @@ fn decode_member(
     };
     let recovery_or_tail = Sector(raw.recovery_or_tail.get());
     let is_journal = array.role_of(dev_number) == Role::Journal;
-    Ok(MemberRecord {
+    let mut member = MemberRecord {
         version,
         super_offset: Sector(raw.super_offset.get()),
         device_sectors,
@@ -280,9 +287,34 @@ fn decode_member(
         replacement: has(feature::REPLACEMENT),
         journal_tail: is_journal.then_some(recovery_or_tail),
         ppl,
+        double_parity_log: None,
         bad_block_log: (log.offset != 0 || log.size != 0 || log.in_use).then_some(log),
         new_offset: has(feature::NEW_OFFSET).then_some(raw.new_offset.get()),
         corrected_reads: raw.cnt_corrected_read.get(),
+    };
+    if array.bitmap_offset.is_none() && member.ppl.is_none() {
+        member.double_parity_log = double_parity_log(raw, array, &member);
+    }
+    Ok(member)
+}
+
+/// Where a double-parity log would lie, if the bytes look like it: in front of the data of a RAID6 with a superblock at the
+/// beginning, long enough, not on anything else.
+fn double_parity_log(raw: &RawSuperblock, array: &ArrayRecord, member: &MemberRecord) -> Option<PplArea> {
+    let [a, b, c, d] = raw.bitmap_or_ppl;
+    let (offset, size) = (i16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+    let start = member.super_offset.checked_offset(i64::from(offset))?;
+    let end = start.0.checked_add(u64::from(size))?;
+    let log = member.bad_block_log.filter(|log| log.offset != 0 && log.size != 0);
+    let log = log.and_then(|log| member.super_offset.checked_offset(i64::from(log.offset)));
+    let free = offset >= 8
+        && u64::from(size) * SECTOR_BYTES >= AREA_BYTES_MIN
+        && end <= member.data_offset.0
+        && log.is_none_or(|log| log.0 >= end || log.0 + 8 <= start.0);
+    (array.level == Level::Raid6 && member.version != MetadataVersion::V1_0 && free).then_some(PplArea {
+        offset,
+        size,
+        multiple: true,
     })
 }
 

@@ -172,6 +172,8 @@ pub struct ArrayRecord {
     /// The logical block size in bytes that kernels from 6.19 on record at byte 224; 0 is unknown, and older
     /// kernels accept nothing else. Never set by us, never lost either.
     pub logical_block_size: u32,
+    /// The array is dirty, and only its double-parity log can make it clean: MD must not assemble it.
+    pub needs_double_parity_log: bool,
     /// Feature bits that no specification known to us names. They make the array refused, and can't be written.
     pub unknown_features: u32,
 }
@@ -252,6 +254,9 @@ pub struct MemberRecord {
     pub journal_tail: Option<Sector>,
     /// The partial parity log.
     pub ppl: Option<PplArea>,
+    /// Where the double-parity log lies. Unless the array needs it (then it is certain), a value that only looks like one may
+    /// stand here: ask the area itself.
+    pub double_parity_log: Option<PplArea>,
     /// The bad-block log.
     pub bad_block_log: Option<BadBlockLog>,
     /// In a reshape: the new data offset minus the old one.
@@ -460,6 +465,11 @@ impl Superblock {
     /// The sector where the bad-block log lies on this member.
     pub fn bad_block_log_sector(&self) -> Option<Sector> {
         self.member.super_offset.checked_offset(i64::from(self.member.bad_block_log?.offset))
+    }
+
+    /// The sector where the double-parity log lies on this member.
+    pub fn double_parity_log_sector(&self) -> Option<Sector> {
+        self.member.super_offset.checked_offset(i64::from(self.member.double_parity_log?.offset))
     }
 
     /// The sector where the partial parity log lies on this member.

@@ -24,7 +24,9 @@ pub(super) mod feature {
     pub const PPL: u32 = 0x400;
     pub const MULTIPLE_PPLS: u32 = 0x800;
     pub const RAID0_LAYOUT: u32 = 0x1000;
-    pub const KNOWN: u32 = 0x1fff;
+    /// Ours: the double-parity log is needed. MD knows no such bit, and refuses to assemble.
+    pub const DOUBLE_PARITY_LOG: u32 = 0x8000_0000;
+    pub const KNOWN: u32 = 0x1fff | DOUBLE_PARITY_LOG;
 }
 
 /// `mdp_superblock_1` up to the roles table.

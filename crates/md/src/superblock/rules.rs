@@ -123,6 +123,11 @@ pub enum Violation {
         /// The area's size.
         size: u16,
     },
+    /// A double-parity log where there can be none, or none where one is needed.
+    #[error(
+        "a double-parity log needs raid6 without bitmap and journal, and a place between superblock and data"
+    )]
+    DoubleParityLog,
     /// Journal and bitmap.
     #[error("a journal together with a bitmap")]
     JournalWithBitmap,
@@ -244,6 +249,17 @@ impl Superblock {
                 return Err(Violation::Ppl { level: array.level, size: ppl.size });
             }
         }
+        if let Some(log) = member.double_parity_log
+            && (array.level != Level::Raid6
+                || array.bitmap_offset.is_some()
+                || array.journal
+                || log.offset < 8)
+        {
+            return Err(Violation::DoubleParityLog);
+        }
+        if array.needs_double_parity_log && member.double_parity_log.is_none() {
+            return Err(Violation::DoubleParityLog);
+        }
         if array.journal && array.bitmap_offset.is_some() {
             return Err(Violation::JournalWithBitmap);
         }
@@ -315,6 +331,11 @@ impl Superblock {
         if let Some(ppl) = member.ppl {
             let length = SectorCount(u64::from(ppl.size));
             regions.push(("partial parity log", self.ppl_sector().map(|s| sector_range(s, length))));
+        }
+        if let Some(log) = member.double_parity_log {
+            let length = SectorCount(u64::from(log.size));
+            let place = self.double_parity_log_sector().map(|s| sector_range(s, length));
+            regions.push(("double-parity log", place));
         }
         if let Some(log) = member.bad_block_log.filter(|log| log.offset != 0 && log.size != 0) {
             let length = SectorCount(u64::from(log.size));

@@ -29,6 +29,7 @@ fn sample() -> Superblock {
         clustered: false,
         reshape: None,
         logical_block_size: 0,
+        needs_double_parity_log: false,
         unknown_features: 0,
     };
     let member = MemberRecord {
@@ -45,6 +46,7 @@ fn sample() -> Superblock {
         replacement: false,
         journal_tail: None,
         ppl: None,
+        double_parity_log: None,
         bad_block_log: Some(BadBlockLog { offset: 16, size: 8, shift: 0, in_use: false }),
         new_offset: None,
         corrected_reads: 0,

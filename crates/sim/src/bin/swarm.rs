@@ -8,8 +8,9 @@ use std::{
 };
 
 use clap::Parser;
-use pinstripe_engine::mutants::Mutant;
-use pinstripe_sim::swarm::{self, Failure, KILLERS, Summary};
+use pinstripe_sim::swarm::{
+    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, SCENES, States, Summary, Verdict,
+};
 
 /// The swarm simulation of the engine.
 #[derive(Parser)]
@@ -40,6 +41,24 @@ struct Run {
     /// Print a line for every seed.
     #[arg(long)]
     verbose: bool,
+    /// Also look at crashes that could have happened, and count their states.
+    #[arg(long)]
+    states: bool,
+    /// Mean number of steps between two moments that are looked at.
+    #[arg(long, default_value_t = 60)]
+    gap: u64,
+    /// Power losses that are drawn at each.
+    #[arg(long, default_value_t = 4)]
+    losses: u64,
+    /// Of so many images one is given to an engine, which must come to rest on it; 0 for none.
+    #[arg(long, default_value_t = 500)]
+    assemble_every: u64,
+    /// Threads.
+    #[arg(long, default_value_t = 1)]
+    jobs: u16,
+    /// Fail if fewer distinct row states were seen.
+    #[arg(long, default_value_t = 0)]
+    floor: usize,
 }
 
 #[derive(clap::Args)]
@@ -60,32 +79,67 @@ fn main() -> ExitCode {
     if green { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a seed came to; `None` after a panic.
-fn outcome(run: impl FnOnce() -> Result<Summary, Box<Failure>>) -> Option<Result<Summary, Box<Failure>>> {
+/// What a run came to; `None` after a panic.
+fn attempt<T>(run: impl FnOnce() -> Result<T, Box<Failure>>) -> Option<Result<T, Box<Failure>>> {
     catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
-fn run_seeds(run: &Run) -> bool {
-    let started = Instant::now();
-    let (mut total, mut failing) = (Summary::default(), Vec::new());
-    let mutant = Mutant::ALL.iter().copied().find(|mutant| Some(format!("{mutant:?}")) == run.mutant);
-    for seed in run.from..run.from + run.seeds {
+/// What a number of seeds came to.
+#[derive(Default)]
+struct Harvest {
+    total: Summary,
+    states: States,
+    failing: Vec<u64>,
+}
+
+/// Runs every `jobs`th seed, beginning with the `job`th.
+fn run_share(run: &Run, job: u64) -> Harvest {
+    let mutant = Defect::all().find(|defect| Some(defect.name()) == run.mutant);
+    let depth = Depth { gap: run.gap.max(1), losses: run.losses.max(1), assemble_every: run.assemble_every };
+    let depth = run.states.then_some(depth);
+    let mut harvest = Harvest::default();
+    for seed in (run.from + job..run.from + run.seeds).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
-        let result =
-            outcome(|| if twice { swarm::run_twice(seed) } else { swarm::run_logged(seed, mutant, run.log) });
+        let result = attempt(|| {
+            let (summary, states) = swarm::run_explored(seed, mutant, run.log, depth)?;
+            if twice {
+                swarm::compare(seed, &summary)?;
+            }
+            Ok((summary, states))
+        });
         match result {
-            Some(Ok(summary)) => {
+            Some(Ok((summary, states))) => {
                 if run.verbose {
                     println!("seed {seed}: {summary:?}");
                 }
-                total.add(&summary);
+                harvest.total.add(&summary);
+                harvest.states.add(states);
                 continue;
             }
             Some(Err(failure)) => println!("{failure}\n{}", failure.log),
             None => println!("seed {seed}: panic"),
         }
-        failing.push(seed);
+        harvest.failing.push(seed);
     }
+    harvest
+}
+
+fn run_seeds(run: &Run) -> bool {
+    let started = Instant::now();
+    let mut all = Harvest::default();
+    // A world lives on one thread, so each thread has worlds of its own.
+    std::thread::scope(|scope| {
+        let jobs = (0..u64::from(run.jobs.max(1))).map(|job| scope.spawn(move || run_share(run, job)));
+        let jobs: Vec<_> = jobs.collect();
+        for job in jobs {
+            let Ok(harvest) = job.join() else { unreachable!("a panic in a run is caught there") };
+            all.total.add(&harvest.total);
+            all.states.add(harvest.states);
+            all.failing.extend(harvest.failing);
+        }
+    });
+    let Harvest { total, states, mut failing } = all;
+    failing.sort_unstable();
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
     #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -96,40 +150,105 @@ fn run_seeds(run: &Run) -> bool {
         println!("failing seeds: {failing:?}");
         println!("one again, with its last events: cargo xtask sim --seeds 1 --from {first} --log 2000");
     }
-    failing.is_empty()
+    if run.states {
+        println!(
+            "states: {} distinct row states, {} distinct crash states, of {} sets of crash images, {} of them assembled",
+            states.rows(),
+            states.whole(),
+            states.images,
+            states.assembled
+        );
+    }
+    let enough = states.rows() >= run.floor;
+    if !enough {
+        println!("sim: 1 failed: fewer than {} distinct row states", run.floor);
+    }
+    failing.is_empty() && enough
 }
 
-/// Whether the oracle finds wrong bytes on `seed` with the defect, and nothing without it; and what it says.
-fn kills(seed: u64, mutant: Mutant) -> Option<String> {
-    let failure = outcome(|| swarm::run(seed, Some(mutant)))?.err().filter(|f| f.verdict.is_wrong())?;
-    outcome(|| swarm::run(seed, None))?.ok()?;
-    let words = failure.verdict.to_string();
-    Some(words.lines().next().unwrap_or_default().to_owned())
+/// How the oracle is asked.
+#[derive(Clone, Copy)]
+enum Killer {
+    /// A run of this seed.
+    Seed(u64),
+    /// A run of this seed, with looks at the crashes that could have happened.
+    Explorer(u64),
+    /// A scene.
+    Scene(fn() -> Result<(), Verdict>),
+}
+
+/// How closely a run is looked at that shall find a defect.
+const CLOSE: Depth = Depth { gap: 30, losses: 4, assemble_every: 40 };
+
+impl Killer {
+    fn run(self, defect: Option<Defect>) -> Result<(), Box<Failure>> {
+        match self {
+            Self::Seed(seed) => swarm::run(seed, defect).map(|_| ()),
+            Self::Explorer(seed) => swarm::run_explored(seed, defect, 0, Some(CLOSE)).map(|_| ()),
+            Self::Scene(scene) => swarm::run_scene(scene, defect),
+        }
+    }
+
+    /// Whether the oracle sees the defect, and nothing without it; and what it says.
+    fn kills(self, defect: Defect) -> Option<String> {
+        let failure = attempt(|| self.run(Some(defect)))?.err().filter(|f| f.verdict.is_wrong())?;
+        attempt(|| self.run(None))?.ok()?;
+        let words = failure.verdict.to_string();
+        Some(words.lines().next().unwrap_or_default().to_owned())
+    }
+
+    fn entry(self, defect: Defect) -> String {
+        let name = defect.name();
+        match self {
+            Self::Seed(seed) => format!("(Mutant::{name}, {seed}),"),
+            Self::Explorer(seed) => format!("explored: (Mutant::{name}, {seed}),"),
+            Self::Scene(_) => format!("scene: {name},"),
+        }
+    }
 }
 
 /// Seeds that are tried if the known one does not do.
 const OTHER_SEEDS: u64 = 500;
+/// Of so many of them one is also explored, which takes longer.
+const EXPLORED_SHARE: u64 = 12;
+
+/// Whom to ask about a defect: the known seed first; if a change of the engine has made it another run, some others.
+fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
+    let mut known = Vec::new();
+    match defect {
+        Defect::Engine(mutant) => {
+            known.extend(SCENES.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Scene(*s)));
+            known.extend(KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Seed(*s)));
+            let explored = EXPLORERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(explored.map(|(_, s)| Killer::Explorer(*s)));
+        }
+        Defect::Export(mutant) => {
+            let of = EXPORT_KILLERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(of.map(|(_, s)| Killer::Seed(*s)));
+        }
+    }
+    let seeds = search.unwrap_or(OTHER_SEEDS);
+    let others = (0..seeds).map(Killer::Seed).chain((0..seeds / EXPLORED_SHARE).map(Killer::Explorer));
+    let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
+    known.into_iter().filter(scene).chain(others).collect()
+}
 
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let wanted =
-        |mutant: &&Mutant| arguments.only.as_ref().is_none_or(|only| format!("{mutant:?}").contains(only));
+    let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(m) if Mutant::OF_LOGS.contains(m) || Mutant::OF_FAULTS.contains(m));
+    let wanted = |defect: &Defect| {
+        !elsewhere(defect) && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
+    };
     let (mut killed, mut survivors) = (0, Vec::new());
-    for &mutant in Mutant::ALL.iter().filter(wanted) {
-        let known = KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, seed)| *seed);
-        // A known seed first; if a change of the engine has made it another run, some others.
-        let others = 0..arguments.search.unwrap_or(OTHER_SEEDS);
-        let seeds: Vec<u64> = match arguments.search {
-            Some(_) => others.collect(),
-            None => known.chain(others).collect(),
-        };
-        match seeds.into_iter().find_map(|seed| kills(seed, mutant).map(|words| (seed, words))) {
-            Some((seed, words)) => {
+    for defect in Defect::all().filter(wanted) {
+        let killers = killers(defect, arguments.search);
+        match killers.into_iter().find_map(|killer| killer.kills(defect).map(|words| (killer, words))) {
+            Some((killer, words)) => {
                 killed += 1;
-                println!("    (Mutant::{mutant:?}, {seed}), // {words}");
+                println!("    {} // {words}", killer.entry(defect));
             }
-            None => survivors.push(mutant),
+            None => survivors.push(defect),
         }
     }
     println!("mutants: {killed} passed, {} failed", survivors.len());

@@ -7,11 +7,13 @@ use std::{
     task::Poll,
 };
 
-use pinstripe_engine::{error::IoError, volume::Volume};
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{Buffer, shard};
 
-use super::Verdict;
-use crate::{Ledger, Rng, rng::index};
+use super::{
+    Verdict,
+    front::{Door, Trouble},
+};
+use crate::{Ledger, Rng, WriteId, rng::index};
 
 /// What all clients of a life share.
 pub(crate) struct Shop {
@@ -47,9 +49,26 @@ impl Shop {
         self.verdict.borrow().is_some()
     }
 
-    fn failed(&self, what: &str, error: &IoError) {
-        if !self.closing.get() {
-            self.accuse(Verdict::Refused(format!("{what}: {error}")));
+    /// Whether the user goes on: nothing went wrong, or only the line was cut.
+    fn goes_on<T>(&self, what: &str, result: Result<T, Trouble>) -> bool {
+        match result {
+            Ok(_) => true,
+            // Without a session there is no line left to dial.
+            Err(Trouble::Cut(session)) => session.is_some(),
+            Err(Trouble::Refused(words)) => {
+                if !self.closing.get() {
+                    self.accuse(Verdict::Refused(format!("{what}: {words}")));
+                }
+                false
+            }
+        }
+    }
+
+    /// Tells the ledger what became of a write.
+    fn written(&self, id: WriteId, result: &Result<(), Trouble>) {
+        match result {
+            Err(Trouble::Cut(Some(session))) => session.give_up(self, id),
+            other => self.ledger.borrow_mut().complete_write(id, other.is_ok()),
         }
     }
 }
@@ -135,7 +154,7 @@ impl Habits {
 }
 
 /// A client's life.
-pub(crate) async fn client(volume: Volume, shop: Rc<Shop>, habits: Habits, mut rng: Rng) {
+pub(crate) async fn client(door: Door, shop: Rc<Shop>, habits: Habits, mut rng: Rng) {
     let mut at = 0;
     for _ in 0..habits.requests {
         if shop.is_over() {
@@ -144,20 +163,21 @@ pub(crate) async fn client(volume: Volume, shop: Rc<Shop>, habits: Habits, mut r
         shop.requests.set(shop.requests.get() + 1);
         let sectors = habits.next(&mut rng, &mut at);
         let h = &habits;
+        door.cut(&mut rng);
         let going = match rng.below(16) {
-            n if n < h.reads => read(&volume, &shop, sectors).await,
-            n if n < h.reads + h.flushes => flush(&volume, &shop).await,
+            n if n < h.reads => read(&door, &shop, sectors).await,
+            n if n < h.reads + h.flushes => flush(&door, &shop).await,
             n if n < h.reads + h.flushes + h.zeroes => {
                 let forced = rng.chance(h.forced, 16);
-                zero(&volume, &shop, sectors, forced).await
+                zero(&door, &shop, sectors, forced).await
             }
-            n if n < h.reads + h.flushes + h.zeroes + h.discards => discard(&volume, &shop, sectors).await,
+            n if n < h.reads + h.flushes + h.zeroes + h.discards => discard(&door, &shop, sectors).await,
             15 if h.ordered && sectors.end <= (sectors.start / h.stripe + 1) * h.stripe => {
-                write_pair(&volume, &shop, sectors).await
+                write_pair(&door, &shop, sectors).await
             }
             _ => {
                 let forced = rng.chance(h.forced, 16);
-                write(&volume, &shop, sectors, forced).await
+                write(&door, &shop, sectors, forced).await
             }
         };
         if !going {
@@ -175,89 +195,82 @@ fn bytes(sectors: &Range<u64>) -> u64 {
 }
 
 /// Reads and checks. False after an error.
-pub(crate) async fn read(volume: &Volume, shop: &Shop, sectors: Range<u64>) -> bool {
+pub(crate) async fn read(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
     let id = shop.ledger.borrow_mut().begin_read(sectors.clone());
-    let (result, buffer) = volume.read(sectors.start * 512, shard::buffer(index(bytes(&sectors)))).await;
-    match result {
-        Ok(()) => {
-            if let Err(violation) = shop.ledger.borrow_mut().check_read(id, &buffer) {
-                shop.accuse(Verdict::Value(Box::new(violation)));
-                return false;
-            }
-        }
-        Err(error) => {
-            shop.ledger.borrow_mut().abandon_read(id);
-            shop.failed(&format!("read of sectors {sectors:?}"), &error);
+    let result = door.read(sectors.start * 512, index(bytes(&sectors))).await;
+    if let Ok(bytes) = &result {
+        if let Err(violation) = shop.ledger.borrow_mut().check_read(id, bytes) {
+            shop.accuse(Verdict::Value(Box::new(violation)));
             return false;
         }
+    } else {
+        shop.ledger.borrow_mut().abandon_read(id);
     }
-    true
+    shop.goes_on(&format!("read of sectors {sectors:?}"), result)
 }
 
-async fn write(volume: &Volume, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
-    let mut data = shard::buffer(index(bytes(&sectors)));
+fn stamped(shop: &Shop, sectors: &Range<u64>, forced: bool) -> (WriteId, Buffer) {
+    let mut data = shard::buffer(index(bytes(sectors)));
     let id = shop.ledger.borrow_mut().begin_write(sectors.start, &mut data, forced);
-    let result = volume.write(sectors.start * 512, data.freeze(), forced).await;
-    shop.ledger.borrow_mut().complete_write(id, result.is_ok());
-    result.inspect_err(|error| shop.failed(&format!("write of sectors {sectors:?}"), error)).is_ok()
+    (id, data)
+}
+
+async fn write(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+    let (id, data) = stamped(shop, &sectors, forced);
+    let result = door.write(sectors.start * 512, data, forced).await;
+    shop.written(id, &result);
+    shop.goes_on(&format!("write of sectors {sectors:?}"), result)
 }
 
 /// Two writes of the same sectors of one stripe, submitted one after the other: the second one must win (C11).
-async fn write_pair(volume: &Volume, shop: &Shop, sectors: Range<u64>) -> bool {
-    let mut data = [0; 2].map(|_| shard::buffer(index(bytes(&sectors))));
-    let ids = {
-        let mut ledger = shop.ledger.borrow_mut();
-        let ids = data.each_mut().map(|data| ledger.begin_write(sectors.start, data, false));
-        ledger.order(ids[0], ids[1]);
-        ids
-    };
-    let mut writes = data.map(|data| Some(Box::pin(volume.write(sectors.start * 512, data.freeze(), false))));
+async fn write_pair(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
+    let [(first, one), (second, two)] = [0; 2].map(|_| stamped(shop, &sectors, false));
+    shop.ledger.borrow_mut().order(first, second);
+    let mut writes = [(first, one), (second, two)]
+        .map(|(id, data)| (id, Some(Box::pin(door.write(sectors.start * 512, data, false)))));
     let mut fine = true;
     std::future::poll_fn(|cx| {
-        for (write, id) in writes.iter_mut().zip(ids) {
+        for (id, write) in &mut writes {
             if let Some(pending) = write
                 && let Poll::Ready(result) = pending.as_mut().poll(cx)
             {
                 *write = None;
-                shop.ledger.borrow_mut().complete_write(id, result.is_ok());
-                if let Err(error) = result {
-                    shop.failed(&format!("write of sectors {sectors:?}"), &error);
-                    fine = false;
-                }
+                shop.written(*id, &result);
+                fine &= shop.goes_on(&format!("write of sectors {sectors:?}"), result);
             }
         }
-        if writes.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+        if writes.iter().all(|(_, write)| write.is_none()) { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
     fine
 }
 
-async fn zero(volume: &Volume, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
     let id = shop.ledger.borrow_mut().begin_zeroes(sectors.clone(), forced);
-    let result = volume.write_zeroes(sectors.start * 512, bytes(&sectors), forced).await;
-    shop.ledger.borrow_mut().complete_write(id, result.is_ok());
-    result.inspect_err(|error| shop.failed(&format!("zeroing of sectors {sectors:?}"), error)).is_ok()
+    let result = door.zero(sectors.start * 512, bytes(&sectors), forced).await;
+    shop.written(id, &result);
+    shop.goes_on(&format!("zeroing of sectors {sectors:?}"), result)
 }
 
-async fn discard(volume: &Volume, shop: &Shop, sectors: Range<u64>) -> bool {
+async fn discard(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
     let id = shop.ledger.borrow_mut().begin_discard(sectors.clone());
-    let result = volume.discard(sectors.start * 512, bytes(&sectors)).await;
-    shop.ledger.borrow_mut().complete_write(id, result.is_ok());
-    result.inspect_err(|error| shop.failed(&format!("discard of sectors {sectors:?}"), error)).is_ok()
+    let result = door.discard(sectors.start * 512, bytes(&sectors)).await;
+    shop.written(id, &result);
+    shop.goes_on(&format!("discard of sectors {sectors:?}"), result)
 }
 
-async fn flush(volume: &Volume, shop: &Shop) -> bool {
+async fn flush(door: &Door, shop: &Shop) -> bool {
     let id = shop.ledger.borrow_mut().begin_flush();
-    let result = volume.flush().await;
+    let result = door.flush().await;
     shop.ledger.borrow_mut().complete_flush(id, result.is_ok());
-    result.inspect_err(|error| shop.failed("flush", error)).is_ok()
+    shop.goes_on("flush", result)
 }
 
 /// Reads and checks everything, in pieces of some rows.
-pub(crate) async fn read_all(volume: Volume, shop: Rc<Shop>, sectors: u64) {
+pub(crate) async fn read_all(door: Door, shop: Rc<Shop>, sectors: u64) {
     const STEP: u64 = 128;
     for at in (0..sectors).step_by(index(STEP)) {
-        if shop.is_over() || !read(&volume, &shop, at..sectors.min(at + STEP)).await {
+        if shop.is_over() || !read(&door, &shop, at..sectors.min(at + STEP)).await {
             break;
         }
     }

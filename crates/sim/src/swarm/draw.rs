@@ -4,16 +4,53 @@ use pinstripe_engine::{options::ArrayOptions, plan::WritePolicy};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
-    placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+    placement::{
+        InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, PlacementError,
+        journal::add_journal,
+    },
     superblock::MetadataVersion,
     units::{Sector, SectorCount},
 };
 
+use super::front::NbdSetup;
 use crate::{Rng, SimDiskConfig};
 
 /// Room in front of the data and behind it, for superblock, bitmap and logs.
 const FRONT_SECTORS: u64 = 256;
 const BEHIND_SECTORS: u64 = 512;
+
+/// What a start after a crash goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// Everything is resynced.
+    Resync,
+    /// What the bitmap says, with regions of so many bytes.
+    Bitmap(u32),
+    /// MD's partial parity log on the members (level 5).
+    Ppl,
+    /// A journal device, which is the disk behind the members.
+    Journal,
+}
+
+impl Consistency {
+    /// Whether parity (and bits that say where it may not match) is all that a start goes by: no log is replayed first.
+    pub fn settles_by_parity(self) -> bool {
+        match self {
+            Self::Resync | Self::Bitmap(_) => true,
+            Self::Ppl | Self::Journal => false,
+        }
+    }
+
+    /// A number, for the count of states.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Resync => 0,
+            Self::Bitmap(_) => 1,
+            Self::Ppl => 2,
+            Self::Journal => 3,
+        }
+    }
+}
 
 /// One run's shape.
 #[derive(Clone, Debug)]
@@ -32,8 +69,8 @@ pub struct Setup {
     pub block: u32,
     /// Where the superblock lies.
     pub version: MetadataVersion,
-    /// Bytes per bit, or no bitmap.
-    pub bitmap: Option<u32>,
+    /// The consistency policy at the beginning.
+    pub consistency: Consistency,
     /// Whether parity begins as garbage and is resynced.
     pub resync: bool,
     /// Shards.
@@ -52,6 +89,8 @@ pub struct Setup {
     pub options: ArrayOptions,
     /// What the disks are like; sizes and blocks are set.
     pub disk: SimDiskConfig,
+    /// Users come over NBD.
+    pub nbd: Option<NbdSetup>,
 }
 
 impl Setup {
@@ -82,7 +121,11 @@ impl Setup {
         let stripes = (8 + rng.below(33)).min(393_216 / chunk);
         let block = rng.pick(&[512, 512, 512, 4096]);
         let parity = level != Level::Raid0;
-        let bitmap = (parity && rng.chance(3, 4)).then(|| rng.pick(&[4096, 8192, 32768, 65536]));
+        let consistency = if parity && rng.chance(3, 4) {
+            Consistency::Bitmap(rng.pick(&[4096, 8192, 32768, 65536]))
+        } else {
+            Consistency::Resync
+        };
         let size = (FRONT_SECTORS + BEHIND_SECTORS) * 512 + chunk * stripes;
         let mut disk = SimDiskConfig::drawn(rng, "disk", size);
         disk.logical_block = block;
@@ -95,7 +138,7 @@ impl Setup {
             stripes,
             block,
             version: rng.pick(&[MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2]),
-            bitmap,
+            consistency,
             resync: parity && rng.chance(1, 3),
             shards: 1 + rng.index(3),
             lives: 1 + rng.below(4),
@@ -105,14 +148,60 @@ impl Setup {
             failures: parity && rng.chance(2, 3),
             options: options(rng, disk.latency_ns_max),
             disk,
+            nbd: None,
         }
+        .with_tight_tables(rng)
+        .with_front(rng)
+        .with_log(rng)
+    }
+
+    fn with_log(mut self, rng: &mut Rng) -> Self {
+        self.consistency = match (self.level, rng.below(12)) {
+            (Level::Raid5, 0..=3) => Consistency::Ppl,
+            (Level::Raid4 | Level::Raid5 | Level::Raid6, 4 | 5) => Consistency::Journal,
+            _ => return self,
+        };
+        if self.consistency == Consistency::Ppl && self.version == MetadataVersion::V1_0 {
+            // There the log would have its full size, which is more than all the rest of the disk.
+            self.version = MetadataVersion::V1_2;
+        }
+        self
+    }
+
+    /// Disks at the beginning: the members, and the journal if there is one.
+    pub fn disks(&self) -> usize {
+        self.members + usize::from(self.consistency == Consistency::Journal)
+    }
+
+    /// What to create, with the log on the members or beside them.
+    pub fn place(&self, rng: &mut Rng) -> Result<PlacedArray, PlacementError> {
+        let wish = self.wish(rng);
+        let log = if self.consistency == Consistency::Ppl { NewLog::Ppl } else { NewLog::None };
+        let mut placed = wish.place_with(log)?;
+        if self.consistency == Consistency::Journal {
+            let device = NewDevice { sectors: self.disk.size / 512, uuid: uuid(rng) };
+            add_journal(&mut placed, device, self.block.into())?;
+        }
+        Ok(placed)
+    }
+
+    fn with_front(mut self, rng: &mut Rng) -> Self {
+        self.nbd = rng.chance(1, 4).then(|| NbdSetup::drawn(rng));
+        self
+    }
+
+    /// Stripes that share a word of the table and too few places to wait, which a table of the usual size never shows.
+    fn with_tight_tables(mut self, rng: &mut Rng) -> Self {
+        self.options.stripe_slots = rng.pick(&[1, 2, 8, 1 << 10]);
+        self.options.waiters_per_shard = rng.pick(&[1, 3, 256, 256]);
+        self
     }
 
     /// What to create.
     pub fn wish(&self, rng: &mut Rng) -> NewArray {
-        let bitmap = match self.bitmap {
-            Some(bytes) => NewBitmap::Internal { chunk_bytes: Some(bytes) },
-            None => NewBitmap::None,
+        let bitmap = match self.consistency {
+            Consistency::Bitmap(bytes) => NewBitmap::Internal { chunk_bytes: Some(bytes) },
+            Consistency::Resync | Consistency::Ppl | Consistency::Journal => NewBitmap::None,
         };
         let v1_0 = self.version == MetadataVersion::V1_0;
         NewArray {
@@ -168,6 +257,8 @@ fn options(rng: &mut Rng, latency_ns: u64) -> ArrayOptions {
         leg_stripes: rng.pick(&[1, 3, 256]),
         batch_max: rng.pick(&[1, 2, 8, 256]),
         wall_clock: || 1,
+        // The swarm alone says how many members may fail.
+        max_read_errors: u32::MAX,
         ..ArrayOptions::default()
     }
 }

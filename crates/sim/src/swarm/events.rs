@@ -4,6 +4,7 @@ use std::{cell::RefCell, rc::Rc};
 
 use pinstripe_engine::{
     array::{Array, CommandError},
+    maintenance::{ScrubAction, ScrubRequest},
     snapshot::Seat,
 };
 
@@ -24,8 +25,8 @@ impl Swarm {
             3 if self.setup.failures => self.fail_by_hand(),
             4 | 5 if self.setup.failures => self.rot(),
             6 | 7 => self.spawn_add_if_wanted(),
-            8 => self.spawn_check(),
-            9 => self.change_bitmap(),
+            8 => self.spawn_scrub(),
+            9 if self.setup.consistency.settles_by_parity() => self.change_bitmap(),
             10 => self.hold_up(),
             _ => {}
         }
@@ -79,6 +80,12 @@ impl Swarm {
             3 => Fault::FailFlushes(1 + u32::from(self.rng.chance(1, 2))),
             4 => Fault::RefuseRequests(1 + u32::from(self.rng.chance(1, 2))),
             _ => {
+                // Nor can the range be listed as bad: the member must go.
+                let superblock = crate::checks::superblock(&self.disks[disk]);
+                if let Some(log) = superblock.and_then(|superblock| superblock.bad_block_log_sector()) {
+                    let log = log.0 * SECTOR;
+                    self.disks[disk].fault(&Fault::UnwritableRange(log..log + 4096));
+                }
                 let from = self.rng.below(size / SECTOR) * SECTOR;
                 Fault::UnwritableRange(from..size.min(from + (1 << self.rng.range(12..20))))
             }
@@ -185,19 +192,23 @@ impl Swarm {
         self.command("add", move |array| async move {
             let added = array.add(disk.source(), identity).await;
             shop.adds.set(shop.adds.get() - 1);
-            match added {
-                Ok(_) | Err(CommandError::NoEmptySlot) => Ok(()),
-                Err(error) => Err(error.to_string()),
-            }
+            added.map(|_| ()).map_err(|error| error.to_string())
         });
     }
 
-    fn spawn_check(&mut self) {
+    fn spawn_scrub(&mut self) {
         let shop = Rc::clone(&self.shop);
-        self.command("check", move |array| async move {
+        let located = self.setup.level.parity_count() == 2;
+        let action = match self.rng.below(4) {
+            0 => ScrubAction::Repair,
+            1 if located => ScrubAction::Locate,
+            _ => ScrubAction::Check,
+        };
+        self.command("scrub", move |array| async move {
             let before = array.shared().snapshot();
             let in_sync = before.intent.resync_count() == 0;
-            let report = array.check().await.map_err(|error| error.to_string())?;
+            let request = ScrubRequest { action, ..ScrubRequest::default() };
+            let report = array.scrub(request).await.map_err(|error| error.to_string())?;
             if in_sync && report.mismatched_sectors > 0 {
                 shop.accuse(Verdict::Scrub(format!("{report:?} although nothing was to be resynced")));
             }
@@ -213,8 +224,8 @@ impl Swarm {
             let done = if has_one { array.remove_bitmap().await } else { array.add_bitmap(region).await };
             match done {
                 // No room, or somebody else was faster.
-                Err(CommandError::Bitmap(words)) => {
-                    *refused.borrow_mut() = Some(words);
+                Err(error @ (CommandError::Bitmap(_) | CommandError::BitmapRoom(_))) => {
+                    *refused.borrow_mut() = Some(error.to_string());
                     Ok(())
                 }
                 other => other.map_err(|error| error.to_string()),

@@ -1,6 +1,7 @@
 //! Seeds on which the oracle finds each of the engine's deliberate defects.
 
 use pinstripe_engine::mutants::Mutant;
+use pinstripe_export::mutants::Mutant as ExportMutant;
 
 /// A defect, and a seed that passes without it. Where a change of the engine has made the seed another run, `cargo xtask
 /// mutants` looks for one anew; `cargo xtask mutants --search 1000` prints the whole table.
@@ -8,27 +9,70 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RmwOutOfSync, 20),
     (Mutant::WrongCoefficient, 2),
     (Mutant::StaleParityCache, 0),
-    (Mutant::AcknowledgeBeforeSuperblocks, 233),
+    (Mutant::AcknowledgeBeforeSuperblocks, 70),
     (Mutant::BatchReversed, 0),
     (Mutant::FollowerLost, 0),
     (Mutant::DataBeforeIntent, 62),
     (Mutant::BitClearedEarly, 9),
-    (Mutant::CleanWithoutFlush, 10),
-    (Mutant::FlushSkipped, 4),
-    (Mutant::FuaOnDataOnly, 151),
-    (Mutant::WriteErrorIgnored, 19),
-    (Mutant::RecoveryWithoutFlush, 263),
+    (Mutant::CleanWithoutFlush, 6),
+    (Mutant::FlushSkipped, 17),
+    (Mutant::FuaOnDataOnly, 85),
+    (Mutant::WriteErrorIgnored, 40),
+    (Mutant::RecoveryWithoutFlush, 22),
     (Mutant::RecoveringNotWritten, 4),
     (Mutant::ReadErrorIgnored, 6),
     (Mutant::ResyncMarkForgotten, 2),
     (Mutant::DegradedReadWithoutClaim, 4),
     (Mutant::NeverDirty, 9),
-    (Mutant::DirtyDegradedStarted, 4),
+    (Mutant::DirtyDegradedStarted, 21),
     (Mutant::StaleMemberAccepted, 50),
     (Mutant::FlushSkipsMember, 0),
-    (Mutant::SyncWithoutClaim, 13),
+    (Mutant::SyncWithoutClaim, 4),
     (Mutant::RecoveringRead, 4),
-    (Mutant::CleanWithWriters, 125),
-    (Mutant::ZeroesLeaveParity, 7),
+    (Mutant::CleanWithWriters, 4),
+    (Mutant::ZeroesLeaveParity, 12),
     (Mutant::TornParityTrusted, 18),
+    (Mutant::JoinsOtherStripe, 1),
+    (Mutant::ReleaseForgetsArrivals, 0),
+    (Mutant::ArrivalsNotTurned, 0),
+    (Mutant::NotDrained, 372),
+    (Mutant::GateOpenBeforeDirty, 22),
+    (Mutant::IntentSwapForgetsMarks, 20),
+    (Mutant::RepairOutsideClaim, 486),
+    (Mutant::LateJoinerNotPlanned, 0),
+    (Mutant::DegradedParityNotWritten, 4),
+    (Mutant::FuaOfFirstOnly, 276),
+    (Mutant::OverlaidTailLost, 0),
+    (Mutant::RebuildingParityTrusted, 22),
+    (Mutant::RecoverTwoSwapped, 13),
+    (Mutant::WrongExponentRecovered, 13),
+    (Mutant::ZeroesLeaveCache, 127),
+    (Mutant::MarkCoversFirstRegion, 9),
+    (Mutant::CommitServesLatecomers, 42),
+    (Mutant::SweepWithoutFlush, 52),
+    (Mutant::ResyncWithoutFlush, 19),
+    (Mutant::UncleanNotResynced, 2),
+    (Mutant::CheckpointWithoutFlush, 99),
+    (Mutant::EventsStandStill, 6),
+    (Mutant::BeyondRedundancyRecorded, 80),
+    (Mutant::FlushTriedAgain, 42),
+    (Mutant::SpareCalledInSync, 22),
+    (Mutant::RebuildEndsEarly, 6),
+    (Mutant::ResyncIgnoresQ, 2),
+    (Mutant::StripedFuaDropped, 17),
+    (Mutant::TrimRoundedOutward, 2),
+    (Mutant::StripesNotAwaited, 0),
+    (Mutant::RowErrorIgnored, 6),
+];
+
+/// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
+pub const EXPLORERS: &[(Mutant, u64)] =
+    &[(Mutant::ClearingIgnored, 0), (Mutant::FailedFlushNotAwaited, 22), (Mutant::ForcedKeepsCheckpoint, 4)];
+
+/// Defects of the exports, which seeds find whose users come over NBD.
+pub const EXPORT_KILLERS: &[(ExportMutant, u64)] = &[
+    (ExportMutant::ReplyBeforeWrite, 5),
+    (ExportMutant::FuaDropped, 12),
+    (ExportMutant::FlushOfIdleConnectionSkipped, 38),
+    (ExportMutant::PayloadPiecesOverlap, 5),
 ];

@@ -5,7 +5,7 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
-    create::create,
+    create::create_placed,
     geometry::{ParityGeometry, StripeId},
     options::ArrayOptions,
     volume::Volume,
@@ -13,12 +13,14 @@ use pinstripe_engine::{
 use pinstripe_runtime::DeviceSource;
 
 use super::{
-    Shop, Swarm, Verdict,
+    Consistency, Phase, Shop, Swarm, Verdict,
     client::{Habits, client, read_all},
+    front::{Door, Front},
 };
 use crate::{
     Fault, SECTOR, SimDisk,
     checks::{Damage, check_parity, superblock, survey},
+    rng::index,
     world::Stuck,
 };
 
@@ -57,11 +59,12 @@ impl Swarm {
     }
 
     fn create(&mut self) -> Result<(), Verdict> {
-        let wish = self.setup.wish(&mut self.rng);
+        let placed = self.setup.place(&mut self.rng);
+        let placed = placed.map_err(|error| Verdict::Refused(format!("placement: {error}")))?;
         let disks = self.disks.clone();
         let placed = self.world.block_on(0, "create", PATIENCE, async move {
             let devices: Vec<_> = disks.iter().map(SimDisk::attach).collect();
-            create(&wish, &devices).await
+            create_placed(placed, &devices).await
         })?;
         placed.map_err(|error| Verdict::Refused(format!("create: {error}")))?;
         if let Some(geometry) = self.shape() {
@@ -103,21 +106,26 @@ impl Swarm {
     }
 
     /// Assembles the array. False if it was refused, legally, and the run ends here.
-    fn assemble(&mut self) -> Result<bool, Verdict> {
+    pub(crate) fn assemble(&mut self) -> Result<bool, Verdict> {
+        self.phase = Phase::Starting;
         for _ in 0..self.rng.pick(&[0, 0, 0, 1, 2]) {
             // The machine dies in the middle of the assembly, or just after it, when resync has begun.
             self.start_assembly(false);
             let steps = 1 << self.rng.below(11);
-            let _ = self.world.run_until(steps, |_| false);
+            self.idle_on(steps)?;
             self.crash(true)?;
         }
         let mut force = false;
         loop {
+            let here = self.here_if_degraded()?;
             let outcome = self.start_assembly(force);
-            self.world.run_until(PATIENCE, |_| outcome.borrow().is_some())?;
+            self.wait_in_steps(|_| outcome.borrow().is_some())?;
             let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
             match outcome {
                 Ok(array) => {
+                    if let Some(here) = here.filter(|_| !force) {
+                        self.doubt_cut_off(&here);
+                    }
                     self.begin_life(array);
                     return Ok(true);
                 }
@@ -138,6 +146,30 @@ impl Swarm {
                     force = true;
                 }
                 Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
+            }
+        }
+    }
+
+    /// By slot who is whole, where the array is dirty and degraded and a log may let it start all the same.
+    fn here_if_degraded(&self) -> Result<Option<Vec<bool>>, Verdict> {
+        if self.setup.consistency != Consistency::Ppl {
+            return Ok(None);
+        }
+        let present = self.present();
+        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        Ok((survey.is_dirty() && here.contains(&false)).then_some(here))
+    }
+
+    /// C19: sectors that were in flight on a lost member may be neither old nor new; all others are what they were.
+    fn doubt_cut_off(&mut self, here: &[bool]) {
+        let Some(geometry) = self.shape() else { return };
+        let mut ledger = self.shop.ledger.borrow_mut();
+        for &sector in &self.cut_off {
+            let (stripe, within) = geometry.locate(sector * SECTOR);
+            let (column, _) = geometry.column_of(within);
+            if !here[geometry.slots(stripe).data_slot(column).index()] {
+                ledger.doubt(sector..sector + 1);
             }
         }
     }
@@ -165,6 +197,7 @@ impl Swarm {
         self.shop.adds.set(0);
         self.shop.closing.set(false);
         self.summary.assemblies += 1;
+        self.phase = Phase::Serving;
         self.array = Some(array);
     }
 
@@ -174,6 +207,9 @@ impl Swarm {
     }
 
     fn live(&mut self, end: End) -> Result<(), Verdict> {
+        if let Some(setup) = self.setup.nbd.clone() {
+            self.front = Some(Front::open(self, &setup));
+        }
         self.spawn_clients();
         if self.summary.assemblies > 1 && self.rng.chance(3, 4) {
             self.spawn_read_all();
@@ -209,13 +245,14 @@ impl Swarm {
         }
         if end == End::CrashInStop {
             self.shop.closing.set(true);
+            self.phase = Phase::Stopping;
             let array = self.array();
             self.world.spawn(0, "stop", async move {
                 // It may be cut off anywhere.
                 let _ = array.stop().await;
             });
             let steps = 1 << self.rng.below(12);
-            let _ = self.world.run_until(steps, |_| false);
+            self.idle_on(steps)?;
         }
         match end {
             End::Peace => self.rest(),
@@ -236,7 +273,10 @@ impl Swarm {
         if self.unsynced {
             self.doubt_unwritten();
         }
-        let mut numbers: Vec<usize> = (0..self.disks.len()).filter(|&n| !self.disks[n].is_gone()).collect();
+        // A journal is elsewhere: its loss is another story (C18).
+        let journal = (self.setup.consistency == Consistency::Journal).then_some(self.setup.members);
+        let goes = |number: &usize| !self.disks[*number].is_gone() && Some(*number) != journal;
+        let mut numbers: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
         self.rng.shuffle(&mut numbers);
         let count = if self.rng.chance(1, 2) { numbers.len() } else { 1 + self.rng.index(numbers.len()) };
         for &number in &numbers[..count] {
@@ -249,17 +289,49 @@ impl Swarm {
         self.step_on(steps)
     }
 
+    /// One step, and a look at the crashes that could come after it. False if nothing will ever happen again.
+    fn step(&mut self) -> Result<bool, Verdict> {
+        let going = self.world.step();
+        if self.explorer.is_some() {
+            self.explore()?;
+        }
+        Ok(going)
+    }
+
     /// Lets up to `steps` happen, or fewer if everybody is done.
     fn step_on(&mut self, steps: u64) -> Result<(), Verdict> {
         for _ in 0..steps {
             if self.shop.is_over() || self.shop.open.get() == 0 {
                 break;
             }
-            if !self.world.step() {
+            if !self.step()? {
                 return Err(Stuck::Deadlock(self.world.report()).into());
             }
         }
         self.verdict()
+    }
+
+    /// Lets up to `steps` happen, whoever waits or doesn't.
+    fn idle_on(&mut self, steps: u64) -> Result<(), Verdict> {
+        for _ in 0..steps {
+            if !self.step()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `done`, which is asked after every step.
+    fn wait_in_steps(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Verdict> {
+        for _ in 0..PATIENCE {
+            if done(self) {
+                return Ok(());
+            }
+            if !self.step()? {
+                return Err(Stuck::Deadlock(self.world.report()).into());
+            }
+        }
+        if done(self) { Ok(()) } else { Err(self.stuck()) }
     }
 
     fn verdict(&self) -> Result<(), Verdict> {
@@ -278,7 +350,7 @@ impl Swarm {
                 return Err(self.stuck());
             }
             for _ in 0..64 {
-                if !self.world.step() {
+                if !self.step()? {
                     if done(self) {
                         return Ok(());
                     }
@@ -307,9 +379,16 @@ impl Swarm {
             habits.ordered = self.shape().is_some();
             let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
             shop.open.set(shop.open.get() + 1);
-            let shard = self.rng.index(self.world.shards());
+            let mut shard = self.rng.index(self.world.shards());
+            let line = self.front.as_ref().map(|front| {
+                let (there, connection) = &front.connections[index(number) % front.connections.len()];
+                // The protocol promises no order of what is under way together.
+                (shard, habits.ordered) = (*there, false);
+                Rc::clone(connection)
+            });
             self.world.spawn(shard, "client", async move {
-                client(Volume::new(shared), shop, habits, rng).await;
+                let door = line.map_or_else(|| Door::Direct(Volume::new(shared)), Door::Nbd);
+                client(door, shop, habits, rng).await;
             });
         }
     }
@@ -320,7 +399,8 @@ impl Swarm {
         let shard = self.rng.index(self.world.shards());
         self.world.spawn(shard, "read all", async move {
             let sectors = array.volume().size() / SECTOR;
-            read_all(Volume::new(Arc::clone(array.shared())), shop, sectors).await;
+            let door = Door::Direct(Volume::new(Arc::clone(array.shared())));
+            read_all(door, shop, sectors).await;
         });
     }
 
@@ -329,9 +409,8 @@ impl Swarm {
         self.summary.crashes += 1;
         let unsettled = self.shop.ledger.borrow().unsettled(power);
         let geometry = self.shape();
-        if let Some(geometry) = &geometry {
-            self.suspects.extend(unsettled.into_iter().map(|sector| row_of(geometry, sector)));
-        }
+        self.suspects = self.suspects_after(&unsettled);
+        self.cut_off.extend(unsettled);
         self.drop_array();
         if power {
             self.world.crash();
@@ -349,7 +428,9 @@ impl Swarm {
                 let words = format!("{whole} of {members} members are current: that is data loss");
                 return Err(Damage::Members(words).into());
             }
-            survey.check_covered(&self.disks, &geometry)?;
+            if self.setup.consistency.settles_by_parity() {
+                survey.check_covered(&self.disks, &geometry)?;
+            }
         }
         Ok(())
     }
@@ -395,8 +476,9 @@ impl Swarm {
     }
 
     /// Everything ends well: members come back, all is rebuilt, read, compared, stopped, and nothing is left.
-    fn rest(&mut self) -> Result<(), Verdict> {
+    pub(crate) fn rest(&mut self) -> Result<(), Verdict> {
         self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        self.close_front()?;
         if self.rng.chance(1, 2) {
             self.spawn_read_all();
             self.wait(|swarm| swarm.shop.open.get() == 0)?;
@@ -427,6 +509,19 @@ impl Swarm {
         drop(shared);
         drop(array);
         self.stop()
+    }
+
+    fn close_front(&mut self) -> Result<(), Verdict> {
+        let Some(front) = &self.front else { return Ok(()) };
+        front.begin_to_close(&mut self.rng);
+        self.wait(|swarm| swarm.front.as_ref().is_none_or(Front::is_closed))?;
+        self.drop_front();
+        Ok(())
+    }
+
+    fn drop_front(&mut self) {
+        let _entered = self.world.enter(0);
+        self.front = None;
     }
 
     /// Rebuilds until every slot is held by a whole member and every region is in sync.
@@ -499,12 +594,14 @@ impl Swarm {
             survey.check_covered(&self.disks, &geometry)?;
         }
         self.suspects.clear();
+        self.cut_off.clear();
         self.unsynced = false;
         self.summary.rests += 1;
         Ok(())
     }
 
     fn drop_array(&mut self) {
+        self.drop_front();
         let _entered = self.world.enter(0);
         self.array = None;
     }
@@ -529,13 +626,13 @@ impl Swarm {
 }
 
 /// The sector row of an array sector: stripe, and sector in the chunk.
-fn row_of(geometry: &ParityGeometry, sector: u64) -> (u64, u64) {
+pub(crate) fn row_of(geometry: &ParityGeometry, sector: u64) -> (u64, u64) {
     let (stripe, within) = geometry.locate(sector * SECTOR);
     let (_, offset) = geometry.column_of(within);
     (stripe.0, u64::from(offset) / SECTOR)
 }
 
-fn sector_of(geometry: &ParityGeometry, stripe: u64, column: usize, row: u64) -> u64 {
+pub(crate) fn sector_of(geometry: &ParityGeometry, stripe: u64, column: usize, row: u64) -> u64 {
     let chunk = u64::from(geometry.chunk_bytes()) / SECTOR;
     geometry.array_offset(StripeId(stripe), 0) / SECTOR + column as u64 * chunk + row
 }

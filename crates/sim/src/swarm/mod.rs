@@ -12,19 +12,52 @@
 //! lost sectors in rows that were being written, and only of those.
 
 mod client;
+mod crash_states;
 mod draw;
 mod events;
+mod front;
 mod killers;
 mod life;
+mod nbd;
+mod scenes;
 
 use std::{collections::BTreeSet, rc::Rc};
 
 use pinstripe_engine::{array::Array, mutants::Mutant};
 
-pub use draw::Setup;
-pub use killers::KILLERS;
+pub use crash_states::{Depth, States};
+pub use draw::{Consistency, Setup};
+pub use front::NbdSetup;
+pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS};
+pub use scenes::SCENES;
 
 use crate::{Rng, SimDisk, Violation, World, WorldConfig, checks::Damage, swarm::client::Shop, world::Stuck};
+use crash_states::{Explorer, Phase};
+
+/// A rule that is broken on purpose, and in which crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// In the engine.
+    Engine(Mutant),
+    /// In the exports.
+    Export(pinstripe_export::mutants::Mutant),
+}
+
+impl Defect {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let exports = pinstripe_export::mutants::Mutant::ALL.iter().copied().map(Self::Export);
+        Mutant::ALL.iter().copied().map(Self::Engine).chain(exports)
+    }
+
+    /// Its name.
+    pub fn name(self) -> String {
+        match self {
+            Self::Engine(mutant) => format!("{mutant:?}"),
+            Self::Export(mutant) => format!("export {mutant:?}"),
+        }
+    }
+}
 
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,9 +121,20 @@ pub enum Verdict {
     /// A request failed that had to succeed.
     #[error("refused: {0}")]
     Refused(String),
+    /// A scene did not go as it must.
+    #[error("scene: {0}")]
+    Scene(String),
     /// The world came to a halt.
     #[error("stuck: {0}")]
     Stuck(#[from] Stuck),
+    /// A crash that did not happen, but could have, would have left this.
+    #[error("after a crash that could have come at step {step}: {verdict}")]
+    AfterCrash {
+        /// When.
+        step: u64,
+        /// What.
+        verdict: Box<Verdict>,
+    },
     /// The same seed went another way.
     #[error("the second run of the seed has trace {second:016x} instead of {first:016x}")]
     TraceDiffers {
@@ -102,9 +146,18 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the oracle has seen wrong bytes (or a leak), rather than an engine that gave up or hung.
+    /// Whether the oracle has seen wrong bytes, a leak, or a request that never ends, rather than an engine that gave up.
     pub fn is_wrong(&self) -> bool {
-        matches!(self, Self::Value(_) | Self::Damage(_) | Self::Leak(_) | Self::Scrub(_))
+        match self {
+            Self::Value(_)
+            | Self::Damage(_)
+            | Self::Leak(_)
+            | Self::Scrub(_)
+            | Self::Scene(_)
+            | Self::Stuck(_) => true,
+            Self::AfterCrash { verdict, .. } => verdict.is_wrong(),
+            Self::Refused(_) | Self::TraceDiffers { .. } => false,
+        }
     }
 
     /// The kind in a word.
@@ -115,7 +168,9 @@ impl Verdict {
             Self::Leak(_) => "leak",
             Self::Scrub(_) => "scrub",
             Self::Refused(_) => "refused",
+            Self::Scene(_) => "scene",
             Self::Stuck(_) => "stuck",
+            Self::AfterCrash { .. } => "after a crash",
             Self::TraceDiffers { .. } => "trace",
         }
     }
@@ -153,32 +208,53 @@ pub(crate) struct Swarm {
     pub(crate) shop: Rc<Shop>,
     /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
     pub(crate) suspects: BTreeSet<(u64, u64)>,
+    /// Sectors of writes that crashes have cut off.
+    pub(crate) cut_off: BTreeSet<u64>,
     /// Parity of rows that nobody wrote is unknown.
     pub(crate) unsynced: bool,
     pub(crate) summary: Summary,
+    pub(crate) phase: Phase,
+    /// Servers and connections, if users come over NBD.
+    pub(crate) front: Option<front::Front>,
+    /// Looks at crashes that could have happened.
+    pub(crate) explorer: Option<Explorer>,
 }
 
 /// Runs a seed, with `mutant` turned on if there is one (which needs the feature `mutants`), keeping the last `log_events_max` events in words for a failure.
-pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> Result<Summary, Box<Failure>> {
+pub fn run_logged(seed: u64, mutant: Option<Defect>, log_events_max: usize) -> Result<Summary, Box<Failure>> {
+    run_explored(seed, mutant, log_events_max, None).map(|(summary, _)| summary)
+}
+
+/// The same; with `depth` it also looks at crashes that could have happened, and says what states they were in.
+pub fn run_explored(
+    seed: u64,
+    mutant: Option<Defect>,
+    log_events_max: usize,
+    depth: Option<Depth>,
+) -> Result<(Summary, States), Box<Failure>> {
     activate(mutant);
     let mut rng = Rng::new(seed);
     let setup = Setup::drawn(&mut rng.fork(1));
     let mut config = WorldConfig::new(seed, setup.shards);
     config.log_events_max = log_events_max;
     let mut world = World::new(config);
-    let disks = (0..setup.members).map(|number| world.add_disk(setup.disk(number))).collect();
+    let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
     let mut swarm = Swarm {
         rng: rng.fork(2),
         world,
         disks,
         doomed: BTreeSet::new(),
         outage: BTreeSet::new(),
-        initiated: (0..setup.members).collect(),
+        initiated: (0..setup.disks()).collect(),
         array: None,
         shop: Shop::new(0),
         suspects: BTreeSet::new(),
+        cut_off: BTreeSet::new(),
         unsynced: setup.resync,
         summary: Summary::default(),
+        phase: Phase::Starting,
+        front: None,
+        explorer: depth.map(|depth| Explorer::new(seed, depth)),
         setup,
     };
     let result = swarm.run();
@@ -189,36 +265,64 @@ pub fn run_logged(seed: u64, mutant: Option<Mutant>, log_events_max: usize) -> R
     log.push_str(&swarm.world.trace().log());
     let summary = swarm.summary.clone();
     let setup = format!("{:?}\n{:?}", swarm.setup, swarm.world.schedule());
+    let states = swarm.explorer.take().map_or(States::default(), |explorer| explorer.states);
     swarm.bury();
     activate(None);
     match result {
-        Ok(()) => Ok(summary),
+        Ok(()) => Ok((summary, states)),
         Err(verdict) => Err(Box::new(Failure { seed, verdict, setup, summary, log })),
     }
 }
 
 /// Runs a seed.
-pub fn run(seed: u64, mutant: Option<Mutant>) -> Result<Summary, Box<Failure>> {
+pub fn run(seed: u64, mutant: Option<Defect>) -> Result<Summary, Box<Failure>> {
     run_logged(seed, mutant, 0)
 }
 
 /// Runs a seed twice: it must go the same way.
 pub fn run_twice(seed: u64) -> Result<Summary, Box<Failure>> {
     let first = run(seed, None)?;
+    compare(seed, &first)?;
+    Ok(first)
+}
+
+/// Runs a seed again: it must go the way of the `first` run, whether that was explored or not.
+pub fn compare(seed: u64, first: &Summary) -> Result<(), Box<Failure>> {
     let second = run(seed, None)?;
-    if first == second {
-        return Ok(first);
+    if *first == second {
+        return Ok(());
     }
     let verdict = Verdict::TraceDiffers { first: first.trace, second: second.trace };
     Err(Box::new(Failure { seed, verdict, setup: String::new(), summary: second, log: String::new() }))
 }
 
+/// Runs a scene, with `mutant` turned on if there is one.
+pub fn run_scene(scene: fn() -> Result<(), Verdict>, mutant: Option<Defect>) -> Result<(), Box<Failure>> {
+    activate(mutant);
+    let result = scene();
+    activate(None);
+    let failure = |verdict| Failure {
+        seed: 0,
+        verdict,
+        setup: "a scene".to_owned(),
+        summary: Summary::default(),
+        log: String::new(),
+    };
+    result.map_err(|verdict| Box::new(failure(verdict)))
+}
+
 #[cfg(feature = "mutants")]
-fn activate(mutant: Option<Mutant>) {
-    pinstripe_engine::mutants::activate(mutant);
+fn activate(mutant: Option<Defect>) {
+    let (engine, export) = match mutant {
+        Some(Defect::Engine(mutant)) => (Some(mutant), None),
+        Some(Defect::Export(mutant)) => (None, Some(mutant)),
+        None => (None, None),
+    };
+    pinstripe_engine::mutants::activate(engine);
+    pinstripe_export::mutants::activate(export);
 }
 
 #[cfg(not(feature = "mutants"))]
-fn activate(mutant: Option<Mutant>) {
+fn activate(mutant: Option<Defect>) {
     assert!(mutant.is_none(), "mutants are compiled in with the feature `mutants` only");
 }

@@ -22,7 +22,7 @@ impl Home {
     pub(crate) fn journal(&self) -> Option<Arc<Journal>> {
         match &self.shared().snapshot().log {
             Log::Journal(journal) => Some(Arc::clone(journal)),
-            Log::None | Log::Ppl(_) => None,
+            Log::None | Log::Ppl(_) | Log::DoubleParity(_) => None,
         }
     }
 

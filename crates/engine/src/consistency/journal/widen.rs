@@ -104,7 +104,9 @@ mod tests {
                 }
             };
             image.extents().iter().for_each(|e| note(e.column, e.start, e.end()));
-            gaps(image.extents()).iter().for_each(|g| note(g.column, g.start, g.end));
+            for gap in gaps(image.extents()) {
+                note(gap.column, gap.start, gap.end);
+            }
             for page in count.chunks_exact(8) {
                 prop_assert!(page.iter().all(|c| *c == page[0]) && page[0] <= 1, "{page:?}");
             }

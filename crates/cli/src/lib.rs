@@ -4,6 +4,7 @@
 //!   create, examine        work on devices, with nothing running
 //!   serve                  assembles an array and serves it until it is told to stop
 //!   detail, fail, add,     talk to a running `serve` over its control socket
+//!   remove, replace, grow,
 //!   check, repair, sync,
 //!   monitor, stop
 //!   target, discover       serve devices over NVMe/TCP, and find them
@@ -24,6 +25,7 @@ mod examine;
 mod failure;
 mod manual;
 mod member;
+mod membership;
 mod monitor;
 mod nvme_server;
 mod open;
@@ -41,8 +43,11 @@ use clap::Parser;
 use pinstripe_bench::size;
 
 use command_line::{Cli, Command};
+#[doc(hidden)]
+pub use control::fuzz::fuzz_control;
 
-fn main() -> ExitCode {
+/// Does what the command line says.
+pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
@@ -50,8 +55,11 @@ fn main() -> ExitCode {
         Command::Discover(arguments) => discover::run(&arguments),
         Command::Target(arguments) => target::run(*arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
-        Command::Fail(arguments) => steer::fail(&arguments),
-        Command::Add(arguments) => steer::add(&arguments),
+        Command::Fail(arguments) => membership::fail(&arguments),
+        Command::Add(arguments) => membership::add(&arguments),
+        Command::Remove(arguments) => membership::remove(&arguments),
+        Command::Replace(arguments) => membership::replace(&arguments),
+        Command::Grow(arguments) => membership::grow(&arguments),
         Command::Check(arguments) => scrub::check(&arguments),
         Command::Repair(arguments) => scrub::repair(&arguments),
         Command::Sync(arguments) => scrub::sync(&arguments),

@@ -1,0 +1,161 @@
+//! The commands that change who belongs to a served array: `fail`, `add`, `remove`, `replace`; and its bitmap: `grow`.
+
+use std::{path::Path, thread};
+
+use clap::ValueEnum;
+use pinstripe_bench::BitmapChoice;
+
+use crate::{
+    command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
+    control::{
+        AddParameters, AddResult, BitmapParameters, DeviceResult, FailParameters, GrowParameters,
+        RemoveParameters, ReplaceParameters, SlotResult, client::Client,
+    },
+    failure::Failure,
+    output::{self, printable},
+    progress::{LOOK, bar, show},
+    steer::fetch,
+};
+
+pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
+    let mut client = Client::connect(&arguments.array.array)?;
+    let result: SlotResult = client.call("fail", FailParameters { slot: arguments.slot })?;
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    output::print(&format!("the member in slot {} was taken out\n", result.slot))
+}
+
+pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
+    let device = device(&arguments.device)?;
+    let mut client = Client::connect(&arguments.array.array)?;
+    let result: AddResult = client.call("add", AddParameters { device, force: arguments.force })?;
+    if let (true, Some(slot)) = (arguments.wait, result.slot) {
+        wait_until_whole(&mut client, slot, arguments.json)?;
+    }
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    let name = arguments.device.display();
+    output::print(&match (result.slot, result.recovery.as_str(), arguments.wait) {
+        (None, ..) => format!("{name} is a spare\n"),
+        (Some(slot), "bitmap", false) => {
+            format!("{name} is back in slot {slot} and gets what was dirtied while it was away\n")
+        }
+        (Some(slot), "bitmap", true) => {
+            format!("{name} is back in slot {slot} and has got what was dirtied while it was away\n")
+        }
+        (Some(slot), _, false) => format!("{name} is in slot {slot} and is being rebuilt\n"),
+        (Some(slot), _, true) => format!("{name} is in slot {slot} and is rebuilt\n"),
+    })
+}
+
+pub fn remove(arguments: &RemoveArguments) -> Result<(), Failure> {
+    let slot = arguments.what.to_str().and_then(|text| text.parse().ok());
+    let what = if slot.is_some() { None } else { Some(device(&arguments.what)?) };
+    let mut client = Client::connect(&arguments.array.array)?;
+    let result: DeviceResult = client.call("remove", RemoveParameters { slot, device: what })?;
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    output::print(&format!("{} is out of the array\n", printable(&result.device)))
+}
+
+pub fn replace(arguments: &ReplaceArguments) -> Result<(), Failure> {
+    let with = arguments.with.as_deref().map(device).transpose()?;
+    let slot = arguments.slot;
+    let mut client = Client::connect(&arguments.array.array)?;
+    let result: DeviceResult =
+        client.call("replace", ReplaceParameters { slot, with, force: arguments.force })?;
+    if arguments.wait {
+        wait_until_replaced(&mut client, slot.into(), &result.device, arguments.json)?;
+    }
+    if arguments.json {
+        return output::print_json(&result);
+    }
+    let name = printable(&result.device);
+    output::print(&if arguments.wait {
+        format!("{name} has taken slot {slot}; the member that was there can be removed\n")
+    } else {
+        format!("slot {slot} is being copied to {name}, and its member stays in use until that is done\n")
+    })
+}
+
+pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
+    if let Some(policy) = arguments.consistency_policy.and_then(|policy| policy.to_possible_value()) {
+        let parameters = GrowParameters { consistency_policy: policy.get_name().to_owned() };
+        let result: GrowParameters = Client::connect(&arguments.array.array)?.call("grow", parameters)?;
+        if arguments.json {
+            return output::print_json(&result);
+        }
+        return output::print(&format!("the consistency policy is {}\n", result.consistency_policy));
+    }
+    let internal = arguments.bitmap == Some(BitmapChoice::Internal);
+    if !internal && arguments.bitmap_chunk.is_some() {
+        return Err(Failure::usage("--bitmap-chunk goes with --bitmap=internal only".to_owned()));
+    }
+    let chunk_bytes = arguments.bitmap_chunk.map(|size| size.0);
+    let mut client = Client::connect(&arguments.array.array)?;
+    client.call::<()>("bitmap", BitmapParameters { internal, chunk_bytes })?;
+    let detail = fetch(&mut client)?;
+    if arguments.json {
+        return output::print_json(&detail.bitmap);
+    }
+    output::print(&format!("bitmap: {}\n", detail.bitmap_words()))
+}
+
+/// A device as the server, which may have another folder of its own, knows it.
+fn device(path: &Path) -> Result<String, Failure> {
+    let is_memory = path.to_string_lossy().starts_with("mem:");
+    let as_given = is_memory || crate::member::address(path).transpose()?.is_some();
+    let absolute = if as_given { path.to_owned() } else { std::path::absolute(path)? };
+    absolute.to_str().map(ToOwned::to_owned).ok_or_else(|| {
+        Failure::new(format!("{}: a path that is no UTF-8 can't be sent to the server", path.display()))
+    })
+}
+
+/// Waits until the member of `slot` has everything.
+fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(), Failure> {
+    let bar = bar(quiet);
+    loop {
+        let detail = fetch(client)?;
+        let state = detail.members.get(slot).map_or("missing", |member| member.state.as_str());
+        match state {
+            "in-sync" => break,
+            "recovering" => show(&bar, detail.sync.as_ref()),
+            _ => {
+                bar.finish_and_clear();
+                let why =
+                    detail.errors.last().cloned().unwrap_or_else(|| "see `pinstripe detail`".to_owned());
+                return Err(Failure::new(format!("the rebuild of slot {slot} failed: {why}")));
+            }
+        }
+        thread::sleep(LOOK);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Waits until `device` holds `slot`.
+fn wait_until_replaced(client: &mut Client, slot: usize, device: &str, quiet: bool) -> Result<(), Failure> {
+    let bar = bar(quiet);
+    loop {
+        let detail = fetch(client)?;
+        let member = detail.members.get(slot);
+        if member.is_some_and(|m| m.device.as_deref() == Some(device) && m.state == "in-sync") {
+            break;
+        }
+        let holds = |member: &crate::control::detail::Member| {
+            [&member.device, &member.replacement].iter().any(|name| name.as_deref() == Some(device))
+        };
+        if !member.is_some_and(holds) {
+            bar.finish_and_clear();
+            let why = detail.errors.last().cloned().unwrap_or_else(|| "see `pinstripe detail`".to_owned());
+            return Err(Failure::new(format!("slot {slot} was not replaced: {why}")));
+        }
+        show(&bar, detail.sync.as_ref());
+        thread::sleep(LOOK);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}

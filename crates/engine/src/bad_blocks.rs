@@ -1,0 +1,323 @@
+//! The bad-block log, kept on write (md-format.md section 6).
+//!
+//! Where a member can't take a sector, MD lists the sector as bad instead of dropping the member, if the array has logs. So do
+//! we: for writes, for the rewriting of sectors that could not be read, and for rows that a rebuild can't make.
+//! Such a sector is never read; what it should hold is made from the others.
+//!
+//! The controller alone changes logs, one report after the other, in the order in which they were made:
+//!
+//! - *Bad*: the entry is durable on the member, and every shard has stopped reading the sector, before the write that
+//!   failed is acknowledged. The first entry of a log needs a superblock that says that the log counts. A log that is full
+//!   or can't be written costs the member its place.
+//! - *Good* again, after a write that succeeded: the member is flushed first, because the entry is what stands between a reader and
+//!   the old content (C4). Nobody waits for this; until it is done the sector is read from the others.
+//!
+//! A crash in between leaves an entry too many or a write that was never acknowledged. How a log changes on disk without losing
+//! an entry to a torn write is in [`pinstripe_md::bad_block_table`].
+
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use pinstripe_md::{
+    bad_block_table::{BadBlockChange, BadBlockTable},
+    superblock::Superblock,
+    units::{SECTOR_BYTES, SectorCount},
+};
+use pinstripe_runtime::{
+    Device, DeviceError, DeviceErrorKind, Signal,
+    atomics::{AtomicBool, AtomicU64, Ordering},
+    shard,
+};
+
+use crate::{
+    array::Home,
+    error::{IoError, MemberError, Operation},
+    geometry::Geometry,
+    mutants::{Mutant, active},
+    records::MemberState,
+    shared::{Failure, Shared},
+    snapshot::{Member, MemberId, View},
+    volume::{VolumeInner, adopt_everywhere},
+};
+
+/// Where a member's log lies.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    offset: u64,
+    size: SectorCount,
+}
+
+/// The bad blocks of a member: part of [`Member`]. Only the controller changes them; the snapshot says what counts.
+pub struct MemberBadBlocks {
+    table: Mutex<Arc<BadBlockTable>>,
+    /// Nothing where the member has no log that we could write.
+    place: Option<Place>,
+}
+
+impl MemberBadBlocks {
+    /// What assembly read, of a member with this superblock.
+    pub(crate) fn new(table: BadBlockTable, superblock: &Superblock, device: &dyn Device) -> Self {
+        let sector = superblock.bad_block_log_sector().filter(|_| superblock.member.bad_block_log.is_some());
+        let block = u64::from(device.info().logical_block).max(1);
+        let place = sector.zip(superblock.member.bad_block_log).map(|(sector, log)| Place {
+            offset: sector.0 * SECTOR_BYTES,
+            size: SectorCount(log.size.into()),
+        });
+        let fits = |place: &Place| {
+            place.size.0 > 0
+                && place.offset.is_multiple_of(block)
+                && (place.size.0 * SECTOR_BYTES).is_multiple_of(block)
+        };
+        Self { table: Mutex::new(Arc::new(table)), place: place.filter(fits) }
+    }
+
+    /// What the log lists now; who reads asks the snapshot.
+    pub(crate) fn table(&self) -> Arc<BadBlockTable> {
+        Arc::clone(&locked(&self.table))
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What became of some sectors of a member.
+struct Report {
+    ticket: u64,
+    member: MemberId,
+    /// Absolute.
+    sectors: Range<u64>,
+    /// Why they are bad; nothing where they were written.
+    bad: Option<MemberError>,
+}
+
+/// Reports on their way to the controller: part of [`Shared`].
+#[derive(Default)]
+pub struct Reports {
+    queue: Mutex<(VecDeque<Report>, u64)>,
+    /// Every report up to this ticket is dealt with.
+    done: AtomicU64,
+    /// The controller has ended.
+    closed: AtomicBool,
+    changed: Signal,
+}
+
+impl Reports {
+    pub(crate) fn is_empty(&self) -> bool {
+        locked(&self.queue).0.is_empty()
+    }
+
+    fn push(&self, member: MemberId, sectors: Range<u64>, bad: Option<MemberError>) -> u64 {
+        let mut queue = locked(&self.queue);
+        queue.1 += 1;
+        let ticket = queue.1;
+        queue.0.push_back(Report { ticket, member, sectors, bad });
+        ticket
+    }
+
+    fn take(&self) -> Option<Report> {
+        locked(&self.queue).0.pop_front()
+    }
+
+    fn settle(&self, ticket: u64) {
+        self.done.store(ticket, Ordering::SeqCst);
+        self.changed.notify();
+    }
+
+    /// Whoever waits looks again.
+    pub(crate) fn wake(&self) {
+        self.changed.notify();
+    }
+
+    /// Nothing is dealt with any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.changed.notify();
+    }
+}
+
+/// Sectors that a member could not take, on their way into its log.
+pub(crate) struct Listing {
+    ticket: u64,
+    /// Relative to the member's data, in bytes.
+    offset: u64,
+    length: u64,
+}
+
+impl VolumeInner {
+    /// Whether sectors that a member refuses can be listed instead of dropping the member.
+    pub(crate) fn can_list(&self, member: &Member, error: DeviceError) -> bool {
+        error.kind == DeviceErrorKind::Media
+            && member.bad_blocks.place.is_some()
+            && !self.shared.options.read_only
+            && matches!(self.shared.geometry, Geometry::Parity(_))
+    }
+
+    /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by [`VolumeInner::listed`] before
+    /// anything that rests on it is acknowledged.
+    pub(crate) fn list_bad(
+        &self,
+        member: &Member,
+        slot: usize,
+        (offset, length): (u64, u64),
+        error: DeviceError,
+    ) -> Listing {
+        let at = member.data_offset + offset;
+        let error =
+            MemberError { slot, name: member.name.clone(), operation: Operation::Write, offset: at, error };
+        let ticket = self.shared.bad_reports.push(member.id, sectors(at, length), Some(error));
+        self.shared.knock.notify();
+        Listing { ticket, offset, length }
+    }
+
+    /// Waits until what was to be listed is, durably, or its member is out. An error if too much of a row can't be read now: then the
+    /// data that was written there is lost.
+    pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<(), IoError> {
+        let shared: &Shared = &self.shared;
+        let reports = &shared.bad_reports;
+        let settled = || {
+            reports.done.load(Ordering::SeqCst) >= listing.ticket
+                || reports.closed.load(Ordering::SeqCst)
+                || shared.has_failed()
+        };
+        reports.changed.wait_until(settled).await;
+        if shared.has_failed() {
+            return Err(IoError::Failed);
+        }
+        if reports.done.load(Ordering::SeqCst) < listing.ticket {
+            return Err(IoError::Stopping);
+        }
+        let missing = self.view().unreadable(listing.offset, listing.length).len();
+        if missing > shared.geometry.redundancy() {
+            return Err(IoError::Unreadable { stripe, missing });
+        }
+        Ok(())
+    }
+
+    /// The member's sectors in this range (in bytes, relative to its data) can't be made good: they are listed in its log, or, where
+    /// it has none or the log is full, it is dropped. True if they are listed, durably. For rebuild and scrub, under the
+    /// stripe's claim.
+    pub(crate) async fn record_bad(
+        &self,
+        view: &View,
+        place: usize,
+        (offset, length): (u64, u64),
+        error: DeviceError,
+    ) -> bool {
+        let Some((member, _)) = view.member(place) else { return false };
+        if !self.can_list(member, error) {
+            self.report(view, place, Operation::Write, member.data_offset + offset, error);
+            return false;
+        }
+        let slot = view.slot_at(place);
+        let listing = self.list_bad(member, slot, (offset, length), error);
+        // That more is lost than can be made is what rebuild and scrub record.
+        let listed = matches!(self.listed(0, &listing).await, Ok(()) | Err(IoError::Unreadable { .. }));
+        listed && self.view().snapshot.slot_of(member.id) == Some(slot)
+    }
+
+    /// A write of this range succeeded: if some of it was listed as bad, it is good again.
+    pub(crate) fn note_written(&self, view: &View, place: usize, offset: u64, length: u64) {
+        if !view.snapshot.with_bad_blocks.contains(place) || !view.snapshot.is_bad(place, offset, length) {
+            return;
+        }
+        if let Some((member, _)) = view.member(place) {
+            let sectors = sectors(member.data_offset + offset, length);
+            self.shared.bad_reports.push(member.id, sectors, None);
+            self.shared.knock.notify();
+        }
+    }
+}
+
+fn sectors(offset: u64, length: u64) -> Range<u64> {
+    offset / SECTOR_BYTES..(offset + length).div_ceil(SECTOR_BYTES)
+}
+
+impl Home {
+    /// Deals with everything that was reported. The controller's.
+    pub(crate) async fn keep_bad_blocks(&self) {
+        while let Some(report) = self.shared().bad_reports.take() {
+            let ticket = report.ticket;
+            if let Err(error) = self.keep(&report).await {
+                let failures = vec![Failure { member: report.member, error }];
+                if self.unseat(failures).await {
+                    // The error is in `has_failed`, where everyone who waits for it looks.
+                    let _ = self.update_superblocks().await;
+                }
+            }
+            self.shared().bad_reports.settle(ticket);
+        }
+    }
+
+    /// Changes a member's log, on the member and for all shards. The error is what the member is to be dropped for.
+    async fn keep(&self, report: &Report) -> Result<(), MemberError> {
+        let (member, device, slot) = {
+            let records = self.records.borrow();
+            let book = &records.members[report.member.0];
+            if matches!(book.state, MemberState::Failed(_)) || self.shared().has_failed() {
+                return Ok(());
+            }
+            (Arc::clone(&book.member), std::rc::Rc::clone(&book.device), book.slot)
+        };
+        let Some(place) = member.bad_blocks.place else { return report.bad.clone().map_or(Ok(()), Err) };
+        let table = member.bad_blocks.table();
+        let sectors = report.sectors.clone();
+        let change = match &report.bad {
+            // A full log: the member goes rather than a bad block be forgotten.
+            Some(error) => table.insert(sectors, place.size).map_err(|_| error.clone())?,
+            None => match table.remove(sectors, place.size) {
+                Ok(change) => change,
+                // No room to cut an entry in two: it stays.
+                Err(_) => return Ok(()),
+            },
+        };
+        if change.images.is_empty() {
+            return Ok(());
+        }
+        let failed = |operation, offset| {
+            let name = member.name.clone();
+            move |error| MemberError { slot, name, operation, offset, error }
+        };
+        if report.bad.is_none() && !active(Mutant::BadBlockFreedEarly) {
+            device.flush().await.result.map_err(failed(Operation::Flush, 0))?;
+        }
+        let images = if active(Mutant::BadBlockForgotten) { &[][..] } else { &change.images[..] };
+        for image in images {
+            let mut bytes = shard::buffer(image.len());
+            bytes.copy_from_slice(image);
+            let written = device.write(place.offset, bytes.freeze(), true).await.result;
+            written.map_err(failed(Operation::Metadata, place.offset))?;
+        }
+        self.publish_bad_blocks(&member, change).await;
+        Ok(())
+    }
+
+    /// Has every shard heed a member's log as it is now. The membership stays.
+    async fn publish_bad_blocks(&self, member: &Arc<Member>, change: BadBlockChange) {
+        let shared = self.shared();
+        let counts = !change.table.blocks().is_empty();
+        *locked(&member.bad_blocks.table) = Arc::new(change.table);
+        let mut next = (*shared.snapshot()).clone();
+        next.generation += 1;
+        next.look_at_bad_blocks();
+        let generation = next.generation;
+        shared.publish(next);
+        shared.admission.drained().await;
+        adopt_everywhere(shared);
+        let begins = {
+            let mut records = self.records.borrow_mut();
+            let log = records.book(member.id).superblock.member.bad_block_log.as_mut();
+            log.is_some_and(|log| !std::mem::replace(&mut log.in_use, counts) && counts)
+        };
+        if begins {
+            // Without that flag the next start would not look at the log. The error is in `has_failed`.
+            let _ = self.update_superblocks().await;
+        } else {
+            // The superblocks know this membership: it is the one before.
+            shared.set_durable(generation);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Another consistency policy for an array in service.
+//!
+//! At every step a crash finds superblocks under which what is on the members is safe:
+//!
+//! - *A log comes*: it is made empty on every member; the superblocks name it (it says nothing yet: an unclean start
+//!   resyncs, as before); writers under a new snapshot wait until nobody is left who doesn't log; the log begins, and
+//!   they go on.
+//! - *A log goes*: the superblocks don't name it any more, so that an unclean start resyncs; then writers stop logging.
+//! - *Bitmap*: as [`Array::add_bitmap`] and [`Array::remove_bitmap`] do it. From a bitmap to a log there is a moment with neither.
+
+use std::sync::{Arc, PoisonError};
+
+use pinstripe_md::{
+    level::Level,
+    placement::{NewLog, log_place},
+    superblock::PplArea,
+};
+
+use super::{DoubleParityLog, Log, LogArea, Ppl, double_parity_log::takes_chunks_of, make_empty};
+use crate::{
+    array::{Array, CommandError, Home},
+    control::Command,
+    error::{IoError, MemberError, Operation},
+    geometry::Geometry,
+    shared::Failure,
+    snapshot::{MemberId, Snapshot},
+    volume::adopt_everywhere,
+};
+
+/// Bytes of a member per bit of a bitmap that comes by a change of policy.
+const REGION_BYTES: u32 = 64 << 20;
+
+/// What keeps an array consistent over a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Nothing: an unclean start resyncs everything.
+    Resync,
+    /// A write-intent bitmap: an unclean start resyncs what was being written.
+    Bitmap,
+    /// MD's partial parity log (level 5).
+    Ppl,
+    /// The double-parity log (level 6).
+    DoubleParityLog,
+}
+
+impl Policy {
+    /// Its name, MD's where MD has one.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resync => "resync",
+            Self::Bitmap => "bitmap",
+            Self::Ppl => "ppl",
+            Self::DoubleParityLog => "double-parity-log",
+        }
+    }
+}
+
+/// What the controller does.
+pub(crate) enum LogChange {
+    /// Puts this log into these places.
+    Add { log: Log, kind: NewLog, places: Vec<(MemberId, PplArea)> },
+    /// Takes the log away.
+    Remove,
+}
+
+impl Array {
+    /// Changes what keeps the array consistent over a crash. It is written and read meanwhile.
+    pub async fn set_policy(&self, policy: Policy) -> Result<(), CommandError> {
+        let now = self.consistency_policy();
+        if now == policy.name() {
+            return Ok(());
+        }
+        let wanted = match policy {
+            Policy::Ppl => NewLog::Ppl,
+            Policy::DoubleParityLog => NewLog::DoubleParity,
+            Policy::Resync | Policy::Bitmap => NewLog::None,
+        };
+        // What can't be is refused before anything is given up for it.
+        self.check_log(wanted)?;
+        match now {
+            "bitmap" => self.remove_bitmap().await?,
+            "ppl" | "double-parity-log" => self.change_log(LogChange::Remove).await?,
+            _ => {}
+        }
+        match policy {
+            Policy::Resync => Ok(()),
+            Policy::Bitmap => self.add_bitmap(REGION_BYTES).await,
+            Policy::Ppl | Policy::DoubleParityLog => {
+                let change = self.log_to_add(wanted)?;
+                self.change_log(change).await
+            }
+        }
+    }
+
+    async fn change_log(&self, change: LogChange) -> Result<(), CommandError> {
+        let _changing = self.home.lock_changes().await;
+        Ok(self.home.command(|reply| Command::Log { change, reply }).await?)
+    }
+
+    fn check_log(&self, wanted: NewLog) -> Result<(), CommandError> {
+        if self.shared().options.read_only {
+            return Err(CommandError::ReadOnly);
+        }
+        let Geometry::Parity(_) = &self.shared().geometry else { return Err(CommandError::NoRedundancy) };
+        if !self.shared().snapshot().targets.is_empty() {
+            // A log is kept on the members, not on what is to replace them.
+            return Err(CommandError::Policy(
+                "a member is being replaced: try again when that has ended".to_owned(),
+            ));
+        }
+        let (array, level) = {
+            let records = self.home.records.borrow();
+            (records.array.journal, records.array.level)
+        };
+        let needed = match wanted {
+            NewLog::None => return Ok(()),
+            NewLog::Ppl => Level::Raid5,
+            NewLog::DoubleParity => Level::Raid6,
+        };
+        if level != needed || array {
+            return Err(CommandError::Policy(format!(
+                "this log is for {needed} without a journal, and the array is {level}"
+            )));
+        }
+        self.log_to_add(wanted).map(|_| ())
+    }
+
+    /// The log with its place on every member.
+    fn log_to_add(&self, kind: NewLog) -> Result<LogChange, CommandError> {
+        let records = self.home.records.borrow();
+        let geometry = &self.shared().geometry;
+        let block = u64::from(geometry.logical_block());
+        let mut places = Vec::new();
+        for book in records.active() {
+            let mut superblock = book.superblock.clone();
+            superblock.array.bitmap_offset = None;
+            let place = log_place(&superblock, kind).filter(|place| match kind {
+                NewLog::DoubleParity => {
+                    superblock.member.double_parity_log = Some(*place);
+                    let area = LogArea::of(&superblock);
+                    area.is_some_and(|area| takes_chunks_of(geometry.chunk_bytes().into(), area, block))
+                }
+                _ => place.takes_chunks_of(superblock.array.chunk),
+            });
+            let place = place.ok_or_else(|| {
+                CommandError::Policy(format!(
+                    "{}: there is no room for a log before the data",
+                    book.member.name
+                ))
+            })?;
+            places.push((book.member.id, place));
+        }
+        let (set_uuid, slots) = (records.array.set_uuid, geometry.members());
+        let log = match kind {
+            NewLog::None => Log::None,
+            NewLog::Ppl => Log::Ppl(Arc::new(Ppl::new(set_uuid, slots, 1))),
+            NewLog::DoubleParity => Log::DoubleParity(Arc::new(DoubleParityLog::new(set_uuid, slots, block))),
+        };
+        Ok(LogChange::Add { log, kind, places })
+    }
+}
+
+impl Home {
+    /// The controller's part.
+    pub(crate) async fn change_log(&self, change: LogChange) -> Result<(), IoError> {
+        match change {
+            LogChange::Add { log, kind, places } => self.add_log(log, kind, &places).await,
+            LogChange::Remove => self.remove_log().await,
+        }
+    }
+
+    async fn add_log(&self, log: Log, kind: NewLog, places: &[(MemberId, PplArea)]) -> Result<(), IoError> {
+        let mut failures = Vec::new();
+        for (id, place) in places {
+            self.name_log(*id, kind, Some(*place));
+            let (slot, superblock, device, member) = {
+                let records = self.records.borrow();
+                let book = &records.members[id.0];
+                (
+                    book.slot,
+                    book.superblock.clone(),
+                    std::rc::Rc::clone(&book.device),
+                    Arc::clone(&book.member),
+                )
+            };
+            if let Err(error) = make_empty(&superblock, &*device).await {
+                let (name, offset, operation) = (member.name.clone(), 0, Operation::Metadata);
+                let error = MemberError { slot, name, operation, offset, error };
+                failures.push(Failure { member: *id, error });
+            }
+        }
+        self.unseat_or_fail(failures).await?;
+        self.update_superblocks().await?;
+        *self.wanted_log.borrow_mut() = log;
+        let failures = self.adopt_log().await;
+        self.unseat_or_fail(failures).await?;
+        self.update_superblocks().await
+    }
+
+    async fn remove_log(&self) -> Result<(), IoError> {
+        let members: Vec<MemberId> = self.records.borrow().active().map(|book| book.member.id).collect();
+        for id in &members {
+            self.name_log(*id, NewLog::None, None);
+        }
+        // From here on a dirty array is resynced.
+        self.update_superblocks().await?;
+        *self.wanted_log.borrow_mut() = Log::None;
+        let old = self.shared().snapshot();
+        let next = Snapshot::new(old.generation + 1, old.seats.clone(), Arc::clone(&old.intent), Log::None);
+        self.shared().publish(next);
+        self.shared().admission.drained().await;
+        adopt_everywhere(self.shared());
+        self.update_superblocks().await
+    }
+
+    /// What the next superblock of a member says of its log. Where writers log is left as it is until they are through.
+    fn name_log(&self, id: MemberId, kind: NewLog, place: Option<PplArea>) {
+        let mut records = self.records.borrow_mut();
+        let book = records.book(id);
+        book.superblock.member.ppl = place.filter(|_| kind == NewLog::Ppl);
+        book.superblock.member.double_parity_log = place.filter(|_| kind == NewLog::DoubleParity);
+        if place.is_some() {
+            *book.member.log_area.lock().unwrap_or_else(PoisonError::into_inner) =
+                LogArea::of(&book.superblock);
+        }
+    }
+
+    async fn unseat_or_fail(&self, failures: Vec<Failure>) -> Result<(), IoError> {
+        if failures.is_empty() || self.unseat(failures).await { Ok(()) } else { Err(IoError::Failed) }
+    }
+}

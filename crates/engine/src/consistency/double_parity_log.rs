@@ -1,0 +1,385 @@
+//! The double-parity log of RAID6 in service: before a stripe write changes a member, what the unwritten columns contribute
+//! to P and to Q is durable on the members that have the stripe's P and Q. The format and the crash cases are in
+//! docs/formats.md and [`pinstripe_md::double_parity_log`].
+//!
+//! Many records are live at a time, so nobody waits for another's members: only for the record that is just being written,
+//! and then shares the next one with all who came meanwhile. What a record covers is forced to the medium, so that a batch
+//! that is released is over for good (C4): its entry may be overwritten, and if it is still found, it gives the parity that
+//! is there. Of several entries for a row the newest counts: that it was logged at all says that those before it are over.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Poll,
+};
+
+use pinstripe_md::{
+    double_parity_log::{
+        ANCHOR_BYTES, ENTRIES_MAX, ENTRY_BYTES, Entry, HEADER_BYTES, Identity, Parity, gap_bytes,
+    },
+    identity::Uuid,
+};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
+
+use super::{
+    Batch, Door, LogArea, LogError, Logged,
+    ppl::partial_parity,
+    queue::{Lead, Queue, Rules, Ticket, Turn, enter_both},
+};
+use crate::{
+    decode::exponent,
+    error::{IoError, Operation},
+    geometry::{MemberSlot, Set64, StripeId},
+    mutants::{Mutant, active},
+    plan::{Method, Run},
+    snapshot::{MemberId, View},
+    volume::VolumeInner,
+};
+
+/// The log of a RAID6 array in service.
+pub struct DoubleParityLog {
+    set_uuid: Uuid,
+    incarnation: AtomicU64,
+    batches: AtomicU64,
+    sequence: AtomicU64,
+    door: Door,
+    rules: Rules,
+    /// By slot: the log on the member there.
+    queues: Box<[Queue<Part>]>,
+}
+
+/// An entry with its payload, whose checksum is filled in by the leader.
+pub(super) struct Part {
+    entry: Entry,
+    payload: Option<Slice>,
+}
+
+/// Keeps a batch in the log until it is dropped.
+pub(crate) struct Kept {
+    log: Arc<DoubleParityLog>,
+    tickets: Vec<(MemberSlot, Ticket)>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        for (slot, ticket) in &self.tickets {
+            self.log.queues[slot.index()].release(*ticket);
+        }
+    }
+}
+
+/// Where one copy of a batch goes.
+struct Copy<'v> {
+    slot: MemberSlot,
+    parts: Vec<(Part, u64)>,
+    member: &'v crate::snapshot::Member,
+    device: &'v dyn Device,
+}
+
+impl DoubleParityLog {
+    /// The log of an array of `slots` with logical blocks of `block` bytes.
+    pub(super) fn new(set_uuid: Uuid, slots: usize, block: u64) -> Self {
+        let rules = Rules {
+            exclusive: false,
+            entries_max: ENTRIES_MAX,
+            start: ANCHOR_BYTES as u64,
+            header_bytes: HEADER_BYTES as u64,
+            entry_bytes: ENTRY_BYTES as u64,
+            block,
+            gap: Some(gap_bytes),
+        };
+        Self {
+            set_uuid,
+            incarnation: AtomicU64::new(0),
+            batches: AtomicU64::new(1),
+            sequence: AtomicU64::new(1),
+            door: Door::default(),
+            rules,
+            queues: (0..slots).map(|_| Queue::new(rules)).collect(),
+        }
+    }
+
+    pub(super) fn door(&self) -> &Door {
+        &self.door
+    }
+
+    /// What the log is called from now on, so that nothing from before is taken for a part of it.
+    pub(super) fn set_incarnation(&self, incarnation: u64) {
+        self.incarnation.store(incarnation, Ordering::SeqCst);
+    }
+
+    fn identity(&self) -> Identity {
+        Identity { set_uuid: self.set_uuid, incarnation: self.incarnation.load(Ordering::SeqCst) }
+    }
+
+    /// Begins the log on a device.
+    pub(super) async fn begin(&self, device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
+        let anchor = self.identity().anchor();
+        let mut buffer = shard::buffer(anchor.len());
+        buffer.copy_from_slice(&anchor);
+        device.write(area.offset, buffer.freeze(), true).await.result.map(|_| ())
+    }
+
+    /// Makes a batch known, durably.
+    pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
+        let runs = batch.plan.runs().iter().zip(batch.parity);
+        let runs = runs.map(|(run, parity)| {
+            let payload = |which: Parity, new: &Option<Slice>| {
+                new.as_ref().filter(|_| run.method != Method::Full).map(|new| match which {
+                    Parity::P => partial_parity(batch, run, new),
+                    Parity::Q => partial_q(batch, run, new),
+                })
+            };
+            (
+                run.start,
+                run.length(),
+                run.written,
+                [payload(Parity::P, &parity[0]), payload(Parity::Q, &parity[1])],
+            )
+        });
+        self.append(batch.volume, batch.view, batch.stripe, runs.collect()).await
+    }
+
+    /// Makes known that a stripe is written whole.
+    pub(super) async fn write_whole(
+        self: &Arc<Self>,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+    ) -> Result<Logged, LogError> {
+        let geometry = volume.parity_geometry();
+        let whole = (0, geometry.chunk_bytes(), Set64::below(geometry.columns()), [None, None]);
+        self.append(volume, view, stripe, vec![whole]).await
+    }
+
+    async fn append(
+        self: &Arc<Self>,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+        runs: Vec<(u32, u32, Set64, [Option<Slice>; 2])>,
+    ) -> Result<Logged, LogError> {
+        let map = volume.parity_geometry().slots(stripe);
+        let places = [(Parity::P, Some(map.p_slot())), (Parity::Q, map.q_slot())];
+        let places: Vec<(Parity, MemberSlot)> = places
+            .into_iter()
+            .filter_map(|(parity, slot)| {
+                Some((parity, slot.filter(|slot| view.member(slot.index()).is_some())?))
+            })
+            .collect();
+        // Without parity nothing can be torn.
+        if places.is_empty() || runs.is_empty() {
+            return Ok(Logged::Nothing);
+        }
+        self.door.pass().await;
+        let number = self.batches.fetch_add(1, Ordering::SeqCst);
+        let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
+        let mut made = Vec::new();
+        for (parity, slot) in places {
+            let Some((member, device)) = view.member(slot.index()) else { continue };
+            let piece = self.piece_max(member.log_area());
+            let mut parts = Vec::new();
+            for (start, length, written, payloads) in &runs {
+                let payload = payloads[usize::from(parity == Parity::Q)].as_ref();
+                let entry = Entry {
+                    batch: number,
+                    stripe: stripe.0,
+                    written: written.0,
+                    start: *start,
+                    length: *length,
+                    parity,
+                    copies,
+                    payload_bytes: 0,
+                    payload_checksum: 0,
+                };
+                cut(entry, payload, piece, &mut parts);
+            }
+            let total: u64 = parts.iter().map(|(_, bytes)| bytes + self.rules.header(1)).sum();
+            if member.log_area().is_none_or(|area| total > room(area)) {
+                // Never: a log is used only where what one batch can be fits it.
+                return Err(LogError::Fatal(IoError::Failed));
+            }
+            made.push(Copy { slot, parts, member, device: &**device });
+        }
+        self.commit(volume, view, made).await
+    }
+
+    /// Puts the copies into their queues, and waits until all are durable.
+    async fn commit(
+        self: &Arc<Self>,
+        volume: &VolumeInner,
+        view: &View,
+        mut copies: Vec<Copy<'_>>,
+    ) -> Result<Logged, LogError> {
+        copies.sort_by_key(|copy| copy.slot.index());
+        let queue = |copy: &Copy<'_>| &self.queues[copy.slot.index()];
+        let tickets: Vec<Vec<Ticket>> = match &mut copies[..] {
+            [one] => {
+                let parts = std::mem::take(&mut one.parts);
+                vec![
+                    parts
+                        .into_iter()
+                        .map(|(part, bytes)| queue(one).enter(one.member, part, 1, bytes))
+                        .collect(),
+                ]
+            }
+            [low, high] => {
+                let (parts_low, parts_high) =
+                    (std::mem::take(&mut low.parts), std::mem::take(&mut high.parts));
+                let (low, high) =
+                    enter_both((queue(low), low.member, parts_low), (queue(high), high.member, parts_high));
+                vec![low, high]
+            }
+            _ => return Err(LogError::Fatal(IoError::Failed)),
+        };
+        // From here on whatever happens releases what was entered.
+        let slots = copies.iter().map(|copy| copy.slot);
+        let all = slots.zip(&tickets).flat_map(|(slot, list)| list.iter().map(move |ticket| (slot, *ticket)));
+        let kept = Kept { log: Arc::clone(self), tickets: all.collect() };
+        let waits = copies.iter().zip(&tickets).map(|(copy, list)| {
+            // In order: when the last is durable, all are.
+            let last = list.last().copied();
+            Box::pin(async move {
+                match last {
+                    Some(last) => self.durable(volume, view, copy, last).await,
+                    None => Ok(()),
+                }
+            }) as Pin<Box<dyn Future<Output = Result<(), MemberId>>>>
+        });
+        for result in all_of(waits.collect()).await {
+            result.map_err(LogError::Member)?;
+        }
+        Ok(Logged::DoubleParity(kept))
+    }
+
+    async fn durable(
+        &self,
+        volume: &VolumeInner,
+        view: &View,
+        copy: &Copy<'_>,
+        ticket: Ticket,
+    ) -> Result<(), MemberId> {
+        let queue = &self.queues[copy.slot.index()];
+        loop {
+            match queue.next(ticket).await {
+                Turn::Durable => return Ok(()),
+                Turn::Failed => return Err(copy.member.id),
+                Turn::Lead(lead) => {
+                    let written = self.write_record(volume, copy.device, &lead).await;
+                    if let Err(error) = written {
+                        volume.report(view, copy.slot.index(), Operation::Metadata, lead.offset, error);
+                    }
+                    queue.written(&lead, written.is_ok());
+                }
+            }
+        }
+    }
+
+    async fn write_record(
+        &self,
+        volume: &VolumeInner,
+        device: &dyn Device,
+        lead: &Lead<Part>,
+    ) -> Result<(), DeviceError> {
+        let invalid = DeviceError::of(DeviceErrorKind::Invalid);
+        let mut record = shard::buffer(usize::try_from(lead.length).map_err(|_| invalid)?);
+        let mut at = usize::try_from(self.rules.header(lead.items.len())).map_err(|_| invalid)?;
+        let mut entries = Vec::with_capacity(lead.items.len());
+        for part in &lead.items {
+            let mut entry = part.entry;
+            if let Some(payload) = &part.payload {
+                record[at..at + payload.len()].copy_from_slice(payload);
+                at += payload.len();
+                entry.seal(payload);
+            }
+            entries.push(entry);
+        }
+        record[at..].fill(0);
+        let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
+        let header = self.identity().encode_header(sequence, &entries, lead.length, self.rules.block);
+        let header = header.map_err(|_| invalid)?;
+        record[..header.len()].copy_from_slice(&header);
+        volume.counters().log_writes.add(1);
+        volume.counters().log_write_bytes.add(lead.length);
+        volume.counters().member_writes.add(1);
+        volume.counters().member_write_bytes.add(lead.length);
+        device.write(lead.offset, record.freeze(), true).await.result.map(|_| ())
+    }
+
+    /// The longest payload of an entry, so that a record with it is no longer than the gap.
+    fn piece_max(&self, area: Option<LogArea>) -> u32 {
+        let gap = area.map_or(0, |area| gap_bytes(area.length, self.rules.block));
+        u32::try_from(gap.saturating_sub(self.rules.header(1))).unwrap_or(u32::MAX).max(512)
+    }
+}
+
+/// What one batch may need of an area: the rest is kept free, or lost where records don't fit the end.
+fn room(area: LogArea) -> u64 {
+    area.length.saturating_sub(ANCHOR_BYTES as u64) / 8 * 5
+}
+
+/// Whether what one stripe write may log fits an area: a chunk, in pieces with a header each.
+pub(super) fn takes_chunks_of(chunk_bytes: u64, area: LogArea, block: u64) -> bool {
+    let gap = gap_bytes(area.length, block);
+    let header = (HEADER_BYTES as u64 + ENTRY_BYTES as u64).next_multiple_of(block);
+    let piece = gap.saturating_sub(header);
+    // Every sector of a chunk may be a run of its own; what is between is not written.
+    let pieces = if piece == 0 { u64::MAX } else { chunk_bytes.div_ceil(piece) + chunk_bytes / (2 * block) };
+    pieces.saturating_mul(header).saturating_add(chunk_bytes) <= room(area)
+}
+
+/// Cuts an entry into pieces of at most `piece` bytes of payload.
+fn cut(entry: Entry, payload: Option<&Slice>, piece: u32, parts: &mut Vec<(Part, u64)>) {
+    let Some(payload) = payload else {
+        parts.push((Part { entry, payload: None }, 0));
+        return;
+    };
+    let mut at = 0;
+    while at < entry.length {
+        let length = piece.min(entry.length - at);
+        let slice = payload.slice(at as usize, length as usize);
+        let wrong = if active(Mutant::LogWrongRange) { 512 } else { 0 };
+        let entry = Entry { start: entry.start + at + wrong, length, ..entry };
+        parts.push((Part { entry, payload: Some(slice) }, length.into()));
+        at += length;
+    }
+}
+
+/// The new Q without the columns that are written.
+fn partial_q(batch: &Batch<'_>, run: &Run, q: &[u8]) -> Slice {
+    let map = batch.volume.parity_geometry().slots(batch.stripe);
+    let mut partial = shard::buffer(q.len());
+    partial.copy_from_slice(q);
+    for column in run.written {
+        let power = if active(Mutant::LogWrongCoefficient) { 0 } else { exponent(map, column) };
+        batch.volume.kernel.accumulate_q(
+            &mut partial,
+            crate::write::new_bytes(batch.image, column, run),
+            power,
+        );
+    }
+    partial.freeze()
+}
+
+/// Waits for all of a few futures.
+async fn all_of<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>) -> Vec<T> {
+    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(move |context| {
+        for (future, result) in futures.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *result = Some(value);
+            }
+        }
+        if results.iter().all(Option::is_some) {
+            Poll::Ready(results.iter_mut().filter_map(Option::take).collect())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await
+}

@@ -1,0 +1,506 @@
+//! The commands that change who belongs to an array in service, and its bitmap.
+
+use std::sync::Arc;
+
+use pinstripe_md::{
+    bad_block_table::BadBlockTable,
+    bitmap::{BitmapHeader, BitmapImage, Fill},
+    identity::Uuid,
+    placement::{NewDevice, PlacementError, place_spare},
+    superblock::{Role, Superblock},
+    units::{SECTOR_BYTES, SectorCount},
+};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, shard};
+use thiserror::Error;
+
+use crate::{
+    array::{Array, REGION_BYTES_WITHOUT_BITMAP},
+    assembly::{Found, read_member},
+    control::{Command, IntentChange},
+    error::{IoError, MemberError, Operation},
+    geometry::Geometry,
+    intent::IntentTable,
+    members::answered,
+    records::{MemberBook, MemberState, Newcomer},
+    snapshot::{MemberId, Seat},
+    volume::give_up_everywhere,
+};
+
+/// What became of a device that was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Added {
+    /// It waits for a slot to become empty.
+    Spare,
+    /// It takes this slot, and all of it is rebuilt.
+    Full {
+        /// The slot.
+        slot: usize,
+    },
+    /// It is back in its slot, and what was dirtied while it was away is rebuilt, by the bitmap.
+    Bitmap {
+        /// The slot.
+        slot: usize,
+    },
+}
+
+impl Added {
+    /// The slot that it takes.
+    pub fn slot(self) -> Option<usize> {
+        match self {
+            Self::Spare => None,
+            Self::Full { slot } | Self::Bitmap { slot } => Some(slot),
+        }
+    }
+}
+
+/// Why a command on a running array failed. Nothing has changed.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    /// No such slot.
+    #[error("there is no slot {slot}; the array has {slots}")]
+    NoSuchSlot {
+        /// The slot.
+        slot: usize,
+        /// How many there are.
+        slots: usize,
+    },
+    /// Nobody holds it.
+    #[error("slot {0} is empty already")]
+    SlotEmpty(usize),
+    /// The array can't do without it.
+    #[error("slot {0} is needed: without it the array would have lost data; nothing was done")]
+    SlotNeeded(usize),
+    /// Its member can't be replaced: it isn't whole, or is being replaced already.
+    #[error("slot {slot} can't be replaced: its member is {state}; nothing was done")]
+    NotReplaceable {
+        /// The slot.
+        slot: usize,
+        /// What it is.
+        state: &'static str,
+    },
+    /// A log is kept on the members, and not on what is to replace them.
+    #[error(
+        "an array that keeps a log (ppl or journal) can't replace a member that is in use: take it out with `pinstripe fail`, then add the other device"
+    )]
+    LogInUse,
+    /// No spare is there to replace a member with.
+    #[error("there is no spare that could take the slot: name a device")]
+    NoSpare,
+    /// The device is in use.
+    #[error("{name} can't be removed: it is in use in slot {slot}; take it out with `pinstripe fail` first")]
+    InUse {
+        /// The device.
+        name: String,
+        /// Its slot.
+        slot: usize,
+    },
+    /// No such device.
+    #[error("{0} is neither a failed device nor a spare of this array; `pinstripe detail` shows them")]
+    NoSuchDevice(String),
+    /// The device knows more than the array.
+    #[error(
+        "{name} belongs to this array and is ahead of it (its events are {events}, the array's {current}): it may hold what the others lack. Nothing was done; erase its superblock if it is to be used nevertheless"
+    )]
+    Ahead {
+        /// The device.
+        name: String,
+        /// Its events.
+        events: u64,
+        /// The array's.
+        current: u64,
+    },
+    /// Level 0 has no redundancy.
+    #[error("a level 0 array can't change its members")]
+    NoRedundancy,
+    /// The array isn't written.
+    #[error("the array is read-only")]
+    ReadOnly,
+    /// A device can't be used.
+    #[error("{name}: {error}")]
+    Device {
+        /// The device.
+        name: String,
+        /// Why.
+        error: DeviceError,
+    },
+    /// A device doesn't fit.
+    #[error("{name}: {error}")]
+    Placement {
+        /// The device.
+        name: String,
+        /// Why.
+        error: PlacementError,
+    },
+    /// The device is in the array already.
+    #[error("{0} is a member of this array already")]
+    AlreadyMember(String),
+    /// C20.
+    #[error("{name}: its logical block of {block} bytes is larger than the array's {array} bytes")]
+    LogicalBlock {
+        /// The device.
+        name: String,
+        /// Its logical block.
+        block: u32,
+        /// The array's.
+        array: u32,
+    },
+    /// There is a bitmap already, or none, or the array can't have one.
+    #[error("{0}")]
+    Bitmap(String),
+    /// C16.
+    #[error(
+        "{name}: {late} requests to it that were given up are not over: it may still write what they ask for. Nothing was done; try again when the device answers or is gone"
+    )]
+    RequestsUnderWay {
+        /// The device.
+        name: String,
+        /// How many.
+        late: u64,
+    },
+    /// The policy can't be had.
+    #[error("{0}")]
+    Policy(String),
+    /// The bitmap has no room on the members.
+    #[error("there is no room for a bitmap with regions of {0} bytes: choose larger ones")]
+    BitmapRoom(u32),
+    /// The array failed meanwhile.
+    #[error("{0}")]
+    Io(#[from] IoError),
+}
+
+/// A device to be removed, as the user names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// By its name.
+    Device(String),
+    /// The failed device of a slot.
+    Slot(usize),
+}
+
+impl Array {
+    pub(crate) fn check_change(&self) -> Result<(), CommandError> {
+        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
+            return Err(CommandError::NoRedundancy);
+        }
+        if self.shared().options.read_only { Err(CommandError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Drops the member of a slot, as if it had failed. Refused if the array can't do without it.
+    pub async fn fail(&self, slot: usize) -> Result<(), CommandError> {
+        self.check_change()?;
+        let snapshot = self.shared().snapshot();
+        let slots = snapshot.seats.len();
+        let seat = snapshot.seats.get(slot).ok_or(CommandError::NoSuchSlot { slot, slots })?;
+        let member = seat.member().ok_or(CommandError::SlotEmpty(slot))?;
+        let whole = matches!(seat, Seat::InSync(_));
+        if whole && snapshot.missing.len() >= self.shared().geometry.redundancy() {
+            return Err(CommandError::SlotNeeded(slot));
+        }
+        let error = DeviceError::of(DeviceErrorKind::Removed);
+        let error =
+            MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
+        self.shared().report(member.id, error);
+        // It may hang, and the controller with it.
+        give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);
+        Ok(self.shared().dropped(member.id).await?)
+    }
+
+    /// Takes a device in. A member that comes back is put into its slot again, and only what was dirtied since is
+    /// rebuilt, if the bitmap still tells; of any other device all is rebuilt, and whatever it holds is lost. Without an
+    /// empty slot it becomes a spare. `uuid` is its new identity unless it comes back.
+    pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Added, CommandError> {
+        self.check_change()?;
+        let _changing = self.home.lock_changes().await;
+        self.home.refuse_late(&source.name(), |_| false)?;
+        let (newcomer, comes_back) = self.newcomer(source, uuid).await?;
+        let identity = newcomer.superblock.member.device_uuid;
+        let newcomer = Box::new(newcomer);
+        self.home.command(|reply| Command::Enter { newcomer, comes_back, reply }).await?;
+        let records = self.records();
+        let book = records.find(identity).find(|book| book.is_active()).ok_or(IoError::MembershipChanged)?;
+        let slot = book.slot;
+        Ok(match book.state {
+            MemberState::Spare => Added::Spare,
+            _ if book.superblock.member.recovery_by_bitmap => Added::Bitmap { slot },
+            _ => Added::Full { slot },
+        })
+    }
+
+    /// Has a device take the place of a slot's member, which stays in use until the copy is whole: `with`, which gets
+    /// the identity `uuid`, or a spare. Returns the device's name when the copying has begun.
+    pub async fn replace(
+        &self,
+        slot: usize,
+        with: Option<Arc<dyn DeviceSource>>,
+        uuid: Uuid,
+    ) -> Result<String, CommandError> {
+        self.check_change()?;
+        let _changing = self.home.lock_changes().await;
+        if !self.home.wanted_log.borrow().is_none() || self.records().array.journal {
+            return Err(CommandError::LogInUse);
+        }
+        self.check_replaceable(slot)?;
+        let spare = match with {
+            None => {
+                let records = self.records();
+                let spare = records.members.iter().find(|book| self.home.fits(book));
+                spare.ok_or(CommandError::NoSpare)?.member.id
+            }
+            Some(source) => {
+                let newcomer = Box::new(self.blank(source, uuid).await?);
+                self.home.command(|reply| Command::Enter { newcomer, comes_back: None, reply }).await?;
+                self.check_replaceable(slot)?;
+                let records = self.records();
+                let entered = records.find(uuid).find(|book| self.home.fits(book));
+                entered.ok_or(IoError::MembershipChanged)?.member.id
+            }
+        };
+        self.home.command(|reply| Command::Replace { slot, spare, reply }).await?;
+        Ok(self.records().members[spare.0].member.name.clone())
+    }
+
+    fn check_replaceable(&self, slot: usize) -> Result<(), CommandError> {
+        let snapshot = self.shared().snapshot();
+        let slots = snapshot.seats.len();
+        let state = match snapshot.seats.get(slot) {
+            None => return Err(CommandError::NoSuchSlot { slot, slots }),
+            Some(Seat::InSync(_)) => return Ok(()),
+            Some(Seat::Empty) => "missing",
+            Some(Seat::Recovering(_)) => "being rebuilt",
+            Some(Seat::Replacing { .. }) => "being replaced already",
+        };
+        Err(CommandError::NotReplaceable { slot, state })
+    }
+
+    /// Takes a failed device or a spare out of the array, so that nothing is known of it any more. Returns its name.
+    pub async fn remove(&self, which: &Removed) -> Result<String, CommandError> {
+        self.check_change()?;
+        let _changing = self.home.lock_changes().await;
+        let (member, name) = self.removable(which)?;
+        self.home.command(|reply| Command::Remove { member, reply }).await?;
+        Ok(name)
+    }
+
+    fn removable(&self, which: &Removed) -> Result<(MemberId, String), CommandError> {
+        let records = self.records();
+        let is_meant = |name: &str, slot: usize| match which {
+            Removed::Device(device) => device == name,
+            Removed::Slot(number) => *number == slot,
+        };
+        let mut in_use = None;
+        for book in records.members.iter().rev().filter(|book| is_meant(&book.member.name, book.slot)) {
+            let name = book.member.name.clone();
+            match book.state {
+                MemberState::Spare | MemberState::Failed(_) => return Ok((book.member.id, name)),
+                MemberState::Removed => {}
+                _ => in_use = Some(CommandError::InUse { name, slot: book.slot }),
+            }
+        }
+        Err(in_use.unwrap_or_else(|| match which {
+            Removed::Device(device) => CommandError::NoSuchDevice(device.clone()),
+            Removed::Slot(slot) => CommandError::NoSuchDevice(format!("what was in slot {slot}")),
+        }))
+    }
+
+    /// What is to be entered for a device, and the slot that it comes back to, if it was a member and bits may tell what
+    /// it missed.
+    async fn newcomer(
+        &self,
+        source: Arc<dyn DeviceSource>,
+        uuid: Uuid,
+    ) -> Result<(Newcomer, Option<usize>), CommandError> {
+        let Some(found) = self.former(&source).await? else {
+            return Ok((self.blank(source, uuid).await?, None));
+        };
+        match self.former_slot(&found) {
+            Some(slot) => {
+                let mut newcomer = Newcomer::from(found);
+                self.give_number(&mut newcomer.superblock)?;
+                Ok((newcomer, Some(slot)))
+            }
+            None => Ok((self.blank(source, uuid).await?, None)),
+        }
+    }
+
+    /// What a device was, if it says so. Refused if it is a member, or knows more than the array, or may still be written
+    /// by requests that were given up (C16).
+    async fn former(&self, source: &Arc<dyn DeviceSource>) -> Result<Option<Found>, CommandError> {
+        let limit = self.shared().options.member_timeout_ns;
+        let read = answered(limit, read_member(Arc::clone(source))).await;
+        let read = read.map_err(|error| CommandError::Device { name: source.name(), error })?;
+        let Ok(found) = read else { return Ok(None) };
+        let device = found.superblock.member.device_uuid;
+        self.home.refuse_late(&source.name(), |superblock| superblock.member.device_uuid == device)?;
+        self.check_former(&found)?;
+        Ok(Some(found))
+    }
+
+    /// Refuses a device that is a member, or knows more than the array.
+    fn check_former(&self, found: &Found) -> Result<(), CommandError> {
+        let name = found.device.info().name.clone();
+        let (array, member) = (&found.superblock.array, &found.superblock.member);
+        let records = self.records();
+        if array.set_uuid != records.array.set_uuid {
+            return Ok(());
+        }
+        let mut known = records.find(member.device_uuid);
+        if known.any(MemberBook::is_active) {
+            return Err(CommandError::AlreadyMember(name));
+        }
+        let (events, current) = (array.events, records.array.events);
+        if events > current { Err(CommandError::Ahead { name, events, current }) } else { Ok(()) }
+    }
+
+    /// The slot that a device was in when it went, if it was whole then and all that it missed has its bits.
+    fn former_slot(&self, found: &Found) -> Option<usize> {
+        let superblock = &found.superblock;
+        let records = self.records();
+        let mut now = superblock.clone();
+        now.array = records.array.clone();
+        let fits = superblock.array.set_uuid == records.array.set_uuid
+            && superblock.same_array(&now).is_ok()
+            && superblock.array.raid_disks == records.array.raid_disks
+            && superblock.array.size == records.array.size
+            && superblock.member.recovery_offset.is_none()
+            && !superblock.member.replacement
+            && superblock.member.data_size >= records.array.component_sectors()
+            && found.device.info().logical_block <= self.shared().geometry.logical_block()
+            && now.check(found.device.info().logical_block.into()).is_ok()
+            && now.bitmap_sector() == superblock.bitmap_sector();
+        let Role::Slot(slot) = superblock.own_role() else { return None };
+        let slot = usize::from(slot.0);
+        let is_empty = matches!(self.shared().snapshot().seats.get(slot), Some(Seat::Empty));
+        let persistent = self.shared().snapshot().intent.is_persistent();
+        (fits && is_empty && persistent && self.home.can_come_back(superblock.array.events)).then_some(slot)
+    }
+
+    /// A member that comes back keeps its number unless somebody else has it by now.
+    fn give_number(&self, superblock: &mut Superblock) -> Result<(), CommandError> {
+        let records = self.records();
+        let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
+        superblock.array = records.array.clone();
+        let number = superblock.member.dev_number;
+        if in_use.contains(&number) || usize::from(number.0) >= records.array.roles.len() {
+            let free = records.array.free_device_number(&in_use);
+            superblock.member.dev_number = free.ok_or_else(|| CommandError::Placement {
+                name: String::from("the device"),
+                error: PlacementError::NoDeviceNumber,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A device whose content doesn't count: a spare with the identity `uuid`.
+    async fn blank(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Newcomer, CommandError> {
+        self.home.refuse_late(&source.name(), |_| false)?;
+        let former = self.former(&source).await?;
+        let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
+        let (name, info) = (device.info().name.clone(), device.info().clone());
+        let block = self.shared().geometry.logical_block();
+        if info.logical_block > block {
+            return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
+        }
+        let superblock = self.spare_superblock(&name, &info, uuid)?;
+        let ours = self.records().array.set_uuid;
+        let former = former.filter(|found| found.superblock.array.set_uuid == ours);
+        let formerly = former.map(|found| found.superblock.member.device_uuid);
+        let limit = self.shared().options.member_timeout_ns;
+        let written = answered(limit, self.write_new_bitmap(&name, &*device, &superblock)).await;
+        written.map_err(|error| CommandError::Device { name: name.clone(), error })??;
+        Ok(Newcomer { formerly, source, device, superblock, bad_blocks: BadBlockTable::default() })
+    }
+
+    fn spare_superblock(
+        &self,
+        name: &str,
+        info: &pinstripe_runtime::DeviceInfo,
+        uuid: Uuid,
+    ) -> Result<Superblock, CommandError> {
+        let records = self.home.records.borrow();
+        let Some(model) = records.active().find(|book| book.is_seated()) else {
+            return Err(CommandError::Io(IoError::Failed));
+        };
+        let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
+        let mut template = model.superblock.clone();
+        template.array = records.array.clone();
+        let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid };
+        let placed = place_spare(&template, device, &in_use, info.logical_block.into());
+        placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })
+    }
+
+    /// The bitmap as it is, on a device that joins: its superblock will say that there is one.
+    async fn write_new_bitmap(
+        &self,
+        name: &str,
+        device: &dyn pinstripe_runtime::Device,
+        superblock: &Superblock,
+    ) -> Result<(), CommandError> {
+        let bytes = self.home.records.borrow().bitmap.as_ref().map(|bitmap| {
+            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            let length =
+                length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
+            bitmap.as_bytes()[..length].to_vec()
+        });
+        let (Some(bytes), Some(sector)) = (bytes, superblock.bitmap_sector()) else { return Ok(()) };
+        let mut buffer = shard::buffer(bytes.len());
+        buffer.copy_from_slice(&bytes);
+        let written = device.write(sector.0 * SECTOR_BYTES, buffer.freeze(), true).await.result;
+        written.map(|_| ()).map_err(|error| CommandError::Device { name: name.to_owned(), error })
+    }
+
+    /// Removes the bitmap from a live array.
+    pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
+        self.check_change()?;
+        let _changing = self.home.lock_changes().await;
+        let now = self.shared().snapshot();
+        if !now.intent.is_persistent() {
+            return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
+        }
+        let intent = Arc::new(self.other_table(REGION_BYTES_WITHOUT_BITMAP, false));
+        Ok(self.home.command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply }).await?)
+    }
+
+    /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
+    pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
+        self.check_change()?;
+        let _changing = self.home.lock_changes().await;
+        let now = self.shared().snapshot();
+        if now.intent.is_persistent() {
+            return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
+        }
+        if !self.home.wanted_log.borrow().is_none() || self.records().array.journal {
+            return Err(CommandError::Bitmap(
+                "the array keeps a log (ppl or journal), which excludes a bitmap".to_owned(),
+            ));
+        }
+        let (offset, image) = self.new_bitmap(region_bytes)?;
+        let intent = self.other_table(region_bytes.into(), true);
+        // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
+        (0..intent.len()).for_each(|region| intent.load_set(region));
+        let change = IntentChange::Add { offset, image: Box::new(image) };
+        Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
+    }
+
+    /// A table with other regions; it inherits the marks of the old one when it takes over.
+    fn other_table(&self, region_bytes: u64, persistent: bool) -> IntentTable {
+        let Geometry::Parity(geometry) = &self.shared().geometry else {
+            unreachable!("checked by the caller")
+        };
+        IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
+    }
+
+    /// Where a new bitmap goes, and its first content.
+    fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
+        let records = self.home.records.borrow();
+        let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
+        let size = SectorCount(records.array.size.0);
+        let header = BitmapHeader::new(records.array.set_uuid, size, region_bytes).map_err(wrong)?;
+        let offset = records
+            .active()
+            .map(|book| pinstripe_md::placement::bitmap_place(&book.superblock, header.sectors()))
+            .reduce(|a, b| if a == b { a } else { None })
+            .flatten();
+        let offset = offset.ok_or(CommandError::BitmapRoom(region_bytes))?;
+        Ok((offset, BitmapImage::new(header, Fill::Dirty).map_err(wrong)?))
+    }
+}

@@ -1,0 +1,185 @@
+//! Each deliberate defect in the handling of failures is caught by a directed scene, which passes without it.
+//!
+//! `cargo test -p pinstripe-engine --features mutants --test fault_mutants`
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use std::rc::Rc;
+
+use arrays::{
+    STEPS, options,
+    scene::{DATA_SECTOR, Scene, wish, write},
+};
+use pinstripe_engine::{
+    geometry::Geometry,
+    mutants::{Mutant, activate},
+};
+use pinstripe_md::{
+    identity::Uuid,
+    level::Level,
+    placement::{InitialSync, NewBitmap},
+};
+use pinstripe_runtime::shard;
+use pinstripe_sim::Fault;
+
+const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
+const STRIPE_SECTORS: u64 = 96;
+const SEEDS: u64 = 12;
+
+fn raid5(seed: u64) -> Scene {
+    let wish = wish(Level::Raid5, 4, 16 << 10, BITMAP, InitialSync::AssumeClean);
+    let mut scene = Scene::with_options(seed, wish, 1, options());
+    scene.write(0, 8 * STRIPE_SECTORS, true).unwrap();
+    scene.flush().unwrap();
+    scene
+}
+
+fn crash(scene: &mut Scene) {
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    for disk in &scene.disks {
+        disk.fault(&Fault::Release);
+        disk.fault(&Fault::Heal);
+    }
+}
+
+fn sleep(scene: &mut Scene, seconds: u64) {
+    scene.run(async move { shard::sleep(seconds * 1_000_000_000).await });
+}
+
+/// Reads everything; says whether the ledger finds a wrong byte.
+fn is_right(scene: &mut Scene) -> bool {
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.run(async move {
+        let sectors = volume.size() / 512;
+        for at in (0..sectors).step_by(8) {
+            let id = ledger.borrow_mut().begin_read(at..at + 8);
+            let (result, buffer) = volume.read(at * 512, shard::buffer(4096)).await;
+            if result.is_ok() && ledger.borrow_mut().check_read(id, &buffer).is_err() {
+                return false;
+            }
+        }
+        true
+    })
+}
+
+/// The array starts again after a crash, or is refused, which is no wrong byte.
+fn is_right_after_crash(scene: &mut Scene) -> bool {
+    crash(scene);
+    let sources = scene.disks.iter().map(pinstripe_sim::SimDisk::source).collect();
+    match arrays::assemble(&mut scene.world, sources, scene.options.clone()) {
+        Ok(array) => {
+            scene.array = array;
+            is_right(scene)
+        }
+        Err(_) => true,
+    }
+}
+
+fn place(scene: &Scene, sector: u64) -> (usize, std::ops::Range<u64>) {
+    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let piece = geometry.pieces(sector * 512, 512).unwrap().next().unwrap();
+    let at = DATA_SECTOR * 512 + geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+    (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)
+}
+
+/// Power fails at the moment of an acknowledgement without the member that hangs.
+fn time_out(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    scene.disks[1].fault(&Fault::Hang);
+    scene.write(0, STRIPE_SECTORS, true).unwrap();
+    is_right_after_crash(&mut scene)
+}
+
+/// A member of level 0 takes a write, the client is told that it failed, and writes again: the first must not come last.
+fn late_write(seed: u64) -> bool {
+    let mut wish = wish(Level::Raid5, 2, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    wish.level = Level::Raid0;
+    wish.layout = pinstripe_md::level::Layout::Raid0(pinstripe_md::level::Raid0Layout::Unspecified);
+    let mut scene = Scene::new(seed, wish, 1);
+    scene.write(0, 64, false).unwrap();
+    scene.disks[0].fault(&Fault::Hang);
+    assert!(scene.write(0, 8, false).is_err());
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "again", async move {
+        let _ = write(&volume, &ledger, 0, 8, false).await;
+    });
+    sleep(&mut scene, 1);
+    scene.disks[0].fault(&Fault::Release);
+    sleep(&mut scene, 1);
+    is_right(&mut scene)
+}
+
+/// A member comes back while what was asked of it before is still under way.
+fn late_member(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    scene.disks[1].fault(&Fault::Hang);
+    scene.write(0, STRIPE_SECTORS, false).unwrap();
+    let (array, source) = (scene.array.clone(), scene.disks[1].source());
+    scene.world.spawn(0, "add", async move {
+        let _ = array.add(source, Uuid([0x55; 16])).await;
+    });
+    sleep(&mut scene, 1);
+    scene.write(0, STRIPE_SECTORS, false).unwrap();
+    scene.disks[1].fault(&Fault::Release);
+    let array = scene.array.clone();
+    let rebuilt = scene.world.run_until(STEPS / 100, |_| array.detail().missing == 0).is_ok();
+    // Nothing was added before all was over: then there is nothing to rebuild.
+    !rebuilt
+}
+
+fn corrected_reads(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    for number in 0..40 {
+        let at = DATA_SECTOR * 512 + number * (16 << 10);
+        scene.disks[1].fault(&Fault::UnreadableRange(at..at + 512));
+    }
+    scene.read_all();
+    let array = scene.array.clone();
+    scene.run(async move { array.check().await }).unwrap();
+    scene.array.detail().missing == 1
+}
+
+/// Power fails when the array is idle, after a sector was refused.
+fn bad_block(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let (disk, bytes) = place(&scene, 40);
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    scene.write(40, 1, true).unwrap();
+    sleep(&mut scene, 2);
+    is_right_after_crash(&mut scene)
+}
+
+/// Power fails when a sector has just been taken off the list.
+fn freed_block(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let (disk, bytes) = place(&scene, 40);
+    scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
+    scene.write(40, 1, true).unwrap();
+    scene.flush().unwrap();
+    scene.disks[disk].fault(&Fault::Heal);
+    scene.write(40, 1, false).unwrap();
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().slots[disk].bad_sectors == 0).unwrap();
+    is_right_after_crash(&mut scene)
+}
+
+#[test]
+fn every_defect_in_the_handling_of_failures_is_caught() {
+    let scenes: [(Mutant, fn(u64) -> bool); 6] = [
+        (Mutant::TimeOutAcknowledged, time_out),
+        (Mutant::LateMemberAsked, late_write),
+        (Mutant::LateMemberAdded, late_member),
+        (Mutant::CorrectedReadsUnlimited, corrected_reads),
+        (Mutant::BadBlockForgotten, bad_block),
+        (Mutant::BadBlockFreedEarly, freed_block),
+    ];
+    for (mutant, scene) in scenes {
+        assert!((0..SEEDS).all(scene), "the scene of {mutant:?} fails without it");
+        activate(Some(mutant));
+        let caught = (0..SEEDS).any(|seed| !scene(seed));
+        activate(None);
+        assert!(caught, "{mutant:?} survives");
+    }
+}

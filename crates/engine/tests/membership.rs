@@ -1,0 +1,371 @@
+//! Who belongs to an array, and what stands on disk of it: spares, members that come back, replacements.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use std::rc::Rc;
+
+use arrays::{
+    STEPS, options,
+    scene::{DATA_SECTOR, Scene, clients, superblock_on, wish},
+};
+use pinstripe_engine::{
+    array::{Added, CommandError, Removed},
+    options::ArrayOptions,
+};
+use pinstripe_md::{
+    identity::Uuid,
+    level::Level,
+    placement::{InitialSync, NewBitmap},
+    superblock::Role,
+    units::MemberSlot,
+};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig};
+
+const CHUNK: u64 = 4096;
+const REGION: u32 = 32 << 10;
+
+fn array(seed: u64, level: Level, members: u8, options: ArrayOptions) -> Scene {
+    let bitmap = NewBitmap::Internal { chunk_bytes: Some(REGION) };
+    Scene::with_options(seed, wish(level, members, CHUNK, bitmap, InitialSync::AssumeClean), 2, options)
+}
+
+fn raid5(seed: u64) -> Scene {
+    array(seed, Level::Raid5, 4, options())
+}
+
+/// A slow copy, with a checkpoint at every leg.
+fn in_small_steps() -> ArrayOptions {
+    ArrayOptions { leg_stripes: 16, checkpoint_ns: 0, maintenance_depth: 1, ..options() }
+}
+
+trait Life {
+    fn disk(&mut self) -> SimDisk;
+    fn fail(&mut self, slot: usize);
+    fn add(&mut self, disk: &SimDisk) -> Result<Added, CommandError>;
+    fn replace(&mut self, slot: usize, with: Option<&SimDisk>) -> Result<String, CommandError>;
+    fn remove(&mut self, which: Removed) -> Result<String, CommandError>;
+    fn settle(&mut self);
+    fn crash(&mut self);
+    fn proof(&mut self);
+}
+
+impl Life for Scene {
+    fn disk(&mut self) -> SimDisk {
+        let number = self.disks.len();
+        let disk = self.world.add_disk(SimDiskConfig::new(&format!("disk{number}"), 2048 * 512));
+        disk.poke(0, &vec![0xee; 2048 * 512]);
+        self.disks.push(disk.clone());
+        disk
+    }
+
+    fn fail(&mut self, slot: usize) {
+        let array = self.array.clone();
+        self.run(async move { array.fail(slot).await }).unwrap();
+    }
+
+    fn add(&mut self, disk: &SimDisk) -> Result<Added, CommandError> {
+        let (array, source) = (self.array.clone(), disk.source());
+        let identity = Uuid([100 + u8::try_from(self.disks.len()).unwrap(); 16]);
+        self.run(async move { array.add(source, identity).await })
+    }
+
+    fn replace(&mut self, slot: usize, with: Option<&SimDisk>) -> Result<String, CommandError> {
+        let (array, with) = (self.array.clone(), with.map(SimDisk::source));
+        self.run(async move { array.replace(slot, with, Uuid([200; 16])).await })
+    }
+
+    fn remove(&mut self, which: Removed) -> Result<String, CommandError> {
+        let array = self.array.clone();
+        self.run(async move { array.remove(&which).await })
+    }
+
+    fn settle(&mut self) {
+        let array = self.array.clone();
+        let settled = |_: &_| {
+            let detail = array.detail();
+            detail.missing == 0
+                && detail.regions_to_resync == 0
+                && detail.slots.iter().all(|slot| slot.replacement.is_none())
+        };
+        self.world.run_until(STEPS, settled).unwrap();
+    }
+
+    fn crash(&mut self) {
+        {
+            let _entered = self.world.enter(0);
+            self.array = self.array.clone();
+        }
+        self.world.crash();
+        self.ledger.borrow_mut().crash();
+    }
+
+    /// Everything is what it may be, with each member missing in turn too.
+    fn proof(&mut self) {
+        self.settle();
+        self.read_all();
+        assert_eq!(self.check(), 0);
+        self.stop();
+        let slots = self.array.detail().slots.len();
+        let here: Vec<SimDisk> = (0..slots).map(|slot| holder(self, slot)).collect();
+        for lost in 0..slots {
+            let left = here.iter().enumerate().filter(|(slot, _)| *slot != lost);
+            let sources = left.map(|(_, disk)| disk.source()).collect();
+            let options = ArrayOptions { read_only: true, ..self.options.clone() };
+            self.array = arrays::assemble(&mut self.world, sources, options).unwrap();
+            self.read_all();
+        }
+    }
+}
+
+/// The disk that holds a slot by the freshest superblock.
+fn holder(scene: &Scene, slot: usize) -> SimDisk {
+    let superblocks: Vec<_> = scene.disks.iter().map(pinstripe_sim::checks::superblock).collect();
+    let freshest = superblocks.iter().flatten().max_by_key(|s| s.array.events).unwrap();
+    let wanted = Role::Slot(MemberSlot(u16::try_from(slot).unwrap()));
+    let holds = |at: &usize| {
+        superblocks[*at].as_ref().is_some_and(|s| {
+            s.role_in(&freshest.array) == wanted && s.array.events + 1 >= freshest.array.events
+        })
+    };
+    scene.disks[(0..superblocks.len()).find(holds).unwrap()].clone()
+}
+
+fn role_of(scene: &Scene, disk: &SimDisk) -> Role {
+    let superblocks = scene.disks.iter().filter_map(pinstripe_sim::checks::superblock);
+    let freshest = superblocks.max_by_key(|superblock| superblock.array.events).unwrap();
+    superblock_on(disk).role_in(&freshest.array)
+}
+
+#[test]
+fn a_device_that_is_not_needed_waits_as_a_spare_and_takes_over_when_a_member_fails() {
+    let mut scene = raid5(1);
+    let spare = scene.disk();
+    assert_eq!(scene.add(&spare).unwrap(), Added::Spare);
+    assert_eq!(scene.array.detail().spares, ["disk4"]);
+    assert_eq!(role_of(&scene, &spare), Role::Spare);
+    assert_eq!(superblock_on(&spare).array.events, scene.superblock(0).array.events);
+    assert!(matches!(scene.add(&spare), Err(CommandError::AlreadyMember(_))));
+    clients(&mut scene, 4, 20, 32);
+    scene.disks[1].fault(&Fault::Gone);
+    clients(&mut scene, 4, 40, 32);
+    scene.settle();
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[1].device.as_deref(), Some("disk4"));
+    assert_eq!((detail.spares.len(), detail.failed.len()), (0, 1));
+    assert_eq!(role_of(&scene, &scene.disks[1].clone()), Role::Faulty);
+    scene.proof();
+}
+
+#[test]
+fn a_spare_is_found_at_assembly_and_takes_over_there() {
+    let mut scene = raid5(2);
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    clients(&mut scene, 2, 20, 32);
+    scene.stop();
+    let without: Vec<_> =
+        scene.disks.iter().enumerate().filter(|(i, _)| *i != 2).map(|(_, d)| d.source()).collect();
+    scene.array = arrays::assemble(&mut scene.world, without, options()).unwrap();
+    scene.settle();
+    assert_eq!(scene.array.detail().slots[2].device.as_deref(), Some("disk4"));
+    scene.proof();
+}
+
+#[test]
+fn a_member_that_comes_back_gets_only_what_was_dirtied_since() {
+    let mut scene = raid5(3);
+    clients(&mut scene, 4, 40, 32);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
+    scene.fail(2);
+    for sector in [0, 700, 701, 1400] {
+        scene.write(sector, 3, false).unwrap();
+    }
+    let back = scene.disks[2].clone();
+    let before = back.counters().bytes_written;
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 2 });
+    assert!(superblock_on(&back).member.recovery_by_bitmap, "MD's RECOVERY_BITMAP");
+    scene.settle();
+    let written = back.counters().bytes_written - before;
+    assert!(written < 5 * u64::from(REGION), "{written} bytes of {}", 2048 * 512);
+    assert_eq!(scene.array.detail().failed.len(), 0);
+    scene.proof();
+    assert!(!superblock_on(&back).member.recovery_by_bitmap);
+}
+
+#[test]
+fn a_member_comes_back_by_bitmap_after_a_restart_too_but_not_when_bits_were_cleared_since() {
+    let mut scene = raid5(4);
+    clients(&mut scene, 2, 20, 32);
+    scene.fail(0);
+    scene.write(96, 8, true).unwrap();
+    scene.stop();
+    let left: Vec<_> = scene.disks[1..].iter().map(SimDisk::source).collect();
+    scene.array = arrays::assemble(&mut scene.world, left, options()).unwrap();
+    scene.write(960, 8, true).unwrap();
+    let back = scene.disks[0].clone();
+    assert_eq!(scene.add(&back).unwrap(), Added::Bitmap { slot: 0 });
+    scene.settle();
+    // Another takes its place; the bits are cleared; then it comes back once more.
+    scene.fail(0);
+    scene.write(480, 8, true).unwrap();
+    let other = scene.disk();
+    assert_eq!(scene.add(&other).unwrap(), Added::Full { slot: 0 });
+    scene.settle();
+    scene.fail(0);
+    scene.write(1480, 8, true).unwrap();
+    assert_eq!(scene.add(&back).unwrap(), Added::Full { slot: 0 });
+    scene.settle();
+    scene.proof();
+}
+
+#[test]
+fn a_member_that_lost_a_flush_is_rebuilt_whole() {
+    let mut scene = raid5(5);
+    scene.write(0, 64, false).unwrap();
+    scene.disks[1].fault(&Fault::FailFlushes(1));
+    scene.flush().unwrap();
+    assert_eq!(scene.array.detail().missing, 1);
+    let back = scene.disks[1].clone();
+    assert_eq!(scene.add(&back).unwrap(), Added::Full { slot: 1 });
+    scene.proof();
+}
+
+#[test]
+fn a_device_that_is_ahead_of_the_array_is_refused() {
+    let mut scene = raid5(6);
+    scene.fail(3);
+    let ahead = scene.disks[3].clone();
+    let mut superblock = superblock_on(&ahead);
+    superblock.array.events += 100;
+    ahead.poke(4096, &superblock.encode(512).unwrap());
+    let refused = scene.add(&ahead);
+    assert!(matches!(refused, Err(CommandError::Ahead { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_is_in_use_is_not_removed_and_what_is_removed_is_forgotten() {
+    let mut scene = raid5(7);
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    let in_use = scene.remove(Removed::Slot(1));
+    assert!(matches!(in_use, Err(CommandError::InUse { slot: 1, .. })), "{in_use:?}");
+    assert!(matches!(scene.remove(Removed::Slot(9)), Err(CommandError::NoSuchDevice(_))));
+    assert_eq!(scene.remove(Removed::Device("disk4".to_owned())).unwrap(), "disk4");
+    assert_eq!(scene.array.detail().spares.len(), 0);
+    scene.fail(1);
+    assert_eq!(role_of(&scene, &scene.disks[1].clone()), Role::Faulty);
+    assert_eq!(scene.remove(Removed::Slot(1)).unwrap(), "disk1");
+    assert_eq!(role_of(&scene, &scene.disks[1].clone()), Role::Spare, "as the kernel writes it");
+    assert_eq!(scene.array.detail().failed.len(), 0);
+    scene.add(&spare).unwrap();
+    scene.proof();
+}
+
+#[test]
+fn a_replaced_member_stays_in_use_until_the_copy_is_whole() {
+    let mut scene = array(8, Level::Raid5, 4, in_small_steps());
+    clients(&mut scene, 2, 30, 32);
+    let target = scene.disk();
+    assert_eq!(scene.replace(1, Some(&target)).unwrap(), "disk4");
+    let superblock = superblock_on(&target);
+    assert!(superblock.member.replacement && superblock.member.recovery_offset.is_some());
+    assert_eq!(superblock.own_role(), Role::Slot(MemberSlot(1)));
+    assert_eq!(role_of(&scene, &scene.disks[1].clone()), Role::Slot(MemberSlot(1)));
+    let detail = scene.array.detail();
+    assert_eq!((detail.missing, detail.slots[1].device.as_deref()), (0, Some("disk1")));
+    assert_eq!(detail.slots[1].replacement.as_deref(), Some("disk4"));
+    let again = scene.replace(1, None);
+    assert!(matches!(again, Err(CommandError::NotReplaceable { slot: 1, .. })), "{again:?}");
+    clients(&mut scene, 4, 40, 32);
+    scene.settle();
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[1].device.as_deref(), Some("disk4"));
+    assert!(detail.failed[0].error.to_string().contains("was replaced"));
+    assert_eq!(role_of(&scene, &scene.disks[1].clone()), Role::Faulty);
+    assert_eq!(scene.remove(Removed::Slot(1)).unwrap(), "disk1");
+    scene.proof();
+}
+
+#[test]
+fn a_replacement_copies_and_reconstructs_only_what_can_not_be_read() {
+    let mut scene = raid5(9);
+    clients(&mut scene, 2, 30, 32);
+    scene.flush().unwrap();
+    let bad = DATA_SECTOR * 512 + 40_960;
+    scene.disks[1].fault(&Fault::UnreadableRange(bad..bad + 1024));
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    let read =
+        |scene: &Scene| -> u64 { [0, 2, 3].iter().map(|&d| scene.disks[d].counters().bytes_read).sum() };
+    let before = read(&scene);
+    assert_eq!(scene.replace(1, None).unwrap(), "disk4");
+    scene.settle();
+    assert!(read(&scene) - before <= 6 * CHUNK, "only one stripe is read from the others");
+    scene.proof();
+}
+
+#[test]
+fn a_replacement_whose_member_fails_goes_on_as_a_recovery_from_its_watermark() {
+    let mut scene = array(10, Level::Raid5, 4, in_small_steps());
+    clients(&mut scene, 2, 30, 32);
+    let target = scene.disk();
+    scene.replace(2, Some(&target)).unwrap();
+    let (array, watch) = (scene.array.clone(), target.clone());
+    let far = |_: &_| superblock_on(&watch).member.recovery_offset.is_some_and(|offset| offset.0 > 800);
+    scene.world.run_until(STEPS, far).unwrap();
+    assert!(array.detail().slots[2].replacement.is_some());
+    scene.disks[2].fault(&Fault::Gone);
+    let before = scene.disks[0].counters().bytes_read;
+    clients(&mut scene, 1, 3, 8);
+    scene.settle();
+    assert!(scene.disks[0].counters().bytes_read - before < 1400 * 512, "not from the beginning");
+    assert_eq!(scene.array.detail().slots[2].device.as_deref(), Some("disk4"));
+    scene.proof();
+}
+
+#[test]
+fn a_replacement_whose_target_fails_leaves_the_member_where_it_is() {
+    let mut scene = array(11, Level::Raid6, 5, in_small_steps());
+    clients(&mut scene, 2, 30, 32);
+    let target = scene.disk();
+    scene.replace(2, Some(&target)).unwrap();
+    target.fault(&Fault::Gone);
+    clients(&mut scene, 2, 30, 32);
+    scene.settle();
+    let detail = scene.array.detail();
+    assert_eq!(detail.slots[2].device.as_deref(), Some("disk2"));
+    assert_eq!(detail.failed.len(), 1);
+    scene.proof();
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_replacement_leaves_a_complete_array() {
+    for seed in 0..48_u64 {
+        let mut scene = array(100 + seed, Level::Raid5, 4, in_small_steps());
+        clients(&mut scene, 2, 20, 32);
+        let target = scene.disk();
+        let (array, source) = (scene.array.clone(), target.source());
+        scene.world.spawn(0, "replace", async move {
+            let _ = array.replace(1, Some(source), Uuid([200; 16])).await;
+        });
+        let volume = scene.volume();
+        let ledger = Rc::clone(&scene.ledger);
+        scene.world.spawn(0, "writer", async move {
+            for at in 0..400 {
+                let _ = arrays::scene::write(&volume, &ledger, at * 37 % 5000, 5, at % 7 == 0).await;
+            }
+        });
+        let _ = scene.world.run_until(seed * 67, |_| false);
+        scene.crash();
+        let disks: Vec<SimDisk> = scene.disks.clone();
+        let found = |disk: &&SimDisk| pinstripe_sim::checks::superblock(disk).is_some();
+        let sources = disks.iter().filter(found).map(SimDisk::source).collect();
+        scene.array = arrays::assemble(&mut scene.world, sources, in_small_steps()).unwrap();
+        assert_eq!(scene.array.detail().missing, 0, "seed {seed}");
+        scene.read_all();
+        clients(&mut scene, 2, 10, 32);
+        scene.proof();
+    }
+}

@@ -1,0 +1,393 @@
+//! By which door users come to the array: straight to its volume, or over NBD.
+//!
+//! With NBD every shard has a server, and there are a few connections between clients' shards and servers' shards, each
+//! with some spare lines: when one is cut, its users dial anew. What a cut leaves unanswered may still be at work in the
+//! server; only when the session has ended is it known that nothing more will come of it, and only then is the ledger
+//! told that those writes are over.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    rc::Rc,
+    sync::Arc,
+};
+
+use pinstripe_engine::{error::IoError, geometry::Geometry, shared::Shared, volume::Volume};
+use pinstripe_export::{
+    BlockService, ServiceError,
+    nbd::{Export, Server},
+};
+use pinstripe_runtime::{Buffer, Signal, Slice, shard};
+
+use super::{
+    Swarm,
+    client::Shop,
+    nbd::{self, Command, Line},
+};
+use crate::{Rng, SimStream, SimStreamConfig, WriteId};
+
+/// Dialled anew so often, a connection is given up.
+const LINES: usize = 4;
+/// How long a server that stops waits for its clients.
+const GRACE_NS: u64 = 1_000_000_000;
+
+/// Users who come over NBD.
+#[derive(Clone, Debug)]
+pub struct NbdSetup {
+    /// Connections; users share them.
+    pub connections: usize,
+    /// Whether replies come in chunks.
+    pub structured: bool,
+    /// What the links are like.
+    pub link: SimStreamConfig,
+    /// Of 64 requests, how many cut the line instead.
+    pub cuts: u64,
+}
+
+impl NbdSetup {
+    /// A setup of its own habits.
+    pub fn drawn(rng: &mut Rng) -> Self {
+        Self {
+            connections: 1 + rng.index(3),
+            structured: rng.chance(1, 2),
+            link: SimStreamConfig {
+                window: rng.pick(&[8192, 65536, 4 << 20]),
+                fragment_max: rng.pick(&[1400, 16384, 1 << 20]),
+                delay_ns_max: rng.pick(&[0, 20_000, 500_000]),
+            },
+            cuts: rng.pick(&[0, 1, 4]),
+        }
+    }
+}
+
+/// Why there is no answer.
+pub(crate) enum Trouble {
+    /// The array or its server says no.
+    Refused(String),
+    /// The line is dead. The request may be at work until the session is over; without one it was never sent.
+    Cut(Option<Rc<Session>>),
+}
+
+/// A user's way in.
+#[derive(Clone)]
+pub(crate) enum Door {
+    Direct(Volume),
+    Nbd(Rc<Connection>),
+}
+
+impl Door {
+    /// Reads `length` bytes.
+    pub(crate) async fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Trouble> {
+        match self {
+            Self::Direct(volume) => {
+                let (result, buffer) = volume.read(offset, shard::buffer(length)).await;
+                refused(result).map(|()| buffer.to_vec())
+            }
+            Self::Nbd(connection) => connection.call(Command::Read, false, offset, length, None).await,
+        }
+    }
+
+    pub(crate) async fn write(&self, offset: u64, data: Buffer, forced: bool) -> Result<(), Trouble> {
+        match self {
+            Self::Direct(volume) => refused(volume.write(offset, data.freeze(), forced).await),
+            Self::Nbd(connection) => {
+                let call = connection.call(Command::Write, forced, offset, data.len(), Some(&data));
+                call.await.map(|_| ())
+            }
+        }
+    }
+
+    pub(crate) async fn zero(&self, offset: u64, length: u64, forced: bool) -> Result<(), Trouble> {
+        match self {
+            Self::Direct(volume) => refused(volume.write_zeroes(offset, length, forced).await),
+            Self::Nbd(connection) => {
+                let length = crate::rng::index(length);
+                connection.call(Command::WriteZeroes, forced, offset, length, None).await.map(|_| ())
+            }
+        }
+    }
+
+    pub(crate) async fn discard(&self, offset: u64, length: u64) -> Result<(), Trouble> {
+        match self {
+            Self::Direct(volume) => refused(volume.discard(offset, length).await),
+            Self::Nbd(connection) => {
+                let length = crate::rng::index(length);
+                connection.call(Command::Trim, false, offset, length, None).await.map(|_| ())
+            }
+        }
+    }
+
+    pub(crate) async fn flush(&self) -> Result<(), Trouble> {
+        match self {
+            Self::Direct(volume) => refused(volume.flush().await),
+            Self::Nbd(connection) => connection.call(Command::Flush, false, 0, 0, None).await.map(|_| ()),
+        }
+    }
+
+    /// Now and then the line is cut, whoever uses it.
+    pub(crate) fn cut(&self, rng: &mut Rng) {
+        if let Self::Nbd(connection) = self
+            && rng.chance(connection.cuts, 64)
+            && let Some((line, _)) = connection.current.borrow().as_ref()
+        {
+            if rng.chance(1, 2) {
+                line.reset();
+            } else {
+                line.close();
+            }
+        }
+    }
+}
+
+fn refused<T>(result: Result<T, IoError>) -> Result<T, Trouble> {
+    result.map_err(|error| Trouble::Refused(error.to_string()))
+}
+
+/// A stream's life at the server.
+#[derive(Default)]
+pub(crate) struct Session {
+    dialled: Cell<bool>,
+    over: Cell<bool>,
+    /// Writes that the client gave up; they end with the session.
+    orphans: RefCell<Vec<WriteId>>,
+}
+
+impl Session {
+    /// `write` was given up by its client: it is over when the session is.
+    pub(crate) fn give_up(&self, shop: &Shop, write: WriteId) {
+        if self.over.get() {
+            shop.ledger.borrow_mut().complete_write(write, false);
+        } else {
+            self.orphans.borrow_mut().push(write);
+        }
+    }
+}
+
+/// A connection as its users see it: one line at a time.
+pub(crate) struct Connection {
+    spare: RefCell<VecDeque<(Rc<SimStream>, Rc<Session>)>>,
+    current: RefCell<Option<(Rc<Line>, Rc<Session>)>>,
+    dialling: Cell<bool>,
+    changed: Signal,
+    exchange: Rc<Exchange>,
+    structured: bool,
+    cuts: u64,
+}
+
+impl Connection {
+    async fn call(
+        &self,
+        command: Command,
+        forced: bool,
+        offset: u64,
+        length: usize,
+        payload: Option<&[u8]>,
+    ) -> Result<Vec<u8>, Trouble> {
+        let (line, session) = self.line().await.ok_or(Trouble::Cut(None))?;
+        let answer = line.call(command, forced, offset, length, payload).await;
+        answer.map_err(|trouble| match trouble {
+            nbd::Trouble::Refused(words) => Trouble::Refused(words),
+            nbd::Trouble::Cut => Trouble::Cut(Some(session)),
+        })
+    }
+
+    /// The line, dialled anew if it is dead. `None` when there is none left.
+    async fn line(&self) -> Option<(Rc<Line>, Rc<Session>)> {
+        loop {
+            self.changed.wait_until(|| !self.dialling.get()).await;
+            let current = self.current.borrow().clone().filter(|(line, _)| !line.is_dead());
+            if current.is_some() {
+                return current;
+            }
+            let (stream, session) = self.spare.borrow_mut().pop_front()?;
+            self.dialling.set(true);
+            session.dialled.set(true);
+            self.exchange.changed.notify();
+            let line = Line::dial(stream, self.structured).await;
+            *self.current.borrow_mut() = line.map(|line| (line, session));
+            self.dialling.set(false);
+            self.changed.notify();
+        }
+    }
+}
+
+/// The servers and the connections of one life.
+pub(crate) struct Exchange {
+    stopping: Cell<bool>,
+    servers: Cell<usize>,
+    changed: Signal,
+}
+
+/// What the harness holds of it.
+pub(crate) struct Front {
+    exchange: Rc<Exchange>,
+    /// With the shard of their clients.
+    pub(crate) connections: Vec<(usize, Rc<Connection>)>,
+}
+
+impl Front {
+    /// Starts the servers and lays the lines.
+    pub(crate) fn open(swarm: &mut Swarm, setup: &NbdSetup) -> Self {
+        let exchange = Rc::new(Exchange {
+            stopping: Cell::new(false),
+            servers: Cell::new(0),
+            changed: Signal::default(),
+        });
+        let shards = swarm.world.shards();
+        let mut sessions: Vec<Vec<(Rc<SimStream>, Rc<Session>)>> = vec![Vec::new(); shards];
+        let mut connections = Vec::new();
+        for _ in 0..setup.connections {
+            let (client, server) = (swarm.rng.index(shards), swarm.rng.index(shards));
+            let mut spare = VecDeque::new();
+            for _ in 0..LINES {
+                let (here, there) = swarm.world.add_stream((client, server), setup.link.clone());
+                let session = Rc::new(Session::default());
+                sessions[server].push((there, Rc::clone(&session)));
+                spare.push_back((here, session));
+            }
+            let connection = Connection {
+                spare: RefCell::new(spare),
+                current: RefCell::default(),
+                dialling: Cell::new(false),
+                changed: Signal::default(),
+                exchange: Rc::clone(&exchange),
+                structured: setup.structured,
+                cuts: setup.cuts,
+            };
+            connections.push((client, Rc::new(connection)));
+        }
+        let shared = Arc::clone(swarm.array().shared());
+        for (shard, sessions) in sessions.into_iter().enumerate() {
+            exchange.servers.set(exchange.servers.get() + 1);
+            let (shared, shop) = (Arc::clone(&shared), Rc::clone(&swarm.shop));
+            let exchange = Rc::clone(&exchange);
+            swarm.world.spawn(shard, "nbd server", async move {
+                serve(shared, &shop, sessions, &exchange).await;
+            });
+        }
+        Self { exchange, connections }
+    }
+
+    /// Users are done: some lines end politely, others don't; then the servers stop.
+    pub(crate) fn begin_to_close(&self, rng: &mut Rng) {
+        for (_, connection) in &self.connections {
+            if let Some((line, _)) = connection.current.borrow().as_ref() {
+                match rng.below(4) {
+                    0 => line.reset(),
+                    1 => line.close(),
+                    2 => line.leave(),
+                    // The server ends the conversation.
+                    _ => {}
+                }
+            }
+        }
+        self.exchange.stopping.set(true);
+        self.exchange.changed.notify();
+    }
+
+    /// Whether every server has stopped.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.exchange.servers.get() == 0
+    }
+}
+
+/// A shard's server, from its start to its stop.
+async fn serve(
+    shared: Arc<Shared>,
+    shop: &Rc<Shop>,
+    sessions: Vec<(Rc<SimStream>, Rc<Session>)>,
+    exchange: &Rc<Exchange>,
+) {
+    let service = Service(Volume::new(shared));
+    let export = Export { name: "array".to_owned(), description: String::new(), service };
+    let Ok(server) = Server::new(vec![export]) else { unreachable!("the array can be exported") };
+    let open = Rc::new(Cell::new(sessions.len()));
+    for (stream, session) in sessions {
+        let (server, shop) = (server.clone(), Rc::clone(shop));
+        let (exchange, open) = (Rc::clone(exchange), Rc::clone(&open));
+        shard::spawn(async move {
+            exchange.changed.wait_until(|| session.dialled.get() || exchange.stopping.get()).await;
+            if session.dialled.get() {
+                server.serve(stream).await;
+            }
+            session.over.set(true);
+            for write in session.orphans.take() {
+                shop.ledger.borrow_mut().complete_write(write, false);
+            }
+            open.set(open.get() - 1);
+            exchange.changed.notify();
+        });
+    }
+    exchange.changed.wait_until(|| exchange.stopping.get()).await;
+    server.stop(GRACE_NS).await;
+    exchange.changed.wait_until(|| open.get() == 0).await;
+    exchange.servers.set(exchange.servers.get() - 1);
+}
+
+/// A volume as the server wants it.
+#[derive(Clone)]
+struct Service(Volume);
+
+impl Service {
+    fn geometry(&self) -> &Geometry {
+        &self.0.shared().geometry
+    }
+}
+
+fn told(result: Result<(), IoError>) -> Result<(), ServiceError> {
+    result.map_err(|error| match error {
+        IoError::ReadOnly => ServiceError::ReadOnly,
+        IoError::Stopping => ServiceError::Stopping,
+        _ => ServiceError::Io,
+    })
+}
+
+impl BlockService for Service {
+    fn size_bytes(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn block_size(&self) -> u32 {
+        self.geometry().logical_block()
+    }
+
+    fn preferred_block(&self) -> u32 {
+        self.geometry().chunk_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+        let (result, buffer) = self.0.read(offset, buffer).await;
+        (told(result), buffer)
+    }
+
+    async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        told(self.0.write(offset, data, fua).await)
+    }
+
+    async fn flush(&self) -> Result<(), ServiceError> {
+        told(self.0.flush().await)
+    }
+
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+        told(self.0.discard(offset, length).await)?;
+        if fua { self.flush().await } else { Ok(()) }
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        fua: bool,
+        may_punch: bool,
+    ) -> Result<(), ServiceError> {
+        told(if may_punch {
+            self.0.write_zeroes(offset, length, fua).await
+        } else {
+            self.0.write_zero_bytes(offset, length, fua).await
+        })
+    }
+}

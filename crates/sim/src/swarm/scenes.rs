@@ -1,0 +1,96 @@
+//! Scenes that find a defect which the swarm's seeds meet too seldom.
+
+use pinstripe_engine::{mutants::Mutant, plan::WritePolicy};
+use pinstripe_md::{level::Level, placement::NewBitmap};
+use pinstripe_runtime::shard;
+
+use super::Verdict;
+use crate::scene::Scene;
+
+/// A scene as a function.
+pub type Scenario = fn() -> Result<(), Verdict>;
+
+/// A defect, and the scene that finds it and passes without it.
+pub const SCENES: &[(Mutant, Scenario)] = &[
+    (Mutant::AbsentNotDisowned, a_device_that_was_absent_for_a_single_update_is_stale),
+    (Mutant::UnevenNotLevelled, members_that_torn_updates_left_behind_are_still_current),
+    (Mutant::CacheIgnoresGeneration, cached_parity_does_not_outlive_its_member),
+    (Mutant::ZeroesBeforeIntent, a_crash_while_stripes_are_zeroed_leaves_them_covered),
+];
+
+fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
+    if holds { Ok(()) } else { Err(Verdict::Scene(what.to_owned())) }
+}
+
+/// One event behind counts as current; but what was written without the device must be seen (C2).
+pub fn a_device_that_was_absent_for_a_single_update_is_stale() -> Result<(), Verdict> {
+    let mut scene = Scene::new(1, Level::Raid5, NewBitmap::None)?;
+    // Disk 1 holds the second chunk of the first stripe.
+    let array = scene.start(&[0, 2, 3], false)?.map_err(|error| Verdict::Refused(error.to_string()))?;
+    scene.write(&array, 16 << 10, 0xaa)?;
+    scene.crash(array);
+    let events = scene.events();
+    expect("one update: by its events alone the device would be current", events[0] == events[1] + 1)?;
+    let array = scene.start(&[0, 1, 2, 3], true)?.map_err(|error| Verdict::Refused(error.to_string()))?;
+    let byte = scene.read(&array, 16 << 10)?;
+    scene.crash(array);
+    expect("what was acknowledged without the device is gone", byte == 0xaa)
+}
+
+/// Each life dies when one member alone has the next superblock.
+pub fn members_that_torn_updates_left_behind_are_still_current() -> Result<(), Verdict> {
+    let mut scene = Scene::new(2, Level::Raid5, NewBitmap::None)?;
+    for _ in 0..4 {
+        let array = scene.start(&[0, 1, 2, 3], false)?.map_err(|error| Verdict::Scene(error.to_string()))?;
+        scene.tear_superblocks(&array)?;
+        scene.crash(array);
+        let events = scene.events();
+        let spread = events.iter().max().zip(events.iter().min()).map_or(0, |(max, min)| max - min);
+        expect("two torn updates have left members two events behind", spread <= 1)?;
+    }
+    Ok(())
+}
+
+/// C13: parity that was cached before its member went is not that of the member that takes its place.
+pub fn cached_parity_does_not_outlive_its_member() -> Result<(), Verdict> {
+    let mut scene = Scene::new(3, Level::Raid6, NewBitmap::None)?;
+    scene.options.policy = WritePolicy::AlwaysRmw;
+    let array = scene.start(&[0, 1, 2, 3], false)?.map_err(|error| Verdict::Refused(error.to_string()))?;
+    // The first stripe has P in slot 3 and Q in slot 0.
+    scene.write(&array, 0, 1)?;
+    scene.fail(&array, 3)?;
+    // Only Q is modified.
+    scene.write(&array, 0, 2)?;
+    scene.add(&array)?;
+    scene.write(&array, 0, 3)?;
+    scene.stop(array)?;
+    scene.disks.remove(3);
+    scene.check_parity()
+}
+
+/// C7: zeroing changes data, so its bit comes first.
+pub fn a_crash_while_stripes_are_zeroed_leaves_them_covered() -> Result<(), Verdict> {
+    for steps in 0..60 {
+        let mut scene = Scene::new(steps, Level::Raid5, NewBitmap::Internal { chunk_bytes: Some(4096) })?;
+        let array =
+            scene.start(&[0, 1, 2, 3], false)?.map_err(|error| Verdict::Refused(error.to_string()))?;
+        // Every chunk of the stripe, so that half of it zeroed does not match the rest.
+        for block in 0..12 {
+            scene.write(&array, block * 4096, 0x11 + u8::try_from(block).unwrap_or(0))?;
+        }
+        // Cleared again: the bits that the writes have set would cover the zeroing too.
+        scene.stop(array)?;
+        let array =
+            scene.start(&[0, 1, 2, 3], false)?.map_err(|error| Verdict::Refused(error.to_string()))?;
+        scene.clear_bits(&array)?;
+        let volume = array.volume().clone();
+        scene.spawn("zero", async move {
+            let _ = volume.write_zeroes(0, 48 << 10, false).await;
+            shard::yield_now().await;
+        });
+        let _ = scene.world.run_until(steps * 4, |_| false);
+        scene.crash(array);
+        scene.check_covered()?;
+    }
+    Ok(())
+}
