@@ -22,17 +22,17 @@ start() {
 start
 connect
 # shellcheck disable=SC2046
-xtask pattern write /dev/nvme0n1 $(expected t)
-fio --name=verify --filename=/dev/nvme0n1 --offset=72m --size=32m --io_size=16m --rw=randwrite --bsrange=512-192k --direct=1 \
+xtask pattern write $one $(expected t)
+fio --name=verify --filename=$one --offset=72m --size=32m --io_size=16m --rw=randwrite --bsrange=512-192k --direct=1 \
     --ioengine=psync --verify=crc32c --verify_fatal=1 >/tmp/fio 2>&1 || die "fio: $(tail -n 5 /tmp/fio)"
-blkdiscard -o $((72 << 20)) -l $((56 << 20)) /dev/nvme0n1 || die blkdiscard
+blkdiscard -o $((72 << 20)) -l $((32 << 20)) $one || die blkdiscard
 disconnect
 pinstripe check /run/n5.control || die "parity does not match"
 pinstripe stop /run/n5.control || die stop
 wait $s_server || die "serve ended with status $?"
 start
 connect
-dd if=/dev/nvme0n1 of=/tmp/front bs=1M count=64 2>/dev/null
+dd if=$one of=/tmp/front bs=1M count=64 2>/dev/null
 xtask pattern verify /tmp/front 16384 $(expected t) 2>/tmp/error || die "$(cat /tmp/error)"
 disconnect
 pinstripe stop /run/n5.control || die stop

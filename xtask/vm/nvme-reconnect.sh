@@ -2,7 +2,7 @@
 . /job/nvme.sh
 start_target /dev/member/t-0
 connect --reconnect-delay=1 --ctrl-loss-tmo=60 --keep-alive-tmo=5 --hdr-digest --data-digest
-fio --name=verify --filename=/dev/nvme0n1 --rw=randwrite --bsrange=4k-128k --size=64m --io_size=96m --direct=1 --ioengine=psync \
+fio --name=verify --filename=$one --rw=randwrite --bsrange=4k-128k --size=64m --io_size=96m --direct=1 --ioengine=psync \
     --verify=crc32c --verify_fatal=1 --verify_backlog=64 --rate=8m >/tmp/fio 2>&1 &
 f_fio=$!
 for round in 1 2 3; do

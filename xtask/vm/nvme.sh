@@ -23,11 +23,27 @@ stop_target() {
     wait $t_target || die "target ended with status $?: $(cat /tmp/target.log)"
 }
 
-# connect OPTION...: has the kernel connect to $NQN and waits for the first namespace, /dev/nvme0n1.
+# namespace CONTROLLER NUMBER: waits for the block device of a namespace and prints it. The kernel scans namespaces side by
+# side, so the number in a device's name isn't that of its namespace.
+namespace() {
+    n_tries=0
+    while :; do
+        for n_disk in "/sys/block/$1"n*; do
+            [ "$(cat "$n_disk/nsid" 2>/dev/null)" != "$2" ] || break 2
+        done
+        n_tries=$((n_tries + 1))
+        [ $n_tries -lt 300 ] || die "namespace $2 of $1 does not come up: $(dmesg | tail -n 5)"
+        sleep 0.1
+    done
+    echo "/dev/$(basename "$n_disk")"
+}
+
+# connect OPTION...: has the kernel connect to $NQN and waits for the first namespace, which is $one.
 connect() {
     nvme connect -t tcp -a 127.0.0.1 -s 4420 -n "$NQN" --hostnqn=$HOST --hostid=$HOST_ID "$@" ||
         die "nvme connect $*: $(dmesg | tail -n 5)"
-    wait_for /dev/nvme0n1
+    one=$(namespace nvme0 1)
+    wait_for "$one"
 }
 
 # disconnect: and waits until the namespaces are gone.

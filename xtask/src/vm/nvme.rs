@@ -17,7 +17,7 @@ fn writes() -> Vec<Run> {
 
 fn guest(lab: &Lab, name: &str, script: &'static str) -> Result<Machine> {
     let mut machine = Machine::new(name, script)
-        .modules(&["nvme-tcp", "ext4"])
+        .modules(&["ext4"])
         .program("pinstripe", &lab.pinstripe)
         .program("fio", &image::which("fio")?);
     for disk in ["t-0", "t-1"] {
@@ -39,14 +39,15 @@ pub fn target(lab: &Lab) -> Result<()> {
 
 /// The target dies under writes and comes back; the kernel goes on where it was.
 pub fn reconnect(lab: &Lab) -> Result<()> {
-    let outcome = lab.boot(guest(lab, "reconnect", include_str!("../../vm/nvme-reconnect.sh"))?)?;
+    let machine = guest(lab, "reconnect", include_str!("../../vm/nvme-reconnect.sh"))?;
+    let outcome = lab.boot(machine.modules(&["nvme-tcp"]))?;
     ensure!(outcome.all("reconnected") == ["yes"], "{outcome:?}");
     Ok(())
 }
 
 /// An array of ours as a namespace.
 pub fn array(lab: &Lab) -> Result<()> {
-    let mut machine = guest(lab, "array", include_str!("../../vm/nvme-array.sh"))?;
+    let mut machine = guest(lab, "array", include_str!("../../vm/nvme-array.sh"))?.modules(&["nvme-tcp"]);
     machine.disk("t-2", &lab.sparse_file("t-2.img", DEVICE_BYTES)?, 512);
     let outcome = lab.boot(machine)?;
     ensure!(outcome.all("array") == ["yes"], "{outcome:?}");
