@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::Parser;
+use pinstripe_engine::mutants::Mutant;
 use pinstripe_sim::swarm::{
     self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, SCENES, States, Summary, Verdict,
 };
