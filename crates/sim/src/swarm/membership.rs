@@ -18,6 +18,7 @@ const EARLY: u64 = 16 << 10;
 const LATE: u64 = 52 * (48 << 10) + (16 << 10);
 const STRIPE: u64 = 4 * (48 << 10);
 
+#[expect(clippy::needless_pass_by_value, reason = "it is given to `map_err`")]
 fn refused(error: impl ToString) -> Verdict {
     Verdict::Refused(error.to_string())
 }
