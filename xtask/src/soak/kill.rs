@@ -53,8 +53,9 @@ pub fn run(root: &Path, rounds: &Rounds) -> Result<()> {
     let lab = rounds.lab(root, "kill")?;
     let subjects = arrays::chosen(rounds.only.as_deref())?;
     let mut summary = Summary::new("kill", rounds.seed);
+    let count = usize::try_from(rounds.rounds)?.min(subjects.len());
     let mut arrays: Vec<Array> =
-        subjects.iter().map(|subject| Array::create(&lab, *subject)).collect::<Result<_>>()?;
+        subjects[..count].iter().map(|subject| Array::create(&lab, *subject)).collect::<Result<_>>()?;
     for round in 0..rounds.rounds {
         let number = usize::try_from(round)? % arrays.len();
         let array = &mut arrays[number];

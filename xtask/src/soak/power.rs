@@ -123,6 +123,8 @@ struct Array<'a> {
     stretches: Vec<Stretch>,
     /// Whether it was verified since its last death, and is clean.
     is_clean: bool,
+    /// Whether a rebuild was cut and not finished since.
+    is_rebuilding: bool,
     counts: Counts,
 }
 
@@ -141,6 +143,7 @@ impl<'a> Array<'a> {
             media: Vec::new(),
             stretches: (0..WRITERS).map(|n| Stretch::new(n * WRITER_STRIDE, WRITER_BLOCKS)).collect(),
             is_clean: true,
+            is_rebuilding: false,
             counts: Counts::new(),
         };
         let server = array.serve(&devices)?;
@@ -168,7 +171,7 @@ impl<'a> Array<'a> {
             self.write_until_cut(&members, None, random).context("cut under writes")?;
         }
         self.is_clean = false;
-        if self.subject.closes_hole() && self.all_are_members() && random.percent(40) {
+        if self.subject.closes_hole() && !self.is_rebuilding && random.percent(40) {
             return self.verify_without_some(random).context("dirty and degraded");
         }
         match random.below(10) {
@@ -245,6 +248,8 @@ impl<'a> Array<'a> {
         self.load()?;
         locked(&self.media[slot]).load(vec![0; usize::try_from(MEMBER_BYTES)?]);
         let members: Vec<usize> = (0..self.media.len()).filter(|other| *other != slot).collect();
+        // One member more is missing until it is rebuilt.
+        self.is_rebuilding = true;
         self.write_until_cut(&members, Some(slot), random)
     }
 
@@ -357,6 +362,7 @@ impl<'a> Array<'a> {
         server.stop()?;
         self.load()?;
         self.is_clean = true;
+        self.is_rebuilding = false;
         Ok(())
     }
 
@@ -367,6 +373,7 @@ impl<'a> Array<'a> {
         self.lab.kernel_verifies("verify", &[self.geometry], |_| runs.clone(), &[])?;
         self.load()?;
         self.is_clean = true;
+        self.is_rebuilding = false;
         Ok(())
     }
 
