@@ -12,17 +12,20 @@
 //! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
 //!   member that the plan had to leave out.
 
-use std::ops::Deref;
+mod encode;
+mod held;
 
-use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
+use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
+
+pub(crate) use self::encode::new_bytes;
+use self::held::Held;
 
 use crate::{
     bad_blocks::Listing,
     consistency::{self, Batch, LogError, Logged},
     cost::UNKNOWN,
-    decode::{Sources, encode, exponent},
     error::{IoError, Operation},
-    geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    geometry::{MemberSlot, Set64, StripeId, StripeMap},
     image::{Image, Parts, Piece},
     intent::Mark,
     mutants::{Mutant, active},
@@ -95,16 +98,6 @@ impl Default for WriteContext {
             timed: false,
         }
     }
-}
-
-/// Old bytes that are at hand: read from members, or kept by the parity cache.
-#[derive(Default)]
-struct Held {
-    transfers: Vec<Transfer>,
-    bytes: Vec<Slice>,
-    rows: Vec<(Parity, u32, Slice)>,
-    /// What was recovered of columns that are not written: slot, start, and the bytes.
-    recovered: Vec<(MemberSlot, u32, Slice)>,
 }
 
 /// Why a batch starts over.
@@ -474,142 +467,6 @@ impl VolumeInner {
         if failed { Err(Again::Replan) } else { Ok(()) }
     }
 
-    /// Computes the new parity of every run. From here on the image doesn't change.
-    fn encode(
-        &self,
-        stripe: StripeId,
-        snapshot: &Snapshot,
-        context: &mut WriteContext,
-    ) -> Result<(), IoError> {
-        let map = self.parity_geometry().slots(stripe);
-        let totals = context.plan.totals();
-        self.counters().full_runs.add(totals.full_runs.into());
-        self.counters().rmw_runs.add(totals.rmw_runs.into());
-        self.counters().rcw_runs.add(totals.rcw_runs.into());
-        self.counters().cache_hits.add(totals.cached_bytes / u64::from(ROW_BYTES));
-        context.parity.clear();
-        for run in context.plan.runs() {
-            let writes =
-                |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
-            let mut targets = [writes(Some(map.p_slot())), writes(map.q_slot())];
-            if needs_parity_from_data(snapshot, map) {
-                targets = [true, true];
-            }
-            let parity = match run.method {
-                Method::DataOnly => [None, None],
-                Method::Rmw => self.encode_delta(map, run, targets, &context.image, &mut context.held),
-                Method::Full => {
-                    self.encode_whole(map, run, targets, Recovery::None, &context.image, &mut context.held)?
-                }
-                Method::Rcw(recovery) => {
-                    self.encode_whole(map, run, targets, recovery, &context.image, &mut context.held)?
-                }
-            };
-            context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
-        }
-        Ok(())
-    }
-
-    /// Read-modify-write: new parity from old parity and the change of each written column.
-    fn encode_delta(
-        &self,
-        map: StripeMap,
-        run: &Run,
-        targets: [bool; 2],
-        image: &Image,
-        held: &mut Held,
-    ) -> [Option<Buffer>; 2] {
-        let [p, q] = targets;
-        let mut p = p.then(|| held.take_parity(map, Parity::P, run));
-        let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
-        for column in run.written {
-            let old = held.old(map.data_slot(column), run.start, run.end);
-            let new = new_bytes(image, column, run);
-            let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
-            match (&mut p, &mut q) {
-                (Some(p), Some(q)) => self.kernel.update_pq(p, q, &old, new, exponent),
-                (Some(p), None) => self.kernel.update_p(p, &old, new),
-                (None, Some(q)) => self.kernel.update_q(q, &old, new, exponent),
-                (None, None) => {}
-            }
-        }
-        [p, q]
-    }
-
-    /// Full-stripe and reconstruct-write: new parity from all columns, of which lost ones are recovered first.
-    fn encode_whole(
-        &self,
-        map: StripeMap,
-        run: &Run,
-        targets: [bool; 2],
-        recovery: Recovery,
-        image: &Image,
-        held: &mut Held,
-    ) -> Result<[Option<Buffer>; 2], IoError> {
-        let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
-        let unwritten = Set64::below(map.columns()).without(run.written);
-        let lost = match recovery {
-            Recovery::None => Set64::EMPTY,
-            Recovery::One { column, .. } => Set64::only(column),
-            Recovery::Two { columns: [a, b] } => Set64::only(a).or(Set64::only(b)),
-        };
-        let needed = if lost.is_empty() { unwritten } else { Set64::below(map.columns()).without(lost) };
-        for column in needed {
-            old[column] = Some(held.range(map.data_slot(column), run.start, run.end));
-        }
-        if !lost.is_empty() {
-            self.recover(map, run, recovery, lost, &mut old[..map.columns()], held)?;
-            for column in lost.without(run.written) {
-                let bytes = old[column].clone();
-                held.recovered.extend(bytes.map(|bytes| (map.data_slot(column), run.start, bytes)));
-            }
-        }
-        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
-        for (column, bytes) in data[..map.columns()].iter_mut().enumerate() {
-            *bytes = if run.written.contains(column) {
-                new_bytes(image, column, run)
-            } else {
-                old[column].as_deref().unwrap_or(&[])
-            };
-        }
-        let mut parity = targets.map(|wanted| wanted.then(|| shard::buffer(run.length() as usize)));
-        let [p, q] = &mut parity;
-        encode(self.kernel, map, &data[..map.columns()], p.as_deref_mut(), q.as_deref_mut());
-        Ok(parity)
-    }
-
-    /// Recovers the old bytes of lost columns from the others and from old parity.
-    fn recover(
-        &self,
-        map: StripeMap,
-        run: &Run,
-        recovery: Recovery,
-        lost: Set64,
-        old: &mut [Option<Slice>],
-        held: &mut Held,
-    ) -> Result<(), IoError> {
-        let uses = |parity| match recovery {
-            Recovery::None => false,
-            Recovery::One { from, .. } => from == parity,
-            Recovery::Two { .. } => true,
-        };
-        let p = uses(Parity::P).then(|| held.parity(map, Parity::P, run));
-        let q = uses(Parity::Q).then(|| held.parity(map, Parity::Q, run));
-        let mut data: [Option<&[u8]>; MEMBERS_MAX] = [None; MEMBERS_MAX];
-        for (bytes, known) in data.iter_mut().zip(old.iter()) {
-            *bytes = known.as_deref();
-        }
-        let sources = Sources { data: &data[..map.columns()], p: p.as_deref(), q: q.as_deref() };
-        let length = run.length() as usize;
-        let (mut first, mut second) = (shard::buffer(length), shard::buffer(length));
-        let mut out = [&mut first[..], &mut second[..]];
-        sources.recover_data(self.kernel, map, &mut out[..lost.len()]).map_err(|_| IoError::Failed)?;
-        for (column, bytes) in lost.iter().zip([first, second]) {
-            old[column] = Some(bytes.freeze());
-        }
-        Ok(())
-    }
-
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted and reported.
     async fn write_members(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
         let geometry = self.parity_geometry();
@@ -753,11 +610,6 @@ fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
     shard::now()
 }
 
-/// The written bytes of a column over a run.
-pub(crate) fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
-    image.find(column, run.start, run.end).map_or(&[], |extent| extent.range(run.start, run.end))
-}
-
 /// What the planner asks: prices of members, and what the parity cache has.
 struct PlanFacts<'a> {
     volume: &'a VolumeInner,
@@ -787,116 +639,6 @@ impl Facts for PlanFacts<'_> {
             .add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
         found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
     }
-}
-
-/// Old bytes, borrowed or put together.
-enum Old<'h> {
-    Here(&'h [u8]),
-    Gathered(Slice),
-}
-
-impl Deref for Old<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Here(bytes) => bytes,
-            Self::Gathered(bytes) => bytes,
-        }
-    }
-}
-
-impl Held {
-    fn clear(&mut self) {
-        self.transfers.clear();
-        self.bytes.clear();
-        self.rows.clear();
-        self.recovered.clear();
-    }
-
-    /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are in one piece.
-    fn old(&self, slot: MemberSlot, start: u32, end: u32) -> Old<'_> {
-        let holds = |t: &Transfer| t.slot == slot && t.start <= start && end <= t.end;
-        match self.transfers.iter().position(holds) {
-            Some(index) => {
-                let from = (start - self.transfers[index].start) as usize;
-                Old::Here(&self.bytes[index][from..from + (end - start) as usize])
-            }
-            None => Old::Gathered(self.range(slot, start, end)),
-        }
-    }
-
-    /// As [`Held::old`], to keep.
-    fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
-        let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
-        if let Some(index) = whole {
-            return self.bytes[index]
-                .slice((start - self.transfers[index].start) as usize, (end - start) as usize);
-        }
-        let mut buffer = shard::buffer((end - start) as usize);
-        let mut known = 0;
-        for (transfer, bytes) in self.transfers.iter().zip(&self.bytes).filter(|(t, _)| t.slot == slot) {
-            known += copy_overlap(&mut buffer, start, bytes, transfer.start);
-        }
-        assert_eq!(
-            known,
-            buffer.len(),
-            "old bytes {start}..{end} of slot {slot} were not all read, or twice"
-        );
-        buffer.freeze()
-    }
-
-    /// Old parity of a run, from reads and cached rows.
-    fn parity(&self, map: StripeMap, parity: Parity, run: &Run) -> Slice {
-        let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
-        let reads = || self.transfers.iter().zip(&self.bytes).filter(|(t, _)| Some(t.slot) == slot);
-        if let Some((transfer, bytes)) = reads().find(|(t, _)| t.start <= run.start && run.end <= t.end) {
-            return bytes.slice((run.start - transfer.start) as usize, run.length() as usize);
-        }
-        let mut buffer = shard::buffer(run.length() as usize);
-        let mut known = 0;
-        for (transfer, bytes) in reads() {
-            known += copy_overlap(&mut buffer, run.start, bytes, transfer.start);
-        }
-        for (_, row, bytes) in self.rows.iter().filter(|(p, ..)| *p == parity) {
-            known += copy_overlap(&mut buffer, run.start, bytes, row * ROW_BYTES);
-        }
-        assert!(known >= buffer.len(), "old parity of rows {}..{} is not all at hand", run.start, run.end);
-        buffer.freeze()
-    }
-
-    /// Old parity of a run in memory of our own, to be updated in place.
-    fn take_parity(&mut self, map: StripeMap, parity: Parity, run: &Run) -> Buffer {
-        let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
-        let exact = |t: &Transfer| Some(t.slot) == slot && (t.start, t.end) == (run.start, run.end);
-        let is_row = |(p, row, _): &(Parity, u32, Slice)| {
-            *p == parity && row * ROW_BYTES == run.start && run.end - run.start == ROW_BYTES
-        };
-        let bytes = if let Some(index) = self.transfers.iter().position(exact) {
-            self.transfers.swap_remove(index);
-            self.bytes.swap_remove(index)
-        } else if let Some(index) = self.rows.iter().position(is_row) {
-            self.rows.swap_remove(index).2
-        } else {
-            self.parity(map, parity, run)
-        };
-        bytes.try_into_buffer().unwrap_or_else(|shared| {
-            let mut own = shard::buffer(shared.len());
-            own.copy_from_slice(&shared);
-            own
-        })
-    }
-}
-
-/// Copies what `from`, which begins at `from_start`, has of the range that begins at `to_start`. Returns how many bytes.
-fn copy_overlap(to: &mut [u8], to_start: u32, from: &[u8], from_start: u32) -> usize {
-    let (to_start, from_start) = (to_start as usize, from_start as usize);
-    let (begin, end) = (to_start.max(from_start), (to_start + to.len()).min(from_start + from.len()));
-    if begin >= end {
-        return 0;
-    }
-    to[begin - to_start..end - to_start].copy_from_slice(&from[begin - from_start..end - from_start]);
-    end - begin
 }
 
 impl Shared {

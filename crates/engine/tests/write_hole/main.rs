@@ -475,9 +475,9 @@ fn the_double_parity_log_closes_the_hole_of_raid6_with_four_members() {
     assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
 }
 
-/// All of it: `cargo test --profile sim -p pinstripe-engine --test write_hole -- --ignored --nocapture`.
+/// All of it, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --test write_hole -- --nocapture`.
+#[cfg(feature = "exhaustive")]
 #[test]
-#[ignore = "takes minutes: run it in the profile sim"]
 fn the_hole_is_closed_everywhere() {
     for members in 3..=5 {
         assert_closed(Level::Raid5, members, Policy::Ppl);

@@ -1,0 +1,159 @@
+//! The parity of a stripe write.
+
+use pinstripe_runtime::{Buffer, Slice, shard};
+
+use super::{WriteContext, held::Held, needs_parity_from_data};
+use crate::{
+    decode::{Sources, encode, exponent},
+    error::IoError,
+    geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    image::Image,
+    mutants::{Mutant, active},
+    parity_cache::{Parity, ROW_BYTES},
+    plan::{Method, Recovery, Run},
+    snapshot::Snapshot,
+    volume::VolumeInner,
+};
+
+impl VolumeInner {
+    /// Computes the new parity of every run. From here on the image doesn't change.
+    pub(super) fn encode(
+        &self,
+        stripe: StripeId,
+        snapshot: &Snapshot,
+        context: &mut WriteContext,
+    ) -> Result<(), IoError> {
+        let map = self.parity_geometry().slots(stripe);
+        let totals = context.plan.totals();
+        self.counters().full_runs.add(totals.full_runs.into());
+        self.counters().rmw_runs.add(totals.rmw_runs.into());
+        self.counters().rcw_runs.add(totals.rcw_runs.into());
+        self.counters().cache_hits.add(totals.cached_bytes / u64::from(ROW_BYTES));
+        context.parity.clear();
+        for run in context.plan.runs() {
+            let writes =
+                |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
+            let mut targets = [writes(Some(map.p_slot())), writes(map.q_slot())];
+            if needs_parity_from_data(snapshot, map) {
+                targets = [true, true];
+            }
+            let parity = match run.method {
+                Method::DataOnly => [None, None],
+                Method::Rmw => self.encode_delta(map, run, targets, &context.image, &mut context.held),
+                Method::Full => {
+                    self.encode_whole(map, run, targets, Recovery::None, &context.image, &mut context.held)?
+                }
+                Method::Rcw(recovery) => {
+                    self.encode_whole(map, run, targets, recovery, &context.image, &mut context.held)?
+                }
+            };
+            context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
+        }
+        Ok(())
+    }
+
+    /// Read-modify-write: new parity from old parity and the change of each written column.
+    fn encode_delta(
+        &self,
+        map: StripeMap,
+        run: &Run,
+        targets: [bool; 2],
+        image: &Image,
+        held: &mut Held,
+    ) -> [Option<Buffer>; 2] {
+        let [p, q] = targets;
+        let mut p = p.then(|| held.take_parity(map, Parity::P, run));
+        let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
+        for column in run.written {
+            let old = held.old(map.data_slot(column), run.start, run.end);
+            let new = new_bytes(image, column, run);
+            let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
+            match (&mut p, &mut q) {
+                (Some(p), Some(q)) => self.kernel.update_pq(p, q, &old, new, exponent),
+                (Some(p), None) => self.kernel.update_p(p, &old, new),
+                (None, Some(q)) => self.kernel.update_q(q, &old, new, exponent),
+                (None, None) => {}
+            }
+        }
+        [p, q]
+    }
+
+    /// Full-stripe and reconstruct-write: new parity from all columns, of which lost ones are recovered first.
+    fn encode_whole(
+        &self,
+        map: StripeMap,
+        run: &Run,
+        targets: [bool; 2],
+        recovery: Recovery,
+        image: &Image,
+        held: &mut Held,
+    ) -> Result<[Option<Buffer>; 2], IoError> {
+        let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
+        let unwritten = Set64::below(map.columns()).without(run.written);
+        let lost = match recovery {
+            Recovery::None => Set64::EMPTY,
+            Recovery::One { column, .. } => Set64::only(column),
+            Recovery::Two { columns: [a, b] } => Set64::only(a).or(Set64::only(b)),
+        };
+        let needed = if lost.is_empty() { unwritten } else { Set64::below(map.columns()).without(lost) };
+        for column in needed {
+            old[column] = Some(held.range(map.data_slot(column), run.start, run.end));
+        }
+        if !lost.is_empty() {
+            self.recover(map, run, recovery, lost, &mut old[..map.columns()], held)?;
+            for column in lost.without(run.written) {
+                let bytes = old[column].clone();
+                held.recovered.extend(bytes.map(|bytes| (map.data_slot(column), run.start, bytes)));
+            }
+        }
+        let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
+        for (column, bytes) in data[..map.columns()].iter_mut().enumerate() {
+            *bytes = if run.written.contains(column) {
+                new_bytes(image, column, run)
+            } else {
+                old[column].as_deref().unwrap_or(&[])
+            };
+        }
+        let mut parity = targets.map(|wanted| wanted.then(|| shard::buffer(run.length() as usize)));
+        let [p, q] = &mut parity;
+        encode(self.kernel, map, &data[..map.columns()], p.as_deref_mut(), q.as_deref_mut());
+        Ok(parity)
+    }
+
+    /// Recovers the old bytes of lost columns from the others and from old parity.
+    fn recover(
+        &self,
+        map: StripeMap,
+        run: &Run,
+        recovery: Recovery,
+        lost: Set64,
+        old: &mut [Option<Slice>],
+        held: &mut Held,
+    ) -> Result<(), IoError> {
+        let uses = |parity| match recovery {
+            Recovery::None => false,
+            Recovery::One { from, .. } => from == parity,
+            Recovery::Two { .. } => true,
+        };
+        let p = uses(Parity::P).then(|| held.parity(map, Parity::P, run));
+        let q = uses(Parity::Q).then(|| held.parity(map, Parity::Q, run));
+        let mut data: [Option<&[u8]>; MEMBERS_MAX] = [None; MEMBERS_MAX];
+        for (bytes, known) in data.iter_mut().zip(old.iter()) {
+            *bytes = known.as_deref();
+        }
+        let sources = Sources { data: &data[..map.columns()], p: p.as_deref(), q: q.as_deref() };
+        let length = run.length() as usize;
+        let (mut first, mut second) = (shard::buffer(length), shard::buffer(length));
+        let mut out = [&mut first[..], &mut second[..]];
+        sources.recover_data(self.kernel, map, &mut out[..lost.len()]).map_err(|_| IoError::Failed)?;
+        for (column, bytes) in lost.iter().zip([first, second]) {
+            old[column] = Some(bytes.freeze());
+        }
+        Ok(())
+    }
+}
+
+/// The written bytes of a column over a run.
+pub(crate) fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
+    image.find(column, run.start, run.end).map_or(&[], |extent| extent.range(run.start, run.end))
+}
