@@ -211,14 +211,19 @@ impl Association {
     pub fn end(&self, loss: Loss) {
         let first = lock(&self.reason).replace(loss).is_none();
         if first && loss != Loss::Dropped && self.controller.load(Ordering::SeqCst) != 0 {
-            let patience = u64::from(self.options.keep_alive_ms) + GRACE_MS;
-            let until = shard::now() + patience * 1_000_000;
-            if let Some(initiator) = self.initiator.upgrade() {
-                lock(&initiator.lost).insert(self.address.server(), until);
-            }
+            self.hold_back();
         }
         self.ended.store(true, Ordering::SeqCst);
         self.changed.notify();
+    }
+
+    /// The server may still carry out commands of this association: no other one begins before it must have let go.
+    pub fn hold_back(&self) {
+        let patience = u64::from(self.options.keep_alive_ms) + GRACE_MS;
+        let until = shard::now() + patience * 1_000_000;
+        if let Some(initiator) = self.initiator.upgrade() {
+            lock(&initiator.lost).insert(self.address.server(), until);
+        }
     }
 
     /// The error of who waited for the connection when it ended.

@@ -392,6 +392,10 @@ impl Queue {
         let in_flight: Vec<Pending> =
             self.in_flight.borrow_mut().iter_mut().filter_map(Option::take).collect();
         let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        if self.number > 0 && !in_flight.is_empty() {
+            // Also when nobody wanted the answers any more: a device that was dropped with writes under way.
+            self.association.hold_back();
+        }
         for pending in in_flight.into_iter().chain(waiting) {
             pending.request.command_ended(Err(Failure::Lost));
         }

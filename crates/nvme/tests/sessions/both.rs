@@ -214,6 +214,28 @@ fn a_lost_server_decides_every_request_and_stays_lost() {
 }
 
 #[test]
+fn a_device_dropped_with_writes_under_way_does_not_come_back_before_they_must_be_over() {
+    seeds(5, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let initiator = initiator();
+        let source = initiator.open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        array.close();
+        let write = device.write(0, filled(512, &random).freeze(), false);
+        shard::sleep(1_000_000).await;
+        drop((write, device, source));
+        shard::sleep(1_000_000).await;
+        array.open();
+        let before = shard::now();
+        let again = initiator.open(&address("")).await.unwrap();
+        assert!(shard::now() - before >= 5_000_000_000, "it came back too early");
+        drop(again);
+        leave(target).await;
+    });
+}
+
+#[test]
 fn a_server_that_does_not_answer_is_lost_after_a_while() {
     seeds(5, |random| async move {
         let array = Array::new(&random, SIZE, 0);
