@@ -175,6 +175,8 @@ struct History {
 
 /// One machine: it crashes and starts again.
 struct Machine {
+    /// Stands still while anything else can go on.
+    clock: Rc<Cell<u64>>,
     shard: RefCell<Rc<Shard>>,
     entered: RefCell<Option<Entered>>,
     setting: Setting,
@@ -182,13 +184,27 @@ struct Machine {
 
 impl Machine {
     fn new(setting: Setting) -> Self {
-        let machine = Self { shard: RefCell::new(Self::shard()), entered: RefCell::default(), setting };
+        let clock = Rc::new(Cell::new(0));
+        let shard = RefCell::new(Self::shard(&clock));
+        let machine = Self { clock, shard, entered: RefCell::default(), setting };
         machine.entered.replace(Some(machine.shard.borrow().enter()));
         machine
     }
 
-    fn shard() -> Rc<Shard> {
-        Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::new(Cell::new(0))) })
+    fn shard(clock: &Rc<Cell<u64>>) -> Rc<Shard> {
+        Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(clock)) })
+    }
+
+    /// Ends the oldest request, or lets time pass until somebody wakes up.
+    fn step(&self) {
+        if disks::complete_one() {
+            return;
+        }
+        let shard = Rc::clone(&self.shard.borrow());
+        let next = shard.next_timer().expect("somebody waits for something");
+        assert!(next < 3_600_000_000_000, "an hour, and nothing has come of it");
+        self.clock.set(self.clock.get().max(next));
+        shard.fire_timers();
     }
 
     fn turn(&self) {
@@ -203,9 +219,10 @@ impl Machine {
     fn reboot(&self, images: Images, immediate: bool) {
         self.shard.borrow().drop_tasks();
         disks::begin(images, immediate);
-        // What waited for a clock that does not go is gone with the shard.
+        // Timers and memory of what is gone go with the shard.
         self.entered.replace(None);
-        self.shard.replace(Self::shard());
+        self.clock.set(0);
+        self.shard.replace(Self::shard(&self.clock));
         self.entered.replace(Some(self.shard.borrow().enter()));
     }
 
@@ -217,11 +234,13 @@ impl Machine {
             let made = future.await;
             *slot.borrow_mut() = Some(made);
         });
-        while value.borrow().is_none() {
+        loop {
             self.turn();
-            disks::complete_one();
+            if let Some(value) = value.take() {
+                return value;
+            }
+            self.step();
         }
-        value.take().unwrap()
     }
 
     fn assembly(&self, lost: &[usize]) -> impl Future<Output = Result<Array, AssembleError>> + 'static {
@@ -279,7 +298,9 @@ impl Machine {
             }
             self.turn();
             found.extend(disks::crashes().into_iter().map(|crash| (crash, history.get())));
-            disks::complete_one();
+            if history.get().acknowledged != [true; 2] {
+                self.step();
+            }
             ended += 1;
         }
         (found, over)
@@ -302,7 +323,9 @@ impl Machine {
             if crashes.len() > 1 {
                 found.extend(crashes);
             }
-            disks::complete_one();
+            if !over.get() {
+                self.step();
+            }
         }
         found
     }
