@@ -152,7 +152,7 @@ impl Swarm {
 
     /// By slot who is whole, where the array is dirty and degraded and a log may let it start all the same.
     fn here_if_degraded(&self) -> Result<Option<Vec<bool>>, Verdict> {
-        if self.setup.consistency != Consistency::Ppl {
+        if !self.setup.consistency.bears_degraded_start() {
             return Ok(None);
         }
         let present = self.present();
