@@ -432,7 +432,7 @@ impl Home {
         let failed = self.volume.inner.flush_members(&view).await;
         if !active(Mutant::WalkForgetsFailedFlush) {
             for (slot, error) in &failed {
-                self.volume.inner.report(&view, *slot, Operation::Flush, 0, *error);
+                self.volume.inner.report(&view, *slot, crate::error::Operation::Flush, 0, *error);
             }
         }
         failed.is_empty()

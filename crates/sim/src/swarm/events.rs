@@ -5,6 +5,7 @@ use std::{cell::RefCell, rc::Rc};
 use pinstripe_engine::{
     array::{Array, CommandError},
     consistency::Policy,
+    error::IoError,
     maintenance::{ScrubAction, ScrubRequest},
     snapshot::Seat,
 };
@@ -195,7 +196,11 @@ impl Swarm {
         self.command("add", move |array| async move {
             let added = array.add(disk.source(), identity).await;
             shop.adds.set(shop.adds.get() - 1);
-            added.map(|_| ()).map_err(|error| error.to_string())
+            match added {
+                // Another spare was faster, or this one failed on its way in.
+                Ok(_) | Err(CommandError::Io(IoError::MembershipChanged)) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }
         });
     }
 
