@@ -426,6 +426,18 @@ impl Home {
         }
     }
 
+    /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush brings back (C5).
+    async fn flush_walked(&self) -> bool {
+        let view = self.volume.inner.view();
+        let failed = self.volume.inner.flush_members(&view).await;
+        if !active(Mutant::WalkForgetsFailedFlush) {
+            for (slot, error) in &failed {
+                self.volume.inner.report(&view, *slot, crate::error::Operation::Flush, 0, *error);
+            }
+        }
+        failed.is_empty()
+    }
+
     /// Whether a walk has to end although it isn't through.
     fn shall_end(&self, walk: &Walk) -> bool {
         self.stopped.get()

@@ -145,6 +145,8 @@ mutants! {
     StripesNotAwaited,
     /// Reconstruction uses what a failed read left in the buffer.
     RowErrorIgnored,
+    /// A flush that fails after a part of a resync or a rebuild is forgotten (C5).
+    WalkForgetsFailedFlush,
     /// The journal's tail is moved before the members are flushed (C4).
     TailBeforeFlush,
     /// The journal is written after the members.

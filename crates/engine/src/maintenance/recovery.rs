@@ -109,10 +109,7 @@ impl Home {
 
     /// Everything below `offset` is on the target: flushed, then recorded (C4).
     async fn record_recovery(&self, member: MemberId, offset: u64) -> bool {
-        let view = self.volume.inner.view();
-        let flushed =
-            active(Mutant::CheckpointWithoutFlush) || self.volume.inner.flush_members(&view).await.is_empty();
-        if !flushed {
+        if !(active(Mutant::CheckpointWithoutFlush) || self.flush_walked().await) {
             return false;
         }
         self.command(|reply| Command::Checkpoint { member, offset, reply }).await.is_ok()

@@ -39,9 +39,7 @@ impl Home {
                 return false;
             }
             // C4: parity must be on the members before anything may say that it matches.
-            let view = self.volume.inner.view();
-            let flushed =
-                active(Mutant::ResyncWithoutFlush) || self.volume.inner.flush_members(&view).await.is_empty();
+            let flushed = active(Mutant::ResyncWithoutFlush) || self.flush_walked().await;
             if walk.errors.get() > 0 || !flushed {
                 whole = false;
                 continue;

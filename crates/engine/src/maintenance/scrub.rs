@@ -355,12 +355,7 @@ impl Home {
         if active(Mutant::RepairWithoutFlush) {
             return true;
         }
-        let view = self.volume.inner.view();
-        let failed = self.volume.inner.flush_members(&view).await;
-        for (slot, error) in &failed {
-            self.volume.inner.report(&view, *slot, crate::error::Operation::Flush, 0, *error);
-        }
-        failed.is_empty()
+        self.flush_walked().await
     }
 
     fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {

@@ -18,6 +18,8 @@ use crate::{Rng, SimDiskConfig};
 /// Room in front of the data and behind it, for superblock, bitmap and logs.
 const FRONT_SECTORS: u64 = 256;
 const BEHIND_SECTORS: u64 = 512;
+/// What a journal has more than a member.
+const JOURNAL_BYTES: u64 = 2 << 20;
 
 /// What a start after a crash goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub enum Consistency {
     Bitmap(u32),
     /// MD's partial parity log on the members (level 5).
     Ppl,
+    /// The double-parity log on the members (level 6).
+    DoubleParityLog,
     /// A journal device, which is the disk behind the members.
     Journal,
 }
@@ -37,8 +41,13 @@ impl Consistency {
     pub fn settles_by_parity(self) -> bool {
         match self {
             Self::Resync | Self::Bitmap(_) => true,
-            Self::Ppl | Self::Journal => false,
+            Self::Ppl | Self::DoubleParityLog | Self::Journal => false,
         }
+    }
+
+    /// Whether a log on the members may let a dirty array start with members missing.
+    pub fn bears_degraded_start(self) -> bool {
+        matches!(self, Self::Ppl | Self::DoubleParityLog)
     }
 
     /// A number, for the count of states.
@@ -48,6 +57,7 @@ impl Consistency {
             Self::Bitmap(_) => 1,
             Self::Ppl => 2,
             Self::Journal => 3,
+            Self::DoubleParityLog => 4,
         }
     }
 }
@@ -91,11 +101,18 @@ pub struct Setup {
     pub disk: SimDiskConfig,
     /// Users come over NBD.
     pub nbd: Option<NbdSetup>,
+    /// The array may have a log, from the beginning or by a change of its policy.
+    pub logs: bool,
 }
 
 impl Setup {
     /// The shape of a run.
-    pub fn drawn(rng: &mut Rng) -> Self {
+    pub fn drawn(rng: &mut Rng, logs: bool) -> Self {
+        let setup = Self::drawn_without_log(rng);
+        if logs { setup.with_log(rng) } else { setup }
+    }
+
+    fn drawn_without_log(rng: &mut Rng) -> Self {
         let level = rng.pick(&[
             Level::Raid5,
             Level::Raid5,
@@ -149,19 +166,21 @@ impl Setup {
             options: options(rng, disk.latency_ns_max),
             disk,
             nbd: None,
+            logs: false,
         }
         .with_tight_tables(rng)
         .with_front(rng)
-        .with_log(rng)
     }
 
     fn with_log(mut self, rng: &mut Rng) -> Self {
+        self.logs = true;
         self.consistency = match (self.level, rng.below(12)) {
             (Level::Raid5, 0..=3) => Consistency::Ppl,
+            (Level::Raid6, 0..=3) => Consistency::DoubleParityLog,
             (Level::Raid4 | Level::Raid5 | Level::Raid6, 4 | 5) => Consistency::Journal,
             _ => return self,
         };
-        if self.consistency == Consistency::Ppl && self.version == MetadataVersion::V1_0 {
+        if self.consistency.bears_degraded_start() && self.version == MetadataVersion::V1_0 {
             // There the log would have its full size, which is more than all the rest of the disk.
             self.version = MetadataVersion::V1_2;
         }
@@ -176,10 +195,14 @@ impl Setup {
     /// What to create, with the log on the members or beside them.
     pub fn place(&self, rng: &mut Rng) -> Result<PlacedArray, PlacementError> {
         let wish = self.wish(rng);
-        let log = if self.consistency == Consistency::Ppl { NewLog::Ppl } else { NewLog::None };
+        let log = match self.consistency {
+            Consistency::Ppl => NewLog::Ppl,
+            Consistency::DoubleParityLog => NewLog::DoubleParity,
+            _ => NewLog::None,
+        };
         let mut placed = wish.place_with(log)?;
         if self.consistency == Consistency::Journal {
-            let device = NewDevice { sectors: self.disk.size / 512, uuid: uuid(rng) };
+            let device = NewDevice { sectors: self.disk(self.members).size / 512, uuid: uuid(rng) };
             add_journal(&mut placed, device, self.block.into())?;
         }
         Ok(placed)
@@ -201,7 +224,7 @@ impl Setup {
     pub fn wish(&self, rng: &mut Rng) -> NewArray {
         let bitmap = match self.consistency {
             Consistency::Bitmap(bytes) => NewBitmap::Internal { chunk_bytes: Some(bytes) },
-            Consistency::Resync | Consistency::Ppl | Consistency::Journal => NewBitmap::None,
+            _ => NewBitmap::None,
         };
         let v1_0 = self.version == MetadataVersion::V1_0;
         NewArray {
@@ -226,7 +249,10 @@ impl Setup {
 
     /// One disk of the run.
     pub fn disk(&self, number: usize) -> SimDiskConfig {
-        SimDiskConfig { name: format!("disk{number}"), ..self.disk.clone() }
+        // A journal must take a stripe several times over.
+        let is_journal = self.consistency == Consistency::Journal && number == self.members;
+        let size = self.disk.size + if is_journal { JOURNAL_BYTES } else { 0 };
+        SimDiskConfig { name: format!("disk{number}"), size, ..self.disk.clone() }
     }
 }
 

@@ -4,11 +4,14 @@ use std::{cell::RefCell, rc::Rc};
 
 use pinstripe_engine::{
     array::{Array, CommandError},
+    consistency::Policy,
+    error::IoError,
     maintenance::{ScrubAction, ScrubRequest},
     snapshot::Seat,
 };
+use pinstripe_md::level::Level;
 
-use super::{Swarm, Verdict, draw::uuid};
+use super::{Consistency, Swarm, Verdict, draw::uuid};
 use crate::{Event, Fault, SECTOR, Trigger, rng::index};
 
 impl Swarm {
@@ -27,6 +30,7 @@ impl Swarm {
             6 | 7 => self.spawn_add_if_wanted(),
             8 => self.spawn_scrub(),
             9 if self.setup.consistency.settles_by_parity() => self.change_bitmap(),
+            11 if self.setup.logs && self.setup.consistency != Consistency::Journal => self.change_policy(),
             10 => self.hold_up(),
             _ => {}
         }
@@ -192,7 +196,11 @@ impl Swarm {
         self.command("add", move |array| async move {
             let added = array.add(disk.source(), identity).await;
             shop.adds.set(shop.adds.get() - 1);
-            added.map(|_| ()).map_err(|error| error.to_string())
+            match added {
+                // Another spare was faster, or this one failed on its way in.
+                Ok(_) | Err(CommandError::Io(IoError::MembershipChanged)) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            }
         });
     }
 
@@ -213,6 +221,27 @@ impl Swarm {
                 shop.accuse(Verdict::Scrub(format!("{report:?} although nothing was to be resynced")));
             }
             Ok(())
+        });
+    }
+
+    /// Another consistency policy on the live array.
+    fn change_policy(&mut self) {
+        let (log, consistency) = match self.setup.level {
+            Level::Raid5 => (Policy::Ppl, Consistency::Ppl),
+            Level::Raid6 => (Policy::DoubleParityLog, Consistency::DoubleParityLog),
+            _ => return,
+        };
+        let policy = self.rng.pick(&[Policy::Resync, Policy::Bitmap, log, log]);
+        if policy == log {
+            // From now on a crash may find a log, whether the change is through or not.
+            self.setup.consistency = consistency;
+        }
+        self.command("policy", move |array| async move {
+            match array.set_policy(policy).await {
+                // No room, or somebody else was faster.
+                Err(CommandError::Bitmap(_) | CommandError::Policy(_)) => Ok(()),
+                other => other.map_err(|error| error.to_string()),
+            }
         });
     }
 

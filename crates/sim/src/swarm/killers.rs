@@ -63,6 +63,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::TrimRoundedOutward, 2),
     (Mutant::StripesNotAwaited, 0),
     (Mutant::RowErrorIgnored, 6),
+    (Mutant::WalkForgetsFailedFlush, 167),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).

@@ -152,7 +152,7 @@ impl Swarm {
 
     /// By slot who is whole, where the array is dirty and degraded and a log may let it start all the same.
     fn here_if_degraded(&self) -> Result<Option<Vec<bool>>, Verdict> {
-        if self.setup.consistency != Consistency::Ppl {
+        if !self.setup.consistency.bears_degraded_start() {
             return Ok(None);
         }
         let present = self.present();
@@ -394,12 +394,13 @@ impl Swarm {
     }
 
     fn spawn_read_all(&mut self) {
-        let (array, shop) = (self.array(), Rc::clone(&self.shop));
+        // The array itself stays on its home shard.
+        let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
+        let sectors = self.array().volume().size() / SECTOR;
         shop.open.set(shop.open.get() + 1);
         let shard = self.rng.index(self.world.shards());
         self.world.spawn(shard, "read all", async move {
-            let sectors = array.volume().size() / SECTOR;
-            let door = Door::Direct(Volume::new(Arc::clone(array.shared())));
+            let door = Door::Direct(Volume::new(shared));
             read_all(door, shop, sectors).await;
         });
     }

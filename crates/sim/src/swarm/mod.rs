@@ -61,6 +61,10 @@ impl Defect {
     }
 }
 
+/// Seeds from here on also draw logs (PPL, double-parity log, journal) and changes of policy. They are apart until all of
+/// them pass.
+pub const FIRST_SEED_WITH_LOGS: u64 = 1_000_000;
+
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
@@ -236,7 +240,7 @@ pub fn run_explored(
 ) -> Result<(Summary, States), Box<Failure>> {
     activate(mutant);
     let mut rng = Rng::new(seed);
-    let setup = Setup::drawn(&mut rng.fork(1));
+    let setup = Setup::drawn(&mut rng.fork(1), seed >= FIRST_SEED_WITH_LOGS);
     let mut config = WorldConfig::new(seed, setup.shards);
     config.log_events_max = log_events_max;
     let mut world = World::new(config);
