@@ -334,7 +334,6 @@ fn only_what_is_served_is_called_supported() {
         let support = superblock.support();
         let expected = match case.name.as_str() {
             "r5-reshape-mid" => "refused",
-            "r5-journal-clean" | "replay-journal-after" => "read-only",
             name if name.starts_with("r10") || name.starts_with("r1-") => "refused",
             _ => "full",
         };

@@ -199,7 +199,13 @@ fn the_monitor_tells_a_program_of_everything_in_order_over_two_servers() {
     assert!(server.said.iter().any(|line| line["event"] == "DegradedArray"), "{:?}", server.said);
     monitor.next("NewArray");
     monitor.next("DegradedArray");
-    let told = fs::read_to_string(world.path("told.txt")).unwrap();
+    // The program is run after the line was printed.
+    let told = || fs::read_to_string(world.path("told.txt")).unwrap();
+    let begun = std::time::Instant::now();
+    while !told().ends_with("DegradedArray data\n") && begun.elapsed() < std::time::Duration::from_secs(20) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let told = told();
     let told: Vec<&str> = told.lines().collect();
     assert_eq!(told[..3], ["DeviceDisappeared data", "NewArray data", "Fail data member1"]);
     assert_eq!(told.last(), Some(&"DegradedArray data"));
