@@ -27,6 +27,8 @@ const MEMBERS: usize = 6;
 /// The member that is lost.
 const LOST_SLOT: &str = "2";
 const NAME: &str = "demo";
+/// How long a spare may take.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 pub fn run(arguments: &DemoArguments) -> Result<(), Failure> {
     let begun = Instant::now();
@@ -84,12 +86,14 @@ impl Demo {
         step("A spare comes in, and is rebuilt");
         self.pinstripe(&["add", &self.control, &spare, "--wait"])?;
         timed("verify", &load, |bar| load.verify(2, bar))?;
+        let current = self.change_members(members, spare)?;
+        timed("verify", &load, |bar| load.verify(2, bar))?;
         step("Compare all parity with all data");
         self.pinstripe(&["check", &self.control])?;
         step("Stop, and look at the superblocks");
         self.pinstripe(&["stop", &self.control])?;
         server.ended()?;
-        self.examine(&members, &spare)
+        self.examine(&current)
     }
 
     fn file(&self, name: &str) -> Result<String, Failure> {
@@ -136,12 +140,49 @@ impl Demo {
         Ok(())
     }
 
-    /// The members that are left, and the spare, must say that they are a whole and clean array.
-    fn examine(&self, members: &[String], spare: &str) -> Result<(), Failure> {
+    /// A hot spare takes over, a member comes back by bitmap, another one is replaced in place. `spare` holds the lost slot
+    /// already. Returns who holds which slot then.
+    fn change_members(&self, members: Vec<String>, spare: String) -> Result<Vec<String>, Failure> {
+        let mut current = members;
         let lost: usize = LOST_SLOT.parse()?;
-        let mut current: Vec<&str> = members.iter().map(String::as_str).collect();
-        current[lost] = spare;
-        let arguments: Vec<&str> = ["examine", "--json"].into_iter().chain(current).collect();
+        let (hot, back, replaced) = ((lost + 1) % MEMBERS, (lost + 2) % MEMBERS, (lost + 3) % MEMBERS);
+        let mut free = std::mem::replace(&mut current[lost], spare);
+        step("What was lost comes back as a spare, and takes over by itself when the next member fails");
+        self.pinstripe(&["add", &self.control, &free])?;
+        self.pinstripe(&["fail", &self.control, &hot.to_string()])?;
+        self.wait_until_whole()?;
+        std::mem::swap(&mut current[hot], &mut free);
+        step("A member that was away gets only what it missed, by the bitmap");
+        self.pinstripe(&["fail", &self.control, &back.to_string()])?;
+        self.pinstripe(&["add", &self.control, &current[back], "--wait"])?;
+        step("A member is replaced and stays in use until its copy is whole");
+        self.pinstripe(&["remove", &self.control, &free])?;
+        self.pinstripe(&["replace", &self.control, &replaced.to_string(), "--with", &free, "--wait"])?;
+        std::mem::swap(&mut current[replaced], &mut free);
+        self.pinstripe(&["remove", &self.control, &free])?;
+        Ok(current)
+    }
+
+    fn wait_until_whole(&self) -> Result<(), Failure> {
+        let begun = Instant::now();
+        loop {
+            let ran = Command::new(&self.pinstripe).args(["detail", "--json", &self.control]).output()?;
+            let detail: Value = serde_json::from_slice(&ran.stdout)?;
+            if detail["degraded"] == false {
+                println!("    whole again");
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Failure::new(format!("the demo failed: no spare has taken over: {detail}")));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The members must say that they are a whole and clean array.
+    fn examine(&self, current: &[String]) -> Result<(), Failure> {
+        let members = current.iter().map(String::as_str);
+        let arguments: Vec<&str> = ["examine", "--json"].into_iter().chain(members).collect();
         println!("  $ pinstripe {}", self.abbreviated(&arguments));
         let ran = Command::new(&self.pinstripe).args(&arguments).output()?;
         let reports: Vec<Value> = serde_json::from_slice(&ran.stdout)?;
