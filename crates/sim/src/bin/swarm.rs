@@ -4,6 +4,10 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
@@ -208,6 +212,8 @@ impl Killer {
     }
 }
 
+/// Threads that try defects.
+const JOBS: usize = 2;
 /// Seeds that are tried if the known one does not do.
 const OTHER_SEEDS: u64 = 500;
 /// Of so many of them one is also explored, which takes longer.
@@ -229,7 +235,10 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
         }
     }
     let seeds = search.unwrap_or(OTHER_SEEDS);
-    let others = (0..seeds).map(Killer::Seed).chain((0..seeds / EXPLORED_SHARE).map(Killer::Explorer));
+    // Close looks find more than many plain runs, and take longer.
+    let (first, explored) = (seeds.min(60), seeds / EXPLORED_SHARE);
+    let others = (0..first).map(Killer::Seed).chain((0..explored).map(Killer::Explorer));
+    let others = others.chain((first..seeds).map(Killer::Seed));
     let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
     known.into_iter().filter(scene).chain(others).collect()
 }
@@ -241,17 +250,25 @@ fn try_mutants(arguments: &Mutants) -> bool {
     let wanted = |defect: &Defect| {
         !elsewhere(defect) && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
     };
-    let (mut killed, mut survivors) = (0, Vec::new());
-    for defect in Defect::all().filter(wanted) {
-        let killers = killers(defect, arguments.search);
-        match killers.into_iter().find_map(|killer| killer.kills(defect).map(|words| (killer, words))) {
-            Some((killer, words)) => {
-                killed += 1;
-                println!("    {} // {words}", killer.entry(defect));
-            }
-            None => survivors.push(defect),
+    let defects: Vec<Defect> = Defect::all().filter(wanted).collect();
+    let next = AtomicUsize::new(0);
+    let survivors = Mutex::new(Vec::new());
+    // A world and the defect that is on belong to one thread, so two threads don't disturb each other.
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS {
+            scope.spawn(|| {
+                while let Some(&defect) = defects.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut killers = killers(defect, arguments.search).into_iter();
+                    match killers.find_map(|killer| killer.kills(defect).map(|words| (killer, words))) {
+                        Some((killer, words)) => println!("    {} // {words}", killer.entry(defect)),
+                        None => survivors.lock().unwrap_or_else(PoisonError::into_inner).push(defect),
+                    }
+                }
+            });
         }
-    }
+    });
+    let survivors = survivors.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let killed = defects.len() - survivors.len();
     println!("mutants: {killed} passed, {} failed", survivors.len());
     if !survivors.is_empty() {
         println!("not found by the oracle: {survivors:?}");

@@ -67,6 +67,9 @@ pub const KILLERS: &[(Mutant, u64)] = &[
 pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::ClearingIgnored, 0),
     (Mutant::FailedFlushNotAwaited, 23),
+    (Mutant::RecoveryWithoutFlush, 4),
+    (Mutant::GateOpenBeforeDirty, 4),
+    (Mutant::UnevenNotLevelled, 4),
     (Mutant::CheckpointWithoutFlush, 4),
     (Mutant::ForcedKeepsCheckpoint, 4),
 ];
