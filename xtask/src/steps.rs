@@ -57,6 +57,8 @@ const STEPS: &[Step] = &[
             "fault_mutants",
             "--test",
             "write_hole",
+            "--test",
+            "journal_crash",
         ],
     },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },

@@ -220,6 +220,15 @@ impl Mutant {
         Self::BadBlockFreedEarly,
     ];
 
+    /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.
+    pub const OF_JOURNAL: &[Self] = &[
+        Self::TailBeforeFlush,
+        Self::JournalAfterMembers,
+        Self::JournalWithoutParity,
+        Self::ReplayStopsEarly,
+        Self::JournalChecksumIgnored,
+    ];
+
     /// Those that the engine's exhaustive test of the write hole finds, rather than the swarm.
     pub const OF_LOGS: &[Self] = &[
         Self::LogAfterData,
