@@ -13,9 +13,9 @@ use crate::pattern::{self, BLOCK, Run};
 
 /// RAID5 with MD's partial parity log.
 const PPL: &[Geometry] = &[
-    Geometry::new("p5", 5, 4, 16, "left-symmetric").with_policy("ppl"),
-    Geometry::new("p5-c64", 5, 3, 64, "right-asymmetric").with_policy("ppl"),
-    Geometry::new("p5-c512", 5, 5, 512, "left-symmetric").with_policy("ppl"),
+    Geometry::new("p5", 5, 4, 16, "left-symmetric").with_policy("ppl").with_members_of(24 << 20),
+    Geometry::new("p5-c64", 5, 3, 64, "right-asymmetric").with_policy("ppl").with_members_of(24 << 20),
+    Geometry::new("p5-c512", 5, 5, 512, "left-symmetric").with_policy("ppl").with_members_of(24 << 20),
 ];
 
 /// RAID6 with the double-parity log.
