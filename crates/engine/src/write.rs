@@ -250,9 +250,6 @@ impl VolumeInner {
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
-        if view.snapshot.log.takes_whole_pages() {
-            Box::pin(self.widen(view, stripe, &mut context.image)).await?;
-        }
         self.plan(view, stripe, context)?;
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
