@@ -16,14 +16,14 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    cost::{SAMPLE_EVERY, read_prices},
+    cost::{SAMPLE_EVERY, is_worth_keeping, read_prices},
     error::{IoError, MemberError, Operation},
     fan_out::FanOut,
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     image::Piece,
     members::Supervised,
     mutants::{Mutant, active},
-    plan::Price,
+    plan::{Price, WritePolicy},
     row::Row,
     shared::{Answer, Shared},
     snapshot::{Member, MemberId, Snapshot, View},
@@ -51,6 +51,8 @@ pub(crate) struct VolumeInner {
     requests: Cell<u32>,
     /// By slot: what reads cost, brought up to date with every measurement of this shard.
     pub(crate) read_prices: [Cell<Price>; MEMBERS_MAX],
+    /// Whether the parity cache is given what was written.
+    pub(crate) keeps_parity: Cell<bool>,
 }
 
 /// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
@@ -132,6 +134,7 @@ impl Volume {
             sets: Pooled::new(),
             requests: Cell::new(0),
             read_prices: std::array::from_fn(|_| Cell::default()),
+            keeps_parity: Cell::default(),
             shared,
         };
         inner.adopt();
@@ -313,7 +316,12 @@ impl VolumeInner {
     /// After a measurement, or when the members have changed.
     pub(crate) fn update_prices(&self, snapshot: &Snapshot) {
         let members = snapshot.seats.iter().map(|seat| seat.member().map(|member| &member.cost));
-        read_prices(members, &self.read_prices);
+        read_prices(members.clone(), &self.read_prices);
+        let options = &self.shared.options;
+        self.keeps_parity.set(
+            self.shared.cache.is_enabled()
+                && (options.policy != WritePolicy::Cost || is_worth_keeping(members.flatten())),
+        );
     }
 
     /// This shard's handle to a member's device.

@@ -547,7 +547,7 @@ impl VolumeInner {
     /// After success the cache may have the rows that were written whole.
     fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
         let whole = context.dropped.is_empty() && context.listings.is_empty();
-        if !self.shared.cache.is_enabled() || !whole {
+        if !self.keeps_parity.get() || !whole {
             return;
         }
         for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
