@@ -213,7 +213,10 @@ impl VolumeInner {
         if view.readable(slot, offset, piece.length.into()).is_none() {
             return;
         }
-        if self.write_sync(view, slot, offset, bytes).await.is_ok() {
+        let length = bytes.len() as u64;
+        let is_written = self.write_sync(view, slot, offset, bytes).await.is_ok();
+        // What the member refused is in its log by now, and not corrected.
+        if is_written && !self.view().snapshot.is_bad(slot, offset, length) {
             self.corrected(view, slot, offset);
         }
     }
