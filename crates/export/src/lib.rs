@@ -6,10 +6,12 @@
 //!
 //! * [`service`]: what a front end asks of an array.
 //! * [`nbd`]: the Network Block Device protocol.
+//! * [`outgoing`]: the order and the memory of what a connection sends, whatever the protocol.
 #![forbid(unsafe_code)]
 
 pub mod mutants;
 pub mod nbd;
+pub mod outgoing;
 pub mod service;
 
 mod wake;
