@@ -7,7 +7,7 @@ use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
 use super::{journal::Journal, service::ArrayService};
-use crate::failure::Failure;
+use crate::{failure::Failure, on_shards::on_shards};
 
 thread_local! {
     /// This shard's server.
@@ -54,33 +54,18 @@ pub fn hand_over(target: &ShardHandle, connection: Connection) {
     });
 }
 
-/// Ends all connections, at the same time on all shards, after what is in flight.
+/// Ends all connections after what is in flight.
 pub async fn stop(shards: &[ShardHandle], grace_nanoseconds: u64) {
     let stop = move || async move {
         if let Some(server) = current() {
             server.stop(grace_nanoseconds).await;
         }
     };
-    let tasks: Vec<_> = shards
-        .iter()
-        .cloned()
-        // A shard that is gone has no connections.
-        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await.unwrap_or_default() }))
-        .collect();
-    for task in tasks {
-        task.join().await;
-    }
+    on_shards(shards, stop).await;
 }
 
 /// Gives up the volumes, and with them the devices.
 pub async fn close(shards: &[ShardHandle]) {
-    for handle in shards {
-        let closed = handle.call(|| async {
-            // Dropped outside of the borrow: a destructor may look for the server.
-            let server = SERVER.with(RefCell::take);
-            drop(server);
-        });
-        // A shard that is gone holds nothing.
-        closed.await.unwrap_or_default();
-    }
+    // Dropped outside of the borrow: a destructor may look for the server.
+    on_shards(shards, || async { drop(SERVER.with(RefCell::take)) }).await;
 }
