@@ -3,18 +3,21 @@
 use std::{cell::RefCell, sync::Arc};
 
 use pinstripe_engine::{shared::Shared, volume::Volume};
-use pinstripe_export::nbd::{Export, Server};
+use pinstripe_export::{
+    VolumeService,
+    nbd::{Export, Server},
+};
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
-use super::{journal::Journal, service::ArrayService};
+use super::{journal::Journal, service::array_service};
 use crate::{failure::Failure, on_shards::on_shards};
 
 thread_local! {
     /// This shard's server.
-    static SERVER: RefCell<Option<Server<ArrayService>>> = const { RefCell::new(None) };
+    static SERVER: RefCell<Option<Server<VolumeService>>> = const { RefCell::new(None) };
 }
 
-fn current() -> Option<Server<ArrayService>> {
+fn current() -> Option<Server<VolumeService>> {
     SERVER.with(|server| server.borrow().clone())
 }
 
@@ -28,7 +31,7 @@ pub async fn open(
     for handle in shards {
         let (shared, name, journal) = (Arc::clone(shared), name.to_owned(), journal.clone());
         let opened = handle.call(move || async move {
-            let service = ArrayService::new(Volume::new(shared), journal);
+            let service = array_service(Volume::new(shared), journal);
             let server = Server::new(vec![Export { name, description: String::new(), service }])?;
             SERVER.with(|current| current.replace(Some(server)));
             Ok::<_, Failure>(())
