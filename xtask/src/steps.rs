@@ -61,6 +61,11 @@ const STEPS: &[Step] = &[
             "journal_crash",
         ],
     },
+    Step {
+        name: "mutants-nvme",
+        program: "cargo",
+        arguments: &["test", "-p", "pinstripe-nvme", "--features", "mutants", "--test", "simulated"],
+    },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
     Step { name: "soak", program: "xtask", arguments: &["soak", "kill", "--rounds", "7"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },

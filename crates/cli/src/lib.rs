@@ -16,6 +16,7 @@
 //! wrong. Errors go to standard error as one sentence: what happened, to which device, and what to do.
 #![forbid(unsafe_code)]
 
+mod accept;
 mod command_line;
 mod control;
 mod create;
@@ -23,11 +24,13 @@ mod demo;
 mod discover;
 mod examine;
 mod failure;
+mod first_of;
 mod manual;
 mod member;
 mod membership;
 mod monitor;
 mod nvme_server;
+mod on_shards;
 mod open;
 mod output;
 mod probe;

@@ -6,7 +6,7 @@ use pinstripe_export::BlockService;
 use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, Target};
 use pinstripe_runtime::{ShardHandle, Stream, shard, uring::Connection};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, on_shards::on_shards};
 
 /// Most I/O queues of a host's controller. Linux asks for one per CPU.
 const QUEUES_MAX: u16 = 64;
@@ -85,33 +85,18 @@ pub fn hand_over(target: &ShardHandle, connection: Connection) {
     });
 }
 
-/// Ends all connections, at the same time on all shards, after what is being carried out.
+/// Ends all connections after what is being carried out.
 pub async fn stop(shards: &[ShardHandle]) {
     let stop = || async {
         if let Some(target) = current() {
             target.stop().await;
         }
     };
-    let tasks: Vec<_> = shards
-        .iter()
-        .cloned()
-        // A shard that is gone has no connections.
-        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await.unwrap_or_default() }))
-        .collect();
-    for task in tasks {
-        task.join().await;
-    }
+    on_shards(shards, stop).await;
 }
 
 /// Gives up the targets, and with them what they serve.
 pub async fn close(shards: &[ShardHandle]) {
-    for handle in shards {
-        let closed = handle.call(|| async {
-            // Dropped outside of the borrow: a destructor may look for the target.
-            let target = TARGET.with(RefCell::take);
-            drop(target);
-        });
-        // A shard that is gone holds nothing.
-        closed.await.unwrap_or_default();
-    }
+    // Dropped outside of the borrow: a destructor may look for the target.
+    on_shards(shards, || async { drop(TARGET.with(RefCell::take)) }).await;
 }

@@ -5,18 +5,18 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use clap::{Args, ValueHint};
 use pinstripe_nvme::target::{DeviceService, NamespaceConfig, Subsystem, uuid_of};
 use pinstripe_runtime::{
-    ShardHandle, shard,
+    ShardHandle,
     uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, blocking, termination},
 };
 use serde_json::json;
 
 use crate::{
+    accept::{accept, in_turn},
     command_line::CpuList,
     failure::Failure,
     nvme_server,
     open::open,
     output,
-    serve::first_of::{First, first_of},
 };
 
 #[derive(Clone, Debug, Args)]
@@ -47,9 +47,6 @@ pub struct TargetArguments {
     pub devices: Vec<PathBuf>,
 }
 
-/// Pause after an accept that failed, for want of descriptors say.
-const PAUSE_NANOSECONDS: u64 = 100_000_000;
-
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
     nvme_server::check_address(arguments.listen, arguments.allow_unauthenticated)?;
     let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
@@ -78,7 +75,7 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
         opened.await?;
     }
     announce(&arguments, address, &subsystem)?;
-    accept(&listener, &shards).await?;
+    accept(&listener, termination(), in_turn(&shards, nvme_server::hand_over)).await?;
     drop(listener);
     nvme_server::stop(&shards).await;
     nvme_server::close(&shards).await;
@@ -131,27 +128,4 @@ fn announce(arguments: &TargetArguments, address: SocketAddr, subsystem: &Subsys
 /// How a member of an array names the namespace.
 fn uri(address: SocketAddr, nqn: &str, namespace: usize) -> String {
     format!("nvme-tcp://{address}/{nqn}?nsid={namespace}")
-}
-
-/// Hands connections to the shards in turn, until a signal asks for the end.
-async fn accept(listener: &Listener, shards: &[ShardHandle]) -> Result<(), Failure> {
-    let mut next = (0..shards.len()).cycle();
-    let mut signal = std::pin::pin!(termination());
-    loop {
-        match first_of(&mut signal, listener.accept()).await {
-            First::One(ended) => {
-                ended?;
-                return Ok(());
-            }
-            First::Other(Ok(connection)) => {
-                if let Some(target) = next.next() {
-                    nvme_server::hand_over(&shards[target], connection);
-                }
-            }
-            First::Other(Err(error)) => {
-                eprintln!("pinstripe: can't take a connection: {error}");
-                shard::sleep(PAUSE_NANOSECONDS).await;
-            }
-        }
-    }
 }

@@ -4,14 +4,18 @@
 //! clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over a connected
 //! stream and a [`BlockService`], on one shard.
 //!
-//! * [`service`]: what a front end asks of an array.
+//! * [`service`]: what a front end asks of an array; [`VolumeService`] is the array's own.
 //! * [`nbd`]: the Network Block Device protocol.
+//! * [`outgoing`]: the order and the memory of what a connection sends, whatever the protocol.
 #![forbid(unsafe_code)]
 
 pub mod mutants;
 pub mod nbd;
+pub mod outgoing;
 pub mod service;
 
+mod volume;
 mod wake;
 
 pub use service::{BlockService, ServiceError};
+pub use volume::VolumeService;

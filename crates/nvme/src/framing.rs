@@ -9,6 +9,7 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::mutants::{Mutant, active};
 use crate::wire::Crc;
 use crate::wire::command::{Command, Completion};
 use crate::wire::pdu::{
@@ -165,7 +166,8 @@ impl Framer {
                     return Step { consumed, event: None };
                 }
                 self.state = State::Header;
-                Step { consumed, event: Some(Event::DataDigest(self.digest == self.crc.bytes())) }
+                let intact = self.digest == self.crc.bytes() || active(Mutant::DataDigestIgnored);
+                Step { consumed, event: Some(Event::DataDigest(intact)) }
             }
             State::Data { .. } | State::Ended => Step { consumed: 0, event: None },
         }
@@ -258,7 +260,8 @@ impl Framer {
         if common.flags & flag::HDGST != 0 && !matches!(common.kind, kind::H2C_TERM_REQ | kind::C2H_TERM_REQ)
         {
             let expected = Crc::of(&self.header[..header_length]);
-            if self.header[header_length..header_length + 4] != expected {
+            let differs = self.header[header_length..header_length + 4] != expected;
+            if differs && !active(Mutant::HeaderDigestIgnored) {
                 return Err(Refused(FatalError::HeaderDigest, 0));
             }
         }

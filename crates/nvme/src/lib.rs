@@ -13,6 +13,7 @@
 
 pub mod framing;
 pub mod initiator;
+pub mod mutants;
 pub mod target;
 pub mod wire;
 

@@ -1,21 +1,18 @@
 //! A connection's sending half, and the limit of what the peer can make us hold. Both ends use it.
 //!
-//! Many tasks hand messages over whole, so a header never loses its data to another message in between; one task,
-//! [`Link::run`], sends them in order. Small ones are gathered into batches, data travels in the buffer that it lies in.
+//! Many tasks hand messages over whole (see [`Outgoing`]); one task, [`Link::run`], sends them in order.
 //!
 //! Memory for a request is acquired in the order of asking and given back when the request's last byte is sent. So a
 //! peer that doesn't take its answers stops being served.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 
-use pinstripe_runtime::{Buffer, Signal, Slice, Stream, shard};
+use pinstripe_export::outgoing::{Outgoing, send_whole};
+use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
 /// Bytes of requests and unsent answers that a connection may hold. A single request may exceed it when it is alone.
 const HELD_BYTES_MAX: usize = 32 << 20;
-/// Bytes of a batch of small messages.
-const BATCH_BYTES: usize = 64 << 10;
 /// Time that the peer has to take the last messages of a connection that ends.
 const LINGER_NANOSECONDS: u64 = 5_000_000_000;
 
@@ -33,30 +30,6 @@ pub(crate) struct Link {
     sender: Signal,
     /// Those who wait for memory or for the end.
     changed: Signal,
-}
-
-#[derive(Default)]
-struct Outgoing {
-    /// To be sent, oldest first, and the held bytes that go with each.
-    ready: VecDeque<(Slice, usize)>,
-    /// The batch that still takes small messages, and how much of it is used.
-    batch: Option<(Buffer, usize)>,
-}
-
-impl Outgoing {
-    fn close_batch(&mut self) {
-        if let Some((mut batch, used)) = self.batch.take() {
-            batch.truncate(used);
-            self.ready.push_back((batch.freeze(), 0));
-        }
-    }
-
-    fn next(&mut self) -> Option<(Slice, usize)> {
-        if self.ready.is_empty() {
-            self.close_batch();
-        }
-        self.ready.pop_front()
-    }
 }
 
 impl Link {
@@ -109,25 +82,10 @@ impl Link {
 
     /// Sends `parts` one after the other, copied; together they are small.
     pub fn send_copy(&self, parts: &[&[u8]]) {
-        let length: usize = parts.iter().map(|part| part.len()).sum();
-        if self.broken.get() || length == 0 {
-            return;
+        if !self.broken.get() && parts.iter().any(|part| !part.is_empty()) {
+            self.outgoing.borrow_mut().push_copy(parts, 0);
+            self.sender.notify();
         }
-        let outgoing = &mut *self.outgoing.borrow_mut();
-        if length > BATCH_BYTES {
-            outgoing.close_batch();
-            let mut buffer = shard::buffer(length);
-            fill(&mut buffer, parts);
-            outgoing.ready.push_back((buffer.freeze(), 0));
-        } else {
-            if outgoing.batch.as_ref().is_some_and(|(batch, used)| batch.len() - used < length) {
-                outgoing.close_batch();
-            }
-            let (batch, used) = outgoing.batch.get_or_insert_with(|| (shard::buffer(BATCH_BYTES), 0));
-            fill(&mut batch[*used..*used + length], parts);
-            *used += length;
-        }
-        self.sender.notify();
     }
 
     /// Sends `slice` as it is; `held` bytes are given back afterwards.
@@ -135,16 +93,14 @@ impl Link {
         if self.broken.get() {
             return self.release(held);
         }
-        let outgoing = &mut *self.outgoing.borrow_mut();
-        outgoing.close_batch();
-        outgoing.ready.push_back((slice, held));
+        self.outgoing.borrow_mut().push(slice, held);
         self.sender.notify();
     }
 
     /// The sender: sends until the connection is finished and all is sent, or cut, or broken; then closes it.
     pub async fn run(&self) {
         while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
-            let sent = self.send_whole(slice).await;
+            let sent = send_whole(&*self.stream, slice).await;
             self.held_bytes.set(self.held_bytes.get() - held);
             if !sent {
                 self.give_up();
@@ -163,26 +119,14 @@ impl Link {
         if self.broken.get() {
             return Some(None);
         }
-        let next = self.outgoing.borrow_mut().next();
+        let next = self.outgoing.borrow_mut().pop();
         (next.is_some() || self.finishing.get()).then_some(next)
-    }
-
-    async fn send_whole(&self, mut slice: Slice) -> bool {
-        loop {
-            let length = slice.len();
-            match self.stream.send(slice.clone()).await.result {
-                Ok(sent) if sent == length => return true,
-                Ok(sent) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
-                Ok(_) | Err(_) => return false,
-            }
-        }
     }
 
     fn give_up(&self) {
         self.broken.set(true);
-        let dropped = std::mem::take(&mut *self.outgoing.borrow_mut());
-        let held: usize = dropped.ready.iter().map(|(_, held)| held).sum();
-        self.held_bytes.set(self.held_bytes.get() - held);
+        let dropped = self.outgoing.borrow_mut().clear();
+        self.held_bytes.set(self.held_bytes.get() - dropped);
         self.changed.notify();
     }
 
@@ -206,13 +150,5 @@ impl Link {
         self.stream.shutdown();
         self.give_up();
         self.sender.notify();
-    }
-}
-
-fn fill(target: &mut [u8], parts: &[&[u8]]) {
-    let mut start = 0;
-    for part in parts {
-        target[start..start + part.len()].copy_from_slice(part);
-        start += part.len();
     }
 }

@@ -18,6 +18,7 @@ pub mod device;
 pub mod executor;
 pub mod mailbox;
 pub mod memory;
+pub mod mutants;
 pub mod shard;
 pub mod signal;
 pub mod stream;

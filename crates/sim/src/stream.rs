@@ -15,7 +15,7 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    rng::{Rng, mix},
+    rng::{Rng, index, mix},
     source::EventSource,
     trace::{Event, Trace, hash_of},
 };
@@ -65,6 +65,11 @@ struct Pipe {
     closed: bool,
     /// The receiver is done: nothing is wanted any more.
     deaf: bool,
+    /// What travels doesn't arrive.
+    held: bool,
+    /// Positions of bytes that will be damaged.
+    damaged: Vec<u64>,
+    bytes_sent: u64,
     sent: u64,
 }
 
@@ -121,6 +126,23 @@ impl SimStream {
     }
 }
 
+impl SimStream {
+    /// What this end sends stops arriving, its good-bye too, or goes on to: one direction of a partition.
+    pub fn hold(&self, held: bool) {
+        self.shared.state.borrow_mut().pipes[self.end].held = held;
+    }
+
+    /// Turns a bit of the byte that this end will send at `position` of its stream.
+    pub fn damage(&self, position: u64) {
+        self.shared.state.borrow_mut().pipes[self.end].damaged.push(position);
+    }
+
+    /// Bytes that this end has sent.
+    pub fn bytes_sent(&self) -> u64 {
+        self.shared.state.borrow().pipes[self.end].bytes_sent
+    }
+}
+
 impl Stream for SimStream {
     fn receive(&self, buffer: Buffer) -> Submission {
         let length = buffer.len();
@@ -157,15 +179,23 @@ enum Step {
 }
 
 impl State {
+    /// Whether the sender of a direction learns that what it sends goes nowhere.
+    fn is_over(&self, direction: usize) -> bool {
+        let (pipe, back) = (&self.pipes[direction], &self.pipes[1 - direction]);
+        self.reset || pipe.closed || (pipe.deaf && !back.held)
+    }
+
     fn can(&self, direction: usize, step: Step, now: u64) -> bool {
         let pipe = &self.pipes[direction];
         let under_way = pipe.travelling.iter().map(|s| s.bytes.len()).sum::<usize>() + pipe.arrived.len();
-        let over = self.reset || pipe.deaf || pipe.closed;
         match step {
-            Step::Send => pipe.send.is_some() && (over || under_way < self.config.window),
-            Step::Arrive => pipe.travelling.front().is_some_and(|segment| segment.arrives <= now),
+            Step::Send => pipe.send.is_some() && (self.is_over(direction) || under_way < self.config.window),
+            Step::Arrive => {
+                !pipe.held && pipe.travelling.front().is_some_and(|segment| segment.arrives <= now)
+            }
             Step::Receive => {
-                let end = self.reset || pipe.deaf || (pipe.closed && pipe.travelling.is_empty());
+                let parted = pipe.closed && pipe.travelling.is_empty() && !pipe.held;
+                let end = self.reset || pipe.deaf || parted;
                 pipe.receive.is_some() && (end || !pipe.arrived.is_empty())
             }
         }
@@ -184,7 +214,7 @@ impl State {
 
     /// A waiting send goes on: its completion and result, and the bytes that it took.
     fn send(&mut self, direction: usize, now: u64) -> Option<(Completion, Result<usize, DeviceErrorKind>)> {
-        let over = self.reset || self.pipes[direction].deaf || self.pipes[direction].closed;
+        let over = self.is_over(direction);
         let Send { data, completion } = self.pipes[direction].send.take()?;
         if over {
             return Some((completion, Err(DeviceErrorKind::Gone)));
@@ -199,7 +229,13 @@ impl State {
         let pipe = &mut self.pipes[direction];
         let behind = pipe.travelling.back().map_or(0, |segment| segment.arrives);
         let arrives = (now + delay).max(behind);
-        pipe.travelling.push_back(Segment { arrives, bytes: data[..length].to_vec() });
+        let mut bytes = data[..length].to_vec();
+        let end = pipe.bytes_sent + length as u64;
+        for position in pipe.damaged.extract_if(.., |position| (pipe.bytes_sent..end).contains(position)) {
+            bytes[index(position - pipe.bytes_sent)] ^= 1 << self.rng.below(8);
+        }
+        pipe.bytes_sent = end;
+        pipe.travelling.push_back(Segment { arrives, bytes });
         pipe.sent = mix(pipe.sent ^ hash_of(&data[..length]));
         Some((completion, Ok(length)))
     }
@@ -265,7 +301,8 @@ impl EventSource for Shared {
     fn next_due(&self) -> Option<u64> {
         let state = self.state.borrow();
         let now = self.clock.get();
-        let arrivals = state.pipes.iter().filter_map(|pipe| pipe.travelling.front().map(|s| s.arrives));
+        let open = state.pipes.iter().filter(|pipe| !pipe.held);
+        let arrivals = open.filter_map(|pipe| pipe.travelling.front().map(|s| s.arrives));
         let ready = state.steps(now).next().map(|_| now);
         arrivals.chain(ready).min()
     }
@@ -314,7 +351,11 @@ impl EventSource for Shared {
                 pipe.arrived.len(),
                 pipe.send.is_some(),
                 pipe.receive.is_some(),
-                if pipe.closed || pipe.deaf || state.reset { ", closed" } else { "" }
+                match pipe {
+                    _ if pipe.closed || pipe.deaf || state.reset => ", closed",
+                    _ if pipe.held => ", held",
+                    _ => "",
+                }
             )
         };
         state.pipes.iter().enumerate().map(line).collect()
@@ -384,6 +425,47 @@ mod tests {
             world.run_until(1_000_000, |_| done.get() == 2).unwrap();
             world.run_until_idle(1000).unwrap();
             assert!(world.leak_report().is_clean(), "{}", world.leak_report());
+        }
+    }
+
+    #[test]
+    fn what_is_held_arrives_when_it_is_released_and_so_does_the_end() {
+        for seed in 0..10 {
+            let (mut world, a, b) = world(seed);
+            let (sender, told) = (Rc::clone(&a), Rc::new(Cell::new(false)));
+            let there = Rc::clone(&told);
+            a.hold(true);
+            a.damage(2);
+            world.spawn(0, "send", async move {
+                send_all(&sender, &numbered(1)).await.unwrap();
+                sender.shutdown();
+            });
+            world.spawn(1, "receive", async move {
+                assert_eq!(receive_all(&b).await.unwrap(), numbered(1));
+                there.set(true);
+            });
+            world.run_until_idle(10_000).unwrap();
+            assert!(!told.get(), "the peer has heard of it");
+            a.hold(false);
+            world.run_until(10_000, |_| told.get()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_damaged_byte_differs_in_one_bit() {
+        for seed in 0..10 {
+            let (mut world, a, b) = world(seed);
+            a.damage(700);
+            world.spawn(0, "send", async move {
+                send_all(&a, &numbered(1000)).await.unwrap();
+                a.shutdown();
+            });
+            let receive = async move { receive_all(&b).await.unwrap() };
+            let got = world.block_on(1, "receive", 100_000, receive).unwrap();
+            let differing: Vec<_> =
+                got.iter().zip(numbered(1000)).enumerate().filter(|(_, (a, b))| *a != b).collect();
+            assert_eq!(differing.len(), 1);
+            assert_eq!((differing[0].0, (differing[0].1.0 ^ differing[0].1.1).count_ones()), (700, 1));
         }
     }
 

@@ -72,10 +72,6 @@ impl Controller {
         }))
     }
 
-    pub fn stopping(&self) -> Rc<Stopping> {
-        Rc::clone(&self.0.stopping)
-    }
-
     /// Gives up the array, before its devices are closed.
     pub fn release(&self) {
         let array = self.0.array.take();

@@ -14,12 +14,11 @@ use pinstripe_engine::array::Array;
 use pinstripe_runtime::shard;
 use serde_json::json;
 
-use super::{
+use super::{stopping::Stopping, upkeep};
+use crate::{
     first_of::{First, first_of},
-    stopping::Stopping,
-    upkeep,
+    output::printable,
 };
-use crate::output::printable;
 
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);

@@ -9,10 +9,8 @@
 //! the array is assembled. The end goes the other way: no more connections, what is in flight is finished, the superblocks
 //! are marked clean, the devices are closed, and then whoever asked for the end is answered.
 
-mod accept;
 mod control;
 mod devices;
-pub mod first_of;
 mod journal;
 mod nvme;
 mod report;
@@ -29,18 +27,18 @@ use pinstripe_engine::{
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, Listener, RuntimeConfig, termination},
+    shard::{self, JoinHandle},
+    uring::{self, Connection, Context, Listener, RuntimeConfig, termination},
 };
 use serde_json::json;
 
-use self::{
-    control::Controller, devices::Members, first_of::first_of, journal::Journal, sockets::Sockets,
-    stopping::Stopping,
-};
+use self::{control::Controller, devices::Members, journal::Journal, sockets::Sockets, stopping::Stopping};
 use crate::{
+    accept::{accept, in_turn},
     command_line::{NbdAddress, ServeArguments},
     create::Shape,
     failure::Failure,
+    first_of::first_of,
     member, nvme_server,
     output::printable,
     size::ByteSize,
@@ -199,12 +197,15 @@ impl Served {
         let controller = Controller::new(&self);
         let mut accepting = Vec::new();
         for listener in sockets.nbd {
-            accepting.push(accept::spawn_nbd(listener, self.shards.clone(), Rc::clone(&self.stopping)));
+            accepting.push(self.hand_out(listener, shards::hand_over));
         }
         if let Some(listener) = nvme {
-            accepting.push(accept::spawn_nvme(listener, self.shards.clone(), Rc::clone(&self.stopping)));
+            accepting.push(self.hand_out(listener, nvme_server::hand_over));
         }
-        accepting.push(accept::spawn_control(sockets.control, controller.clone()));
+        let (control, stopping) = (controller.clone(), Rc::clone(&self.stopping));
+        accepting.push(shard::spawn_joined(async move {
+            accept(&sockets.control, stopping.wanted(), |connection| control.spawn(connection)).await;
+        }));
         let told = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
         self.announce();
@@ -229,6 +230,14 @@ impl Served {
         };
         controller.finish(answer).await;
         outcome
+    }
+
+    /// Hands a listener's connections to the shards in turn, until the end is wanted.
+    fn hand_out(&self, listener: Listener, hand_over: fn(&ShardHandle, Connection)) -> JoinHandle<()> {
+        let (shards, stopping) = (self.shards.clone(), Rc::clone(&self.stopping));
+        shard::spawn_joined(async move {
+            accept(&listener, stopping.wanted(), in_turn(&shards, hand_over)).await;
+        })
     }
 
     /// Ends what is in flight, marks the array clean and closes the devices.

@@ -7,7 +7,7 @@ use pinstripe_export::BlockService;
 use pinstripe_nvme::target::{NamespaceConfig, uuid_of, uuid_text};
 use pinstripe_runtime::{ShardHandle, uring::Listener};
 
-use super::{journal::Journal, service::ArrayService};
+use super::{journal::Journal, service::array_service};
 use crate::{command_line::ServeArguments, failure::Failure, nvme_server};
 
 /// A socket that is bound, before the array is there.
@@ -44,7 +44,7 @@ impl Listening {
         let Self { listener, address, nqn } = self;
         let uuid = namespace_uuid(array_uuid);
         let nqn = nqn.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid)));
-        let service = ArrayService::new(Volume::new(Arc::clone(shared)), journal.clone());
+        let service = array_service(Volume::new(Arc::clone(shared)), journal.clone());
         let namespace = NamespaceConfig {
             uuid,
             size_bytes: service.size_bytes(),
@@ -57,7 +57,7 @@ impl Listening {
         for handle in shards {
             let (subsystem, shared, journal) = (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
             let opened = handle.call(move || async move {
-                let service = ArrayService::new(Volume::new(shared), journal);
+                let service = array_service(Volume::new(shared), journal);
                 nvme_server::open(subsystem, vec![service]);
             });
             opened.await?;

@@ -3,18 +3,21 @@
 use std::{cell::RefCell, sync::Arc};
 
 use pinstripe_engine::{shared::Shared, volume::Volume};
-use pinstripe_export::nbd::{Export, Server};
+use pinstripe_export::{
+    VolumeService,
+    nbd::{Export, Server},
+};
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
-use super::{journal::Journal, service::ArrayService};
-use crate::failure::Failure;
+use super::{journal::Journal, service::array_service};
+use crate::{failure::Failure, on_shards::on_shards};
 
 thread_local! {
     /// This shard's server.
-    static SERVER: RefCell<Option<Server<ArrayService>>> = const { RefCell::new(None) };
+    static SERVER: RefCell<Option<Server<VolumeService>>> = const { RefCell::new(None) };
 }
 
-fn current() -> Option<Server<ArrayService>> {
+fn current() -> Option<Server<VolumeService>> {
     SERVER.with(|server| server.borrow().clone())
 }
 
@@ -28,7 +31,7 @@ pub async fn open(
     for handle in shards {
         let (shared, name, journal) = (Arc::clone(shared), name.to_owned(), journal.clone());
         let opened = handle.call(move || async move {
-            let service = ArrayService::new(Volume::new(shared), journal);
+            let service = array_service(Volume::new(shared), journal);
             let server = Server::new(vec![Export { name, description: String::new(), service }])?;
             SERVER.with(|current| current.replace(Some(server)));
             Ok::<_, Failure>(())
@@ -54,33 +57,18 @@ pub fn hand_over(target: &ShardHandle, connection: Connection) {
     });
 }
 
-/// Ends all connections, at the same time on all shards, after what is in flight.
+/// Ends all connections after what is in flight.
 pub async fn stop(shards: &[ShardHandle], grace_nanoseconds: u64) {
     let stop = move || async move {
         if let Some(server) = current() {
             server.stop(grace_nanoseconds).await;
         }
     };
-    let tasks: Vec<_> = shards
-        .iter()
-        .cloned()
-        // A shard that is gone has no connections.
-        .map(|handle| shard::spawn_joined(async move { handle.call(stop).await.unwrap_or_default() }))
-        .collect();
-    for task in tasks {
-        task.join().await;
-    }
+    on_shards(shards, stop).await;
 }
 
 /// Gives up the volumes, and with them the devices.
 pub async fn close(shards: &[ShardHandle]) {
-    for handle in shards {
-        let closed = handle.call(|| async {
-            // Dropped outside of the borrow: a destructor may look for the server.
-            let server = SERVER.with(RefCell::take);
-            drop(server);
-        });
-        // A shard that is gone holds nothing.
-        closed.await.unwrap_or_default();
-    }
+    // Dropped outside of the borrow: a destructor may look for the server.
+    on_shards(shards, || async { drop(SERVER.with(RefCell::take)) }).await;
 }

@@ -8,15 +8,12 @@ use pinstripe_engine::{
 };
 use pinstripe_runtime::shard;
 
-use super::{
-    first_of::{First, first_of},
-    report,
-    stopping::Stopping,
-};
+use super::{report, stopping::Stopping};
 use crate::control::upkeep::{
     CheckParameters, CheckResult, Event, EventsParameters, EventsResult, Place, RepairParameters, SyncChange,
     SyncParameters, SyncResult,
 };
+use crate::first_of::{First, first_of};
 
 /// The longest that a call waits for an event.
 const WAIT_MS_MAX: u64 = 60_000;

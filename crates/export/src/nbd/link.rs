@@ -1,8 +1,7 @@
 //! One connection's sending half, and the limits of what it may hold.
 //!
 //! Three kinds of tasks share a [`Link`]: the receiver (one), the requests (many), and the sender (one, [`Link::run`]).
-//! Requests hand their replies over whole, so a header never loses its payload to another reply in between. Small
-//! replies are gathered into batches, big ones travel in the buffer that they were read into.
+//! Requests hand their replies over whole; see [`Outgoing`].
 //!
 //! **Limits.** A request is let in by [`Link::reserve`] only if there is room for its memory beside all that is held
 //! already, replies that aren't sent yet included. So a client that doesn't read its replies stops being read itself.
@@ -12,11 +11,11 @@
 //! fails it closes at once; what is in flight then completes into nothing.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 
-use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+use pinstripe_runtime::{Slice, Stream, shard};
 
+use crate::outgoing::{Outgoing, send_whole};
 use crate::wake::Wake;
 
 /// Requests of one connection that may be in flight.
@@ -25,8 +24,6 @@ pub(super) const REQUESTS_MAX: usize = 128;
 pub(super) const HELD_BYTES_MAX: usize = 64 << 20;
 /// Time that a client has to take its last replies, after it or the server has ended the conversation.
 const LINGER_NANOSECONDS: u64 = 10_000_000_000;
-/// Bytes of a batch of small replies.
-const BATCH_BYTES: usize = 64 << 10;
 
 /// A connection, as its tasks and the server see it.
 pub(super) struct Link<T: ?Sized> {
@@ -41,41 +38,6 @@ pub(super) struct Link<T: ?Sized> {
     /// The sender waits here for replies or the end, the receiver for room or the end.
     sender: Wake,
     receiver: Wake,
-}
-
-#[derive(Default)]
-struct Outgoing {
-    /// Ready to be sent, oldest first.
-    ready: VecDeque<Slice>,
-    /// The batch that still takes small replies, and how much of it is used.
-    batch: Option<(Buffer, usize)>,
-}
-
-impl Outgoing {
-    fn close_batch(&mut self) {
-        if let Some((mut batch, used)) = self.batch.take() {
-            batch.truncate(used);
-            self.ready.push_back(batch.freeze());
-        }
-    }
-
-    /// Room for `length` bytes in a batch; `length` must not exceed a batch.
-    fn room(&mut self, length: usize) -> &mut [u8] {
-        if self.batch.as_ref().is_some_and(|(batch, used)| batch.len() - used < length) {
-            self.close_batch();
-        }
-        let (batch, used) = self.batch.get_or_insert_with(|| (shard::buffer(BATCH_BYTES), 0));
-        let start = *used;
-        *used += length;
-        &mut batch[start..start + length]
-    }
-
-    fn next(&mut self) -> Option<Slice> {
-        if self.ready.is_empty() {
-            self.close_batch();
-        }
-        self.ready.pop_front()
-    }
 }
 
 impl<T: Stream + ?Sized> Link<T> {
@@ -148,43 +110,30 @@ impl<T: Stream + ?Sized> Link<T> {
     /// Sends `parts` one after the other, copied.
     pub fn send_copy(&self, parts: &[&[u8]]) {
         let length = parts.iter().map(|part| part.len()).sum();
-        if length == 0 {
-            return;
-        }
-        if length > BATCH_BYTES {
-            let mut buffer = shard::buffer(length);
-            fill(&mut buffer, parts);
-            return self.send(buffer.freeze());
-        }
-        if !self.broken.get() {
-            fill(self.outgoing.borrow_mut().room(length), parts);
-            self.handed_over(length);
+        if length > 0 {
+            self.hand_over(length, |outgoing| outgoing.push_copy(parts, length));
         }
     }
 
     /// Sends `slice` as it is.
     pub fn send(&self, slice: Slice) {
-        if !self.broken.get() {
-            let length = slice.len();
-            let mut outgoing = self.outgoing.borrow_mut();
-            outgoing.close_batch();
-            outgoing.ready.push_back(slice);
-            drop(outgoing);
-            self.handed_over(length);
-        }
+        let length = slice.len();
+        self.hand_over(length, |outgoing| outgoing.push(slice, length));
     }
 
-    fn handed_over(&self, length: usize) {
-        self.held_bytes.set(self.held_bytes.get() + length);
-        self.sender.wake();
+    fn hand_over(&self, length: usize, push: impl FnOnce(&mut Outgoing)) {
+        if !self.broken.get() {
+            push(&mut self.outgoing.borrow_mut());
+            self.held_bytes.set(self.held_bytes.get() + length);
+            self.sender.wake();
+        }
     }
 
     /// The sender: sends replies until the connection ends, then closes it. See the module.
     pub async fn run(&self) {
-        while let Some(slice) = self.sender.wait_for(|| self.next()).await {
-            let length = slice.len();
-            let sent = self.send_whole(slice).await;
-            self.held_bytes.set(self.held_bytes.get() - length);
+        while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
+            let sent = send_whole(&*self.stream, slice).await;
+            self.held_bytes.set(self.held_bytes.get() - held);
             if !sent {
                 self.give_up();
             }
@@ -199,33 +148,20 @@ impl<T: Stream + ?Sized> Link<T> {
 
     /// What to send next. `Some(None)` when the connection is over.
     #[expect(clippy::option_option, reason = "not yet, never again, and this one")]
-    fn next(&self) -> Option<Option<Slice>> {
+    fn next(&self) -> Option<Option<(Slice, usize)>> {
         if self.broken.get() {
             return Some(None);
         }
-        let next = self.outgoing.borrow_mut().next();
+        let next = self.outgoing.borrow_mut().pop();
         let ended = !self.receiving.get() || self.stopping.get();
         (next.is_some() || (ended && self.requests.get() == 0)).then_some(next)
-    }
-
-    async fn send_whole(&self, mut slice: Slice) -> bool {
-        loop {
-            let length = slice.len();
-            match self.stream.send(slice.clone()).await.result {
-                Ok(sent) if sent == length => return true,
-                Ok(sent) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
-                Ok(_) | Err(_) => return false,
-            }
-        }
     }
 
     /// The client can't be reached: its replies are dropped, now and from now on.
     fn give_up(&self) {
         self.broken.set(true);
-        let dropped = std::mem::take(&mut *self.outgoing.borrow_mut());
-        let batch = dropped.batch.as_ref().map_or(0, |(_, used)| *used);
-        let bytes = batch + dropped.ready.iter().map(Slice::len).sum::<usize>();
-        self.held_bytes.set(self.held_bytes.get() - bytes);
+        let dropped = self.outgoing.borrow_mut().clear();
+        self.held_bytes.set(self.held_bytes.get() - dropped);
     }
 
     /// The receiver has ended. Waits until no request of the connection is in flight and it is closed. A client that
@@ -265,13 +201,5 @@ impl<T: Stream + ?Sized> Stoppable for Link<T> {
         self.give_up();
         self.sender.wake();
         self.receiver.wake();
-    }
-}
-
-fn fill(target: &mut [u8], parts: &[&[u8]]) {
-    let mut start = 0;
-    for part in parts {
-        target[start..start + part.len()].copy_from_slice(part);
-        start += part.len();
     }
 }

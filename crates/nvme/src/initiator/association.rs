@@ -12,6 +12,7 @@ use super::device::{Namespace, NvmeSource};
 use super::queue::{DEPTH, Queue};
 use super::request::Failure;
 use super::{Address, Connecting, Connector, InitiatorError, Loss};
+use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, admin as opcode, fabrics};
 use crate::wire::fabrics::{CONTROLLER_ANY, bits, property};
 use crate::wire::identify::{self, ControllerInfo, NamespaceInfo, cns, optional};
@@ -155,7 +156,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
     /// This shard's queues by association and number.
-    static QUEUES: RefCell<Vec<(u64, u16, Rc<Queue>)>> = const { RefCell::new(Vec::new()) };
+    static QUEUES: RefCell<Vec<(u64, u16, std::rc::Weak<Queue>)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Association {
@@ -219,6 +220,9 @@ impl Association {
 
     /// The server may still carry out commands of this association: no other one begins before it must have let go.
     pub fn hold_back(&self) {
+        if active(Mutant::ReturnsTooEarly) {
+            return;
+        }
         let patience = u64::from(self.options.keep_alive_ms) + GRACE_MS;
         let until = shard::now() + patience * 1_000_000;
         if let Some(initiator) = self.initiator.upgrade() {
@@ -251,20 +255,21 @@ impl Association {
         QUEUES.with(|queues| {
             let queues = queues.borrow();
             let found = queues.iter().find(|(id, other, _)| (*id, *other) == (self.id, number));
-            found.map(|(_, _, queue)| Rc::clone(queue))
+            found.and_then(|(_, _, queue)| queue.upgrade())
         })
     }
 
     /// Makes queue `number` of this shard known until the association ends.
     fn keep(self: &Arc<Self>, number: u16, queue: &Rc<Queue>) {
-        let (association, id) = (Arc::clone(self), self.id);
-        QUEUES.with(|queues| queues.borrow_mut().push((id, number, Rc::clone(queue))));
+        let (association, queue) = (Arc::clone(self), Rc::clone(queue));
+        QUEUES.with(|queues| {
+            let mut queues = queues.borrow_mut();
+            queues.retain(|(.., other)| other.strong_count() > 0);
+            queues.push((self.id, number, Rc::downgrade(&queue)));
+        });
         shard::spawn(async move {
             association.changed.wait_until(|| association.has_ended()).await;
-            let gone: Vec<_> = QUEUES
-                .with(|queues| queues.borrow_mut().extract_if(.., |(other, ..)| *other == id).collect());
-            // Outside of the borrow.
-            drop(gone);
+            drop(queue);
         });
     }
 

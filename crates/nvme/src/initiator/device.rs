@@ -12,6 +12,7 @@ use zerocopy::IntoBytes;
 use super::association::Lease;
 use super::queue::Queue;
 use super::request::{Data, Pending, Request};
+use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, DATASET_DEALLOCATE, DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, nvm};
 
 /// Most blocks of a read, write or Write Zeroes.
@@ -163,7 +164,7 @@ impl Device for NvmeDevice {
                 let payload = Payload::Slice(data.clone());
                 self.request(payload, length, (blocks, self.blocks_max), |part, start| {
                     let command = self.command(nvm::WRITE, part);
-                    let flags = if fua { FORCE_UNIT_ACCESS } else { 0 };
+                    let flags = if fua && !active(Mutant::FuaDropped) { FORCE_UNIT_ACCESS } else { 0 };
                     let command = command.with_dword(12, command.dword(12) | flags);
                     (command, Data::Write(data.slice(start, self.bytes(part.count))))
                 })

@@ -14,6 +14,7 @@ use super::{InitiatorError, Loss};
 use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
+use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, Completion, Sgl, fabrics};
 use crate::wire::fabrics::ConnectData;
 use crate::wire::pdu::{CommandCapsule, FatalError, InitializeConnection, Transfer, digest, flag, kind};
@@ -333,7 +334,8 @@ impl Queue {
             if transfer.offset.get() as usize != pending.moved || pending.moved + length > wanted {
                 return Err(BROKEN);
             }
-            (Rc::clone(&pending.request), start + pending.moved)
+            let moved = if active(Mutant::DataOffsetIgnored) { 0 } else { pending.moved };
+            (Rc::clone(&pending.request), start + moved)
         };
         let buffer = request.take_buffer().ok_or(BROKEN)?;
         let (buffer, intact) = inbound.data(buffer, start).await;
@@ -369,7 +371,8 @@ impl Queue {
         let mut sent = 0;
         while sent < length {
             let count = (length - sent).min(*data_max);
-            let part = data.slice(offset + sent, count);
+            let from = if active(Mutant::ReadyOffsetIgnored) { 0 } else { offset };
+            let part = data.slice(from + sent, count);
             let header = Transfer {
                 common: BLANK,
                 command_id: transfer.command_id,
@@ -396,7 +399,14 @@ impl Queue {
             // Also when nobody wanted the answers any more: a device that was dropped with writes under way.
             self.association.hold_back();
         }
-        for pending in in_flight.into_iter().chain(waiting) {
+        let lost = if active(Mutant::LossCalledSuccess) { Ok(0) } else { Err(Failure::Lost) };
+        for pending in in_flight {
+            pending.request.command_ended(lost);
+        }
+        if active(Mutant::WaitingForgotten) {
+            return std::mem::forget(waiting);
+        }
+        for pending in waiting {
             pending.request.command_ended(Err(Failure::Lost));
         }
         self.changed.notify();
@@ -415,13 +425,28 @@ impl Queue {
             }
             let now = shard::now();
             let late = |pending: &Pending| now.saturating_sub(pending.since) > patience;
-            if self.in_flight.borrow().iter().flatten().any(late) {
+            if active(Mutant::IdentifierReused) {
+                self.forget_late(late);
+            } else if self.in_flight.borrow().iter().flatten().any(late) {
                 self.association.end(Loss::Timeout);
             }
         }
         if let Some(connected) = self.connected.borrow().as_ref() {
             connected.link.cut();
         }
+    }
+}
+
+/// What only deliberate defects do.
+impl Queue {
+    fn forget_late(&self, late: impl Fn(&Pending) -> bool) {
+        for id in 0..self.depth.get() {
+            let is_late = self.in_flight.borrow()[usize::from(id)].as_ref().is_some_and(&late);
+            if is_late && let Some(pending) = self.take(id) {
+                pending.request.command_ended(Err(Failure::Lost));
+            }
+        }
+        self.pump();
     }
 }
 

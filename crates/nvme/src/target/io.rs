@@ -10,6 +10,7 @@ use super::TRANSFER_BYTES_MAX;
 use super::reservation::Access;
 use super::session::{HostData, ReadBuffer, Session};
 use super::subsystem::{Admitted, Namespace};
+use crate::mutants::{Mutant, active};
 use crate::wire::command::{
     Command, DATASET_DEALLOCATE, DATASET_RANGES_MAX, DEALLOCATE, DataPlace, DatasetRange, NAMESPACE_ALL, nvm,
 };
@@ -154,6 +155,9 @@ async fn write<S: BlockService>(
     let fua = command.force_unit_access();
     let result = match admit(session, namespace, Access::Write) {
         Ok(_admitted) => {
+            if active(Mutant::AnsweredEarly) {
+                session.complete(command, Ok(0));
+            }
             let written = service.write(range.offset, buffer.freeze(), fua).await;
             written.map_err(|error| failed(error, Status::WRITE_FAULT))
         }
@@ -164,7 +168,7 @@ async fn write<S: BlockService>(
     let counters = &session.inner.counters;
     counters.writes.fetch_add(1, Ordering::Relaxed);
     counters.bytes_written.fetch_add(range.length, Ordering::Relaxed);
-    Ok(Done::Answered)
+    Ok(if active(Mutant::AnsweredEarly) { Done::ConnectionLost } else { Done::Answered })
 }
 
 async fn compare<S: BlockService>(
@@ -205,7 +209,7 @@ async fn flush<S: BlockService>(session: &Session<S>, command: &Command) -> Resu
         let one = Command { namespace: number.into(), ..*command };
         let (namespace, service) = self::namespace(session, &one)?;
         // A flush changes nothing: a namespace that takes no writes takes it.
-        if !namespace.info.read_only {
+        if !namespace.info.read_only && !active(Mutant::FlushSkipped) {
             let _admitted = admit(session, namespace, Access::Write)?;
             service.flush().await.map_err(|error| failed(error, Status::WRITE_FAULT))?;
         }

@@ -21,6 +21,7 @@ use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, io}
 use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
+use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, Completion, DataPlace, admin as opcode, fabrics};
 use crate::wire::pdu::{FatalError, ResponseCapsule, Termination, Transfer, flag, kind};
 use crate::wire::status::Status;
@@ -506,6 +507,7 @@ impl<S: BlockService> Session<S> {
             };
             match news {
                 Some(News::Ended) => return,
+                Some(News::Dead) if self.queue > 0 && active(Mutant::QueuesOutliveController) => return,
                 Some(News::Dead) => return self.link.cut(),
                 Some(News::Event(id, result)) => self.respond(id, Status::SUCCESS, result),
                 // The host may have been heard of meanwhile, or have set another time.
@@ -535,6 +537,9 @@ impl<S: BlockService> Session<S> {
     /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
     fn silence_left(&self) -> Option<u64> {
         let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
+        if active(Mutant::SilenceIgnored) {
+            return None;
+        }
         let silent = shard::now().saturating_sub(self.controller.heard.load(Ordering::Relaxed));
         (self.queue == 0 && allowed > 0).then(|| allowed.saturating_sub(silent))
     }

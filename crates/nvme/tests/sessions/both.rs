@@ -8,8 +8,8 @@ use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, Initi
 use pinstripe_nvme::target::Target;
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
 
-use crate::world::{Array, Pipe, Random, pipe};
-use crate::{NQN, seeds, target};
+use crate::world::{Array, Pipe, Random};
+use crate::{NQN, dial, seeds, target};
 
 const SIZE: usize = 8 << 20;
 
@@ -37,11 +37,7 @@ impl Connector for Wires {
                 if network.refuse {
                     return Err(std::io::ErrorKind::ConnectionRefused.into());
                 }
-                let (ours, theirs) = pipe(&network.random, 1 << 16);
-                let target = network.target.clone();
-                shard::spawn(async move {
-                    target.serve(theirs).await;
-                });
+                let ours = dial(&network.random, &network.target);
                 network.pipes.push(Rc::clone(&ours));
                 let stream: Rc<dyn Stream> = ours;
                 Ok(stream)

@@ -8,11 +8,10 @@ use pinstripe_nvme::wire::command::{Command, Completion, Sgl, admin, fabrics};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, ConnectData, property};
 use pinstripe_nvme::wire::pdu::{CommandCapsule, InitializeConnection, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::shard;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use crate::NQN;
-use crate::world::{Array, Pipe, Random, pipe};
+use crate::world::{Array, Pipe, Random};
+use crate::{NQN, dial};
 
 /// One queue of a host.
 pub struct Host {
@@ -36,13 +35,8 @@ pub enum Heard {
 impl Host {
     /// Connects the stream and agrees on digests.
     pub async fn initialize(random: &Rc<Random>, target: &Target<Array>, digests: u8) -> Self {
-        let (ours, theirs) = pipe(random, 1 << 16);
-        let target = target.clone();
-        shard::spawn(async move {
-            target.serve(theirs).await;
-        });
         let mut host = Self {
-            pipe: ours,
+            pipe: dial(random, target),
             encoding: Encoding::default(),
             framer: Framer::new(Role::Host),
             controller: CONTROLLER_ANY,
@@ -104,16 +98,23 @@ impl Host {
     pub async fn command(&mut self, mut command: Command, data: &[u8]) -> u16 {
         self.next_id += 1;
         command.id = self.next_id.into();
+        let bytes = self.capsule(command, data);
+        self.send(&bytes).await;
+        self.next_id
+    }
+
+    /// The bytes of a command, with `data` in its capsule.
+    pub fn capsule(&self, mut command: Command, data: &[u8]) -> Vec<u8> {
         if !data.is_empty() {
             command.sgl = Sgl::capsule(u32::try_from(data.len()).unwrap());
         }
-        let capsule = CommandCapsule { common: BLANK, command };
-        let length = u32::try_from(data.len()).unwrap();
-        let header = self.encoding.header(kind::CAPSULE_CMD, 0, &capsule, length);
+        self.with_data(kind::CAPSULE_CMD, 0, &CommandCapsule { common: BLANK, command }, data)
+    }
+
+    fn with_data<T: IntoBytes + Immutable>(&self, kind: u8, flags: u8, header: &T, data: &[u8]) -> Vec<u8> {
+        let header = self.encoding.header(kind, flags, header, u32::try_from(data.len()).unwrap());
         let trailer = self.encoding.trailer(data);
-        let trailer = trailer.as_ref().map_or(&[][..], |digest| &digest[..]);
-        self.send(&[header.bytes(), data, trailer].concat()).await;
-        self.next_id
+        [header.bytes(), data, trailer.as_ref().map_or(&[][..], |digest| &digest[..])].concat()
     }
 
     /// Sends a command and waits for its completion.
@@ -145,10 +146,7 @@ impl Host {
         let length = u32::try_from(data.len()).unwrap();
         let transfer = Transfer { common: BLANK, offset: offset.into(), length: length.into(), ..*ready };
         let flags = if last { flag::LAST } else { 0 };
-        let header = self.encoding.header(kind::H2C_DATA, flags, &transfer, length);
-        let trailer = self.encoding.trailer(data);
-        let trailer = trailer.as_ref().map_or(&[][..], |digest| &digest[..]);
-        self.send(&[header.bytes(), data, trailer].concat()).await
+        self.send(&self.with_data(kind::H2C_DATA, flags, &transfer, data)).await
     }
 
     /// Connect.

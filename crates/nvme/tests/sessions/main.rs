@@ -39,6 +39,16 @@ fn target(arrays: &[world::Array]) -> (Arc<Subsystem>, Target<world::Array>) {
     (Arc::clone(&subsystem), Target::new(subsystem, arrays.to_vec()))
 }
 
+/// A connection that the target serves.
+fn dial(random: &Rc<world::Random>, target: &Target<world::Array>) -> Rc<world::Pipe> {
+    let (ours, theirs) = world::pipe(random, 1 << 16);
+    let target = target.clone();
+    pinstripe_runtime::shard::spawn(async move {
+        target.serve(theirs).await;
+    });
+    ours
+}
+
 /// Runs `body` under some seeds.
 fn seeds<F: Future<Output = ()> + 'static>(count: u64, body: impl Fn(Rc<world::Random>) -> F) {
     for seed in 0..count {

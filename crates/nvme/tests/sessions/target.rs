@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host, identify};
 use crate::world::Array;
-use crate::{seeds, target};
+use crate::{dial, seeds, target};
 
 const SIZE: usize = 1 << 20;
 
@@ -56,12 +56,9 @@ fn data_with_a_wrong_digest_is_not_written() {
         let (_, target) = target(std::slice::from_ref(&array));
         let admin = Host::admin(&random, &target, 1).await;
         let mut io = admin.io(&random, &target, 1, 1, 2).await;
-        let mut command = write(0, 1);
-        command.sgl = Sgl::capsule(512);
-        let capsule =
-            pinstripe_nvme::wire::pdu::CommandCapsule { common: pinstripe_nvme::framing::BLANK, command };
-        let header = io.encoding.header(pinstripe_nvme::wire::pdu::kind::CAPSULE_CMD, 0, &capsule, 512);
-        io.send(&[header.bytes(), &[1; 512], &[0; 4]].concat()).await;
+        let mut bytes = io.capsule(write(0, 1), &[1; 512]);
+        *bytes.last_mut().unwrap() ^= 1;
+        io.send(&bytes).await;
         assert_eq!(io.completion().await.status(), Status::TRANSIENT_TRANSPORT);
         assert!(array.seen.borrow().data.iter().all(|&b| b == 0));
         // The connection goes on.
@@ -77,12 +74,7 @@ fn a_header_with_a_wrong_digest_ends_the_connection() {
         let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
         let admin = Host::admin(&random, &target, 1).await;
         let mut io = admin.io(&random, &target, 1, 1, 1).await;
-        let capsule = pinstripe_nvme::wire::pdu::CommandCapsule {
-            common: pinstripe_nvme::framing::BLANK,
-            command: Command::new(nvm::FLUSH, 1),
-        };
-        let header = io.encoding.header(pinstripe_nvme::wire::pdu::kind::CAPSULE_CMD, 0, &capsule, 0);
-        let mut bytes = header.bytes().to_vec();
+        let mut bytes = io.capsule(Command::new(nvm::FLUSH, 1), &[]);
         bytes[20] ^= 1;
         io.send(&bytes).await;
         let Heard::Terminated(status) = io.hear().await else { panic!("no C2HTermReq") };
@@ -323,11 +315,7 @@ fn garbage_ends_the_connection_and_nothing_else() {
     seeds(30, |random| async move {
         let array = Array::new(&random, SIZE, 0);
         let (_, target) = target(std::slice::from_ref(&array));
-        let (ours, theirs) = crate::world::pipe(&random, 4096);
-        let serving = target.clone();
-        shard::spawn(async move {
-            serving.serve(theirs).await;
-        });
+        let ours = dial(&random, &target);
         let garbage: Vec<u8> = (0..4096).map(|_| random.below(256).to_le_bytes()[0]).collect();
         ours.send_all(&garbage).await;
         ours.finish_sending();

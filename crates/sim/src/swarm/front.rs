@@ -12,12 +12,12 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_engine::{error::IoError, geometry::Geometry, shared::Shared, volume::Volume};
+use pinstripe_engine::{error::IoError, shared::Shared, volume::Volume};
 use pinstripe_export::{
-    BlockService, ServiceError,
+    VolumeService,
     nbd::{Export, Server},
 };
-use pinstripe_runtime::{Buffer, Signal, Slice, shard};
+use pinstripe_runtime::{Buffer, Signal, shard};
 
 use super::{
     Swarm,
@@ -298,7 +298,7 @@ async fn serve(
     sessions: Vec<(Rc<SimStream>, Rc<Session>)>,
     exchange: &Rc<Exchange>,
 ) {
-    let service = Service(Volume::new(shared));
+    let service = VolumeService::new(Volume::new(shared), |_| ());
     let export = Export { name: "array".to_owned(), description: String::new(), service };
     let Ok(server) = Server::new(vec![export]) else { unreachable!("the array can be exported") };
     let open = Rc::new(Cell::new(sessions.len()));
@@ -322,72 +322,4 @@ async fn serve(
     server.stop(GRACE_NS).await;
     exchange.changed.wait_until(|| open.get() == 0).await;
     exchange.servers.set(exchange.servers.get() - 1);
-}
-
-/// A volume as the server wants it.
-#[derive(Clone)]
-struct Service(Volume);
-
-impl Service {
-    fn geometry(&self) -> &Geometry {
-        &self.0.shared().geometry
-    }
-}
-
-fn told(result: Result<(), IoError>) -> Result<(), ServiceError> {
-    result.map_err(|error| match error {
-        IoError::ReadOnly => ServiceError::ReadOnly,
-        IoError::Stopping => ServiceError::Stopping,
-        _ => ServiceError::Io,
-    })
-}
-
-impl BlockService for Service {
-    fn size_bytes(&self) -> u64 {
-        self.0.size()
-    }
-
-    fn block_size(&self) -> u32 {
-        self.geometry().logical_block()
-    }
-
-    fn preferred_block(&self) -> u32 {
-        self.geometry().chunk_bytes()
-    }
-
-    fn read_only(&self) -> bool {
-        false
-    }
-
-    async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
-        let (result, buffer) = self.0.read(offset, buffer).await;
-        (told(result), buffer)
-    }
-
-    async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
-        told(self.0.write(offset, data, fua).await)
-    }
-
-    async fn flush(&self) -> Result<(), ServiceError> {
-        told(self.0.flush().await)
-    }
-
-    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
-        told(self.0.discard(offset, length).await)?;
-        if fua { self.flush().await } else { Ok(()) }
-    }
-
-    async fn write_zeroes(
-        &self,
-        offset: u64,
-        length: u64,
-        fua: bool,
-        may_punch: bool,
-    ) -> Result<(), ServiceError> {
-        told(if may_punch {
-            self.0.write_zeroes(offset, length, fua).await
-        } else {
-            self.0.write_zero_bytes(offset, length, fua).await
-        })
-    }
 }

@@ -1,0 +1,94 @@
+//! What a connection still has to send, in order. The links of all protocols use it.
+//!
+//! Messages are handed over whole, so that a header never loses its data to another message in between. Small ones are
+//! gathered into batches, data travels in the buffer that it lies in. With each goes a number of *held* bytes: memory
+//! that the connection answers for until the message is sent or dropped.
+
+use std::collections::VecDeque;
+
+use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+
+/// Bytes of a batch of small messages.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// See the module.
+#[derive(Default)]
+pub struct Outgoing {
+    /// To be sent, oldest first, and the held bytes that go with each.
+    ready: VecDeque<(Slice, usize)>,
+    batch: Option<Batch>,
+}
+
+/// It still takes small messages.
+struct Batch {
+    buffer: Buffer,
+    used: usize,
+    held: usize,
+}
+
+impl Outgoing {
+    fn close_batch(&mut self) {
+        if let Some(Batch { mut buffer, used, held }) = self.batch.take() {
+            buffer.truncate(used);
+            self.ready.push_back((buffer.freeze(), held));
+        }
+    }
+
+    /// Takes `slice` as it is.
+    pub fn push(&mut self, slice: Slice, held: usize) {
+        self.close_batch();
+        self.ready.push_back((slice, held));
+    }
+
+    /// Takes `parts` one after the other, copied; together they are not empty.
+    pub fn push_copy(&mut self, parts: &[&[u8]], held: usize) {
+        let length = parts.iter().map(|part| part.len()).sum();
+        if length > BATCH_BYTES {
+            let mut buffer = shard::buffer(length);
+            fill(&mut buffer, parts);
+            return self.push(buffer.freeze(), held);
+        }
+        if self.batch.as_ref().is_some_and(|batch| batch.buffer.len() - batch.used < length) {
+            self.close_batch();
+        }
+        let new = || Batch { buffer: shard::buffer(BATCH_BYTES), used: 0, held: 0 };
+        let batch = self.batch.get_or_insert_with(new);
+        fill(&mut batch.buffer[batch.used..batch.used + length], parts);
+        batch.used += length;
+        batch.held += held;
+    }
+
+    /// What to send next, and the bytes to give back afterwards.
+    pub fn pop(&mut self) -> Option<(Slice, usize)> {
+        if self.ready.is_empty() {
+            self.close_batch();
+        }
+        self.ready.pop_front()
+    }
+
+    /// Drops everything. Gives the bytes that were held.
+    pub fn clear(&mut self) -> usize {
+        self.close_batch();
+        self.ready.drain(..).map(|(_, held)| held).sum()
+    }
+}
+
+fn fill(target: &mut [u8], parts: &[&[u8]]) {
+    let mut start = 0;
+    for part in parts {
+        target[start..start + part.len()].copy_from_slice(part);
+        start += part.len();
+    }
+}
+
+/// Sends all of `slice`. False if the peer can't be reached any more.
+pub async fn send_whole<T: Stream + ?Sized>(stream: &T, mut slice: Slice) -> bool {
+    loop {
+        let length = slice.len();
+        match stream.send(slice.clone()).await.result {
+            Ok(sent) if sent == length => return true,
+            Ok(sent) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
+            Ok(_) | Err(_) => return false,
+        }
+    }
+}

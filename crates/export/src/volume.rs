@@ -1,0 +1,98 @@
+//! An array's volume as front ends want it.
+
+use std::rc::Rc;
+
+use pinstripe_engine::{error::IoError, geometry::Geometry, volume::Volume};
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
+
+use crate::{BlockService, ServiceError};
+
+/// One shard's handle on an array.
+#[derive(Clone)]
+pub struct VolumeService {
+    volume: Volume,
+    /// Told of every request that fails for more than a refusal.
+    complain: Rc<dyn Fn(&IoError)>,
+}
+
+impl VolumeService {
+    /// The array on this shard. A client is told little of why a request failed; `complain` hears all of it.
+    pub fn new(volume: Volume, complain: impl Fn(&IoError) + 'static) -> Self {
+        Self { volume, complain: Rc::new(complain) }
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.volume.shared().geometry
+    }
+
+    fn answer(&self, result: Result<(), IoError>) -> Result<(), ServiceError> {
+        result.map_err(|error| {
+            let told = match &error {
+                IoError::ReadOnly => return ServiceError::ReadOnly,
+                IoError::Stopping => return ServiceError::Stopping,
+                IoError::Member(member) if member.error.kind == DeviceErrorKind::NoSpace => {
+                    ServiceError::NoSpace
+                }
+                _ => ServiceError::Io,
+            };
+            (self.complain)(&error);
+            told
+        })
+    }
+}
+
+impl BlockService for VolumeService {
+    fn size_bytes(&self) -> u64 {
+        self.volume.size()
+    }
+
+    fn block_size(&self) -> u32 {
+        self.geometry().logical_block()
+    }
+
+    /// A stripe, where clients can align to one, else a chunk.
+    fn preferred_block(&self) -> u32 {
+        match self.geometry() {
+            Geometry::Parity(geometry) if geometry.stripe_bytes().is_power_of_two() => {
+                geometry.stripe_bytes()
+            }
+            other => other.chunk_bytes(),
+        }
+    }
+
+    fn read_only(&self) -> bool {
+        self.volume.shared().options.read_only
+    }
+
+    async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+        let (result, buffer) = self.volume.read(offset, buffer).await;
+        (self.answer(result), buffer)
+    }
+
+    async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        self.answer(self.volume.write(offset, data, fua).await)
+    }
+
+    async fn flush(&self) -> Result<(), ServiceError> {
+        self.answer(self.volume.flush().await)
+    }
+
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+        self.answer(self.volume.discard(offset, length).await)?;
+        if fua { self.flush().await } else { Ok(()) }
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        fua: bool,
+        may_punch: bool,
+    ) -> Result<(), ServiceError> {
+        self.answer(if may_punch {
+            self.volume.write_zeroes(offset, length, fua).await
+        } else {
+            self.volume.write_zero_bytes(offset, length, fua).await
+        })
+    }
+}

@@ -1,0 +1,33 @@
+//! Deliberate defects, to show that the sessions in the simulator find them (`tests/simulated`).
+
+pinstripe_runtime::mutants! {
+    /// Commands in flight on a connection that was lost are said to have succeeded (C25).
+    LossCalledSuccess,
+    /// Commands that wait to be sent when the association ends are never answered (C25).
+    WaitingForgotten,
+    /// A command that takes too long is given up alone, and its identifier used again: the late answer of the old one is
+    /// believed (C25).
+    IdentifierReused,
+    /// After a loss the server is used again at once, while it may still carry out old commands (C16).
+    ReturnsTooEarly,
+    /// A controller whose host is silent lives on, and so do its old commands (C16).
+    SilenceIgnored,
+    /// A new association doesn't wait for the old one's commands (C16).
+    DrainSkipped,
+    /// The I/O queues of a controller outlive it.
+    QueuesOutliveController,
+    /// A header is believed whatever its digest.
+    HeaderDigestIgnored,
+    /// Data is believed whatever its digest.
+    DataDigestIgnored,
+    /// Whatever part of the data the server asks for, it gets the first one.
+    ReadyOffsetIgnored,
+    /// All parts of a read's data are put to its beginning.
+    DataOffsetIgnored,
+    /// A write is answered before it is carried out.
+    AnsweredEarly,
+    /// The initiator forgets FUA (C5).
+    FuaDropped,
+    /// The target answers a flush without one (C5).
+    FlushSkipped,
+}

@@ -1,0 +1,32 @@
+//! Both ends of NVMe/TCP in the simulated world: connections are cut at any step, packets are late, bytes are damaged, the
+//! server's device hangs, power fails. A ledger knows which bytes a read may return.
+//!
+//! With the feature `mutants`, every deliberate defect of the crate must be found here.
+#![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]
+
+#[cfg(feature = "mutants")]
+mod defects;
+mod foreign;
+mod network;
+mod run;
+mod users;
+
+use run::{Server, run};
+
+fn all_pass(seeds: std::ops::Range<u64>, server: Server) {
+    for seed in seeds {
+        if let Err(words) = run(seed, server) {
+            panic!("seed {seed}: {words}");
+        }
+    }
+}
+
+#[test]
+fn whatever_is_cut_or_late_every_command_is_decided_and_every_byte_is_right() {
+    all_pass(0..24, Server::Ours);
+}
+
+#[test]
+fn a_server_that_moves_data_in_pieces_and_answers_out_of_order_is_served_right() {
+    all_pass(0..12, Server::Foreign);
+}

@@ -1,0 +1,47 @@
+//! Deliberate defects, which show that the tests would find them: one switch per crate.
+//!
+//! A crate names its defects with [`mutants!`](crate::mutants!) in a module of its own, and asks `active(Mutant::Name)`
+//! where the rule is kept. Only with *its* feature `mutants`, which no product build has, can one be turned on; otherwise
+//! every question is `false` at compile time.
+
+/// Makes the invoking module the crate's list of defects: `Mutant`, `activate`, and within the crate `active`.
+#[macro_export]
+macro_rules! mutants {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A rule that is broken on purpose.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mutant {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Mutant {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+
+        #[cfg(feature = "mutants")]
+        thread_local! {
+            static ACTIVE: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+        }
+
+        /// Turns one defect on for this thread, or all off.
+        #[cfg(feature = "mutants")]
+        pub fn activate(mutant: Option<Mutant>) {
+            ACTIVE.with(|active| active.set(mutant));
+        }
+
+        /// Whether a defect is turned on.
+        #[cfg(feature = "mutants")]
+        pub(crate) fn active(mutant: Mutant) -> bool {
+            ACTIVE.with(|active| active.get() == Some(mutant))
+        }
+
+        /// Never, in a product build.
+        #[cfg(not(feature = "mutants"))]
+        #[inline(always)]
+        #[allow(clippy::inline_always, reason = "the question must vanish from the hot path")]
+        pub(crate) const fn active(_: Mutant) -> bool {
+            false
+        }
+    };
+}
