@@ -157,6 +157,8 @@ pinstripe_runtime::mutants! {
     ReplacementNotWritten,
     /// The target of a replacement is read before it is whole (C1).
     ReplacementRead,
+    /// What a slot's member logs is not logged by the target of its replacement.
+    ReplacementNotLogged,
     /// A replacement is switched in without a flush (C4).
     ReplacementWithoutFlush,
     /// After a crash the target of a replacement keeps what its member may have got and it not.
@@ -221,5 +223,6 @@ impl Mutant {
         Self::LogWrongRange,
         Self::LogWrongCoefficient,
         Self::ReplaySkipsEntry,
+        Self::ReplacementNotLogged,
     ];
 }

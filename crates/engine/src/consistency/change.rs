@@ -150,11 +150,11 @@ impl Array {
             })?;
             places.push((book.member.id, place));
         }
-        let (set_uuid, slots) = (records.array.set_uuid, geometry.members());
+        let set_uuid = records.array.set_uuid;
         let log = match kind {
             NewLog::None => Log::None,
-            NewLog::Ppl => Log::Ppl(Arc::new(Ppl::new(set_uuid, slots, 1))),
-            NewLog::DoubleParity => Log::DoubleParity(Arc::new(DoubleParityLog::new(set_uuid, slots, block))),
+            NewLog::Ppl => Log::Ppl(Arc::new(Ppl::new(set_uuid, 1))),
+            NewLog::DoubleParity => Log::DoubleParity(Arc::new(DoubleParityLog::new(set_uuid, block))),
         };
         Ok(LogChange::Add { log, kind, places })
     }

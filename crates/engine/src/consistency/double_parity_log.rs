@@ -7,13 +7,9 @@
 //! that is released is over for good (C4): its entry may be overwritten, and if it is still found, it gives the parity that
 //! is there. Of several entries for a row the newest counts: that it was logged at all says that those before it are over.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::Poll,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use pinstripe_md::{
@@ -27,15 +23,15 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 use super::{
     Batch, Door, LogArea, LogError, Logged,
     ppl::partial_parity,
-    queue::{Lead, Queue, Rules, Ticket, Turn, enter_both},
+    queue::{self, Lead, Queues, Records, Rules},
 };
 use crate::{
     decode::exponent,
-    error::{IoError, Operation},
+    error::IoError,
     geometry::{MemberSlot, Set64, StripeId},
     mutants::{Mutant, active},
     plan::{Method, Run},
-    snapshot::{MemberId, View},
+    snapshot::View,
     volume::VolumeInner,
 };
 
@@ -47,41 +43,48 @@ pub struct DoubleParityLog {
     sequence: AtomicU64,
     door: Door,
     rules: Rules,
-    /// By slot: the log on the member there.
-    queues: Box<[Queue<Part>]>,
+    queues: Queues<Part>,
 }
 
 /// An entry with its payload, whose checksum is filled in by the leader.
-pub(super) struct Part {
+#[derive(Clone)]
+pub(crate) struct Part {
     entry: Entry,
     payload: Option<Slice>,
 }
 
 /// Keeps a batch in the log until it is dropped.
-pub(crate) struct Kept {
-    log: Arc<DoubleParityLog>,
-    tickets: Vec<(MemberSlot, Ticket)>,
-}
+pub(crate) type Kept = queue::Kept<Part>;
 
-impl Drop for Kept {
-    fn drop(&mut self) {
-        for (slot, ticket) in &self.tickets {
-            self.log.queues[slot.index()].release(*ticket);
+impl Records for DoubleParityLog {
+    type Item = Part;
+
+    fn record(&self, lead: &Lead<Part>) -> Result<Slice, DeviceError> {
+        let invalid = DeviceError::of(DeviceErrorKind::Invalid);
+        let mut record = shard::buffer(usize::try_from(lead.length).map_err(|_| invalid)?);
+        let mut at = usize::try_from(self.rules.header(lead.items.len())).map_err(|_| invalid)?;
+        let mut entries = Vec::with_capacity(lead.items.len());
+        for part in &lead.items {
+            let mut entry = part.entry;
+            if let Some(payload) = &part.payload {
+                record[at..at + payload.len()].copy_from_slice(payload);
+                at += payload.len();
+                entry.seal(payload);
+            }
+            entries.push(entry);
         }
+        record[at..].fill(0);
+        let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
+        let header = self.identity().encode_header(sequence, &entries, lead.length, self.rules.block);
+        let header = header.map_err(|_| invalid)?;
+        record[..header.len()].copy_from_slice(&header);
+        Ok(record.freeze())
     }
 }
 
-/// Where one copy of a batch goes.
-struct Copy<'v> {
-    slot: MemberSlot,
-    parts: Vec<(Part, u64)>,
-    member: &'v crate::snapshot::Member,
-    device: &'v dyn Device,
-}
-
 impl DoubleParityLog {
-    /// The log of an array of `slots` with logical blocks of `block` bytes.
-    pub(super) fn new(set_uuid: Uuid, slots: usize, block: u64) -> Self {
+    /// The log of an array with logical blocks of `block` bytes.
+    pub(super) fn new(set_uuid: Uuid, block: u64) -> Self {
         let rules = Rules {
             exclusive: false,
             entries_max: ENTRIES_MAX,
@@ -98,7 +101,7 @@ impl DoubleParityLog {
             sequence: AtomicU64::new(1),
             door: Door::default(),
             rules,
-            queues: (0..slots).map(|_| Queue::new(rules)).collect(),
+            queues: Queues::new(rules),
         }
     }
 
@@ -179,7 +182,7 @@ impl DoubleParityLog {
         let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
         let mut made = Vec::new();
         for (parity, slot) in places {
-            let Some((member, device)) = view.member(slot.index()) else { continue };
+            let Some((member, _)) = view.member(slot.index()) else { continue };
             let piece = self.piece_max(member.log_area());
             let mut parts = Vec::new();
             for (start, length, written, payloads) in &runs {
@@ -197,120 +200,14 @@ impl DoubleParityLog {
                 };
                 cut(entry, payload, piece, &mut parts);
             }
-            let total: u64 = parts.iter().map(|(_, bytes)| bytes + self.rules.header(1)).sum();
+            let total: u64 = parts.iter().map(|part| part.bytes + self.rules.header(1)).sum();
             if member.log_area().is_none_or(|area| total > room(area)) {
                 // Never: a log is used only where what one batch can be fits it.
                 return Err(LogError::Fatal(IoError::Failed));
             }
-            made.push(Copy { slot, parts, member, device: &**device });
+            made.push((slot, parts));
         }
-        self.commit(volume, view, made).await
-    }
-
-    /// Puts the copies into their queues, and waits until all are durable.
-    async fn commit(
-        self: &Arc<Self>,
-        volume: &VolumeInner,
-        view: &View,
-        mut copies: Vec<Copy<'_>>,
-    ) -> Result<Logged, LogError> {
-        let generation = view.snapshot.generation;
-        copies.sort_by_key(|copy| copy.slot.index());
-        let queue = |copy: &Copy<'_>| &self.queues[copy.slot.index()];
-        let tickets: Vec<Vec<Ticket>> = match &mut copies[..] {
-            [one] => {
-                let parts = std::mem::take(&mut one.parts);
-                vec![
-                    parts
-                        .into_iter()
-                        .map(|(part, bytes)| queue(one).enter((one.member, generation), part, 1, bytes))
-                        .collect(),
-                ]
-            }
-            [low, high] => {
-                let (parts_low, parts_high) =
-                    (std::mem::take(&mut low.parts), std::mem::take(&mut high.parts));
-                let (low, high) = enter_both(
-                    (queue(low), low.member, parts_low),
-                    (queue(high), high.member, parts_high),
-                    generation,
-                );
-                vec![low, high]
-            }
-            _ => return Err(LogError::Fatal(IoError::Failed)),
-        };
-        // From here on whatever happens releases what was entered.
-        let slots = copies.iter().map(|copy| copy.slot);
-        let all = slots.zip(&tickets).flat_map(|(slot, list)| list.iter().map(move |ticket| (slot, *ticket)));
-        let kept = Kept { log: Arc::clone(self), tickets: all.collect() };
-        let waits = copies.iter().zip(&tickets).map(|(copy, list)| {
-            // In order: when the last is durable, all are.
-            let last = list.last().copied();
-            Box::pin(async move {
-                match last {
-                    Some(last) => self.durable(volume, view, copy, last).await,
-                    None => Ok(()),
-                }
-            }) as Pin<Box<dyn Future<Output = Result<(), MemberId>>>>
-        });
-        for result in all_of(waits.collect()).await {
-            result.map_err(LogError::Member)?;
-        }
-        Ok(Logged::DoubleParity(kept))
-    }
-
-    async fn durable(
-        &self,
-        volume: &VolumeInner,
-        view: &View,
-        copy: &Copy<'_>,
-        ticket: Ticket,
-    ) -> Result<(), MemberId> {
-        let queue = &self.queues[copy.slot.index()];
-        loop {
-            match queue.next(ticket).await {
-                Turn::Durable => return Ok(()),
-                Turn::Failed => return Err(copy.member.id),
-                Turn::Lead(lead) => {
-                    let written = self.write_record(volume, copy.device, &lead).await;
-                    if let Err(error) = written {
-                        volume.report(view, copy.slot.index(), Operation::Metadata, lead.offset, error);
-                    }
-                    queue.written(&lead, written.is_ok());
-                }
-            }
-        }
-    }
-
-    async fn write_record(
-        &self,
-        volume: &VolumeInner,
-        device: &dyn Device,
-        lead: &Lead<Part>,
-    ) -> Result<(), DeviceError> {
-        let invalid = DeviceError::of(DeviceErrorKind::Invalid);
-        let mut record = shard::buffer(usize::try_from(lead.length).map_err(|_| invalid)?);
-        let mut at = usize::try_from(self.rules.header(lead.items.len())).map_err(|_| invalid)?;
-        let mut entries = Vec::with_capacity(lead.items.len());
-        for part in &lead.items {
-            let mut entry = part.entry;
-            if let Some(payload) = &part.payload {
-                record[at..at + payload.len()].copy_from_slice(payload);
-                at += payload.len();
-                entry.seal(payload);
-            }
-            entries.push(entry);
-        }
-        record[at..].fill(0);
-        let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
-        let header = self.identity().encode_header(sequence, &entries, lead.length, self.rules.block);
-        let header = header.map_err(|_| invalid)?;
-        record[..header.len()].copy_from_slice(&header);
-        volume.counters().log_writes.add(1);
-        volume.counters().log_write_bytes.add(lead.length);
-        volume.counters().member_writes.add(1);
-        volume.counters().member_write_bytes.add(lead.length);
-        device.write(lead.offset, record.freeze(), true).await.result.map(|_| ())
+        Ok(Logged::DoubleParity(self.queues.append(&**self, (volume, view), made).await?))
     }
 
     /// The longest payload of an entry, so that a record with it is no longer than the gap.
@@ -336,9 +233,9 @@ pub(super) fn takes_chunks_of(chunk_bytes: u64, area: LogArea, block: u64) -> bo
 }
 
 /// Cuts an entry into pieces of at most `piece` bytes of payload.
-fn cut(entry: Entry, payload: Option<&Slice>, piece: u32, parts: &mut Vec<(Part, u64)>) {
+fn cut(entry: Entry, payload: Option<&Slice>, piece: u32, parts: &mut Vec<queue::Part<Part>>) {
     let Some(payload) = payload else {
-        parts.push((Part { entry, payload: None }, 0));
+        parts.push(queue::Part { item: Part { entry, payload: None }, entries: 1, bytes: 0 });
         return;
     };
     let mut at = 0;
@@ -347,7 +244,8 @@ fn cut(entry: Entry, payload: Option<&Slice>, piece: u32, parts: &mut Vec<(Part,
         let slice = payload.slice(at as usize, length as usize);
         let wrong = if active(Mutant::LogWrongRange) { 512 } else { 0 };
         let entry = Entry { start: entry.start + at + wrong, length, ..entry };
-        parts.push((Part { entry, payload: Some(slice) }, length.into()));
+        let item = Part { entry, payload: Some(slice) };
+        parts.push(queue::Part { item, entries: 1, bytes: length.into() });
         at += length;
     }
 }
@@ -366,24 +264,4 @@ fn partial_q(batch: &Batch<'_>, run: &Run, q: &[u8]) -> Slice {
         );
     }
     partial.freeze()
-}
-
-/// Waits for all of a few futures.
-async fn all_of<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>) -> Vec<T> {
-    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(move |context| {
-        for (future, result) in futures.iter_mut().zip(&mut results) {
-            if result.is_none()
-                && let Poll::Ready(value) = future.as_mut().poll(context)
-            {
-                *result = Some(value);
-            }
-        }
-        if results.iter().all(Option::is_some) {
-            Poll::Ready(results.iter_mut().filter_map(Option::take).collect())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await
 }

@@ -309,10 +309,10 @@ pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> 
     let Some(area) = LogArea::of(superblock) else { return Ok(()) };
     let set_uuid = superblock.array.set_uuid;
     if superblock.member.ppl.is_some() {
-        Ppl::new(set_uuid, 1, 0).begin(device, area, MemberSlot(0), false).await
+        Ppl::new(set_uuid, 0).begin(device, area, MemberSlot(0), false).await
     } else {
         ppl::zero(device, area).await?;
-        DoubleParityLog::new(set_uuid, 1, 512).begin(device, area).await
+        DoubleParityLog::new(set_uuid, 512).begin(device, area).await
     }
 }
 
@@ -376,10 +376,10 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
         members.flush().await?;
     }
     let log = if freshest.member.ppl.is_some() {
-        Log::Ppl(Arc::new(Ppl::new(freshest.array.set_uuid, assembled.geometry.members(), 1)))
+        Log::Ppl(Arc::new(Ppl::new(freshest.array.set_uuid, 1)))
     } else if double_parity_replay::is_carried(&members).await? {
-        let (set_uuid, slots) = (freshest.array.set_uuid, assembled.geometry.members());
-        let log = DoubleParityLog::new(set_uuid, slots, assembled.geometry.logical_block().into());
+        let block = assembled.geometry.logical_block();
+        let log = DoubleParityLog::new(freshest.array.set_uuid, block.into());
         Log::DoubleParity(Arc::new(log))
     } else {
         Log::None

@@ -36,10 +36,10 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use super::{
     Batch, Door, LogArea, LogError, Logged,
-    queue::{Lead, Queue, Rules, Ticket, Turn},
+    queue::{self, Lead, Queues, Records, Rules},
 };
 use crate::{
-    error::{IoError, Operation},
+    error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
     mutants::{Mutant, active},
     parity_cache::ROW_BYTES,
@@ -53,32 +53,46 @@ pub struct Ppl {
     set_uuid: Uuid,
     generation: AtomicU64,
     door: Door,
-    /// By slot: the log on the member there.
-    queues: Box<[Queue<Vec<Part>>]>,
+    queues: Queues<Vec<Part>>,
 }
 
 /// An entry with its partial parity. Checksum and lengths of parity are filled in by the leader.
-pub(super) struct Part {
+#[derive(Clone)]
+pub(crate) struct Part {
     entry: PplEntry,
     parity: Option<Slice>,
 }
 
 /// Keeps a batch in the log until it is dropped.
-pub(crate) struct Kept {
-    log: Arc<Ppl>,
-    slot: MemberSlot,
-    ticket: Ticket,
-}
+pub(crate) type Kept = queue::Kept<Vec<Part>>;
 
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.log.queues[self.slot.index()].release(self.ticket);
+impl Records for Ppl {
+    type Item = Vec<Part>;
+
+    fn record(&self, lead: &Lead<Vec<Part>>) -> Result<Slice, DeviceError> {
+        let mut record = shard::buffer(usize::try_from(lead.length).unwrap_or(usize::MAX));
+        let mut at = HEADER_BYTES;
+        let mut entries = Vec::new();
+        for part in lead.items.iter().flatten() {
+            let mut entry = part.entry;
+            if let Some(parity) = &part.parity {
+                record[at..at + parity.len()].copy_from_slice(parity);
+                at += parity.len();
+                entry.seal(parity);
+            }
+            entries.push(entry);
+        }
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst);
+        let header = PplHeader { signature: signature(self.set_uuid), generation, entries };
+        let header = header.encode().map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))?;
+        record[..HEADER_BYTES].copy_from_slice(&header);
+        Ok(record.freeze())
     }
 }
 
 impl Ppl {
-    /// The log of an array of `slots`, whose next record has `generation`.
-    pub(super) fn new(set_uuid: Uuid, slots: usize, generation: u64) -> Self {
+    /// The log of an array, whose next record has `generation`.
+    pub(super) fn new(set_uuid: Uuid, generation: u64) -> Self {
         let rules = Rules {
             exclusive: !active(Mutant::LogRecordForgotten),
             entries_max: ENTRIES_MAX,
@@ -92,7 +106,7 @@ impl Ppl {
             set_uuid,
             generation: AtomicU64::new(generation),
             door: Door::default(),
-            queues: (0..slots).map(|_| Queue::new(rules)).collect(),
+            queues: Queues::new(rules),
         }
     }
 
@@ -144,7 +158,7 @@ impl Ppl {
         parts: Vec<Part>,
     ) -> Result<Logged, LogError> {
         // Without parity nothing can be torn.
-        let Some((member, device)) = view.member(slot.index()).filter(|_| !parts.is_empty()) else {
+        let Some((member, _)) = view.member(slot.index()).filter(|_| !parts.is_empty()) else {
             return Ok(Logged::Nothing);
         };
         let bytes: u64 = parts.iter().filter_map(|part| part.parity.as_ref()).map(|p| p.len() as u64).sum();
@@ -154,50 +168,9 @@ impl Ppl {
             return Err(LogError::Fatal(IoError::Failed));
         }
         self.door.pass().await;
-        let (queue, count) = (&self.queues[slot.index()], parts.len());
-        let ticket = queue.enter((member, view.snapshot.generation), parts, count, bytes);
-        loop {
-            match queue.next(ticket).await {
-                Turn::Durable => return Ok(Logged::Ppl(Kept { log: Arc::clone(self), slot, ticket })),
-                Turn::Failed => return Err(LogError::Member(member.id)),
-                Turn::Lead(lead) => {
-                    let written = self.write_record(volume, &**device, &lead).await;
-                    if let Err(error) = written {
-                        volume.report(view, slot.index(), Operation::Metadata, lead.offset, error);
-                    }
-                    queue.written(&lead, written.is_ok());
-                }
-            }
-        }
-    }
-
-    async fn write_record(
-        &self,
-        volume: &VolumeInner,
-        device: &dyn Device,
-        lead: &Lead<Vec<Part>>,
-    ) -> Result<(), DeviceError> {
-        let mut record = shard::buffer(usize::try_from(lead.length).unwrap_or(usize::MAX));
-        let mut at = HEADER_BYTES;
-        let mut entries = Vec::new();
-        for part in lead.items.iter().flatten() {
-            let mut entry = part.entry;
-            if let Some(parity) = &part.parity {
-                record[at..at + parity.len()].copy_from_slice(parity);
-                at += parity.len();
-                entry.seal(parity);
-            }
-            entries.push(entry);
-        }
-        let generation = self.generation.fetch_add(1, Ordering::SeqCst);
-        let header = PplHeader { signature: signature(self.set_uuid), generation, entries };
-        let header = header.encode().map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))?;
-        record[..HEADER_BYTES].copy_from_slice(&header);
-        volume.counters().log_writes.add(1);
-        volume.counters().log_write_bytes.add(lead.length);
-        volume.counters().member_writes.add(1);
-        volume.counters().member_write_bytes.add(lead.length);
-        device.write(lead.offset, record.freeze(), true).await.result.map(|_| ())
+        let part = queue::Part { entries: parts.len(), item: parts, bytes };
+        let kept = self.queues.append(&**self, (volume, view), vec![(slot, vec![part])]).await?;
+        Ok(Logged::Ppl(kept))
     }
 
     /// Makes the log on a device one that begins now: whatever stood there counts no more, and with `active` recovery knows

@@ -5,19 +5,32 @@
 //! every batch in it has been released; its space is used again only then. With [`Rules::exclusive`] there is one live
 //! record at a time: the next gathers meanwhile.
 //!
-//! Batches are taken strictly in the order in which they came. A batch that needs two members' logs enters both queues
-//! under both locks ([`enter_both`]), so that all queues agree on who came first; the first of all then never waits for
-//! space that somebody holds who waits for it.
+//! A queue belongs to a member, not to a slot: who becomes a slot's member by a replacement has had a log since it began to
+//! get the slot's writes, and goes on with it. So what is logged for a slot goes to the member and to the target of its
+//! replacement, as what is written to the slot does (C1): whichever of the two a crash makes the slot's member, its log
+//! knows of every write that may be under way.
+//!
+//! Batches are taken strictly in the order in which they came. A batch that needs several members' logs enters all their queues
+//! under all their locks ([`Queues::enter`]), so that all queues agree on who came first; the first of all then never waits
+//! for space that somebody holds who waits for it.
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    task::Poll,
 };
 
-use pinstripe_runtime::Signal;
+use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 
-use super::LogArea;
-use crate::snapshot::{Member, MemberId};
+use super::{LogArea, LogError};
+use crate::{
+    error::Operation,
+    geometry::MemberSlot,
+    mutants::{Mutant, active},
+    snapshot::{Member, MemberId, View},
+    volume::VolumeInner,
+};
 
 /// How records are cut and placed.
 #[derive(Clone, Copy)]
@@ -52,26 +65,59 @@ impl Rules {
     }
 }
 
-/// One member's queue.
-pub(super) struct Queue<T> {
+/// A part of what a batch has to say in one member's log: never divided.
+#[derive(Clone)]
+pub(super) struct Part<T> {
+    pub(super) item: T,
+    /// Entries of the record that it needs.
+    pub(super) entries: usize,
+    /// Bytes of payload.
+    pub(super) bytes: u64,
+}
+
+/// What a log makes of the parts of a record: its bytes.
+pub(super) trait Records {
+    /// What the log is given.
+    type Item: Clone;
+
+    /// The record.
+    fn record(&self, lead: &Lead<Self::Item>) -> Result<Slice, DeviceError>;
+}
+
+/// The queues of a log, by member.
+pub(super) struct Queues<T> {
     rules: Rules,
+    by_member: RwLock<Vec<Option<Arc<Queue<T>>>>>,
+}
+
+/// Keeps a batch in the logs until it is dropped.
+pub(crate) struct Kept<T> {
+    entered: Vec<(Arc<Queue<T>>, Ticket)>,
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        for (queue, ticket) in &self.entered {
+            queue.release(*ticket);
+        }
+    }
+}
+
+/// One member's queue.
+struct Queue<T> {
+    rules: Rules,
+    area: Option<LogArea>,
     state: Mutex<State<T>>,
     changed: Signal,
 }
 
 struct State<T> {
-    /// Counts the members that this slot has had.
-    epoch: u64,
-    member: Option<MemberId>,
-    /// The latest membership under which anybody came.
-    generation: u64,
-    area: Option<LogArea>,
     /// Where the next record goes, if it fits there.
     head: u64,
     /// Oldest first.
     live: VecDeque<Record>,
-    waiting: VecDeque<Waiting<T>>,
-    /// The number of the next batch; all below `durable` are on the member.
+    waiting: VecDeque<Part<T>>,
+    /// The number of the next part; all below `durable` are on the member.
     next: u64,
     durable: u64,
     leading: bool,
@@ -80,29 +126,19 @@ struct State<T> {
 
 struct Record {
     start: u64,
-    /// Batches below this number, from where the record before it ends.
-    batches_end: u64,
+    /// Parts below this number, from where the record before it ends.
+    parts_end: u64,
     unreleased: u64,
 }
 
-struct Waiting<T> {
-    item: T,
-    entries: usize,
-    bytes: u64,
-}
-
-/// A batch's place in a queue.
-#[derive(Clone, Copy)]
-pub(super) struct Ticket {
-    epoch: u64,
-    number: u64,
-}
+/// A part's place in a queue.
+type Ticket = u64;
 
 /// What to do next.
-pub(super) enum Turn<T> {
-    /// The batch is on the member.
+enum Turn<T> {
+    /// The part is on the member.
     Durable,
-    /// The member's log could not be written, or the member has left.
+    /// The member's log could not be written.
     Failed,
     /// Write this record and call [`Queue::written`].
     Lead(Lead<T>),
@@ -110,79 +146,173 @@ pub(super) enum Turn<T> {
 
 /// A record to be written.
 pub(super) struct Lead<T> {
-    epoch: u64,
-    batches_end: u64,
+    parts_end: u64,
     /// Where it goes, in bytes of the device.
-    pub(super) offset: u64,
+    offset: u64,
     /// Its length in bytes.
     pub(super) length: u64,
     /// What goes in, in order.
     pub(super) items: Vec<T>,
 }
 
-impl<T> Queue<T> {
+impl<T: Clone> Queues<T> {
     pub(super) fn new(rules: Rules) -> Self {
+        Self { rules, by_member: RwLock::default() }
+    }
+
+    fn of(&self, member: &Member) -> Arc<Queue<T>> {
+        let MemberId(number) = member.id;
+        let known = self.by_member.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = known.get(number).and_then(Option::as_ref) {
+            return Arc::clone(queue);
+        }
+        drop(known);
+        let mut all = self.by_member.write().unwrap_or_else(PoisonError::into_inner);
+        if all.len() <= number {
+            all.resize_with(number + 1, || None);
+        }
+        Arc::clone(all[number].get_or_insert_with(|| Arc::new(Queue::new(self.rules, member.log_area()))))
+    }
+
+    /// Has the logs of some slots know of a batch, durably: in each slot's log the parts that go with it. Who is the target
+    /// of a slot's replacement logs what the slot's member does.
+    pub(super) async fn append(
+        &self,
+        log: &impl Records<Item = T>,
+        (volume, view): (&VolumeInner, &View),
+        copies: Vec<(MemberSlot, Vec<Part<T>>)>,
+    ) -> Result<Kept<T>, LogError> {
+        let mut seats: Vec<Seat<'_, T>> = Vec::new();
+        for (slot, parts) in copies {
+            for place in view.places(slot.index()) {
+                let is_logged = place == slot.index() || !active(Mutant::ReplacementNotLogged);
+                if let Some((member, device)) = view.member(place).filter(|_| is_logged) {
+                    let (queue, parts) = (self.of(member), parts.clone());
+                    seats.push(Seat { place, member: member.id, device: &**device, queue, parts, last: None });
+                }
+            }
+        }
+        // From here on whatever happens releases what was entered.
+        let kept = enter(&mut seats);
+        let waits = seats.iter().map(|seat| -> Pin<Box<dyn Future<Output = _>>> {
+            Box::pin(seat.durable(log, volume, view))
+        });
+        for durable in all_of(waits.collect()).await {
+            durable.map_err(LogError::Member)?;
+        }
+        Ok(kept)
+    }
+}
+
+/// One of the logs that a batch goes into.
+struct Seat<'v, T> {
+    place: usize,
+    member: MemberId,
+    device: &'v dyn Device,
+    queue: Arc<Queue<T>>,
+    parts: Vec<Part<T>>,
+    /// When this is durable, all parts are.
+    last: Option<Ticket>,
+}
+
+/// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of batches.
+fn enter<T>(seats: &mut [Seat<'_, T>]) -> Kept<T> {
+    seats.sort_by_key(|seat| seat.member);
+    let queues: Vec<_> = seats.iter().map(|seat| Arc::clone(&seat.queue)).collect();
+    let mut locked: Vec<_> = queues.iter().map(|queue| queue.lock()).collect();
+    let mut entered = Vec::new();
+    for (seat, state) in seats.iter_mut().zip(&mut locked) {
+        for part in seat.parts.drain(..) {
+            let ticket = state.enter(part);
+            entered.push((Arc::clone(&seat.queue), ticket));
+            seat.last = Some(ticket);
+        }
+    }
+    Kept { entered }
+}
+
+impl<T: Clone> Seat<'_, T> {
+    /// Waits until what was entered is on the member; writes it, if nobody else does.
+    async fn durable(
+        &self,
+        log: &impl Records<Item = T>,
+        volume: &VolumeInner,
+        view: &View,
+    ) -> Result<(), MemberId> {
+        let Some(last) = self.last else { return Ok(()) };
+        loop {
+            match self.queue.next(last).await {
+                Turn::Durable => return Ok(()),
+                Turn::Failed => return Err(self.member),
+                Turn::Lead(lead) => {
+                    let written = self.write(log, volume, &lead).await;
+                    if let Err(error) = written {
+                        volume.report(view, self.place, Operation::Metadata, lead.offset, error);
+                    }
+                    self.queue.written(&lead, written.is_ok());
+                }
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        log: &impl Records<Item = T>,
+        volume: &VolumeInner,
+        lead: &Lead<T>,
+    ) -> Result<(), DeviceError> {
+        let record = log.record(lead)?;
+        volume.counters().log_writes.add(1);
+        volume.counters().log_write_bytes.add(lead.length);
+        volume.counters().member_writes.add(1);
+        volume.counters().member_write_bytes.add(lead.length);
+        self.device.write(lead.offset, record, true).await.result.map(|_| ())
+    }
+}
+
+impl<T> Queue<T> {
+    fn new(rules: Rules, area: Option<LogArea>) -> Self {
         let state = State {
-            epoch: 0,
-            member: None,
-            generation: 0,
-            area: None,
             head: rules.start,
             live: VecDeque::new(),
             waiting: VecDeque::new(),
             next: 0,
             durable: 0,
             leading: false,
-            failed: false,
+            failed: area.is_none(),
         };
-        Self { rules, state: Mutex::new(state), changed: Signal::default() }
+        Self { rules, area, state: Mutex::new(state), changed: Signal::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a batch of `entries` with `bytes` of payload into the queue of `member`, who sits there in `generation`.
-    pub(super) fn enter(
-        &self,
-        (member, generation): (&Member, u64),
-        item: T,
-        entries: usize,
-        bytes: u64,
-    ) -> Ticket {
-        self.lock().enter(&self.rules, (member, generation), Waiting { item, entries, bytes })
-    }
-
     /// Waits until there is something to know or to do.
-    pub(super) async fn next(&self, ticket: Ticket) -> Turn<T> {
-        self.changed.wait_for(|| self.lock().turn(&self.rules, ticket)).await
+    async fn next(&self, ticket: Ticket) -> Turn<T> {
+        self.changed.wait_for(|| self.lock().turn(&self.rules, self.area, ticket)).await
     }
 
     /// The record is durable, or could not be written.
-    pub(super) fn written(&self, lead: &Lead<T>, success: bool) {
+    fn written(&self, lead: &Lead<T>, success: bool) {
         {
             let mut state = self.lock();
-            if state.epoch == lead.epoch {
-                state.leading = false;
-                if success {
-                    state.durable = lead.batches_end;
-                } else {
-                    state.failed = true;
-                    state.waiting.clear();
-                }
+            state.leading = false;
+            if success {
+                state.durable = lead.parts_end;
+            } else {
+                state.failed = true;
+                state.waiting.clear();
             }
         }
         self.changed.notify();
     }
 
-    /// The batch is on the members: its record is not needed for it any more.
-    pub(super) fn release(&self, ticket: Ticket) {
+    /// The part is on the members: its record is not needed for it any more.
+    fn release(&self, ticket: Ticket) {
         {
             let mut state = self.lock();
-            if state.epoch != ticket.epoch {
-                return;
-            }
-            if let Some(record) = state.live.iter_mut().find(|record| ticket.number < record.batches_end) {
+            if let Some(record) = state.live.iter_mut().find(|record| ticket < record.parts_end) {
                 record.unreleased -= 1;
             }
             while state.live.front().is_some_and(|record| record.unreleased == 0) {
@@ -194,37 +324,17 @@ impl<T> Queue<T> {
 }
 
 impl<T> State<T> {
-    fn enter(&mut self, rules: &Rules, (member, generation): (&Member, u64), waiting: Waiting<T>) -> Ticket {
-        if self.member != Some(member.id) && generation < self.generation {
-            // Another has taken the seat meanwhile: a ticket that is good for nothing.
-            return Ticket { epoch: u64::MAX, number: 0 };
-        }
-        self.generation = self.generation.max(generation);
-        if self.member != Some(member.id) {
-            // Who waited for the member before finds another epoch, and plans anew.
-            self.epoch += 1;
-            self.member = Some(member.id);
-            self.area = member.log_area();
-            self.head = rules.start;
-            self.live.clear();
-            self.waiting.clear();
-            self.durable = self.next;
-            self.leading = false;
-            self.failed = self.area.is_none();
-        }
-        let ticket = Ticket { epoch: self.epoch, number: self.next };
+    fn enter(&mut self, part: Part<T>) -> Ticket {
+        let ticket = self.next;
         self.next += 1;
         if !self.failed {
-            self.waiting.push_back(waiting);
+            self.waiting.push_back(part);
         }
         ticket
     }
 
-    fn turn(&mut self, rules: &Rules, ticket: Ticket) -> Option<Turn<T>> {
-        if ticket.epoch != self.epoch {
-            return Some(Turn::Failed);
-        }
-        if ticket.number < self.durable {
+    fn turn(&mut self, rules: &Rules, area: Option<LogArea>, ticket: Ticket) -> Option<Turn<T>> {
+        if ticket < self.durable {
             return Some(Turn::Durable);
         }
         if self.failed {
@@ -233,15 +343,14 @@ impl<T> State<T> {
         if self.leading || self.waiting.is_empty() || rules.exclusive && !self.live.is_empty() {
             return None;
         }
-        self.lead(rules).map(Turn::Lead)
+        self.lead(rules, area?).map(Turn::Lead)
     }
 
     /// Takes what has come, as much as there is place for.
-    fn lead(&mut self, rules: &Rules) -> Option<Lead<T>> {
-        let area = self.area?;
+    fn lead(&mut self, rules: &Rules, area: LogArea) -> Option<Lead<T>> {
         let (mut entries, mut bytes, mut taken, mut place) = (0, 0, 0, None);
-        for waiting in &self.waiting {
-            let (more_entries, more_bytes) = (entries + waiting.entries, bytes + waiting.bytes);
+        for part in &self.waiting {
+            let (more_entries, more_bytes) = (entries + part.entries, bytes + part.bytes);
             let length = rules.record(more_entries, more_bytes);
             let at = self.place(rules, area, length);
             let too_long = rules.gap.is_some() && length > rules.gap(area);
@@ -251,12 +360,12 @@ impl<T> State<T> {
             (entries, bytes, taken, place) = (more_entries, more_bytes, taken + 1, at.map(|at| (at, length)));
         }
         let (start, length) = place?;
-        let items: Vec<T> = self.waiting.drain(..taken).map(|waiting| waiting.item).collect();
-        let batches_end = self.next - self.waiting.len() as u64;
-        self.live.push_back(Record { start, batches_end, unreleased: items.len() as u64 });
+        let items: Vec<T> = self.waiting.drain(..taken).map(|part| part.item).collect();
+        let parts_end = self.next - self.waiting.len() as u64;
+        self.live.push_back(Record { start, parts_end, unreleased: items.len() as u64 });
         self.head = start + length;
         self.leading = true;
-        Some(Lead { epoch: self.epoch, batches_end, offset: area.offset + start, length, items })
+        Some(Lead { parts_end, offset: area.offset + start, length, items })
     }
 
     /// Where a record of `length` bytes fits that overwrites no live one, and leaves the gap behind it free of live ones too.
@@ -282,25 +391,22 @@ impl<T> State<T> {
     }
 }
 
-/// Puts entries, each with its bytes of payload, into the queues of two members, so that every pair of queues has the same
-/// order. `first` is of the lower slot.
-pub(super) fn enter_both<T>(
-    first: (&Queue<T>, &Member, Vec<(T, u64)>),
-    second: (&Queue<T>, &Member, Vec<(T, u64)>),
-    generation: u64,
-) -> (Vec<Ticket>, Vec<Ticket>) {
-    let (mut a, mut b) = (first.0.lock(), second.0.lock());
-    let waiting = |(item, bytes)| Waiting { item, entries: 1, bytes };
-    (
-        first
-            .2
-            .into_iter()
-            .map(|part| a.enter(&first.0.rules, (first.1, generation), waiting(part)))
-            .collect(),
-        second
-            .2
-            .into_iter()
-            .map(|part| b.enter(&second.0.rules, (second.1, generation), waiting(part)))
-            .collect(),
-    )
+/// Waits for all of a few futures.
+async fn all_of<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>) -> Vec<T> {
+    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(move |context| {
+        for (future, result) in futures.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *result = Some(value);
+            }
+        }
+        if results.iter().all(Option::is_some) {
+            Poll::Ready(results.iter_mut().filter_map(Option::take).collect())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await
 }
