@@ -209,6 +209,11 @@ impl Server {
         said(&mut command).map(|_| ())
     }
 
+    /// `pinstripe remove`: a spare or a failed device is forgotten.
+    pub fn remove(&self, device: &Path) -> Result<()> {
+        said(Command::new(&self.pinstripe).arg("remove").arg(&self.control).arg(device)).map(|_| ())
+    }
+
     /// The device in a slot.
     pub fn device_in(&self, slot: usize) -> Result<PathBuf> {
         let state = self.state()?;
