@@ -41,6 +41,17 @@ while read -r lun name; do
 done </job/disks
 echo "ready after $(cut -d' ' -f1 /proc/uptime) s"
 
+# Shortly before the host loses its patience (5 minutes), tell what everybody waits for.
+{
+    sleep 255
+    echo w >/proc/sysrq-trigger
+    echo t >/proc/sysrq-trigger
+    sleep 2
+    echo "== not done after $(cut -d' ' -f1 /proc/uptime) s"
+    cat /proc/mdstat
+    dmesg | tail -n 1500
+} &
+
 . /job/environment
 sh -eu /job/run.sh </dev/null
 finish $?

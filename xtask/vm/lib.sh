@@ -52,7 +52,32 @@ expect_content() {
 
 # sectors_read MEMBER: how many sectors have been read from this disk since the boot.
 sectors_read() {
-    awk '{ print $3 }' "/sys/class/block/$(basename "$(readlink "/dev/member/$1")")/stat"
+    awk '{ print $3 }' "/sys/class/block/$(disk "$1")/stat"
+}
+
+# disk MEMBER: the kernel's name of a member's disk.
+disk() {
+    basename "$(readlink "/dev/member/$1")"
+}
+
+# sectors_written MEMBER: how many sectors have been written to this disk since the boot.
+sectors_written() {
+    awk '{ print $7 }' "/sys/class/block/$(disk "$1")/stat"
+}
+
+# member_attribute MD MEMBER FILE: what /sys/block/MD/md/dev-.../FILE says.
+member_attribute() {
+    attribute "$1" "dev-$(disk "$2")/$3"
+}
+
+# wait_for_slot MD SLOT MEMBER: until this member holds the slot and has everything.
+wait_for_slot() {
+    w_tries=0
+    until [ "$(member_attribute "$1" "$3" slot),$(member_attribute "$1" "$3" state)" = "$2,in_sync" ]; do
+        w_tries=$((w_tries + 1))
+        [ $w_tries -lt 3000 ] || die "$3 does not get slot $2 of $1: $(cat /proc/mdstat)"
+        sleep 0.1
+    done
 }
 
 # mdadm_create MD: makes the array that $name $level $count $chunk $layout $bitmap describe, waits for its first sync,

@@ -1,14 +1,15 @@
 # Our server in the guest over disks that forget what was not flushed; the host kills the machine at any moment. $DEVICES
-# are served; $ADD is added and rebuilt onto; $WRITERS write, over the server's socket or (VIA=kernel) over /dev/nbd0.
+# are served; `pinstripe $CHANGE` adds or replaces one; $WRITERS write, over the server's socket or (VIA=kernel) over /dev/nbd0.
 . /job/serve.sh
 name=$NAME
 out starting
 # shellcheck disable=SC2086
 serve $DEVICES
 out serving
-if [ -n "$ADD" ]; then
-    pinstripe add /run/array.control "/dev/member/$ADD" || die "$name: add fails"
-    out adding
+if [ -n "$CHANGE" ]; then
+    # shellcheck disable=SC2086
+    pinstripe $CHANGE || die "$name: $CHANGE fails"
+    out changing
 fi
 if [ -n "$WRITERS" ]; then
     store=/run/array.nbd

@@ -22,8 +22,17 @@ while read -r name level count chunk layout bitmap missing <&4; do
     # shellcheck disable=SC2046
     mdadm --assemble /dev/md9 --quiet --run $(present "$name" "$count" -) || die "$name: mdadm does not assemble it"
     [ "$(attribute md9 degraded)" = 0 ] || die "$name: degraded is $(attribute md9 degraded), expected 0"
-    cat /sys/block/md9/md/dev-*/bad_blocks
-    cat /sys/block/md9/md/dev-*/bad_blocks | grep -q . || die "$name: the kernel finds no bad blocks"
+    # Lines: first sector of the device, sectors.
+    member_attribute md9 "$name-1" bad_blocks >/tmp/bad
+    cat /tmp/bad
+    [ -s /tmp/bad ] || die "$name: the kernel finds no bad blocks"
+    while read -r first sectors; do
+        [ "$first" -ge "$start" ] && [ $((first + sectors)) -le $((start + chunk * 8)) ] ||
+            die "$name: sectors $first + $sectors are listed as bad, which are not"
+    done </tmp/bad
+    for other in $(seats "$name" "$count" 1); do
+        [ -z "$(member_attribute md9 "${other##*/}" bad_blocks)" ] || die "$name: bad blocks on $other"
+    done
     # What lies under them is wrong: only from the others is it right.
     expect_content "$name, with bad blocks" /dev/md9
     stop md9

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 const SUPERBLOCK_SECTOR: usize = 8;
 const MAGIC: u32 = 0xa92b_4efc;
 const FEATURE_BITMAP: u32 = 1;
+const FEATURE_RECOVERY_OFFSET: u32 = 2;
 /// Slots that the manifest shows.
 const ROLES_SHOWN: usize = 8;
 
@@ -24,6 +25,8 @@ pub struct Superblock {
     pub chunk_sectors: u32,
     pub raid_disks: u32,
     pub data_offset: u64,
+    /// Sectors of the member that are valid, if it isn't whole.
+    pub recovery_offset: Option<u64>,
     pub events: u64,
     pub resync_offset: u64,
     dev_number: u32,
@@ -67,8 +70,10 @@ impl Superblock {
         let roles: Vec<u16> = (0..bytes.u32(220)?)
             .map(|index| bytes.u16(256 + 2 * usize::try_from(index)?))
             .collect::<Result<_>>()?;
+        let feature_map = bytes.u32(8)?;
+        let recovery_offset = bytes.u64(152)?;
         Ok(Self {
-            feature_map: bytes.u32(8)?,
+            feature_map,
             uuid: hex(&bytes.array::<16>(16)?),
             set_name,
             level: bytes.i32(72)?,
@@ -77,6 +82,7 @@ impl Superblock {
             chunk_sectors: bytes.u32(88)?,
             raid_disks: bytes.u32(92)?,
             data_offset: bytes.u64(128)?,
+            recovery_offset: (feature_map & FEATURE_RECOVERY_OFFSET != 0).then_some(recovery_offset),
             events: bytes.u64(200)?,
             resync_offset: bytes.u64(208)?,
             dev_number: bytes.u32(160)?,

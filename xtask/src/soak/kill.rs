@@ -1,4 +1,4 @@
-//! The server is killed, by SIGKILL, at any instant: under writes, in recovery, in the middle of a rebuild.
+//! The server is killed, by SIGKILL, at any instant: under writes, in recovery, in the middle of a rebuild or a replacement.
 //!
 //! A round of one array:
 //!
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Where a log closes the write hole, members are lost as well: before the writes, or with the server. Then the array
-//! must start dirty and degraded, and hold everything.
+//! must start dirty and degraded, and hold everything. On the others a member is replaced meanwhile, now and then: its copying
+//! goes through all the deaths of a round, and in the end the new device has the slot.
 //!
 //! A killed process loses no write that its kernel had taken, so every acknowledged write must stand, flushed or not;
 //! one that was cut is old or new in each sector; what nobody wrote is still zero.
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result, bail, ensure};
+use anyhow::{Context, Error, Result, ensure};
 
 use super::Rounds;
 use super::arrays::{self, Subject};
@@ -88,6 +89,8 @@ struct Array<'a> {
     journal: Option<PathBuf>,
     /// Slots whose members are lost.
     missing: BTreeSet<usize>,
+    /// The slot that is being replaced, and the device that is to take it.
+    replacing: Option<(usize, PathBuf)>,
     stretches: Vec<Stretch>,
     fio: Fio,
     counts: Counts,
@@ -109,16 +112,30 @@ impl<'a> Array<'a> {
         server.stop()?;
         let stretches = (0..WRITERS).map(|n| Stretch::new(n * WRITER_STRIDE, WRITER_BLOCKS)).collect();
         let missing = BTreeSet::new();
-        Ok(Self { lab, subject, members, journal, missing, stretches, fio, counts: Counts::new() })
+        Ok(Self {
+            lab,
+            subject,
+            members,
+            journal,
+            missing,
+            replacing: None,
+            stretches,
+            fio,
+            counts: Counts::new(),
+        })
     }
 
     fn round(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rounds", 1);
         let server = self.start()?;
-        if self.subject.closes_hole() && random.percent(25) {
-            for slot in self.lose_members(random) {
-                server.fail(u32::try_from(slot)?)?;
+        if self.subject.closes_hole() {
+            if random.percent(25) {
+                for slot in self.lose_members(random) {
+                    server.fail(u32::try_from(slot)?)?;
+                }
             }
+        } else if random.percent(40) {
+            self.replace(&server, random).context("replace")?;
         }
         self.write_and_kill(server, random, true).context("under load")?;
         if self.subject.closes_hole() && self.missing.is_empty() && random.percent(40) {
@@ -139,7 +156,20 @@ impl<'a> Array<'a> {
     /// What is there of the array's devices.
     fn devices(&self) -> Vec<PathBuf> {
         let present = self.members.iter().enumerate().filter(|(slot, _)| !self.missing.contains(slot));
-        present.map(|(_, device)| device).chain(&self.journal).cloned().collect()
+        let newcomer = self.replacing.iter().map(|(_, device)| device);
+        present.map(|(_, device)| device).chain(&self.journal).chain(newcomer).cloned().collect()
+    }
+
+    /// Begins to copy a member to a fresh device, through whatever comes; the array is complete all the time. (One with a log
+    /// can't.)
+    fn replace(&mut self, server: &Server, random: &mut Random) -> Result<()> {
+        add(&mut self.counts, "replacements", 1);
+        let slot = random.index(self.members.len());
+        let name = format!("{}-{slot}-{}.img", self.subject.geometry.name, self.counts["replacements"]);
+        let device = self.lab.sparse_file(&name, MEMBER_BYTES)?;
+        server.replace(slot, &device)?;
+        self.replacing = Some((slot, device));
+        Ok(())
     }
 
     fn start(&mut self) -> Result<Server> {
@@ -154,9 +184,22 @@ impl<'a> Array<'a> {
                 {
                     add(&mut self.counts, "devices_still_held", 1);
                 }
-                other => return other,
+                Ok(server) => {
+                    self.count_replacement(&server)?;
+                    return Ok(server);
+                }
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Notes whether a kill came in the middle of a replacement.
+    fn count_replacement(&mut self, server: &Server) -> Result<()> {
+        if let Some((slot, _)) = &self.replacing {
+            let goes_on = !server.state()?["members"][*slot]["replacement"].is_null();
+            add(&mut self.counts, "replacements_resumed", u64::from(goes_on));
+        }
+        Ok(())
     }
 
     /// Loses as many members as the level bears, or fewer; these.
@@ -242,6 +285,11 @@ impl<'a> Array<'a> {
 
     fn verify_in_sync(&mut self, server: &Server) -> Result<()> {
         arrays::verify_in_sync(server, &mut self.stretches, self.fio.offset() / BLOCK as u64)?;
+        if let Some((slot, device)) = self.replacing.take() {
+            ensure!(server.device_in(slot)? == device, "slot {slot} was not replaced: {}", server.state()?);
+            fs::remove_file(&self.members[slot])?;
+            self.members[slot] = device;
+        }
         self.verify_fio(server)
     }
 
@@ -256,7 +304,7 @@ impl<'a> Array<'a> {
     fn rebuild(&mut self, mut server: Server, random: &mut Random) -> Result<Server> {
         add(&mut self.counts, "rebuilds", 1);
         if self.missing.is_empty() {
-            wait_until_clean(&server)?;
+            server.wait_until_clean()?;
             let slot = random.index(self.members.len());
             server.fail(u32::try_from(slot)?)?;
             self.missing.insert(slot);
@@ -282,16 +330,4 @@ impl<'a> Array<'a> {
         self.verify_in_sync(&server)?;
         Ok(server)
     }
-}
-
-/// Waits until the superblocks of an idle array say that it is clean.
-fn wait_until_clean(server: &Server) -> Result<()> {
-    let start = Instant::now();
-    while server.state()?["state"] != "clean" {
-        if start.elapsed() > PATIENCE {
-            bail!("the idle array is not marked clean: {}", server.detail()?);
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 //! A round of one array:
 //!
 //! ```text
-//!   guest: serve ─ writers or a rebuild ─ QEMU killed ─ the disks forget ─┬─ host: serve, verify, in sync, check, verify
+//!   guest: serve ─ writers, a rebuild, a replacement ─ QEMU killed ─ the disks forget ─┬─ host: serve, verify, in sync, check, verify
 //!                                                                        ├─ guest: the kernel assembles, resyncs, checks
 //!                                                                        └─ nothing: the next round goes on from there
 //! ```
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use clap::Args;
 
 use super::Rounds;
@@ -111,6 +111,15 @@ pub fn rounds(lab: &Lab, power: &Power) -> Result<()> {
     Ok(())
 }
 
+/// What is done to the members under the writes.
+enum Meanwhile {
+    Nothing,
+    /// This slot's disk is added.
+    Rebuild(usize),
+    /// This slot's member is replaced.
+    Replace(usize),
+}
+
 /// An array through all its rounds.
 struct Array<'a> {
     lab: &'a Lab,
@@ -118,8 +127,10 @@ struct Array<'a> {
     subject: Subject,
     /// The command as the guest gets it.
     slim: PathBuf,
-    /// By slot; a journal comes last.
+    /// By slot; then the journal or, where there is no log, a device that replaces members.
     media: Vec<Shared>,
+    /// The slot whose member is being replaced.
+    replacing: Option<usize>,
     stretches: Vec<Stretch>,
     /// Whether it was verified since its last death, and is clean.
     is_clean: bool,
@@ -135,12 +146,14 @@ impl<'a> Array<'a> {
         let journal = geometry.journal(lab);
         server::create(lab, &geometry, &devices, &[]).context(geometry.name)?;
         devices.extend(journal);
+        let blank = (!subject.closes_hole()).then(|| Ok::<_, Error>(vec![0; usize::try_from(MEMBER_BYTES)?]));
         let mut array = Self {
             lab,
             geometry,
             subject,
             slim: image::stripped(&lab.pinstripe, &lab.directory)?,
             media: Vec::new(),
+            replacing: None,
             stretches: (0..WRITERS).map(|n| Stretch::new(n * WRITER_STRIDE, WRITER_BLOCKS)).collect(),
             is_clean: true,
             is_rebuilding: false,
@@ -154,21 +167,28 @@ impl<'a> Array<'a> {
         );
         server.wait_until_in_sync()?;
         server.stop()?;
-        for device in devices {
-            let mut medium = Medium::new(fs::read(device)?);
+        let contents = devices.iter().map(|device| Ok(fs::read(device)?)).chain(blank);
+        for bytes in contents {
+            let mut medium = Medium::new(bytes?);
             medium.ignores_flushes = ignores_flushes;
             array.media.push(Arc::new(Mutex::new(medium)));
         }
         Ok(array)
     }
 
+    /// The place of the device that replaces members, among the media.
+    fn newcomer(&self) -> usize {
+        usize::try_from(self.geometry.members).unwrap_or(usize::MAX)
+    }
+
     fn round(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rounds", 1);
         if self.is_clean && random.percent(20) {
             self.rebuild_until_cut(random).context("cut in a rebuild")?;
+        } else if self.is_clean && !self.subject.closes_hole() && random.percent(35) {
+            self.replace_until_cut(random).context("cut in a replacement")?;
         } else {
-            let members: Vec<usize> = (0..self.media.len()).filter(|slot| self.is_member(*slot)).collect();
-            self.write_until_cut(&members, None, random).context("cut under writes")?;
+            self.write_until_cut(&self.members(), &Meanwhile::Nothing, random).context("cut under writes")?;
         }
         self.is_clean = false;
         if self.subject.closes_hole() && !self.is_rebuilding && random.percent(40) {
@@ -176,7 +196,7 @@ impl<'a> Array<'a> {
         }
         match random.below(10) {
             0..7 => self.verify_on_host(&BTreeSet::new()).context("on the host"),
-            7 if self.all_are_members() && !self.subject.closes_hole() => {
+            7 if self.is_settled() && !self.subject.closes_hole() => {
                 self.verify_in_kernel().context("in the kernel")
             }
             _ => {
@@ -188,34 +208,49 @@ impl<'a> Array<'a> {
 
     /// The name of a slot's disk.
     fn disk(&self, slot: usize) -> String {
-        if u32::try_from(slot) == Ok(self.geometry.members) {
-            return format!("{}-journal", self.geometry.name);
+        let name = self.geometry.name;
+        if slot < self.newcomer() {
+            return format!("{name}-{slot}");
         }
-        format!("{}-{slot}", self.geometry.name)
+        format!("{name}-{}", if self.geometry.journal_bytes > 0 { "journal" } else { "new" })
     }
 
     fn file(&self, slot: usize) -> PathBuf {
         self.lab.directory.join(format!("{}.img", self.disk(slot)))
     }
 
-    /// The guest serves these slots, rebuilds onto another one if told, and writes until it dies.
-    fn write_until_cut(&mut self, members: &[usize], adds: Option<usize>, random: &mut Random) -> Result<()> {
+    /// The guest serves these slots, rebuilds onto or copies to another one if told, and writes until it dies.
+    fn write_until_cut(
+        &mut self,
+        members: &[usize],
+        meanwhile: &Meanwhile,
+        random: &mut Random,
+    ) -> Result<()> {
         let seeds: Vec<u64> = self.stretches.iter().map(|_| random.number() >> 1).collect();
         let writers: Vec<String> = (0..WRITERS)
             .zip(&seeds)
             .map(|(number, seed)| format!("{}:{WRITER_BLOCKS}:{seed}", number * WRITER_STRIDE))
             .collect();
         // Under writes an array that misses a member would be dirty and degraded, and rightly refused without a log.
-        let writes = adds.is_none() || self.subject.closes_hole();
-        let (word, range) = match adds {
-            Some(_) => ("adding", REBUILD_MS),
-            None if random.percent(15) => ("starting", START_MS),
-            None => ("serving", LOAD_MS),
+        let rebuilds = matches!(meanwhile, Meanwhile::Rebuild(_));
+        let writes = !rebuilds || self.subject.closes_hole();
+        let (word, range) = match meanwhile {
+            Meanwhile::Rebuild(_) | Meanwhile::Replace(_) => ("changing", REBUILD_MS),
+            Meanwhile::Nothing if random.percent(15) => ("starting", START_MS),
+            Meanwhile::Nothing => ("serving", LOAD_MS),
+        };
+        let change = match meanwhile {
+            Meanwhile::Rebuild(slot) => format!("add /run/array.control /dev/member/{}", self.disk(*slot)),
+            Meanwhile::Replace(slot) => {
+                let new = self.disk(self.newcomer());
+                format!("replace /run/array.control {slot} --with /dev/member/{new}")
+            }
+            Meanwhile::Nothing => String::new(),
         };
         let machine = self
             .machine(members, random)
             .variable("WRITERS", &if writes { writers.join(" ") } else { String::new() })
-            .variable("ADD", &adds.map(|slot| self.disk(slot)).unwrap_or_default())
+            .variable("CHANGE", &change)
             .killed_after(word, Duration::from_millis(random.within(range)));
         let before = self.counters();
         let outcome = self.boot_until_cut(machine, random)?;
@@ -229,7 +264,7 @@ impl<'a> Array<'a> {
             for ((stretch, seed), batches) in self.stretches.iter_mut().zip(seeds).zip(durable) {
                 stretch.cut(seed, batches);
                 let told = Batches::new(seed, WRITER_BLOCKS).take(batches);
-                if adds.is_some() {
+                if rebuilds {
                     stretch.lose_undecided();
                 }
                 add(&mut self.counts, "durable_writes", told.map(|batch| batch.writes.len() as u64).sum());
@@ -242,15 +277,56 @@ impl<'a> Array<'a> {
     fn rebuild_until_cut(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rebuilds", 1);
         let slot = self.any_slot(random);
-        let server = self.serve(&self.dump()?)?;
+        let files = self.dump()?;
+        let mut members = self.members();
+        let server = self.serve(&members.iter().map(|slot| files[*slot].clone()).collect::<Vec<_>>())?;
         server.fail(u32::try_from(slot)?)?;
         server.stop()?;
         self.load()?;
         locked(&self.media[slot]).load(vec![0; usize::try_from(MEMBER_BYTES)?]);
-        let members: Vec<usize> = (0..self.media.len()).filter(|other| *other != slot).collect();
+        members.retain(|other| *other != slot);
         // One member more is missing until it is rebuilt.
         self.is_rebuilding = true;
-        self.write_until_cut(&members, Some(slot), random)
+        self.write_until_cut(&members, &Meanwhile::Rebuild(slot), random)
+    }
+
+    /// The guest dies under writes while it copies a member to a fresh disk.
+    fn replace_until_cut(&mut self, random: &mut Random) -> Result<()> {
+        add(&mut self.counts, "replacements", 1);
+        let slot = self.any_slot(random);
+        self.replacing = Some(slot);
+        self.write_until_cut(&self.members(), &Meanwhile::Replace(slot), random)
+    }
+
+    /// How a replacement ended. True if the new device has the slot; else it never came so far, and is forgotten.
+    fn is_replaced(&mut self, server: &Server, slot: usize) -> Result<bool> {
+        let new = self.file(self.newcomer());
+        if server.device_in(slot)? == new {
+            add(&mut self.counts, "replaced", 1);
+            return Ok(true);
+        }
+        // The power went before the copying had begun, durably: it is a spare, or nothing yet.
+        let state = server.state()?;
+        let spares = state["spares"].as_array().is_some_and(|spares| !spares.is_empty());
+        ensure!(
+            spares || !self.is_member(self.newcomer()),
+            "the new device is nothing of the array: {state}"
+        );
+        if spares {
+            server.remove(&new)?;
+        }
+        Ok(false)
+    }
+
+    /// Puts the new device where its slot's member was, if it has the slot, and a blank one in its place.
+    fn settle_replacement(&mut self, slot: usize, is_replaced: bool) -> Result<()> {
+        let new = self.file(self.newcomer());
+        if is_replaced {
+            fs::rename(&new, self.file(slot))?;
+        }
+        fs::write(new, vec![0; usize::try_from(MEMBER_BYTES)?])?;
+        self.replacing = None;
+        Ok(())
     }
 
     /// The slot of a member, not the journal's.
@@ -330,8 +406,14 @@ impl<'a> Array<'a> {
         locked(&self.media[slot]).bytes()[4096..4100] == 0xa92b_4efc_u32.to_le_bytes()
     }
 
-    fn all_are_members(&self) -> bool {
-        (0..self.media.len()).all(|slot| self.is_member(slot))
+    /// The slots, and the place behind them, whose disks belong to the array.
+    fn members(&self) -> Vec<usize> {
+        (0..self.media.len()).filter(|slot| self.is_member(*slot)).collect()
+    }
+
+    /// Whether all slots' disks are members, and no other is.
+    fn is_settled(&self) -> bool {
+        self.replacing.is_none() && (0..self.newcomer()).all(|slot| self.is_member(slot))
     }
 
     /// Members are lost with the power: the log must make up for them.
@@ -352,14 +434,27 @@ impl<'a> Array<'a> {
         let (present, newcomers): (Vec<usize>, Vec<usize>) = (0..files.len()).partition(is_there);
         let members: Vec<PathBuf> = present.iter().map(|slot| files[*slot].clone()).collect();
         let server = self.serve(&members)?;
+        if let Some(slot) = self.replacing {
+            let goes_on = !server.state()?["members"][slot]["replacement"].is_null();
+            add(&mut self.counts, "replacements_resumed", u64::from(goes_on));
+        }
         let blocks = server.client()?.size / BLOCK as u64;
         arrays::verify(&server, &self.stretches, blocks).context("before it is in sync")?;
-        for slot in newcomers {
+        // What was to replace a member is no member of its own.
+        let is_slot = |slot: &usize| self.subject.closes_hole() || *slot < self.newcomer();
+        for slot in newcomers.into_iter().filter(is_slot) {
             fs::write(&files[slot], vec![0; usize::try_from(MEMBER_BYTES)?])?;
             server.add(&files[slot])?;
         }
         arrays::verify_in_sync(&server, &mut self.stretches, blocks)?;
+        let replaced = match self.replacing {
+            Some(slot) => Some((slot, self.is_replaced(&server, slot)?)),
+            None => None,
+        };
         server.stop()?;
+        if let Some((slot, is_replaced)) = replaced {
+            self.settle_replacement(slot, is_replaced)?;
+        }
         self.load()?;
         self.is_clean = true;
         self.is_rebuilding = false;

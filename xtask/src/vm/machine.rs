@@ -251,7 +251,10 @@ impl Machine {
         ]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(archive);
-        command.args(["-append", "console=ttyS0 panic=-1 quiet loglevel=4 mitigations=off nokaslr"]);
+        command.args([
+            "-append",
+            "console=ttyS0 panic=-1 quiet loglevel=4 log_buf_len=4M mitigations=off nokaslr",
+        ]);
         command.args(["-serial", "stdio", "-serial"]).arg(format!("file:{}", results.display()));
         command.args(["-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile="]);
         command.args(["-device", "virtio-scsi-pci,id=scsi0"]);

@@ -12,6 +12,7 @@ mod fio;
 pub mod image;
 mod interop;
 mod journal;
+mod life;
 mod logs;
 pub mod machine;
 mod mdadm;
@@ -84,6 +85,16 @@ const SCENARIOS: &[Scenario] = &[
         name: "journal-kernel",
         about: "power fails under the kernel's writes, write-through and write-back: we replay its journal",
         run: journal::kernels_with_us,
+    },
+    Scenario {
+        name: "life-ours",
+        about: "re-add, replace and rebuild that we were stopped or killed in, and a spare of ours: the kernel goes on from there",
+        run: life::ours_in_kernel,
+    },
+    Scenario {
+        name: "life-kernel",
+        about: "the same that the kernel was stopped or cut in, and blocks that it lists as bad: we go on from there",
+        run: life::kernels_with_us,
     },
     Scenario {
         name: "power",

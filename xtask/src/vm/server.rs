@@ -137,12 +137,18 @@ impl Server {
         Ok(answer["result"].take())
     }
 
-    /// Waits until no resync or rebuild is under way or due, and no member is missing.
+    /// Waits until no resync, rebuild or replacement is under way or due, and no member is missing.
     pub fn wait_until_in_sync(&self) -> Result<()> {
         self.wait_until(|detail| {
             let is_done = detail["sync"].is_null() && detail["regions_to_resync"] == 0;
-            is_done && detail["degraded"] == false
+            let mut members = detail["members"].as_array().into_iter().flatten();
+            is_done && detail["degraded"] == false && members.all(|member| member["replacement"].is_null())
         })
+    }
+
+    /// Waits until its superblocks say that it is clean.
+    pub fn wait_until_clean(&self) -> Result<()> {
+        self.wait_until(|detail| detail["state"] == "clean")
     }
 
     /// Waits until a device that was added has been rebuilt onto; other members may still be missing.
@@ -154,7 +160,8 @@ impl Server {
         })
     }
 
-    fn wait_until(&self, is_so: impl Fn(&Value) -> bool) -> Result<()> {
+    /// Waits until `detail` says so.
+    pub fn wait_until(&self, is_so: impl Fn(&Value) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
             let detail = self.state()?;
@@ -162,7 +169,7 @@ impl Server {
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
-                bail!("it does not come in sync: {detail}");
+                bail!("it does not come to what is waited for: {detail}");
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -186,9 +193,37 @@ impl Server {
         said(command.arg("fail").arg(&self.control).arg(slot.to_string())).map(|_| ())
     }
 
-    /// `pinstripe add`: puts a device in and lets it rebuild in the background.
-    pub fn add(&self, device: &Path) -> Result<()> {
-        said(Command::new(&self.pinstripe).arg("add").arg(&self.control).arg(device)).map(|_| ())
+    /// `pinstripe add --json`: puts a device in and lets it rebuild in the background. What became of it: `full`, `bitmap`,
+    /// or `none` for a spare.
+    pub fn add(&self, device: &Path) -> Result<String> {
+        let mut command = Command::new(&self.pinstripe);
+        let output = said(command.args(["add", "--json"]).arg(&self.control).arg(device))?;
+        let added: Value = serde_json::from_slice(&output.stdout).context("add --json")?;
+        Ok(added["recovery"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// `pinstripe replace`: begins to copy a member to a device that takes its slot at the end.
+    pub fn replace(&self, slot: usize, device: &Path) -> Result<()> {
+        let mut command = Command::new(&self.pinstripe);
+        command.arg("replace").arg(&self.control).arg(slot.to_string()).arg("--with").arg(device);
+        said(&mut command).map(|_| ())
+    }
+
+    /// `pinstripe remove`: a spare or a failed device is forgotten.
+    pub fn remove(&self, device: &Path) -> Result<()> {
+        said(Command::new(&self.pinstripe).arg("remove").arg(&self.control).arg(device)).map(|_| ())
+    }
+
+    /// The device in a slot.
+    pub fn device_in(&self, slot: usize) -> Result<PathBuf> {
+        let state = self.state()?;
+        let device = state["members"][slot]["device"].as_str().context("the slot is empty")?;
+        Ok(device.into())
+    }
+
+    /// Bytes that it has written to its members, users' and others.
+    pub fn bytes_written(&self) -> Result<u64> {
+        self.state()?["statistics"]["member_write_bytes"].as_u64().context("member_write_bytes")
     }
 
     /// `pinstripe stop`: the server must end with status 0.
