@@ -400,6 +400,7 @@ struct Trial {
     assemblies: u64,
     /// One violation is enough.
     is_enough: bool,
+    pairs: &'static [[(u64, u64); 2]],
 }
 
 impl Trial {
@@ -410,6 +411,7 @@ impl Trial {
             violations: Vec::new(),
             assemblies: 0,
             is_enough: false,
+            pairs: PAIRS,
         }
     }
 
@@ -422,7 +424,7 @@ impl Trial {
     fn run(mut self) -> Self {
         let images = self.machine.prepare();
         let losses = self.machine.setting.losses();
-        for &pair in PAIRS {
+        for &pair in self.pairs {
             self.seen.clear();
             for delay in 0.. {
                 let (crashes, over) = self.machine.write(&images, pair, delay);
@@ -524,11 +526,13 @@ fn a_journal_closes_the_hole_of_raid5_with_three_members() {
     assert_closed(Level::Raid5, 3, Policy::Journal);
 }
 
-/// An array that was whole.
+/// An array that was whole, and the first three pairs; the rest is for `a_journal_closes_the_hole_everywhere`.
 #[test]
 fn a_journal_closes_the_hole_of_raid6_with_four_members() {
-    let setting = Setting { level: Level::Raid6, members: 4, policy: Policy::Journal, lost: None };
-    let trial = Trial::of(setting).run();
+    let mut trial =
+        Trial::of(Setting { level: Level::Raid6, members: 4, policy: Policy::Journal, lost: None });
+    trial.pairs = &PAIRS[..3];
+    let trial = trial.run();
     assert!(trial.assemblies > 1000, "{} assemblies", trial.assemblies);
     assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
 }
@@ -539,10 +543,20 @@ fn a_journal_closes_the_hole_of_raid6_with_four_members() {
 fn the_hole_is_closed_everywhere() {
     for members in 3..=5 {
         assert_closed(Level::Raid5, members, Policy::Ppl);
-        assert_closed(Level::Raid5, members, Policy::Journal);
     }
     for members in 4..=5 {
         assert_closed(Level::Raid6, members, Policy::DoubleParity);
+    }
+}
+
+/// The same with a journal device, which is never lost.
+#[cfg(feature = "exhaustive")]
+#[test]
+fn a_journal_closes_the_hole_everywhere() {
+    for members in 3..=5 {
+        assert_closed(Level::Raid5, members, Policy::Journal);
+    }
+    for members in 4..=5 {
         assert_closed(Level::Raid6, members, Policy::Journal);
     }
 }
