@@ -20,6 +20,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceSource, shard};
 use thiserror::Error;
 
 use crate::{
+    bounded::Bounded,
     consistency::{self, Log},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
@@ -164,6 +165,11 @@ pub enum JournalProblem {
         "its block at sector {0} is damaged, and with it is lost what the members may lack. With --force the array is assembled without the journal and resynced"
     )]
     Damaged(Sector),
+    /// It can't be read.
+    #[error(
+        "it can't be read: {0}. With --force the array is assembled without the journal and resynced, and writes that only the journal has are lost"
+    )]
+    Read(DeviceError),
     /// A place that the array doesn't have.
     #[error("it describes sector {0}, which is none of the array's")]
     Outside(Sector),
@@ -308,7 +314,9 @@ pub(crate) async fn assemble(
     for source in sources {
         let name = source.name();
         let member = answered(options.member_timeout_ns, read_member(source)).await;
-        found.push(member.map_err(|error| AssembleError::Device { name, error })??);
+        let mut member = member.map_err(|error| AssembleError::Device { name, error })??;
+        member.device = Bounded::new(member.device, options.member_timeout_ns);
+        found.push(member);
     }
     let mut freshest = freshest(&found)?;
     let read_only = support(&freshest, &found)?;

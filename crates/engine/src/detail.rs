@@ -68,6 +68,8 @@ pub struct JournalDetail {
     pub device: String,
     /// It failed, and the array is read-only since.
     pub failed: bool,
+    /// It takes longer for a request than it should.
+    pub slow: bool,
     /// Bytes of the log.
     pub size_bytes: u64,
     /// Bytes that would be replayed after a crash.
@@ -170,7 +172,10 @@ impl Array {
             failed,
             bitmap,
             consistency_policy: self.consistency_policy(),
-            journal: self.home.journal().map(|journal| journal.detail()),
+            journal: self.home.journal().map(|journal| {
+                let slow = records.journal.as_ref().is_some_and(|book| book.member.health.is_slow());
+                JournalDetail { slow, ..journal.detail() }
+            }),
             regions_to_resync: intent.resync_count(),
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),

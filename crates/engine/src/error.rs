@@ -23,6 +23,9 @@ pub enum Operation {
 /// What stands for a slot where a device has none: a spare.
 pub const NO_SLOT: usize = usize::MAX;
 
+/// What stands for the slot of the journal device.
+pub const JOURNAL_SLOT: usize = NO_SLOT - 1;
+
 impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -39,7 +42,7 @@ impl std::fmt::Display for Operation {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{} ({name}) {}", slot_words(*slot), self.words())]
 pub struct MemberError {
-    /// The member's slot in the array; [`NO_SLOT`] for a spare.
+    /// The member's slot in the array; [`NO_SLOT`] for a spare, [`JOURNAL_SLOT`] for the journal device.
     pub slot: usize,
     /// The member's device.
     pub name: String,
@@ -62,7 +65,11 @@ impl MemberError {
 }
 
 fn slot_words(slot: usize) -> String {
-    if slot == NO_SLOT { "spare".to_owned() } else { format!("slot {slot}") }
+    match slot {
+        NO_SLOT => "spare".to_owned(),
+        JOURNAL_SLOT => "the journal".to_owned(),
+        slot => format!("slot {slot}"),
+    }
 }
 
 /// Why a read, write, flush or discard of the array failed.

@@ -6,6 +6,7 @@ mod advice;
 pub mod array;
 pub mod assembly;
 pub mod bad_blocks;
+mod bounded;
 pub mod consistency;
 mod control;
 pub mod cost;

@@ -455,6 +455,9 @@ impl Home {
         if shared.member_limit_ns() == 0 {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
             crate::volume::look_again_everywhere(shared);
+            if let Some(journal) = &self.records.borrow().journal {
+                journal.device.look_again();
+            }
         }
     }
 }

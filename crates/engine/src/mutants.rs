@@ -141,6 +141,8 @@ pinstripe_runtime::mutants! {
     ReplayStopsEarly,
     /// The journal's replay believes pages whose checksum doesn't match.
     JournalChecksumIgnored,
+    /// Who writes goes on without the journal when it has failed, and the superblocks say nothing of it (C18).
+    JournalLossIgnored,
     /// Data and parity are written before the log is durable.
     LogAfterData,
     /// A log's record follows another whose writes are still under way (C4).
@@ -213,6 +215,7 @@ impl Mutant {
         Self::JournalWithoutParity,
         Self::ReplayStopsEarly,
         Self::JournalChecksumIgnored,
+        Self::JournalLossIgnored,
     ];
 
     /// Those that the engine's exhaustive test of the write hole finds, rather than the swarm.

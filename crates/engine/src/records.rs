@@ -19,6 +19,7 @@ use crate::{
     bad_blocks::MemberBadBlocks,
     consistency::LogArea,
     error::{MemberError, NO_SLOT, Operation},
+    members::Supervised,
     mutants::{Mutant, active},
     snapshot::{Member, MemberId, Seat},
     volume::Unattached,
@@ -112,7 +113,10 @@ pub(crate) struct Records {
 
 /// The journal device: it has no slot.
 pub(crate) struct JournalBook {
-    pub(crate) device: Rc<dyn Device>,
+    /// Supervised: whatever it does, who waits for it gets an answer.
+    pub(crate) device: Rc<Supervised>,
+    /// How it does.
+    pub(crate) member: Arc<Member>,
     /// What its next superblock will say,
     pub(crate) superblock: Superblock,
     /// and what the one on the device says.

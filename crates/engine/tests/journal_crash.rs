@@ -11,17 +11,19 @@ use arrays::{
 };
 use pinstripe_engine::{
     assembly::{AssembleError, JournalProblem},
-    create::{CreateError, create_placed},
+    create::{CreateError, create_placed, create_with},
+    detail::Detail,
     error::IoError,
     options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
-    placement::{InitialSync, NewBitmap, NewDevice, journal::add_journal},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, journal::add_journal},
     superblock::{ResyncOffset, Role},
+    units::Sector,
 };
-use pinstripe_runtime::DeviceSource;
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource};
 use pinstripe_sim::{Fault, Ledger, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
@@ -363,6 +365,216 @@ fn zeroes_survive_a_crash() {
     }
 }
 
+const SECOND: u64 = 1_000_000_000;
+
+/// Writers that go on until the journal is lost. Returns how many have heard of it.
+fn writers_until_lost(scene: &mut Scene, count: u64) -> Rc<RefCell<u64>> {
+    let refused = Rc::new(RefCell::new(0));
+    let told = Rc::clone(&refused);
+    spawn(scene, count, move |_, volume, ledger, mut rng| {
+        let told = Rc::clone(&told);
+        async move {
+            loop {
+                match write(&volume, &ledger, rng.below(1000), 1 + rng.below(60), false).await {
+                    Ok(()) => {}
+                    Err(IoError::JournalLost) => break *told.borrow_mut() += 1,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+    });
+    refused
+}
+
+/// The superblocks of the members say that the journal is gone, and that parity can't be trusted.
+fn says_lost(disks: &[SimDisk]) -> bool {
+    disks[..4].iter().all(|disk| {
+        let array = superblock_on(disk).array;
+        array.journal && array.resync_offset != ResyncOffset::Clean && !array.roles.contains(&Role::Journal)
+    })
+}
+
+/// C18, by a device that doesn't answer: within the time that a member has, too, every operation has ended.
+#[test]
+fn a_journal_device_that_hangs_is_given_up_and_the_array_is_read_only() {
+    for seed in 0..12 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 2);
+        clients(&mut scene, 4, 10, 60);
+        let refused = writers_until_lost(&mut scene, 6);
+        let _ = scene.world.run_until(200 + seed * 40, |_| false);
+        scene.disks[4].fault(&Fault::Hang);
+        let hung_at = scene.world.now();
+        let (array, journal) = (scene.array.clone(), |detail: &Detail| detail.journal.clone().unwrap());
+        scene.world.run_until(STEPS, |_| journal(&array.detail()).slow).unwrap();
+        scene.world.run_until(STEPS, |_| *refused.borrow() == 6).unwrap();
+        let took = scene.world.now() - hung_at;
+        // The oldest request was under way already.
+        assert!((29 * SECOND..50 * SECOND).contains(&took), "it took {took} ns");
+        let disks = scene.disks.clone();
+        scene.world.run_until(STEPS, |_| says_lost(&disks)).unwrap();
+        let detail = array.detail();
+        assert!(journal(&detail).failed && detail.state == "read-only");
+        assert!(detail.advice.unwrap().contains("--force"));
+        assert!(array.last_errors().last().unwrap().to_string().starts_with("the journal (disk4) failed"));
+        drop(array);
+        scene.read_all();
+        scene.flush().unwrap();
+        assert_eq!(scene.write(0, 8, false), Err(IoError::JournalLost));
+        scene.stop();
+        // What was late lands on a device that the members no longer call the journal.
+        scene.disks[4].fault(&Fault::Release);
+        let all: Vec<usize> = (0..5).collect();
+        let error = crash(&mut scene, &all).unwrap_err();
+        assert!(matches!(error, AssembleError::JournalMissing), "{error}");
+        scene.options.force = true;
+        crash(&mut scene, &[0, 1, 2, 3]).unwrap();
+        scene.read_all();
+    }
+}
+
+#[test]
+fn a_stop_ends_although_the_journal_hangs_and_may_take_for_ever() {
+    for seed in 0..6 {
+        let patient = ArrayOptions { gather_ns: 0, member_timeout_ns: 0, ..options() };
+        let mut scene =
+            try_scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1, patient).unwrap();
+        clients(&mut scene, 4, 10, 60);
+        if seed % 2 == 0 {
+            // Somebody waits for it, and it is given up with those.
+            writers_until_lost(&mut scene, 2);
+            let _ = scene.world.run_until(100, |_| false);
+        }
+        scene.disks[4].fault(&Fault::Hang);
+        let hung_at = scene.world.now();
+        scene.stop();
+        assert!(scene.world.now() - hung_at < 100 * SECOND);
+        assert!(says_lost(&scene.disks), "seed {seed}");
+    }
+}
+
+/// Whether assembly ends with an error if disk `which` hangs, or is gone, after so many of its steps.
+fn assembly_fails(scene: &mut Scene, which: usize, fault: &Fault, steps: u64) -> Option<AssembleError> {
+    let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();
+    let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
+    let (options, answer) = (scene.options.clone(), Rc::new(RefCell::new(None)));
+    let told = Rc::clone(&answer);
+    scene.world.spawn(0, "assemble", async move {
+        let array = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
+        *told.borrow_mut() = Some(array.err());
+    });
+    let _ = scene.world.run_until(steps, |_| answer.borrow().is_some());
+    scene.disks[which].fault(fault);
+    scene.world.run_until(STEPS, |_| answer.borrow().is_some()).unwrap();
+    answer.take().unwrap()
+}
+
+/// The journal, or a member, hangs or goes while the journal is replayed: that is an error which names it, and the next
+/// replay brings everything.
+#[test]
+fn a_replay_in_which_a_device_hangs_or_fails_ends_with_an_error_and_can_be_repeated() {
+    let mut named = 0;
+    for seed in 0..40 {
+        let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+        writers(&mut scene, 4);
+        let _ = scene.world.run_until(2000, |_| false);
+        power_loss(&mut scene);
+        let mut rng = scene.world.rng(9);
+        let which = if rng.chance(2, 3) { 4 } else { usize::try_from(rng.below(4)).unwrap() };
+        let hangs = rng.chance(1, 2);
+        let (fault, end) = if hangs { (Fault::Hang, Fault::Release) } else { (Fault::Gone, Fault::Return) };
+        let steps = 10 + rng.below(150);
+        if let Some(error) = assembly_fails(&mut scene, which, &fault, steps) {
+            assert!(error.to_string().contains(&format!("disk{which}")), "{error}");
+            named += 1;
+        }
+        scene.disks[which].fault(&end);
+        let all: Vec<usize> = (0..5).collect();
+        crash(&mut scene, &all).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        scene.read_all();
+        if scene.array.detail().missing == 0 {
+            assert_eq!(scene.check(), 0, "seed {seed}");
+        }
+    }
+    assert!(named > 10, "{named} of the replays were cut short");
+}
+
+/// The same for the logs on the members, whose replay comes before anybody is a member.
+#[test]
+fn a_member_that_hangs_in_the_replay_of_its_log_is_an_error_and_the_replay_can_be_repeated() {
+    let mut named = 0;
+    for seed in 0..24 {
+        let (level, members, log) = if seed % 2 == 0 {
+            (Level::Raid5, 4, NewLog::Ppl)
+        } else {
+            (Level::Raid6, 5, NewLog::DoubleParity)
+        };
+        let mut scene = logged_scene(seed, level, members, log);
+        writers(&mut scene, 4);
+        let _ = scene.world.run_until(3000, |_| false);
+        power_loss(&mut scene);
+        let mut rng = scene.world.rng(9);
+        let which = usize::try_from(rng.below(members.into())).unwrap();
+        let steps = 4 * u64::from(members) + rng.below(60);
+        let error = assembly_fails(&mut scene, which, &Fault::Hang, steps);
+        if let Some(AssembleError::Device { name, error }) = error {
+            assert_eq!((name, error.kind), (format!("disk{which}"), DeviceErrorKind::TimedOut));
+            named += 1;
+        }
+        scene.disks[which].fault(&Fault::Release);
+        let all: Vec<usize> = (0..members.into()).collect();
+        crash(&mut scene, &all).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        scene.read_all();
+    }
+    assert!(named > 6, "{named} of the replays were cut short");
+}
+
+fn logged_scene(seed: u64, level: Level, members: u8, log: NewLog) -> Scene {
+    let mut world = World::new(WorldConfig::new(seed, 1));
+    let wish = NewArray {
+        members: (0..members).map(|i| NewDevice { sectors: 8192, uuid: Uuid([i + 1; 16]) }).collect(),
+        data_offset: Some(Sector(4096)),
+        ..wish(level, members, CHUNK, NewBitmap::None, InitialSync::AssumeClean)
+    };
+    let disks: Vec<SimDisk> =
+        (0..members).map(|i| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), 8192 * 512))).collect();
+    let devices = disks.clone();
+    world
+        .block_on(0, "create", STEPS, async move {
+            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
+            create_with(&wish, log, &devices).await
+        })
+        .unwrap()
+        .unwrap();
+    let options = ArrayOptions { gather_ns: 0, ..options() };
+    let sources = disks.iter().map(SimDisk::source).collect();
+    let array = assemble(&mut world, sources, options.clone()).unwrap();
+    let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
+    Scene { world, disks, array, ledger, options }
+}
+
+/// The journal goes under writers, and is there again after a crash: what it holds is old by then.
+fn comes_back_stale(seed: u64) {
+    let mut scene = scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+    clients(&mut scene, 4, 10, 60);
+    scene.disks[4].fault(&Fault::Gone);
+    for at in (0..400).step_by(40) {
+        let _ = scene.write(at, 40, false);
+    }
+    scene.flush().unwrap();
+    scene.disks[4].fault(&Fault::Return);
+    let all: Vec<usize> = (0..5).collect();
+    match crash(&mut scene, &all) {
+        Ok(()) => scene.read_all(),
+        Err(AssembleError::JournalMissing) => {}
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_journal_that_comes_back_after_it_was_lost_is_not_replayed() {
+    (0..6).for_each(comes_back_stale);
+}
+
 /// Each of the journal's deliberate defects is found: by a byte that is wrong, or by parity that doesn't match.
 #[cfg(feature = "mutants")]
 #[test]
@@ -385,4 +597,8 @@ fn every_defect_of_the_journal_is_found() {
         crashes(seed);
         println!("{mutant:?}: seed {seed}");
     }
+    activate(Some(Mutant::JournalLossIgnored));
+    let outcome = std::panic::catch_unwind(|| comes_back_stale(0));
+    activate(None);
+    assert!(outcome.is_err(), "a lost journal is replayed, and nobody sees it");
 }

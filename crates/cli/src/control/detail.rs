@@ -116,6 +116,9 @@ pub struct Journal {
     pub device: String,
     /// It failed, and the array is read-only since.
     pub failed: bool,
+    /// It takes longer for a request than it should.
+    #[serde(default)]
+    pub slow: bool,
     pub size_bytes: u64,
     /// Bytes that would be replayed after a crash.
     pub used_bytes: u64,
@@ -127,7 +130,8 @@ impl Journal {
         if self.failed {
             return format!("{device}, failed");
         }
-        format!("{device}, {} of {size} in use", ByteSize(self.used_bytes))
+        let slow = if self.slow { ", slow to answer" } else { "" };
+        format!("{device}, {} of {size} in use{slow}", ByteSize(self.used_bytes))
     }
 }
 

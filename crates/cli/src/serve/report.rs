@@ -74,6 +74,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         journal: now.journal.map(|journal| Journal {
             device: journal.device,
             failed: journal.failed,
+            slow: journal.slow,
             size_bytes: journal.size_bytes,
             used_bytes: journal.used_bytes,
         }),

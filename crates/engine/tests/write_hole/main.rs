@@ -19,12 +19,12 @@ use std::{
 
 use disks::{Crash, Images};
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, create::create_with, options::ArrayOptions, volume::Volume,
+    array::Array, assembly::AssembleError, create::create_placed, options::ArrayOptions, volume::Volume,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},
-    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray, journal::add_journal},
     superblock::MetadataVersion,
     units::{Sector, SectorCount},
 };
@@ -54,6 +54,7 @@ enum Policy {
     Bitmap,
     Ppl,
     DoubleParity,
+    Journal,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +81,7 @@ impl Setting {
 
     fn log(&self) -> NewLog {
         match self.policy {
-            Policy::Bitmap => NewLog::None,
+            Policy::Bitmap | Policy::Journal => NewLog::None,
             Policy::Ppl => NewLog::Ppl,
             Policy::DoubleParity => NewLog::DoubleParity,
         }
@@ -89,13 +90,28 @@ impl Setting {
     /// Where data begins: the log lies before it.
     fn data_sector(&self) -> u64 {
         match self.policy {
-            Policy::Bitmap | Policy::Ppl => 48,
+            Policy::Bitmap | Policy::Ppl | Policy::Journal => 48,
             Policy::DoubleParity => 72,
         }
     }
 
     fn device_sectors(&self) -> u64 {
         self.data_sector() + 16
+    }
+
+    /// The journal device's: as small as it may be, so that its tail moves in every trial. It is the disk behind the
+    /// members, and never lost.
+    fn journal_sectors(&self) -> Option<u64> {
+        let blocks = 2 * (u64::from(self.members) + 1) + 4;
+        (self.policy == Policy::Journal).then(|| self.data_sector() + 8 * blocks)
+    }
+
+    fn placed(&self) -> PlacedArray {
+        let mut placed = self.wish().place_with(self.log()).unwrap();
+        if let Some(sectors) = self.journal_sectors() {
+            add_journal(&mut placed, NewDevice { sectors, uuid: Uuid([0x4a; 16]) }, 512).unwrap();
+        }
+        placed
     }
 
     fn lost_before(&self) -> Vec<usize> {
@@ -134,7 +150,7 @@ impl Setting {
             version: MetadataVersion::V1_2,
             bitmap: match self.policy {
                 Policy::Bitmap => NewBitmap::Internal { chunk_bytes: Some(4096) },
-                Policy::Ppl | Policy::DoubleParity => NewBitmap::None,
+                Policy::Ppl | Policy::DoubleParity | Policy::Journal => NewBitmap::None,
             },
             initial: InitialSync::AssumeClean,
             size: None,
@@ -244,19 +260,22 @@ impl Machine {
     }
 
     fn assembly(&self, lost: &[usize]) -> impl Future<Output = Result<Array, AssembleError>> + 'static {
-        let members = usize::from(self.setting.members);
+        let disks = usize::from(self.setting.members) + usize::from(self.setting.journal_sectors().is_some());
         let sources: Vec<Arc<dyn DeviceSource>> =
-            (0..members).filter(|slot| !lost.contains(slot)).map(disks::source).collect();
+            (0..disks).filter(|slot| !lost.contains(slot)).map(disks::source).collect();
         Array::assemble(sources, self.setting.options(), vec![self.shard.borrow().handle()])
     }
 
     /// A new array with something in it.
     fn prepare(&self) -> Images {
         let setting = self.setting;
-        let bytes = usize::try_from(setting.device_sectors() * 512).unwrap();
-        self.reboot(vec![vec![0; bytes]; setting.members.into()], true);
-        let devices: Vec<_> = (0..usize::from(setting.members)).map(disks::device).collect();
-        self.block_on(async move { create_with(&setting.wish(), setting.log(), &devices).await }).unwrap();
+        let empty = |sectors: u64| vec![0; usize::try_from(sectors * 512).unwrap()];
+        let mut images = vec![empty(setting.device_sectors()); setting.members.into()];
+        images.extend(setting.journal_sectors().map(empty));
+        let devices = 0..images.len();
+        self.reboot(images, true);
+        let devices: Vec<_> = devices.map(disks::device).collect();
+        self.block_on(async move { create_placed(setting.placed(), &devices).await }).unwrap();
         let array = self.block_on(self.assembly(&[])).unwrap();
         let volume = array.volume().clone();
         self.block_on(async move {
@@ -349,7 +368,9 @@ impl Machine {
             let begun = |which: &usize| covers(*which) && history.begun[*which];
             let in_flight = |which: usize| begun(&which) && !history.acknowledged[which];
             // C19: what was being written to a lost member may be anything.
-            let is_lost = lost.contains(&self.setting.member_of(sector));
+            // Not with a journal, which has the bytes themselves.
+            let is_lost =
+                lost.contains(&self.setting.member_of(sector)) && self.setting.policy != Policy::Journal;
             let legal = bytes == stamp(0, sector)
                 || [0, 1]
                     .iter()
@@ -379,6 +400,7 @@ struct Trial {
     assemblies: u64,
     /// One violation is enough.
     is_enough: bool,
+    pairs: &'static [[(u64, u64); 2]],
 }
 
 impl Trial {
@@ -389,6 +411,7 @@ impl Trial {
             violations: Vec::new(),
             assemblies: 0,
             is_enough: false,
+            pairs: PAIRS,
         }
     }
 
@@ -401,7 +424,7 @@ impl Trial {
     fn run(mut self) -> Self {
         let images = self.machine.prepare();
         let losses = self.machine.setting.losses();
-        for &pair in PAIRS {
+        for &pair in self.pairs {
             self.seen.clear();
             for delay in 0.. {
                 let (crashes, over) = self.machine.write(&images, pair, delay);
@@ -498,6 +521,22 @@ fn the_double_parity_log_closes_the_hole_of_raid6_with_four_members() {
     assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
 }
 
+#[test]
+fn a_journal_closes_the_hole_of_raid5_with_three_members() {
+    assert_closed(Level::Raid5, 3, Policy::Journal);
+}
+
+/// An array that was whole, and the first three pairs; the rest is for `a_journal_closes_the_hole_everywhere`.
+#[test]
+fn a_journal_closes_the_hole_of_raid6_with_four_members() {
+    let mut trial =
+        Trial::of(Setting { level: Level::Raid6, members: 4, policy: Policy::Journal, lost: None });
+    trial.pairs = &PAIRS[..3];
+    let trial = trial.run();
+    assert!(trial.assemblies > 1000, "{} assemblies", trial.assemblies);
+    assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
+}
+
 /// All of it, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --test write_hole -- --nocapture`.
 #[cfg(feature = "exhaustive")]
 #[test]
@@ -507,6 +546,18 @@ fn the_hole_is_closed_everywhere() {
     }
     for members in 4..=5 {
         assert_closed(Level::Raid6, members, Policy::DoubleParity);
+    }
+}
+
+/// The same with a journal device, which is never lost.
+#[cfg(feature = "exhaustive")]
+#[test]
+fn a_journal_closes_the_hole_everywhere() {
+    for members in 3..=5 {
+        assert_closed(Level::Raid5, members, Policy::Journal);
+    }
+    for members in 4..=5 {
+        assert_closed(Level::Raid6, members, Policy::Journal);
     }
 }
 
@@ -529,6 +580,7 @@ fn every_defect_of_the_logs_leaves_a_hole() {
     use pinstripe_engine::mutants::{Mutant, activate};
     let ppl = Setting { level: Level::Raid5, members: 4, policy: Policy::Ppl, lost: None };
     let double = Setting { level: Level::Raid6, members: 4, policy: Policy::DoubleParity, lost: None };
+    let journal = Setting { level: Level::Raid5, members: 3, policy: Policy::Journal, lost: None };
     for (mutant, setting) in [
         (Mutant::LogAfterData, ppl),
         (Mutant::LogAfterData, double),
@@ -537,6 +589,11 @@ fn every_defect_of_the_logs_leaves_a_hole() {
         (Mutant::LogWrongRange, ppl),
         (Mutant::LogWrongRange, double),
         (Mutant::LogWrongCoefficient, double),
+        (Mutant::JournalAfterMembers, journal),
+        (Mutant::JournalWithoutParity, journal),
+        (Mutant::TailBeforeFlush, journal),
+        (Mutant::ReplayStopsEarly, journal),
+        (Mutant::JournalChecksumIgnored, journal),
         (Mutant::ReplaySkipsEntry, ppl),
         (Mutant::ReplaySkipsEntry, double),
     ] {

@@ -1,9 +1,12 @@
 //! What the home shard does with the journal besides writing it: begin after a replay, keep its superblock, end, and lose it.
 
-use std::{rc::Rc, sync::Arc};
+use std::{
+    rc::Rc,
+    sync::{Arc, Mutex},
+};
 
-use pinstripe_md::superblock::Role;
-use pinstripe_runtime::{DeviceErrorKind, shard};
+use pinstripe_md::{bad_block_table::BadBlockTable, superblock::Role};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
 use super::{
     Journal, check_blocks,
@@ -13,10 +16,16 @@ use super::{
 use crate::{
     array::Home,
     assembly::{AssembleError, Found, JournalProblem},
+    bad_blocks::MemberBadBlocks,
     consistency::Log,
-    error::{MemberError, Operation},
+    cost::MemberCost,
+    error::{JOURNAL_SLOT, MemberError, Operation},
+    events::EventKind,
     geometry::Geometry,
+    members::{Health, Supervised},
+    mutants::{Mutant, active},
     records::JournalBook,
+    snapshot::{Member, MemberId},
 };
 
 /// The log of an array with this journal, which is yet to be replayed.
@@ -38,13 +47,35 @@ impl Home {
         let Some(journal) = self.journal() else {
             return members_hold_everything(&self.volume, &mut found).await;
         };
+        let (device, member) = self.supervise(&mut found)?;
         journal.resume(replay(&self.volume, &mut found).await?);
-        let written = found.superblock.clone();
-        self.records.borrow_mut().journal =
-            Some(JournalBook { device: found.device, superblock: found.superblock, written });
+        let (written, superblock) = (found.superblock.clone(), found.superblock);
+        self.records.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
         shard::spawn(Rc::clone(self).write_journal(Arc::clone(&journal)));
         shard::spawn(Rc::clone(self).reclaim_journal(journal));
         Ok(())
+    }
+
+    /// Puts the journal device under supervision like a member, though it has no slot: who asks it for something hears of its
+    /// failure, and nobody else is told.
+    fn supervise(&self, found: &mut Found) -> Result<(Rc<Supervised>, Arc<Member>), AssembleError> {
+        let device = found
+            .source
+            .attach()
+            .map_err(|error| AssembleError::Device { name: found.source.name(), error })?;
+        let member = Arc::new(Member {
+            id: MemberId(usize::MAX),
+            name: device.info().name.clone(),
+            source: Mutex::default(),
+            data_offset: 0,
+            bad_blocks: MemberBadBlocks::new(BadBlockTable::default(), &found.superblock, &*device),
+            cost: MemberCost::default(),
+            log_area: Mutex::default(),
+            health: Health::default(),
+        });
+        let device = Supervised::new(device, &member, self.shared());
+        found.device = Rc::clone(&device) as Rc<dyn Device>;
+        Ok((device, member))
     }
 
     /// Writes the journal device's superblock as the books have it. The caller holds the lock of the superblocks.
@@ -54,7 +85,7 @@ impl Home {
             records.journal.as_ref().map(|book| (Rc::clone(&book.device), book.superblock.clone()))
         };
         let (Some(journal), Some((device, superblock))) = (self.journal(), ready) else { return };
-        match write_superblock(&device, &superblock).await {
+        match write_superblock(&*device, &superblock).await {
             Ok(()) => {
                 if let Some(book) = &mut self.records.borrow_mut().journal {
                     book.written = superblock;
@@ -68,8 +99,11 @@ impl Home {
     pub(crate) async fn close_journal(&self, journal: &Arc<Journal>) {
         if journal.failure().is_none() {
             let last = journal.state().needed_from();
-            // If that fails, the journal is lost, and the superblocks will say dirty.
+            // If that fails, the journal is lost, and the superblocks say so.
             let _ = self.move_tail(journal, last).await;
+        }
+        if self.has_lost_journal() {
+            self.note_journal_loss(journal);
         }
         journal.wake();
     }
@@ -77,32 +111,33 @@ impl Home {
     /// Whether the journal failed and the superblocks don't say so yet.
     pub(crate) fn has_lost_journal(&self) -> bool {
         self.journal().is_some_and(|journal| journal.is_loss_unrecorded())
+            && !active(Mutant::JournalLossIgnored)
     }
 
     /// The journal is lost (C18): the superblocks call its device faulty and the array dirty. Writes that are in the log
     /// already go on; no other is taken.
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
-        journal.set_loss_recorded();
-        let error = journal.failure().unwrap_or(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Other));
-        self.note(&MemberError {
-            slot: self.shared().geometry.members(),
-            name: journal.name().to_owned(),
-            operation: Operation::Write,
-            offset: 0,
-            error,
-        });
-        self.dirty.set(true);
-        {
-            let mut records = self.records.borrow_mut();
-            records.journal = None;
-            for role in &mut records.array.roles {
-                if *role == Role::Journal {
-                    *role = Role::Faulty;
-                }
-            }
-        }
+        self.note_journal_loss(&journal);
         // If that fails, the array has failed, and says so.
         let _ = self.update_superblocks().await;
+    }
+
+    /// Has the next superblocks say that the journal is lost.
+    fn note_journal_loss(&self, journal: &Journal) {
+        journal.set_loss_recorded();
+        let error = journal.failure().unwrap_or(DeviceError::of(DeviceErrorKind::Other));
+        let name = journal.name().to_owned();
+        let error = MemberError { slot: JOURNAL_SLOT, name, operation: Operation::Write, offset: 0, error };
+        self.note(&error);
+        self.events.add(EventKind::Fail(error));
+        self.dirty.set(true);
+        let mut records = self.records.borrow_mut();
+        records.journal = None;
+        for role in &mut records.array.roles {
+            if *role == Role::Journal {
+                *role = Role::Faulty;
+            }
+        }
     }
 }

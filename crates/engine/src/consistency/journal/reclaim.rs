@@ -72,7 +72,7 @@ impl Home {
                 })
             };
             match ready {
-                Some((device, superblock)) => write_superblock(&device, &superblock).await,
+                Some((device, superblock)) => write_superblock(&*device, &superblock).await,
                 None => Err(DeviceError::of(DeviceErrorKind::Gone)),
             }
         };
@@ -91,7 +91,7 @@ impl Home {
     pub(crate) fn journal_device(&self) -> Result<Rc<dyn Device>, DeviceError> {
         let records = self.records.borrow();
         let gone = DeviceError::of(DeviceErrorKind::Gone);
-        records.journal.as_ref().map(|book| Rc::clone(&book.device)).ok_or(gone)
+        records.journal.as_ref().map(|book| Rc::clone(&book.device) as Rc<dyn Device>).ok_or(gone)
     }
 
     /// The journal device failed (C18). The controller records it.

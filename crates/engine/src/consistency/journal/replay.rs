@@ -128,7 +128,7 @@ impl<'a> Replay<'a> {
 
     async fn read_ring(&self, at: Sector, blocks: u64) -> Result<Vec<u8>, AssembleError> {
         let read = self.ring.read(&*self.journal.device, at, blocks).await;
-        read.map_err(|error| AssembleError::Device { name: self.journal.device.info().name.clone(), error })
+        read.map_err(|error| self.refuse(JournalProblem::Read(error)))
     }
 
     /// Walks the log from its tail to its end.
@@ -395,7 +395,7 @@ impl<'a> Replay<'a> {
     async fn record_tail(&mut self, tail: Sector) -> Result<(), AssembleError> {
         self.journal.superblock.member.journal_tail = Some(tail);
         let device = &self.journal.device;
-        let written = super::write_superblock(device, &self.journal.superblock).await;
+        let written = super::write_superblock(&**device, &self.journal.superblock).await;
         written.map_err(|error| AssembleError::Replay { name: device.info().name.clone(), error })
     }
 

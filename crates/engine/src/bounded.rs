@@ -1,0 +1,114 @@
+//! Devices of an array that isn't in service yet: what is asked of them has an end too.
+//!
+//! Assembly reads superblocks, bitmaps and logs, and replays the logs, before anybody is a member and
+//! [supervised](crate::members). A device that hangs there must be an error that names it, not a wait without end. A request that
+//! was given up stays with its memory (C16), and until it is over the device is asked nothing more.
+
+use std::{cell::Cell, rc::Rc};
+
+use pinstripe_runtime::{
+    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Slice, Submission,
+    Verdict, Watch, completion::Payload,
+};
+
+/// See the module.
+pub(crate) struct Bounded {
+    device: Rc<dyn Device>,
+    patience: Rc<Patience>,
+    watch: Watch,
+}
+
+/// How long the device may take, and whether it took longer.
+struct Patience {
+    limit_ns: u64,
+    /// Requests that were given up and are not over.
+    late: Cell<usize>,
+}
+
+impl Bounded {
+    /// `device`, which may take `limit_ns` for a request; 0 for ever.
+    pub(crate) fn new(device: Rc<dyn Device>, limit_ns: u64) -> Rc<dyn Device> {
+        if limit_ns == 0 {
+            return device;
+        }
+        let patience = Rc::new(Patience { limit_ns, late: Cell::new(0) });
+        let watch = Watch::new(Rc::clone(&patience) as Rc<dyn Observer>, limit_ns);
+        Rc::new(Self { device, patience, watch })
+    }
+
+    fn refused(&self) -> Option<DeviceError> {
+        (self.patience.late.get() > 0).then(|| DeviceError::of(DeviceErrorKind::TimedOut))
+    }
+
+    fn watched(&self, submission: Submission, about: About) -> Submission {
+        if submission.is_pending() {
+            self.watch.add(&submission, about);
+        }
+        submission
+    }
+
+    /// Anything that has no buffer to give back.
+    fn ask(&self, request: impl FnOnce(&dyn Device) -> Submission) -> Submission {
+        match self.refused() {
+            Some(error) => Submission::done(Err(error), None),
+            None => self.watched(request(&*self.device), About::default()),
+        }
+    }
+}
+
+impl Device for Bounded {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), Some(buffer));
+        }
+        let about = About { offset, read_bytes: buffer.len(), ..About::default() };
+        self.watched(self.device.read(offset, buffer), about)
+    }
+
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        self.ask(|device| device.write(offset, data, fua))
+    }
+
+    fn flush(&self) -> Submission {
+        self.ask(|device| device.flush())
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        self.ask(|device| device.discard(offset, length))
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        self.ask(|device| device.write_zeroes(offset, length))
+    }
+}
+
+impl Observer for Patience {
+    fn overdue(&self, _: About, age_ns: u64) -> Verdict {
+        if age_ns < self.limit_ns {
+            return Verdict::WaitUntil(self.limit_ns);
+        }
+        Verdict::GiveUp(DeviceErrorKind::TimedOut)
+    }
+
+    fn given_up(&self, count: usize) {
+        self.late.set(self.late.get() + count);
+    }
+
+    fn caught_up(&self) {}
+
+    fn failed(&self, _: About, _: DeviceError) {}
+
+    fn settled(&self) {
+        self.late.set(self.late.get().saturating_sub(1));
+    }
+
+    fn retry(&self, completion: Completion, _: About, payload: Payload) {
+        // Assembly can be repeated as a whole.
+        completion.with_payload(|place| *place = payload);
+        completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));
+    }
+}
