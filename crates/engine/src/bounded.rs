@@ -94,7 +94,7 @@ impl Observer for Patience {
         Verdict::GiveUp(DeviceErrorKind::TimedOut)
     }
 
-    fn given_up(&self, count: usize) {
+    fn given_up(&self, count: usize, _: DeviceErrorKind) {
         self.late.set(self.late.get() + count);
     }
 

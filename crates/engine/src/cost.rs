@@ -79,6 +79,11 @@ impl MemberCost {
         self.writes.price()
     }
 
+    /// Latencies of a small read and of a small write in nanoseconds; 0 until one was measured.
+    pub fn measured_ns(&self) -> [u32; 2] {
+        [&self.reads, &self.writes].map(|direction| direction.latency.load(Ordering::Relaxed))
+    }
+
     /// Adds a measured read.
     pub fn record_read(&self, bytes: u64, elapsed_ns: u64) {
         self.reads.record(bytes, elapsed_ns);

@@ -89,9 +89,9 @@ pub struct SlotDetail {
     pub recovery_offset: Option<u64>,
     /// Whether only what the bitmap's bits cover is recovered.
     pub by_bitmap: bool,
-    /// Latency of a small read in nanoseconds, as measured.
+    /// Latency of a small read in nanoseconds; 0 until one was measured.
     pub read_latency_ns: u32,
-    /// Latency of a small write in nanoseconds, as measured.
+    /// Latency of a small write in nanoseconds; 0 until one was measured.
     pub write_latency_ns: u32,
     /// Whether a request has been under way for longer than usual.
     pub slow: bool,
@@ -227,14 +227,15 @@ fn slot_detail(seat: &Seat, records: &Records) -> SlotDetail {
     let member = seat.member();
     let copied_to = seat.target().or(member).and_then(|target| records.members.get(target.id.0));
     let recovery = copied_to.map(|book| &book.superblock.member);
+    let [read_latency_ns, write_latency_ns] = member.map_or([0; 2], |member| member.cost.measured_ns());
     SlotDetail {
         state,
         replacement: seat.target().map(|target| target.name.clone()),
         recovery_offset: recovery.and_then(|record| record.recovery_offset).map(|offset| offset.0 * 512),
         by_bitmap: recovery.is_some_and(|record| record.recovery_by_bitmap),
         device: member.map(|m| m.name.clone()),
-        read_latency_ns: member.map_or(0, |m| m.cost.read().latency_ns),
-        write_latency_ns: member.map_or(0, |m| m.cost.write().latency_ns),
+        read_latency_ns,
+        write_latency_ns,
         slow: member.is_some_and(|m| m.health.is_slow()),
         late_requests: member.map_or(0, |m| m.health.late_requests()),
         bad_sectors: member

@@ -96,7 +96,7 @@ member_counters! {
     retries,
     /// Times that it was slow to answer.
     slow,
-    /// Requests that were given up.
+    /// Requests that were given up because the member did not answer.
     timed_out,
 }
 
@@ -317,9 +317,11 @@ impl Observer for Core {
         Verdict::WaitUntil(if limit == 0 { u64::MAX } else { limit })
     }
 
-    fn given_up(&self, count: usize) {
+    fn given_up(&self, count: usize, kind: DeviceErrorKind) {
         self.set_slow(false);
-        self.counters.timed_out.add(count as u64);
+        if kind == DeviceErrorKind::TimedOut {
+            self.counters.timed_out.add(count as u64);
+        }
         self.member.health.late.fetch_add(count as u64, Ordering::SeqCst);
     }
 

@@ -42,8 +42,8 @@ pub trait Observer {
     /// The oldest request has been under way for `age_ns`.
     fn overdue(&self, about: About, age_ns: u64) -> Verdict;
 
-    /// So many requests were given up and are late from now on.
-    fn given_up(&self, count: usize);
+    /// So many requests were given up, with an error of this kind, and are late from now on.
+    fn given_up(&self, count: usize, kind: DeviceErrorKind);
 
     /// The request that was overdue is over. If others are overdue too, that is told next.
     fn caught_up(&self);
@@ -287,7 +287,7 @@ impl Slots {
         wakers.into_iter().for_each(Waker::wake);
         let observer = self.watches.borrow().observer(watch);
         if let Some(observer) = observer.filter(|_| count > 0) {
-            observer.given_up(count);
+            observer.given_up(count, kind);
         }
         count
     }
@@ -407,7 +407,7 @@ mod tests {
                 Verdict::GiveUp(DeviceErrorKind::TimedOut)
             }
         }
-        fn given_up(&self, count: usize) {
+        fn given_up(&self, count: usize, _: DeviceErrorKind) {
             self.say(format!("given up {count}"));
         }
         fn caught_up(&self) {

@@ -74,9 +74,9 @@ pub struct Member {
     /// Whether only what the bitmap's bits cover is recovered.
     #[serde(default)]
     pub by_bitmap: bool,
-    /// Nanoseconds of a small read, as measured.
+    /// Nanoseconds of a small read; 0 until one was measured.
     pub read_latency_ns: u64,
-    /// Nanoseconds of a small write, as measured.
+    /// Nanoseconds of a small write; 0 until one was measured.
     pub write_latency_ns: u64,
     /// Whether a request has been under way for longer than usual.
     pub slow: bool,
@@ -180,11 +180,12 @@ impl Sync {
 impl Member {
     fn in_words(&self) -> String {
         let device = self.device.as_deref().map(printable).unwrap_or_default();
-        let (read, write) = (self.read_latency_ns / 1000, self.write_latency_ns / 1000);
-        let measured = match (read, write) {
-            (0, 0) => String::new(),
-            _ => format!("  (reads in {read} us, writes in {write} us)"),
-        };
+        let latencies = [("reads", self.read_latency_ns), ("writes", self.write_latency_ns)];
+        let latencies = latencies.iter().filter(|(_, ns)| *ns > 0);
+        let latencies: Vec<_> =
+            latencies.map(|(what, ns)| format!("{what} in {} us", ns.div_ceil(1000))).collect();
+        let measured =
+            if latencies.is_empty() { String::new() } else { format!("  ({})", latencies.join(", ")) };
         let slow = if self.slow { ", slow" } else { "" };
         let bad =
             if self.bad_sectors > 0 { format!(", {} bad sectors", self.bad_sectors) } else { String::new() };
