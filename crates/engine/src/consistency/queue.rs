@@ -188,15 +188,22 @@ impl<T: Clone> Queues<T> {
                 let is_logged = place == slot.index() || !active(Mutant::ReplacementNotLogged);
                 if let Some((member, device)) = view.member(place).filter(|_| is_logged) {
                     let (queue, parts) = (self.of(member), parts.clone());
-                    seats.push(Seat { place, member: member.id, device: &**device, queue, parts, last: None });
+                    seats.push(Seat {
+                        place,
+                        member: member.id,
+                        device: &**device,
+                        queue,
+                        parts,
+                        last: None,
+                    });
                 }
             }
         }
         // From here on whatever happens releases what was entered.
         let kept = enter(&mut seats);
-        let waits = seats.iter().map(|seat| -> Pin<Box<dyn Future<Output = _>>> {
-            Box::pin(seat.durable(log, volume, view))
-        });
+        let waits = seats
+            .iter()
+            .map(|seat| -> Pin<Box<dyn Future<Output = _>>> { Box::pin(seat.durable(log, volume, view)) });
         for durable in all_of(waits.collect()).await {
             durable.map_err(LogError::Member)?;
         }
