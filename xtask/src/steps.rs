@@ -59,6 +59,8 @@ const STEPS: &[Step] = &[
             "write_hole",
             "--test",
             "journal_crash",
+            "--test",
+            "replacement",
         ],
     },
     Step {

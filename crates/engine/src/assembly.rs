@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::{
     bounded::Bounded,
-    consistency::{self, Log},
+    consistency::{self, Log, LogArea},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
     mutants::{Mutant, active},
@@ -228,12 +228,15 @@ pub struct StaleMember {
 fn stale_words(stale: &[StaleMember]) -> String {
     use std::fmt::Write;
     let mut words = String::new();
-    for member in stale {
-        let _ = write!(
-            words,
-            "; {} is stale (events {}, the array's are {})",
-            member.name, member.events, member.current
-        );
+    for StaleMember { name, events, current } in stale {
+        let _ = if events < current {
+            write!(words, "; {name} is stale (events {events}, the array's are {current})")
+        } else {
+            write!(
+                words,
+                "; {name} is out of date (the array has gone on without it since events {current})"
+            )
+        };
     }
     words
 }
@@ -318,7 +321,8 @@ pub(crate) async fn assemble(
         member.device = Bounded::new(member.device, options.member_timeout_ns);
         found.push(member);
     }
-    let mut freshest = freshest(&found)?;
+    let left_behind = set_aside_disowned(&mut found);
+    let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
     let read_only = support(&freshest, &found)?;
     let geometry = geometry(&freshest, &found)?;
     let journal = take_journal(&freshest, &mut found, options.force)?;
@@ -326,7 +330,8 @@ pub(crate) async fn assemble(
     if journal_left_out {
         disown_journal(&mut freshest);
     }
-    let seated = seat(&freshest, found, geometry.members())?;
+    let mut seated = seat(&freshest, found, geometry.members())?;
+    seated.stale.extend(left_behind.iter().map(|member| stale_member(member, freshest.array.events)));
     let missing = seated.seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
     if missing > geometry.redundancy() {
         let stale = seated.stale;
@@ -395,6 +400,64 @@ pub(crate) async fn read_bytes(
     let bytes = outcome.buffer.as_deref().unwrap_or_default();
     let skip = usize::try_from(offset - start).unwrap_or(usize::MAX);
     Ok(bytes[skip..skip + usize::try_from(length).unwrap_or(usize::MAX)].to_vec())
+}
+
+/// Takes out who was alone in an update that the others know nothing of: they were started without it then, and have gone on
+/// to the same number of events, or one less. (Our own starts go on to a higher one, [`Records::advance`]; the kernel's may
+/// not.) With the most events it would otherwise say who is a member, and its data would be taken for current.
+///
+/// [`Records::advance`]: crate::records::Records::advance
+fn set_aside_disowned(found: &mut Vec<Found>) -> Vec<Found> {
+    let mut gone = Vec::new();
+    if active(Mutant::RevenantAccepted) {
+        return gone;
+    }
+    let disowns = |by: &Found, whom: &Found| is_disowned(&by.superblock, &whom.superblock);
+    // Of two that disown each other the rest decides; without a rest neither can be believed.
+    for is_mutual in [false, true] {
+        while let Some(whom) = found
+            .iter()
+            .position(|whom| found.iter().any(|by| disowns(by, whom) && (is_mutual || !disowns(whom, by))))
+        {
+            let mut mutual = Vec::new();
+            if is_mutual {
+                mutual.extend((0..found.len()).filter(|&by| disowns(&found[by], &found[whom])));
+            }
+            mutual.push(whom);
+            mutual.sort_unstable();
+            gone.extend(mutual.into_iter().rev().map(|index| found.remove(index)));
+        }
+    }
+    gone
+}
+
+fn stale_member(member: &Found, current: u64) -> StaleMember {
+    let events = member.superblock.array.events;
+    StaleMember { name: member.device.info().name.clone(), events, current }
+}
+
+/// The error if nobody is left but those that were set aside.
+fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
+    let (AssembleError::NoDevices, Some(any)) = (&error, left_behind.first()) else { return error };
+    let array = &any.superblock.array;
+    AssembleError::TooFewMembers {
+        present: 0,
+        needed: usize::try_from(array.raid_disks).unwrap_or(usize::MAX),
+        redundancy: usize::from(array.level.parity_count()),
+        stale: left_behind.iter().map(|member| stale_member(member, array.events)).collect(),
+    }
+}
+
+/// Whether one member's superblock says that another, which calls itself a member, is none. One event behind, it may just
+/// have missed how a device joined; but a device that joins isn't whole.
+fn is_disowned(by: &Superblock, whom: &Superblock) -> bool {
+    let (theirs, mine) = (by.array.events, whom.array.events);
+    let knows = theirs >= mine || theirs + 1 == mine && whom.member.recovery_offset.is_none();
+    by.same_array(whom).is_ok()
+        && knows
+        && matches!(by.own_role(), Role::Slot(_))
+        && matches!(whom.own_role(), Role::Slot(_))
+        && !matches!(whom.role_in(&by.array), Role::Slot(_))
 }
 
 /// The superblock with the most events; an error if the devices are not of one array.
@@ -521,12 +584,10 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Seat
     Ok(Seated { seats, targets, spares, stale })
 }
 
-/// Whether a replacement can go on. A log is kept and replayed on the members only, not on what is to replace them.
-fn can_replace(freshest: &Superblock) -> bool {
-    let array = &freshest.array;
-    let member = &freshest.member;
-    let logged = member.ppl.is_some() || member.double_parity_log.is_some() || array.journal;
-    array.level.has_parity() && !logged
+/// Whether a replacement can go on: what is logged for the member must fit the target, too.
+fn can_replace(freshest: &Superblock, member: &Superblock, target: &Superblock) -> bool {
+    let length = |superblock| LogArea::of(superblock).map_or(0, |area| area.length);
+    freshest.array.level.has_parity() && length(target) >= length(member)
 }
 
 /// Which replacements go on. Where the member that was to be replaced is gone, its target is the member.
@@ -538,16 +599,17 @@ fn seat_targets(
     let mut going_on = Vec::new();
     for (slot, target) in targets.into_iter().enumerate() {
         let Some(mut target) = target else { continue };
-        let record = &mut target.superblock.member;
         match &seats[slot] {
             None => {
-                record.replacement = false;
+                target.superblock.member.replacement = false;
                 seats[slot] = Some(target);
             }
-            Some(member) if is_whole(member) && can_replace(freshest) => {
+            Some(member)
+                if is_whole(member) && can_replace(freshest, &member.superblock, &target.superblock) =>
+            {
                 // Without an offset it is copied whole, and has only to be switched in.
                 let whole = Sector(freshest.array.component_sectors().0);
-                record.recovery_offset.get_or_insert(whole);
+                target.superblock.member.recovery_offset.get_or_insert(whole);
                 going_on.push((slot, target));
             }
             // Left out: the member has as much as its replacement, or more.

@@ -335,8 +335,8 @@ impl Home {
             }
             let failures = self.write_everywhere().await;
             if failures.is_empty() {
-                if uneven {
-                    self.records.borrow_mut().uneven = false;
+                let mut records = self.records.borrow_mut();
+                if std::mem::take(if uneven { &mut records.uneven } else { &mut records.is_new }) {
                     continue;
                 }
                 self.shared().set_durable(snapshot.generation);

@@ -78,11 +78,6 @@ pub enum CommandError {
         /// What it is.
         state: &'static str,
     },
-    /// A log is kept on the members, and not on what is to replace them.
-    #[error(
-        "an array that keeps a log (ppl or journal) can't replace a member that is in use: take it out with `pinstripe fail`, then add the other device"
-    )]
-    LogInUse,
     /// No spare is there to replace a member with.
     #[error("there is no spare that could take the slot: name a device")]
     NoSpare,
@@ -236,9 +231,6 @@ impl Array {
     ) -> Result<String, CommandError> {
         self.check_change()?;
         let _changing = self.home.lock_changes().await;
-        if !self.home.wanted_log.borrow().is_none() || self.records().array.journal {
-            return Err(CommandError::LogInUse);
-        }
         self.check_replaceable(slot)?;
         let spare = match with {
             None => {

@@ -159,6 +159,8 @@ pinstripe_runtime::mutants! {
     ReplacementNotWritten,
     /// The target of a replacement is read before it is whole (C1).
     ReplacementRead,
+    /// A device that was alone in an update is taken back although the others have gone on without it.
+    RevenantAccepted,
     /// What a slot's member logs is not logged by the target of its replacement.
     ReplacementNotLogged,
     /// A replacement is switched in without a flush (C4).
@@ -226,6 +228,8 @@ impl Mutant {
         Self::LogWrongRange,
         Self::LogWrongCoefficient,
         Self::ReplaySkipsEntry,
-        Self::ReplacementNotLogged,
     ];
+
+    /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
+    pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];
 }

@@ -106,6 +106,10 @@ pub(crate) struct Records {
     pub(crate) uneven: bool,
     /// The journal device, if there is one.
     pub(crate) journal: Option<JournalBook>,
+    /// Nothing was written since the array was assembled. A device that isn't here may be one event ahead of those that are, for
+    /// one superblock goes first, alone. So the first update is followed by another before anything else is done: nobody who
+    /// was not here for it has as many events.
+    pub(crate) is_new: bool,
     /// A member lost what a failed flush covered, and regions of it may not have their bits any more: at the next
     /// update events_cleared says that nobody who is out now can come back by bitmap.
     readd_barred: bool,
@@ -126,8 +130,15 @@ pub(crate) struct JournalBook {
 impl Records {
     /// Books of what assembly found.
     pub(crate) fn new(array: ArrayRecord, found: Seated, bitmap: Option<BitmapImage>) -> Self {
-        let mut records =
-            Self { array, members: Vec::new(), bitmap, uneven: false, journal: None, readd_barred: false };
+        let mut records = Self {
+            array,
+            members: Vec::new(),
+            bitmap,
+            uneven: false,
+            journal: None,
+            is_new: !active(Mutant::RevenantAccepted),
+            readd_barred: false,
+        };
         let Seated { seats, targets, spares, .. } = found;
         for (slot, found) in seats.into_iter().enumerate() {
             if let Some(found) = found {
@@ -197,6 +208,11 @@ impl Records {
     /// Devices whose superblocks are written, in order.
     pub(crate) fn active(&self) -> impl Iterator<Item = &MemberBook> {
         self.members.iter().filter(|book| book.is_active())
+    }
+
+    /// Whether everybody must be brought level before one superblock may go first, alone.
+    pub(crate) fn needs_levelling(&self) -> bool {
+        self.uneven || self.is_new
     }
 
     /// The books of a device by its identity, if it is still known.
@@ -330,6 +346,8 @@ impl Records {
                 any = true;
             }
         }
+        // A log may have made the array clean. No superblock says so before the target's says this.
+        self.uneven |= any;
         any
     }
 

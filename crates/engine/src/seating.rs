@@ -75,8 +75,18 @@ impl Home {
         let array = &book.superblock.array;
         book.state == MemberState::Spare
             && book.superblock.member.data_size >= array.component_sectors()
+            && self.has_room_for_log(book)
             // C20
             && book.device.info().logical_block <= self.shared().geometry.logical_block()
+    }
+
+    /// Whether a device has as much room for the array's log as those that log now. One that mdadm added to an array with a
+    /// double-parity log has none.
+    fn has_room_for_log(&self, book: &MemberBook) -> bool {
+        let length = |book: &MemberBook| book.member.log_area().map_or(0, |area| area.length);
+        let records = self.records.borrow();
+        let needed = records.active().filter(|book| book.is_seated()).map(length).max();
+        self.wanted_log.borrow().is_none() || needed.is_none_or(|needed| length(book) >= needed)
     }
 
     /// Spares take the empty slots.
@@ -91,7 +101,7 @@ impl Home {
 
     /// A spare takes a slot: the bitmap first, then its superblock, then its seat, then all superblocks.
     pub(crate) async fn seat(&self, id: MemberId, slot: usize, how: Seating) -> Result<(), IoError> {
-        if self.records.borrow().uneven {
+        if self.records.borrow().needs_levelling() {
             self.update_superblocks().await?;
         }
         let seat = self.shared().snapshot().seats[slot].clone();
@@ -233,7 +243,7 @@ impl Home {
     /// which goes first, says both: before it the old member is the member, behind it the new one, and each has
     /// everything.
     async fn switch(&self, slot: usize, old: MemberId, new: MemberId) -> Result<(), IoError> {
-        if self.records.borrow().uneven {
+        if self.records.borrow().needs_levelling() {
             self.update_superblocks().await?;
             if self.shared().snapshot().seats[slot].target().map(|target| target.id) != Some(new) {
                 return Err(IoError::MembershipChanged);

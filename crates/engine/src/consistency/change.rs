@@ -102,12 +102,6 @@ impl Array {
             return Err(CommandError::ReadOnly);
         }
         let Geometry::Parity(_) = &self.shared().geometry else { return Err(CommandError::NoRedundancy) };
-        if !self.shared().snapshot().targets.is_empty() {
-            // A log is kept on the members, not on what is to replace them.
-            return Err(CommandError::Policy(
-                "a member is being replaced: try again when that has ended".to_owned(),
-            ));
-        }
         let (array, level) = {
             let records = self.home.records.borrow();
             (records.array.journal, records.array.level)

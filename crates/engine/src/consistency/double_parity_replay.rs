@@ -156,7 +156,9 @@ async fn replay_rows(members: &Members<'_>, group: &Group, from: u32, to: u32) -
     for (index, (parity, slot)) in
         [(Parity::P, Some(map.p_slot())), (Parity::Q, map.q_slot())].into_iter().enumerate()
     {
-        let is_there = slot.is_some_and(|slot| members.present().any(|(present, _)| present == slot));
+        // Of a member that is just being rebuilt there this parity is not needed, and its log may be younger than the batch.
+        let row = members.geometry.member_offset(StripeId(entry.stripe)) + u64::from(from);
+        let is_there = slot.is_some_and(|slot| members.holds(slot, row, (to - from).into()));
         if entry.copies & parity.bit() == 0 || !is_there {
             continue;
         }

@@ -241,7 +241,7 @@ impl<'a> Replay<'a> {
             let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
             let data = row.data.iter().map(|(&column, page)| (map.data_slot(column), *page));
             for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
-                if let Some((member, device)) = self.view.member(slot.index()) {
+                for (member, device) in self.view.places(slot.index()).filter_map(|at| self.view.member(at)) {
                     let bytes = self.page(page).await?;
                     set.push(device.write(member.data_offset + sector * SECTOR_BYTES, bytes, false));
                     names.push(member.name.clone());
@@ -323,8 +323,10 @@ impl<'a> Replay<'a> {
                     Place::P(_) => Some(map.p_slot()),
                     Place::Q => map.q_slot(),
                 };
-                if let Some((member, device)) = slot.and_then(|slot| self.view.member(slot.index())) {
-                    set.push(device.write(member.data_offset + sector * SECTOR_BYTES, page.bytes, false));
+                let places = slot.into_iter().flat_map(|slot| self.view.places(slot.index()));
+                for (member, device) in places.filter_map(|at| self.view.member(at)) {
+                    let bytes = page.bytes.clone();
+                    set.push(device.write(member.data_offset + sector * SECTOR_BYTES, bytes, false));
                     names.push(member.name.clone());
                 }
             }
