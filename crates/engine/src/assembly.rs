@@ -318,7 +318,7 @@ pub(crate) async fn assemble(
         let name = source.name();
         let member = answered(options.member_timeout_ns, read_member(source)).await;
         let mut member = member.map_err(|error| AssembleError::Device { name, error })??;
-        member.device = Bounded::new(member.device, options.member_timeout_ns);
+        member.device = Bounded::around(member.device, options.member_timeout_ns);
         found.push(member);
     }
     let left_behind = set_aside_disowned(&mut found);

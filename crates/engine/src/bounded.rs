@@ -27,7 +27,7 @@ struct Patience {
 
 impl Bounded {
     /// `device`, which may take `limit_ns` for a request; 0 for ever.
-    pub(crate) fn new(device: Rc<dyn Device>, limit_ns: u64) -> Rc<dyn Device> {
+    pub(crate) fn around(device: Rc<dyn Device>, limit_ns: u64) -> Rc<dyn Device> {
         if limit_ns == 0 {
             return device;
         }
