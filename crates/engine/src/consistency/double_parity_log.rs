@@ -35,7 +35,7 @@ use crate::{
     geometry::{MemberSlot, Set64, StripeId},
     mutants::{Mutant, active},
     plan::{Method, Run},
-    snapshot::{MemberId, View},
+    snapshot::View,
     volume::VolumeInner,
 };
 
@@ -123,6 +123,12 @@ impl DoubleParityLog {
         device.write(area.offset, buffer.freeze(), true).await.result.map(|_| ())
     }
 
+    /// Has everybody who waits look again.
+    pub(super) fn wake(&self) {
+        self.door.wake();
+        self.queues.iter().for_each(Queue::wake);
+    }
+
     /// Makes a batch known, durably.
     pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let runs = batch.plan.runs().iter().zip(batch.parity);
@@ -174,7 +180,9 @@ impl DoubleParityLog {
         if places.is_empty() || runs.is_empty() {
             return Ok(Logged::Nothing);
         }
-        self.door.pass().await;
+        if !self.door.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+            return Err(LogError::Moved);
+        }
         let number = self.batches.fetch_add(1, Ordering::SeqCst);
         let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
         let mut made = Vec::new();
@@ -239,10 +247,9 @@ impl DoubleParityLog {
             }
             _ => return Err(LogError::Fatal(IoError::Failed)),
         };
-        // From here on whatever happens releases what was entered.
         let slots = copies.iter().map(|copy| copy.slot);
         let all = slots.zip(&tickets).flat_map(|(slot, list)| list.iter().map(move |ticket| (slot, *ticket)));
-        let kept = Kept { log: Arc::clone(self), tickets: all.collect() };
+        let all: Vec<(MemberSlot, Ticket)> = all.collect();
         let waits = copies.iter().zip(&tickets).map(|(copy, list)| {
             // In order: when the last is durable, all are.
             let last = list.last().copied();
@@ -251,12 +258,15 @@ impl DoubleParityLog {
                     Some(last) => self.durable(volume, view, copy, last).await,
                     None => Ok(()),
                 }
-            }) as Pin<Box<dyn Future<Output = Result<(), MemberId>>>>
+            }) as Pin<Box<dyn Future<Output = Result<(), LogError>>>>
         });
-        for result in all_of(waits.collect()).await {
-            result.map_err(LogError::Member)?;
+        let logged: Result<(), LogError> = all_of(waits.collect()).await.into_iter().collect();
+        if let Err(error) = logged {
+            // One copy may be durable: it counts for nothing without the other.
+            all.iter().for_each(|(slot, ticket)| self.queues[slot.index()].abandon(*ticket));
+            return Err(error);
         }
-        Ok(Logged::DoubleParity(kept))
+        Ok(Logged::DoubleParity(Kept { log: Arc::clone(self), tickets: all }))
     }
 
     async fn durable(
@@ -265,12 +275,14 @@ impl DoubleParityLog {
         view: &View,
         copy: &Copy<'_>,
         ticket: Ticket,
-    ) -> Result<(), MemberId> {
+    ) -> Result<(), LogError> {
         let queue = &self.queues[copy.slot.index()];
+        let moved = || volume.shared.has_moved(view.snapshot.generation);
         loop {
-            match queue.next(ticket).await {
+            match queue.next(ticket, moved).await {
                 Turn::Durable => return Ok(()),
-                Turn::Failed => return Err(copy.member.id),
+                Turn::Failed => return Err(LogError::Member(copy.member.id)),
+                Turn::Moved => return Err(LogError::Moved),
                 Turn::Lead(lead) => {
                     let written = self.write_record(volume, copy.device, &lead).await;
                     if let Err(error) = written {

@@ -100,6 +100,12 @@ impl Ppl {
         &self.door
     }
 
+    /// Has everybody who waits look again.
+    pub(super) fn wake(&self) {
+        self.door.wake();
+        self.queues.iter().for_each(Queue::wake);
+    }
+
     /// Makes a batch known, durably.
     pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let map = batch.volume.parity_geometry().slots(batch.stripe);
@@ -153,13 +159,17 @@ impl Ppl {
             // Never: batches are cut to what fits, and arrays with too small an area are read-only.
             return Err(LogError::Fatal(IoError::Failed));
         }
-        self.door.pass().await;
+        let moved = || volume.shared.has_moved(view.snapshot.generation);
+        if !self.door.pass(moved).await {
+            return Err(LogError::Moved);
+        }
         let (queue, count) = (&self.queues[slot.index()], parts.len());
         let ticket = queue.enter((member, view.snapshot.generation), parts, count, bytes);
         loop {
-            match queue.next(ticket).await {
+            match queue.next(ticket, moved).await {
                 Turn::Durable => return Ok(Logged::Ppl(Kept { log: Arc::clone(self), slot, ticket })),
                 Turn::Failed => return Err(LogError::Member(member.id)),
+                Turn::Moved => return Err(LogError::Moved),
                 Turn::Lead(lead) => {
                     let written = self.write_record(volume, &**device, &lead).await;
                     if let Err(error) = written {

@@ -86,7 +86,8 @@ struct Record {
 }
 
 struct Waiting<T> {
-    item: T,
+    /// `None` when it was taken back.
+    item: Option<T>,
     entries: usize,
     bytes: u64,
 }
@@ -104,6 +105,9 @@ pub(super) enum Turn<T> {
     Durable,
     /// The member's log could not be written, or the member has left.
     Failed,
+    /// The membership is another meanwhile, or the array has failed, and the batch was not in a record yet: it isn't in
+    /// the queue any more.
+    Moved,
     /// Write this record and call [`Queue::written`].
     Lead(Lead<T>),
 }
@@ -150,12 +154,40 @@ impl<T> Queue<T> {
         entries: usize,
         bytes: u64,
     ) -> Ticket {
-        self.lock().enter(&self.rules, (member, generation), Waiting { item, entries, bytes })
+        self.lock().enter(&self.rules, (member, generation), Waiting { item: Some(item), entries, bytes })
     }
 
-    /// Waits until there is something to know or to do.
-    pub(super) async fn next(&self, ticket: Ticket) -> Turn<T> {
-        self.changed.wait_for(|| self.lock().turn(&self.rules, ticket)).await
+    /// Waits until there is something to know or to do. A batch that waits for others while the membership changes must
+    /// give way: what these others wait for may be that change, and the change for this batch.
+    pub(super) async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool) -> Turn<T> {
+        let turn = self
+            .changed
+            .wait_for(|| {
+                let moved = moved();
+                let mut state = self.lock();
+                if moved && state.take_back(ticket) {
+                    return Some(Turn::Moved);
+                }
+                state.turn(&self.rules, ticket)
+            })
+            .await;
+        if matches!(turn, Turn::Moved) {
+            self.changed.notify();
+        }
+        turn
+    }
+
+    /// Has everybody who waits look again.
+    pub(super) fn wake(&self) {
+        self.changed.notify();
+    }
+
+    /// The batch will not be written: what waits of it is taken back, what a record has of it is released.
+    pub(super) fn abandon(&self, ticket: Ticket) {
+        if !self.lock().take_back(ticket) {
+            return self.release(ticket);
+        }
+        self.changed.notify();
     }
 
     /// The record is durable, or could not be written.
@@ -220,6 +252,19 @@ impl<T> State<T> {
         ticket
     }
 
+    /// Takes a batch out that is in no record yet. False if it is, or was, in one.
+    fn take_back(&mut self, ticket: Ticket) -> bool {
+        let first = self.next - self.waiting.len() as u64;
+        if ticket.epoch != self.epoch || ticket.number < first {
+            return false;
+        }
+        let place = usize::try_from(ticket.number - first).unwrap_or(usize::MAX);
+        if let Some(waiting) = self.waiting.get_mut(place) {
+            *waiting = Waiting { item: None, entries: 0, bytes: 0 };
+        }
+        true
+    }
+
     fn turn(&mut self, rules: &Rules, ticket: Ticket) -> Option<Turn<T>> {
         if ticket.epoch != self.epoch {
             return Some(Turn::Failed);
@@ -239,6 +284,9 @@ impl<T> State<T> {
     /// Takes what has come, as much as there is place for.
     fn lead(&mut self, rules: &Rules) -> Option<Lead<T>> {
         let area = self.area?;
+        while self.waiting.front().is_some_and(|waiting| waiting.item.is_none()) {
+            self.waiting.pop_front();
+        }
         let (mut entries, mut bytes, mut taken, mut place) = (0, 0, 0, None);
         for waiting in &self.waiting {
             let (more_entries, more_bytes) = (entries + waiting.entries, bytes + waiting.bytes);
@@ -251,7 +299,7 @@ impl<T> State<T> {
             (entries, bytes, taken, place) = (more_entries, more_bytes, taken + 1, at.map(|at| (at, length)));
         }
         let (start, length) = place?;
-        let items: Vec<T> = self.waiting.drain(..taken).map(|waiting| waiting.item).collect();
+        let items: Vec<T> = self.waiting.drain(..taken).filter_map(|waiting| waiting.item).collect();
         let batches_end = self.next - self.waiting.len() as u64;
         self.live.push_back(Record { start, batches_end, unreleased: items.len() as u64 });
         self.head = start + length;
@@ -290,7 +338,7 @@ pub(super) fn enter_both<T>(
     generation: u64,
 ) -> (Vec<Ticket>, Vec<Ticket>) {
     let (mut a, mut b) = (first.0.lock(), second.0.lock());
-    let waiting = |(item, bytes)| Waiting { item, entries: 1, bytes };
+    let waiting = |(item, bytes)| Waiting { item: Some(item), entries: 1, bytes };
     (
         first
             .2
