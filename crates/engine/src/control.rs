@@ -172,7 +172,6 @@ impl Home {
             Arc::clone(&old.intent),
             old.log.clone(),
         ));
-        old.log.wake();
         self.supervise_books();
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());

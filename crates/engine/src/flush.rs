@@ -119,7 +119,6 @@ impl VolumeInner {
                 dropped.extend(self.report(&view, slot, Operation::Flush, 0, error));
             }
         }
-        drop(logged);
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));
         }
@@ -128,6 +127,8 @@ impl VolumeInner {
         for member in dropped {
             self.shared.dropped(member).await?;
         }
+        // Only now it is recorded who may have missed it.
+        drop(logged);
         self.shared.durable(generation).await?;
         Ok(!unsupported)
     }

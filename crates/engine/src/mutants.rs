@@ -155,6 +155,14 @@ pinstripe_runtime::mutants! {
     LogWrongCoefficient,
     /// Replay leaves out the last entry of a record.
     ReplaySkipsEntry,
+    /// A log begins while what was written without it may still be lost (C4).
+    LogBeginsUnflushed,
+    /// A log forgets a batch before it is recorded that a member missed it (C2).
+    LogForgetsFailure,
+    /// With a log, a row is written without a member that the superblocks still call current (C2).
+    LogBeforeRecord,
+    /// A bad block keeps a log's replay from the rest of its page.
+    ReplayLeavesPage,
     /// The target of a replacement is left out of writes (C1).
     ReplacementNotWritten,
     /// The target of a replacement is read before it is whole (C1).

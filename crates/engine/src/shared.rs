@@ -168,8 +168,16 @@ impl Shared {
     /// Makes `snapshot`, of the next generation, the current one. Its generation isn't durable yet.
     pub fn publish(&self, snapshot: Snapshot) {
         let generation = snapshot.generation;
-        *locked(&self.current) = Arc::new(snapshot);
+        let old = std::mem::replace(&mut *locked(&self.current), Arc::new(snapshot));
         self.admission.publish(generation);
+        // Who waits under the old one gives way.
+        old.log.wake();
+        self.durable_changed.notify();
+    }
+
+    /// Whether the membership is another than that of `generation`, or the array has failed: who waits under it gives way.
+    pub fn has_moved(&self, generation: u64) -> bool {
+        self.admission.generation() != generation || self.has_failed()
     }
 
     /// The superblocks on disk know the membership of `generation`.
@@ -187,6 +195,14 @@ impl Shared {
             .wait_until(|| self.durable.load(Ordering::SeqCst) >= generation || self.has_failed())
             .await;
         if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+    }
+
+    /// Waits until the superblocks on disk know the membership of `generation`. False if it is another before, or the array
+    /// has failed.
+    pub async fn recorded(&self, generation: u64) -> bool {
+        let is_durable = || self.durable.load(Ordering::SeqCst) >= generation;
+        self.durable_changed.wait_until(|| is_durable() || self.has_moved(generation)).await;
+        is_durable() && !self.has_moved(generation)
     }
 
     /// Has `member` dropped, soon.

@@ -69,6 +69,8 @@ pub(crate) struct WriteContext {
     is_split: bool,
     /// Whether the members' requests are timed, request by request: a slow member must not make the others look slow.
     timed: bool,
+    /// A member failed, and before that is recorded the log must not forget what it may have missed.
+    logged: Logged,
 }
 
 /// A batch of so many pieces needs no more memory than a context has from the start.
@@ -96,6 +98,7 @@ impl Default for WriteContext {
             rest: Vec::new(),
             is_split: false,
             timed: false,
+            logged: Logged::Nothing,
         }
     }
 }
@@ -144,10 +147,15 @@ impl VolumeInner {
         let mut healed = false;
         let answer = loop {
             match self.attempt(stripe, &mut claim, context).await {
-                Ok(generation) => match context.rest.pop() {
-                    Some(parts) => context.image.load(parts),
-                    None => break self.acknowledge(stripe, generation, context).await,
-                },
+                Ok(generation) => {
+                    if let Err(error) = self.settle(stripe, context).await {
+                        break Err(error);
+                    }
+                    match context.rest.pop() {
+                        Some(parts) => context.image.load(parts),
+                        None => break self.acknowledge(generation).await,
+                    }
+                }
                 Err(Again::Replan) => self.counters().replans.add(1),
                 Err(Again::Without(member)) => {
                     self.counters().replans.add(1);
@@ -212,7 +220,9 @@ impl VolumeInner {
             Box::pin(self.write_ahead(&view, stripe, context)).await?
         };
         self.write_members(&view, stripe, context).await;
-        drop(logged);
+        if !context.dropped.is_empty() || !context.listings.is_empty() {
+            context.logged = logged;
+        }
         self.keep_parity(&view.snapshot, stripe, context);
         if !(context.dropped.is_empty() && view.snapshot.absent().is_empty()) {
             let (offset, length) = self.rows(stripe, context);
@@ -571,8 +581,12 @@ impl VolumeInner {
         }
     }
 
-    /// The batch is on the members. It may be acknowledged once the superblocks know who missed it (C2).
-    async fn acknowledge(&self, stripe: StripeId, generation: u64, context: &mut WriteContext) -> Answer {
+    /// Waits until it is recorded who failed a write of the batch. Only then may the log forget the batch: a crash before finds the
+    /// member current, with rows that don't match.
+    async fn settle(&self, stripe: StripeId, context: &mut WriteContext) -> Result<(), IoError> {
+        if active(Mutant::LogForgetsFailure) {
+            context.logged = Logged::Nothing;
+        }
         if active(Mutant::AcknowledgeBeforeSuperblocks) {
             return Ok(());
         }
@@ -581,6 +595,15 @@ impl VolumeInner {
         }
         for listing in context.listings.drain(..) {
             self.listed(stripe.0, &listing).await?;
+        }
+        context.logged = Logged::Nothing;
+        Ok(())
+    }
+
+    /// The batch is on the members. It may be acknowledged once the superblocks know who missed it (C2).
+    async fn acknowledge(&self, generation: u64) -> Answer {
+        if active(Mutant::AcknowledgeBeforeSuperblocks) {
+            return Ok(());
         }
         self.shared.durable(generation).await
     }
@@ -663,6 +686,7 @@ impl WriteContext {
         self.dropped.clear();
         self.listings.clear();
         self.rest.clear();
+        self.logged = Logged::Nothing;
         self.is_split = false;
     }
 }

@@ -322,7 +322,8 @@ pub struct Record {
 pub struct Found {
     /// Which log.
     pub identity: Identity,
-    /// Every record that is to be believed, oldest first: those in the gap behind the newest are left out.
+    /// Every record that is to be believed, oldest first: those in the gap behind the newest are left out, and those that
+    /// were written before a record that is not there any more.
     pub live: Vec<Record>,
 }
 
@@ -335,6 +336,7 @@ pub fn find(area: &[u8], set_uuid: Uuid, block_bytes: u64) -> Option<Found> {
         starts.filter_map(|at| identity.decode_record(&area[at..], at as u64, block_bytes)).collect();
     records.sort_by_key(|record| record.sequence);
     if let Some(end) = records.last().map(|newest| newest.end) {
+        records.drain(..first_of_the_latest_round(&records));
         let gap = gap_bytes(length, block_bytes);
         let wrapped = end.saturating_add(gap) > length;
         let in_gap = |at: u64| {
@@ -348,6 +350,27 @@ pub fn find(area: &[u8], set_uuid: Uuid, block_bytes: u64) -> Option<Found> {
         });
     }
     Some(Found { identity, live: records })
+}
+
+/// Which of the records, oldest first, is the first of those that follow each other around the area without a break. At the
+/// area's end a record may be left over from a round before, because the next one did not fit there: what came after it is
+/// overwritten, so of its rows it says what may no longer be so.
+fn first_of_the_latest_round(records: &[Record]) -> usize {
+    let Some(newest) = records.last() else { return 0 };
+    let (mut above, mut wrapped) = (newest.offset, false);
+    for (index, record) in records.iter().enumerate().rev().skip(1) {
+        if record.offset >= above {
+            if wrapped {
+                return index + 1;
+            }
+            wrapped = true;
+        }
+        if wrapped && record.offset < newest.end {
+            return index + 1;
+        }
+        above = record.offset;
+    }
+    0
 }
 
 #[cfg(test)]
@@ -427,6 +450,26 @@ mod tests {
         assert_eq!(sequences(&area), [1, 2, 3]);
         put(&mut area, 4096, 4, &[vec![4; 1024]]);
         assert_eq!(sequences(&area), [3, 4], "the second lies where the next would be written");
+    }
+
+    #[test]
+    fn what_an_earlier_round_left_at_the_end_is_dead() {
+        let mut area = area();
+        let end = area.len();
+        // First round: up to the end. Second: its last record doesn't fit there. Third: what followed the first is gone.
+        put(&mut area, end - 2048, 1, &[vec![1; 1024]]);
+        put(&mut area, 4096, 2, &[vec![2; 1024]]);
+        put(&mut area, end - 8192, 3, &[vec![3; 1024]]);
+        let sequences = |area: &[u8]| -> Vec<u64> {
+            find(area, IDENTITY.set_uuid, 512).unwrap().live.iter().map(|record| record.sequence).collect()
+        };
+        assert_eq!(sequences(&area), [2, 3], "the first is in the gap now");
+        put(&mut area, 4096, 4, &[vec![4; 1024]]);
+        assert_eq!(sequences(&area), [3, 4], "the second, which came after the first, was overwritten");
+        let at = put(&mut area, 4096, 2, &[vec![2; 1024]]);
+        put(&mut area, at, 2, &[vec![2; 1024]]);
+        area[end - 8192..end - 2048].fill(0);
+        assert_eq!(sequences(&area), [1, 2, 2], "it counts while all that followed it is there");
     }
 
     proptest! {

@@ -79,21 +79,31 @@ impl Array {
         self.check_log(wanted)?;
         match now {
             "bitmap" => self.remove_bitmap().await?,
-            "ppl" | "double-parity-log" => self.change_log(LogChange::Remove).await?,
+            "ppl" | "double-parity-log" => self.remove_log().await?,
             _ => {}
         }
         match policy {
             Policy::Resync => Ok(()),
             Policy::Bitmap => self.add_bitmap(REGION_BYTES).await,
-            Policy::Ppl | Policy::DoubleParityLog => {
-                let change = self.log_to_add(wanted)?;
-                self.change_log(change).await
-            }
+            Policy::Ppl | Policy::DoubleParityLog => self.add_log(wanted).await,
         }
     }
 
-    async fn change_log(&self, change: LogChange) -> Result<(), CommandError> {
+    async fn remove_log(&self) -> Result<(), CommandError> {
         let _changing = self.home.lock_changes().await;
+        let change = LogChange::Remove;
+        Ok(self.home.command(|reply| Command::Log { change, reply }).await?)
+    }
+
+    async fn add_log(&self, wanted: NewLog) -> Result<(), CommandError> {
+        let _changing = self.home.lock_changes().await;
+        // What was true before the lock may not be any more; and a superblock that names both can't even be written.
+        self.check_log(wanted)?;
+        if self.shared().snapshot().intent.is_persistent() || !self.home.wanted_log.borrow().is_none() {
+            let now = self.consistency_policy();
+            return Err(CommandError::Policy(format!("it was changed to {now} meanwhile: try again")));
+        }
+        let change = self.log_to_add(wanted)?;
         Ok(self.home.command(|reply| Command::Log { change, reply }).await?)
     }
 
@@ -220,6 +230,11 @@ impl Home {
     }
 
     async fn unseat_or_fail(&self, failures: Vec<Failure>) -> Result<(), IoError> {
-        if failures.is_empty() || self.unseat(failures).await { Ok(()) } else { Err(IoError::Failed) }
+        // Nobody to be dropped may mean that they were dropped meanwhile.
+        if failures.is_empty() || self.unseat(failures).await || !self.shared().has_failed() {
+            Ok(())
+        } else {
+            Err(IoError::Failed)
+        }
     }
 }

@@ -126,6 +126,12 @@ impl DoubleParityLog {
         device.write(area.offset, buffer.freeze(), true).await.result.map(|_| ())
     }
 
+    /// Has everybody who waits look again.
+    pub(super) fn wake(&self) {
+        self.door.wake();
+        self.queues.wake();
+    }
+
     /// Makes a batch known, durably.
     pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let runs = batch.plan.runs().iter().zip(batch.parity);
@@ -177,7 +183,9 @@ impl DoubleParityLog {
         if places.is_empty() || runs.is_empty() {
             return Ok(Logged::Nothing);
         }
-        self.door.pass().await;
+        if !self.door.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+            return Err(LogError::Moved);
+        }
         let number = self.batches.fetch_add(1, Ordering::SeqCst);
         let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
         let mut made = Vec::new();

@@ -87,7 +87,14 @@ pub(super) async fn replay(members: &Members<'_>) -> Result<(), AssembleError> {
     for (start, end, key) in ranges {
         // A member may have been rebuilt, or be unreadable, in a part of the range.
         for from in (start..end).step_by(4096) {
-            replay_rows(members, &groups[&key], from, end.min(from + 4096)).await?;
+            let to = end.min(from + 4096);
+            if replay_rows(members, &groups[&key], from, to).await? == Outcome::InParts {
+                // A bad block must not leave the sectors beside it as they are.
+                let block = members.geometry.logical_block();
+                for part in (from..to).step_by(block as usize) {
+                    replay_rows(members, &groups[&key], part, to.min(part + block)).await?;
+                }
+            }
         }
     }
     Ok(())
@@ -147,7 +154,21 @@ struct Rows<'g> {
     data: [Option<Vec<u8>>; MEMBERS_MAX],
 }
 
-async fn replay_rows(members: &Members<'_>, group: &Group, from: u32, to: u32) -> Result<(), AssembleError> {
+/// What became of some rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// All has been done that can be.
+    Done,
+    /// A column can't be read, but parts of it may be.
+    InParts,
+}
+
+async fn replay_rows(
+    members: &Members<'_>,
+    group: &Group,
+    from: u32,
+    to: u32,
+) -> Result<Outcome, AssembleError> {
     let entry = &group.entry;
     let map = members.geometry.slots(StripeId(entry.stripe));
     let zeroes = vec![0; (to - from) as usize];
@@ -164,7 +185,7 @@ async fn replay_rows(members: &Members<'_>, group: &Group, from: u32, to: u32) -
         }
         let Some(payload) = &group.copies[index] else {
             // Not begun, or over.
-            return Ok(());
+            return Ok(Outcome::Done);
         };
         unwritten[index] = Some(payload.get(range.clone()).unwrap_or(&zeroes));
     }
@@ -172,23 +193,32 @@ async fn replay_rows(members: &Members<'_>, group: &Group, from: u32, to: u32) -
     let mut rows = Rows { map, offset, length: to - from, unwritten, data: [const { None }; MEMBERS_MAX] };
     let mut lost = Set64::EMPTY;
     for column in Set64(entry.written) {
-        rows.data[column] = members.read(map.data_slot(column), offset, to - from).await?;
+        let slot = map.data_slot(column);
+        rows.data[column] = members.read(slot, offset, to - from).await?;
         if rows.data[column].is_none() {
+            if members.may_hold_parts(slot, offset, to - from) && !active(Mutant::ReplayLeavesPage) {
+                return Ok(Outcome::InParts);
+            }
             lost.insert(column);
         }
     }
     if lost.is_empty() {
         rows.write_p(members).await?;
-        return rows.write_q(members).await;
+        rows.write_q(members).await?;
+        return Ok(Outcome::Done);
     }
     let (Some(column), 1, Some(unwritten)) = (lost.iter().next(), lost.len(), rows.unwritten[0]) else {
-        return Ok(());
+        return Ok(Outcome::Done);
     };
-    let Some(p) = members.read(map.p_slot(), offset, to - from).await? else { return Ok(()) };
+    let Some(p) = members.read(map.p_slot(), offset, to - from).await? else {
+        let in_parts = members.may_hold_parts(map.p_slot(), offset, to - from);
+        return Ok(if in_parts { Outcome::InParts } else { Outcome::Done });
+    };
     let mut column_bytes = rows.p_from(unwritten);
     pinstripe_parity::kernel().xor_into(&mut column_bytes, &[&p]);
     rows.data[column] = Some(column_bytes);
-    rows.write_q(members).await
+    rows.write_q(members).await?;
+    Ok(Outcome::Done)
 }
 
 impl Rows<'_> {

@@ -42,6 +42,15 @@ impl<'a> Members<'a> {
         })
     }
 
+    /// Whether a part of the range may be to be had although [`read`](Self::read) gave nothing: bad blocks, listed or not.
+    pub(super) fn may_hold_parts(&self, slot: MemberSlot, offset: u64, length: u32) -> bool {
+        let is_recovered = |found: &Found| {
+            let valid = found.superblock.member.recovery_offset;
+            valid.is_none_or(|sector| offset < sector.0 * SECTOR_BYTES)
+        };
+        length > self.geometry.logical_block() && self.seats[slot.index()].as_ref().is_some_and(is_recovered)
+    }
+
     /// Bytes of a member; `None` if it doesn't hold them or can't read them.
     pub(super) async fn read(
         &self,

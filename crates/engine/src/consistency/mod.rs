@@ -33,8 +33,9 @@ use std::sync::{
 };
 
 use pinstripe_md::{
+    double_parity_log::{ANCHOR_BYTES, Identity},
     ppl::{ENTRIES_MAX, HEADER_BYTES},
-    superblock::{Superblock, Support},
+    superblock::{Role, Superblock, Support},
     units::SECTOR_BYTES,
 };
 use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
@@ -42,7 +43,7 @@ use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 use self::journal::Journal;
 use crate::{
     array::Home,
-    assembly::{AssembleError, Assembled},
+    assembly::{AssembleError, Assembled, read_bytes},
     error::{IoError, MemberError, Operation},
     geometry::{MemberSlot, StripeId},
     image::{Extent, Image},
@@ -94,8 +95,15 @@ impl Door {
         self.opened.notify();
     }
 
-    async fn pass(&self) {
-        self.opened.wait_until(|| self.is_open()).await;
+    /// Waits until it is open. False if `moved` says first that the membership is another, or the array has failed: the
+    /// change may have to come before the door opens.
+    async fn pass(&self, moved: impl Fn() -> bool) -> bool {
+        self.opened.wait_until(|| self.is_open() || moved()).await;
+        self.is_open()
+    }
+
+    fn wake(&self) {
+        self.opened.notify();
     }
 }
 
@@ -200,8 +208,11 @@ impl Log {
 
     /// The membership has changed or the array has failed: who waits for the log looks again.
     pub(crate) fn wake(&self) {
-        if let Self::Journal(journal) = self {
-            journal.wake();
+        match self {
+            Self::None => {}
+            Self::Ppl(log) => log.wake(),
+            Self::DoubleParity(log) => log.wake(),
+            Self::Journal(journal) => journal.wake(),
         }
     }
 
@@ -222,9 +233,15 @@ impl Log {
     pub(crate) async fn write_ahead(&self, batch: &Batch<'_>) -> Result<Logged, LogError> {
         match self {
             Self::None => Ok(Logged::Nothing),
-            Self::Ppl(log) => log.write_ahead(batch).await,
             Self::Journal(journal) => journal.write_ahead(batch).await.map(Logged::Journal),
-            Self::DoubleParity(log) => log.write_ahead(batch).await,
+            Self::Ppl(log) => {
+                recorded(batch.volume, batch.view).await?;
+                log.write_ahead(batch).await
+            }
+            Self::DoubleParity(log) => {
+                recorded(batch.volume, batch.view).await?;
+                log.write_ahead(batch).await
+            }
         }
     }
 
@@ -239,8 +256,14 @@ impl Log {
         match self {
             // No stripe is written so past a journal: see `takes_whole_pages`.
             Self::None | Self::Journal(_) => Ok(Logged::Nothing),
-            Self::Ppl(log) => log.write_whole(volume, view, stripe).await,
-            Self::DoubleParity(log) => log.write_whole(volume, view, stripe).await,
+            Self::Ppl(log) => {
+                recorded(volume, view).await?;
+                log.write_whole(volume, view, stripe).await
+            }
+            Self::DoubleParity(log) => {
+                recorded(volume, view).await?;
+                log.write_whole(volume, view, stripe).await
+            }
         }
     }
 
@@ -254,7 +277,8 @@ impl Log {
                 failures
             }
             Self::DoubleParity(log) if !log.door().is_open() => {
-                log.set_incarnation(home.records.borrow().array.events + 1);
+                let events = home.records.borrow().array.events;
+                log.set_incarnation(newest_incarnation(home).await.max(events) + 1);
                 let work = async |device: &dyn Device, area, _| log.begin(device, area).await;
                 let failures = on_every_member(home, work).await;
                 log.door().open();
@@ -280,9 +304,10 @@ impl Log {
         }
     }
 
-    /// Whether superblocks that say *dirty* must keep MD from assembling the array.
+    /// Whether superblocks that say *dirty* must keep MD from assembling the array, and say that the log makes it good. Not
+    /// before it has begun.
     pub(crate) fn keeps_md_out(&self) -> bool {
-        matches!(self, Self::DoubleParity(_))
+        matches!(self, Self::DoubleParity(log) if log.door().is_open())
     }
 
     /// Readies the log of a device that joins. Its superblock isn't on it yet.
@@ -295,13 +320,37 @@ impl Log {
         match self {
             // It waits for the initial sync.
             Self::None | Self::Journal(_) => make_empty(superblock, device).await,
-            Self::Ppl(log) => log.begin(device, area, MemberSlot(0), false).await,
+            // Whoever else goes: this one alone may have to say that the log is in use.
+            Self::Ppl(log) => log.begin(device, area, slot_of(superblock), log.door().is_open()).await,
             Self::DoubleParity(log) => {
                 ppl::zero(device, area).await?;
                 log.begin(device, area).await
             }
         }
     }
+}
+
+fn slot_of(superblock: &Superblock) -> MemberSlot {
+    match superblock.own_role() {
+        Role::Slot(slot) => MemberSlot(u8::try_from(slot.0).unwrap_or(u8::MAX)),
+        _ => MemberSlot(0),
+    }
+}
+
+/// The highest incarnation of a double-parity log that any member has: the next must be another, or records from before would be
+/// taken for its own. The superblocks' events alone don't tell, where a crash came before they were written.
+async fn newest_incarnation(home: &Home) -> u64 {
+    let set_uuid = home.records.borrow().array.set_uuid;
+    let newest = std::cell::Cell::new(0);
+    let look = async |device: &dyn Device, area: LogArea, _| {
+        let anchor = read_bytes(device, area.offset, ANCHOR_BYTES as u64).await.ok();
+        let found = anchor.and_then(|anchor| Identity::of_anchor(&anchor, set_uuid));
+        newest.set(newest.get().max(found.map_or(0, |identity| identity.incarnation)));
+        // Who can't be read here shows when it is written.
+        Ok(())
+    };
+    on_every_member(home, look).await;
+    newest.get()
 }
 
 /// Makes the log of a new member one that was never used.
@@ -326,6 +375,14 @@ impl VolumeInner {
             Err(LogError::Member(_) | LogError::Moved) => Err(IoError::Stopping),
         }
     }
+}
+
+/// What is written without a member is not in that member's log, and a log on the others says nothing of its parity. So
+/// nothing is, before the superblocks know that it is out: a crash that leaves them calling it current would find rows
+/// that don't match, and a log that says that all do.
+async fn recorded(volume: &VolumeInner, view: &View) -> Result<(), LogError> {
+    let recorded = active(Mutant::LogBeforeRecord) || volume.shared.recorded(view.snapshot.generation).await;
+    if recorded { Ok(()) } else { Err(LogError::Moved) }
 }
 
 /// Does something to the log on every member. Who failed.
@@ -406,8 +463,12 @@ impl Home {
     }
 
     /// Takes up the array's log once parity matches everywhere: before, a log that says so would be believed (C17).
+    ///
+    /// From then on a crash finds a log that says that parity matches but for what it has. So what was written before it is
+    /// flushed, and whoever missed any of it is out, on disk too, before the log begins (C4).
     pub(crate) async fn adopt_log(&self) -> Vec<Failure> {
-        let old = self.shared().snapshot();
+        let shared = self.shared();
+        let old = shared.snapshot();
         let log = self.wanted_log.borrow().clone();
         let in_sync = old.intent.resync_count() == 0;
         if log.is_none() || !old.log.is_none() || !in_sync {
@@ -415,10 +476,27 @@ impl Home {
         }
         // Writers under this snapshot wait for the log to open, which waits for those who don't log.
         let next = Snapshot::new(old.generation + 1, old.seats.clone(), Arc::clone(&old.intent), log.clone());
-        self.shared().publish(next);
-        self.shared().admission.drained().await;
-        adopt_everywhere(self.shared());
-        log.open(self).await
+        shared.publish(next);
+        shared.admission.drained().await;
+        adopt_everywhere(shared);
+        while !active(Mutant::LogBeginsUnflushed) && !shared.has_failed() {
+            if shared.has_failures() {
+                self.drop_failed().await;
+            } else if !shared.bad_reports.is_empty() {
+                self.keep_bad_blocks().await;
+            } else {
+                let view = self.volume.inner.view();
+                let failed = self.volume.inner.flush_members(&view).await;
+                if failed.is_empty() {
+                    break;
+                }
+                for (place, error) in failed {
+                    self.volume.inner.report(&view, place, Operation::Flush, 0, error);
+                }
+            }
+        }
+        // Past redundancy nobody writes any more, and nothing says otherwise.
+        if shared.has_failed() { Vec::new() } else { log.open(self).await }
     }
 }
 

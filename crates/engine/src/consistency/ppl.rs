@@ -114,6 +114,12 @@ impl Ppl {
         &self.door
     }
 
+    /// Has everybody who waits look again.
+    pub(super) fn wake(&self) {
+        self.door.wake();
+        self.queues.wake();
+    }
+
     /// Makes a batch known, durably.
     pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let map = batch.volume.parity_geometry().slots(batch.stripe);
@@ -167,7 +173,9 @@ impl Ppl {
             // Never: batches are cut to what fits, and arrays with too small an area are read-only.
             return Err(LogError::Fatal(IoError::Failed));
         }
-        self.door.pass().await;
+        if !self.door.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+            return Err(LogError::Moved);
+        }
         let part = queue::Part { entries: parts.len(), item: parts, bytes };
         let kept = self.queues.append(&**self, (volume, view), vec![(slot, vec![part])]).await?;
         Ok(Logged::Ppl(kept))

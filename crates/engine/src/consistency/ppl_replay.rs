@@ -114,27 +114,62 @@ impl Shape {
 
 /// New parity from partial parity and what the written columns hold, row by row. False if any row had to be left.
 async fn replay_entry(members: &Members<'_>, shape: &Shape, partial: &[u8]) -> Result<bool, AssembleError> {
-    let map = members.geometry.slots(shape.stripe);
-    let base = members.geometry.member_offset(shape.stripe) + u64::from(shape.start);
     let mut whole = true;
     let mut at = 0;
     while at < shape.length {
         let length = ROW_BYTES.min(shape.length - at);
-        let range = at as usize..(at + length) as usize;
-        let mut parity = partial.get(range).map_or_else(|| vec![0; length as usize], <[u8]>::to_vec);
-        let mut lost = false;
-        for column in shape.first_column..shape.first_column + shape.columns {
-            match members.read(map.data_slot(column), base + u64::from(at), length).await? {
-                Some(data) => pinstripe_parity::kernel().xor_into(&mut parity, &[&data]),
-                None => lost = true,
+        let mut outcome = replay_rows(members, shape, partial, (at, length)).await?;
+        if outcome == Rows::InParts {
+            // A bad block must not leave the sectors beside it as they are.
+            let block = members.geometry.logical_block();
+            outcome = Rows::Replayed;
+            for part in (at..at + length).step_by(block as usize) {
+                if replay_rows(members, shape, partial, (part, block.min(at + length - part))).await?
+                    != Rows::Replayed
+                {
+                    outcome = Rows::Left;
+                }
             }
         }
-        if lost {
-            whole = false;
-        } else {
-            members.write(map.p_slot(), base + u64::from(at), &parity).await?;
-        }
+        whole &= outcome == Rows::Replayed;
         at += length;
     }
     Ok(whole)
+}
+
+/// What became of some rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    Replayed,
+    /// A written column is lost.
+    Left,
+    /// A written column can't be read, but parts of it may be.
+    InParts,
+}
+
+async fn replay_rows(
+    members: &Members<'_>,
+    shape: &Shape,
+    partial: &[u8],
+    (at, length): (u32, u32),
+) -> Result<Rows, AssembleError> {
+    let map = members.geometry.slots(shape.stripe);
+    let offset = members.geometry.member_offset(shape.stripe) + u64::from(shape.start) + u64::from(at);
+    let range = at as usize..(at + length) as usize;
+    let mut parity = partial.get(range).map_or_else(|| vec![0; length as usize], <[u8]>::to_vec);
+    let mut outcome = Rows::Replayed;
+    for column in shape.first_column..shape.first_column + shape.columns {
+        let slot = map.data_slot(column);
+        match members.read(slot, offset, length).await? {
+            Some(data) => pinstripe_parity::kernel().xor_into(&mut parity, &[&data]),
+            None if members.may_hold_parts(slot, offset, length) && !active(Mutant::ReplayLeavesPage) => {
+                return Ok(Rows::InParts);
+            }
+            None => outcome = Rows::Left,
+        }
+    }
+    if outcome == Rows::Replayed {
+        members.write(map.p_slot(), offset, &parity).await?;
+    }
+    Ok(outcome)
 }

@@ -90,7 +90,7 @@ pub(super) struct Queues<T> {
     by_member: RwLock<Vec<Option<Arc<Queue<T>>>>>,
 }
 
-/// Keeps a batch in the logs until it is dropped.
+/// Keeps a batch in the logs until it is dropped. What of it is in no record by then will be in none.
 pub(crate) struct Kept<T> {
     entered: Vec<(Arc<Queue<T>>, Ticket)>,
 }
@@ -116,8 +116,8 @@ struct State<T> {
     head: u64,
     /// Oldest first.
     live: VecDeque<Record>,
-    waiting: VecDeque<Part<T>>,
-    /// The number of the next part; all below `durable` are on the member.
+    waiting: VecDeque<(Ticket, Part<T>)>,
+    /// The number of the next part; all below `durable` that were not taken back are on the member.
     next: u64,
     durable: u64,
     leading: bool,
@@ -126,9 +126,8 @@ struct State<T> {
 
 struct Record {
     start: u64,
-    /// Parts below this number, from where the record before it ends.
-    parts_end: u64,
-    unreleased: u64,
+    /// The parts in it that are still needed.
+    needed: Vec<Ticket>,
 }
 
 /// A part's place in a queue.
@@ -140,6 +139,9 @@ enum Turn<T> {
     Durable,
     /// The member's log could not be written.
     Failed,
+    /// The membership is another meanwhile, or the array has failed, and the batch was not in a record yet: it isn't in
+    /// the queue any more.
+    Moved,
     /// Write this record and call [`Queue::written`].
     Lead(Lead<T>),
 }
@@ -204,10 +206,15 @@ impl<T: Clone> Queues<T> {
         let waits = seats
             .iter()
             .map(|seat| -> Pin<Box<dyn Future<Output = _>>> { Box::pin(seat.durable(log, volume, view)) });
-        for durable in all_of(waits.collect()).await {
-            durable.map_err(LogError::Member)?;
-        }
+        // Where one of the logs can't have it, the others are not needed to: it counts for nothing without all.
+        all_of(waits.collect()).await.into_iter().collect::<Result<(), LogError>>()?;
         Ok(kept)
+    }
+
+    /// Has everybody who waits look again.
+    pub(super) fn wake(&self) {
+        let all = self.by_member.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().flatten().for_each(|queue| queue.changed.notify());
     }
 }
 
@@ -245,12 +252,14 @@ impl<T: Clone> Seat<'_, T> {
         log: &impl Records<Item = T>,
         volume: &VolumeInner,
         view: &View,
-    ) -> Result<(), MemberId> {
+    ) -> Result<(), LogError> {
         let Some(last) = self.last else { return Ok(()) };
+        let moved = || volume.shared.has_moved(view.snapshot.generation);
         loop {
-            match self.queue.next(last).await {
+            match self.queue.next(last, moved).await {
                 Turn::Durable => return Ok(()),
-                Turn::Failed => return Err(self.member),
+                Turn::Failed => return Err(LogError::Member(self.member)),
+                Turn::Moved => return Err(LogError::Moved),
                 Turn::Lead(lead) => {
                     let written = self.write(log, volume, &lead).await;
                     if let Err(error) = written {
@@ -295,9 +304,22 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is something to know or to do.
-    async fn next(&self, ticket: Ticket) -> Turn<T> {
-        self.changed.wait_for(|| self.lock().turn(&self.rules, self.area, ticket)).await
+    /// Waits until there is something to know or to do. A part that waits for others while the membership changes must give
+    /// way: what these others wait for may be that change, and the change for this batch.
+    async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool) -> Turn<T> {
+        let look = || {
+            let moved = moved();
+            let mut state = self.lock();
+            if moved && state.take_back(ticket) {
+                return Some(Turn::Moved);
+            }
+            state.turn(&self.rules, self.area, ticket)
+        };
+        let turn = self.changed.wait_for(look).await;
+        if matches!(turn, Turn::Moved) {
+            self.changed.notify();
+        }
+        turn
     }
 
     /// The record is durable, or could not be written.
@@ -315,14 +337,14 @@ impl<T> Queue<T> {
         self.changed.notify();
     }
 
-    /// The part is on the members: its record is not needed for it any more.
+    /// The part is on the members, or will never be: no record is needed for it any more.
     fn release(&self, ticket: Ticket) {
         {
             let mut state = self.lock();
-            if let Some(record) = state.live.iter_mut().find(|record| ticket < record.parts_end) {
-                record.unreleased -= 1;
+            if !state.take_back(ticket) {
+                state.live.iter_mut().for_each(|record| record.needed.retain(|needed| *needed != ticket));
             }
-            while state.live.front().is_some_and(|record| record.unreleased == 0) {
+            while state.live.front().is_some_and(|record| record.needed.is_empty()) {
                 state.live.pop_front();
             }
         }
@@ -335,9 +357,15 @@ impl<T> State<T> {
         let ticket = self.next;
         self.next += 1;
         if !self.failed {
-            self.waiting.push_back(part);
+            self.waiting.push_back((ticket, part));
         }
         ticket
+    }
+
+    /// Takes a part out that is in no record yet. False if it is, or was, in one.
+    fn take_back(&mut self, ticket: Ticket) -> bool {
+        let place = self.waiting.iter().position(|(waiting, _)| *waiting == ticket);
+        place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
     fn turn(&mut self, rules: &Rules, area: Option<LogArea>, ticket: Ticket) -> Option<Turn<T>> {
@@ -356,7 +384,7 @@ impl<T> State<T> {
     /// Takes what has come, as much as there is place for.
     fn lead(&mut self, rules: &Rules, area: LogArea) -> Option<Lead<T>> {
         let (mut entries, mut bytes, mut taken, mut place) = (0, 0, 0, None);
-        for part in &self.waiting {
+        for (_, part) in &self.waiting {
             let (more_entries, more_bytes) = (entries + part.entries, bytes + part.bytes);
             let length = rules.record(more_entries, more_bytes);
             let at = self.place(rules, area, length);
@@ -367,9 +395,10 @@ impl<T> State<T> {
             (entries, bytes, taken, place) = (more_entries, more_bytes, taken + 1, at.map(|at| (at, length)));
         }
         let (start, length) = place?;
-        let items: Vec<T> = self.waiting.drain(..taken).map(|part| part.item).collect();
-        let parts_end = self.next - self.waiting.len() as u64;
-        self.live.push_back(Record { start, parts_end, unreleased: items.len() as u64 });
+        let (needed, items): (Vec<Ticket>, Vec<T>) =
+            self.waiting.drain(..taken).map(|(ticket, part)| (ticket, part.item)).unzip();
+        let parts_end = needed.last()? + 1;
+        self.live.push_back(Record { start, needed });
         self.head = start + length;
         self.leading = true;
         Some(Lead { parts_end, offset: area.offset + start, length, items })

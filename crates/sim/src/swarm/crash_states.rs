@@ -247,6 +247,7 @@ impl Swarm {
             shop,
             suspects,
             cut_off,
+            lost_at_start: self.lost_at_start.clone(),
             unsynced: self.unsynced,
             summary: Summary { assemblies: 1, ..Summary::default() },
             phase: Phase::Starting,

@@ -110,6 +110,7 @@ impl Swarm {
         self.phase = Phase::Starting;
         for _ in 0..self.rng.pick(&[0, 0, 0, 1, 2]) {
             // The machine dies in the middle of the assembly, or just after it, when resync has begun.
+            self.note_lost()?;
             self.start_assembly(false);
             let steps = 1 << self.rng.below(11);
             self.idle_on(steps)?;
@@ -117,15 +118,13 @@ impl Swarm {
         }
         let mut force = false;
         loop {
-            let here = self.here_if_degraded()?;
+            self.note_lost()?;
             let outcome = self.start_assembly(force);
             self.wait_in_steps(|_| outcome.borrow().is_some())?;
             let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
             match outcome {
                 Ok(array) => {
-                    if let Some(here) = here.filter(|_| !force) {
-                        self.doubt_cut_off(&here);
-                    }
+                    self.doubt_cut_off();
                     self.begin_life(array);
                     return Ok(true);
                 }
@@ -150,25 +149,45 @@ impl Swarm {
         }
     }
 
-    /// By slot who is whole, where the array is dirty and degraded and a log may let it start all the same.
-    fn here_if_degraded(&self) -> Result<Option<Vec<bool>>, Verdict> {
+    /// Notes whose chunks a start now may have to make of others although they were being written: who is not whole in a
+    /// dirty array that a log may let start all the same. The start may be cut off itself, and the next one finds a clean
+    /// array, with what this one has made of the rows.
+    fn note_lost(&mut self) -> Result<(), Verdict> {
         if !self.setup.consistency.bears_degraded_start() {
-            return Ok(None);
+            return Ok(());
         }
         let present = self.present();
         let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
-        Ok((survey.is_dirty() && here.contains(&false)).then_some(here))
+        for (slot, seat) in survey.seats.iter().enumerate() {
+            let is_recovering = match seat {
+                None => false,
+                Some((_, superblock)) if superblock.member.recovery_offset.is_some() => true,
+                // It was away, and is back with what it had: nobody can have rebuilt it meanwhile.
+                Some(_) if self.lost_at_start.get(&slot) == Some(&false) => {
+                    self.lost_at_start.remove(&slot);
+                    continue;
+                }
+                Some(_) => continue,
+            };
+            if survey.is_dirty() {
+                *self.lost_at_start.entry(slot).or_default() |= is_recovering;
+            }
+        }
+        Ok(())
     }
 
-    /// C19: sectors that were in flight on a lost member may be neither old nor new; all others are what they were.
-    fn doubt_cut_off(&mut self, here: &[bool]) {
+    /// C19: a sector that was in flight on a lost member may be neither old nor new, since it is what parity says, and parity of
+    /// the row may be of any mixture of the row's writes. That is so only where a crash has cut a write off (it was not
+    /// acknowledged and flushed), and only where nobody is there who has the sector itself. All others are what they were.
+    fn doubt_cut_off(&mut self) {
+        let cut_off = std::mem::take(&mut self.cut_off);
+        let lost = std::mem::take(&mut self.lost_at_start);
         let Some(geometry) = self.shape() else { return };
         let mut ledger = self.shop.ledger.borrow_mut();
-        for &sector in &self.cut_off {
+        for sector in cut_off {
             let (stripe, within) = geometry.locate(sector * SECTOR);
             let (column, _) = geometry.column_of(within);
-            if !here[geometry.slots(stripe).data_slot(column).index()] {
+            if lost.contains_key(&geometry.slots(stripe).data_slot(column).index()) {
                 ledger.doubt(sector..sector + 1);
             }
         }

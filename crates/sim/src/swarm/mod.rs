@@ -23,7 +23,10 @@ mod nbd;
 mod repair_scenes;
 mod scenes;
 
-use std::{collections::BTreeSet, rc::Rc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use pinstripe_engine::{array::Array, mutants::Mutant};
 
@@ -214,8 +217,10 @@ pub(crate) struct Swarm {
     pub(crate) shop: Rc<Shop>,
     /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
     pub(crate) suspects: BTreeSet<(u64, u64)>,
-    /// Sectors of writes that crashes have cut off.
+    /// Sectors of writes that crashes have cut off since the array last started.
     pub(crate) cut_off: BTreeSet<u64>,
+    /// Slots that had no whole member when a dirty array was started since then, and whether somebody was being rebuilt there.
+    pub(crate) lost_at_start: BTreeMap<usize, bool>,
     /// Parity of rows that nobody wrote is unknown.
     pub(crate) unsynced: bool,
     pub(crate) summary: Summary,
@@ -256,6 +261,7 @@ pub fn run_explored(
         shop: Shop::new(0),
         suspects: BTreeSet::new(),
         cut_off: BTreeSet::new(),
+        lost_at_start: BTreeMap::new(),
         unsynced: setup.resync,
         summary: Summary::default(),
         phase: Phase::Starting,
