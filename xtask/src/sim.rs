@@ -30,6 +30,8 @@ pub struct Sim {
 const FLOOR: u64 = 25_000;
 /// The usual run: the seeds from 0 on.
 const SEEDS: u64 = 600;
+/// And so many of those in which members come back, are replaced and hang.
+const ATLAS: u64 = 200;
 
 /// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
 #[derive(Args)]
@@ -55,6 +57,7 @@ pub fn run(root: &Path, sim: &Sim) -> Result<()> {
         ("--gap", gap),
         ("--losses", losses),
         ("--assemble-every", every),
+        ("--atlas", if usual { ATLAS * sim.seeds / SEEDS } else { 0 }),
         ("--floor", if usual { FLOOR } else { 0 }),
     ];
     let numbers = numbers.map(|(name, number)| format!("{name}={number}"));

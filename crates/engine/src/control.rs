@@ -128,8 +128,14 @@ impl Home {
                 reply.send(self.seat(spare, slot, Seating::Replacement).await);
             }
             Command::Remove { member, reply } => {
-                self.records.borrow_mut().remove(member);
-                reply.send(self.update_superblocks().await);
+                // A spare may have taken a slot since it was looked up.
+                let is_idle = !self.records.borrow().members[member.0].is_seated();
+                if is_idle || active(Mutant::RemovedFromItsSlot) {
+                    self.records.borrow_mut().remove(member);
+                    reply.send(self.update_superblocks().await);
+                } else {
+                    reply.send(Err(IoError::MembershipChanged));
+                }
             }
             Command::Recovered { member, reply } => reply.send(self.recovered(member).await),
             Command::Checkpoint { member, offset, reply } => {

@@ -21,6 +21,7 @@ use crate::{
     geometry::Geometry,
     intent::IntentTable,
     members::answered,
+    mutants::{Mutant, active},
     records::{MemberBook, MemberState, Newcomer},
     snapshot::{MemberId, Seat},
     volume::give_up_everywhere,
@@ -353,7 +354,7 @@ impl Array {
             && superblock.same_array(&now).is_ok()
             && superblock.array.raid_disks == records.array.raid_disks
             && superblock.array.size == records.array.size
-            && superblock.member.recovery_offset.is_none()
+            && (superblock.member.recovery_offset.is_none() || active(Mutant::HalfRecoveredReadded))
             && !superblock.member.replacement
             && superblock.member.data_size >= records.array.component_sectors()
             && found.device.info().logical_block <= self.shared().geometry.logical_block()

@@ -203,6 +203,24 @@ pinstripe_runtime::mutants! {
     BadBlockFreedEarly,
     /// Who asks for a turn while maintenance is held up prolongs it.
     PaceNeverLetsGo,
+    /// A spare is taken out although it has taken a slot meanwhile.
+    RemovedFromItsSlot,
+    /// A member that failed a flush may come back by bitmap (C5, C9).
+    ReaddAfterLostCache,
+    /// The bitmap's header does not say when bits could be cleared last (C9).
+    ClearingNotCounted,
+    /// Marks of what was missed are dropped while a replacement is still to be copied.
+    TargetForgiven,
+    /// When a replacement takes the slot, its former member is not called faulty.
+    FormerNotFaulty,
+    /// A spare that takes over is rebuilt only where bits are set.
+    SpareTakenForFormer,
+    /// When a member goes that is being replaced, what was copied of it passes for whole.
+    TargetPromotedWhole,
+    /// A member that was not whole when it went comes back by bitmap.
+    HalfRecoveredReadded,
+    /// A write that a member did not answer in time counts as done, and the member stays (C16).
+    LateWriteBelieved,
     /// A check or repair that made room for a rebuild forgets the stripes that it had begun.
     UndoneForgotten,
 }

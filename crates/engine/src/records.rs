@@ -251,7 +251,7 @@ impl Records {
     /// Drops a device: the others will say that it is faulty; its own superblock stays as it is.
     pub(crate) fn fail(&mut self, id: MemberId, error: MemberError) {
         self.set_role(id, Role::Faulty);
-        self.readd_barred |= error.operation == Operation::Flush;
+        self.readd_barred |= error.operation == Operation::Flush && !active(Mutant::ReaddAfterLostCache);
         let book = self.book(id);
         book.member.release();
         book.device = Rc::new(Unattached::new(&error.name, error.error));
@@ -374,7 +374,8 @@ impl Records {
     pub(crate) fn distribute(&mut self, clears: bool) {
         let events = self.array.events;
         if let Some(bitmap) = &mut self.bitmap {
-            let cleared = if clears { events } else { bitmap.header().events_cleared };
+            let counts = clears && !active(Mutant::ClearingNotCounted);
+            let cleared = if counts { events } else { bitmap.header().events_cleared };
             bitmap.set_events(events, cleared);
         }
         for book in self.members.iter_mut().filter(|book| book.is_active()) {

@@ -93,7 +93,8 @@ impl Home {
     pub(crate) async fn take_over(&self) {
         while let Some((spare, slot)) = self.spare_wanted() {
             // One that can't be written is no spare any more, and the next one is tried.
-            if self.seat(spare, slot, Seating::Full).await.is_err() && self.shared().has_failed() {
+            let how = if active(Mutant::SpareTakenForFormer) { Seating::Bitmap } else { Seating::Full };
+            if self.seat(spare, slot, how).await.is_err() && self.shared().has_failed() {
                 break;
             }
         }
@@ -234,7 +235,7 @@ impl Home {
     /// marks stay: some may say what is to be copied again.
     pub(crate) fn forgive(&self) {
         let snapshot = self.shared().snapshot();
-        if snapshot.is_complete() && snapshot.targets.is_empty() {
+        if snapshot.is_complete() && (snapshot.targets.is_empty() || active(Mutant::TargetForgiven)) {
             snapshot.intent.recovered();
         }
     }
@@ -250,7 +251,9 @@ impl Home {
             }
         }
         self.records.borrow_mut().recovered(new);
-        self.records.borrow_mut().set_role(old, Role::Faulty);
+        if !active(Mutant::FormerNotFaulty) {
+            self.records.borrow_mut().set_role(old, Role::Faulty);
+        }
         if let Err(failed) = self.announce(new).await {
             // The old member stays.
             let role = Role::Slot(MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX)));

@@ -87,6 +87,11 @@ impl Seat {
     pub fn without(&self, gone: MemberId) -> Self {
         match self {
             Self::Replacing { member, target } if target.id == gone => Self::InSync(Arc::clone(member)),
+            Self::Replacing { member, target }
+                if member.id == gone && active(Mutant::TargetPromotedWhole) =>
+            {
+                Self::InSync(Arc::clone(target))
+            }
             Self::Replacing { member, target } if member.id == gone => Self::Recovering(Arc::clone(target)),
             Self::InSync(member) | Self::Recovering(member) if member.id == gone => Self::Empty,
             other => other.clone(),

@@ -269,6 +269,11 @@ impl SimDisk {
         self.shared.state.borrow().faults.gone
     }
 
+    /// Whether nothing completes at present.
+    pub fn is_hung(&self) -> bool {
+        self.shared.state.borrow().faults.hung
+    }
+
     /// Number of sectors that a power loss now could change.
     pub fn unflushed_sectors(&self) -> usize {
         self.shared.state.borrow().medium.cached_sectors()

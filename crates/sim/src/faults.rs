@@ -28,6 +28,8 @@ pub enum Fault {
     Return,
     /// Ends unreadable and unwritable ranges and failing or refused requests.
     Heal,
+    /// Nothing that was planned happens any more.
+    Calm,
 }
 
 impl Fault {
@@ -43,6 +45,7 @@ impl Fault {
             Self::Gone => "gone",
             Self::Return => "return",
             Self::Heal => "heal",
+            Self::Calm => "calm",
         }
     }
 }
@@ -98,6 +101,7 @@ impl Faults {
             // A device that was hung and is then declared dead answers with errors.
             Fault::Gone => (self.gone, self.hung) = (true, false),
             Fault::Return => self.gone = false,
+            Fault::Calm => self.plan.clear(),
             Fault::Heal => {
                 self.unreadable.clear();
                 self.unwritable.clear();

@@ -34,6 +34,9 @@ struct Run {
     /// The first seed.
     #[arg(long, default_value_t = 0)]
     from: u64,
+    /// And so many of those in which members come back, are replaced and hang.
+    #[arg(long, default_value_t = 0)]
+    atlas: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
     #[arg(long, default_value_t = 8)]
     twice_every: u64,
@@ -98,12 +101,14 @@ struct Harvest {
 }
 
 /// Runs every `jobs`th seed, beginning with the `job`th.
-fn run_share(run: &Run, job: u64) -> Harvest {
+fn run_share(run: &Run, job: u16) -> Harvest {
     let mutant = Defect::all().find(|defect| Some(defect.name()) == run.mutant);
     let depth = Depth { gap: run.gap.max(1), losses: run.losses.max(1), assemble_every: run.assemble_every };
     let depth = run.states.then_some(depth);
     let mut harvest = Harvest::default();
-    for seed in (run.from + job..run.from + run.seeds).step_by(usize::from(run.jobs.max(1))) {
+    let atlas = swarm::FIRST_SEED_WITH_ATLAS;
+    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas);
+    for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
             let (summary, states) = swarm::run_explored(seed, mutant, run.log, depth)?;
@@ -134,7 +139,7 @@ fn run_seeds(run: &Run) -> bool {
     let mut all = Harvest::default();
     // A world lives on one thread, so each thread has worlds of its own.
     std::thread::scope(|scope| {
-        let jobs = (0..u64::from(run.jobs.max(1))).map(|job| scope.spawn(move || run_share(run, job)));
+        let jobs = (0..run.jobs.max(1)).map(|job| scope.spawn(move || run_share(run, job)));
         let jobs: Vec<_> = jobs.collect();
         for job in jobs {
             let Ok(harvest) = job.join() else { unreachable!("a panic in a run is caught there") };
@@ -148,8 +153,8 @@ fn run_seeds(run: &Run) -> bool {
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
     #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let rate = run.seeds as f64 / seconds;
-    let (passed, failed) = (run.seeds - failing.len() as u64, failing.len());
+    let rate = (run.seeds + run.atlas) as f64 / seconds;
+    let (passed, failed) = (run.seeds + run.atlas - failing.len() as u64, failing.len());
     println!("sim: {passed} passed, {failed} failed in {seconds:.1} s, {rate:.1} seeds/s");
     if let Some(first) = failing.first() {
         println!("failing seeds: {failing:?}");
@@ -238,6 +243,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     // Close looks find more than many plain runs, and take longer.
     let (first, explored) = (seeds.min(60), seeds / EXPLORED_SHARE);
     let others = (0..first).map(Killer::Seed).chain((0..explored).map(Killer::Explorer));
+    let atlas = swarm::FIRST_SEED_WITH_ATLAS;
+    let others = others.chain((atlas..atlas + seeds / 2).map(Killer::Seed));
     let others = others.chain((first..seeds).map(Killer::Seed));
     let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
     known.into_iter().filter(scene).chain(others).collect()

@@ -24,6 +24,8 @@ pub(crate) struct Shop {
     pub(crate) open: Cell<usize>,
     /// Spares on their way in.
     pub(crate) adds: Cell<usize>,
+    /// Members that went on by the bitmap.
+    pub(crate) readds: Cell<u64>,
     /// The array is being stopped or has lost too much: errors are no news.
     pub(crate) closing: Cell<bool>,
     pub(crate) requests: Cell<u64>,
@@ -36,6 +38,7 @@ impl Shop {
             verdict: RefCell::default(),
             open: Cell::new(0),
             adds: Cell::new(0),
+            readds: Cell::new(0),
             closing: Cell::new(false),
             requests: Cell::new(0),
         })

@@ -243,6 +243,7 @@ impl Swarm {
             doomed: BTreeSet::new(),
             outage: BTreeSet::new(),
             initiated: self.initiated.clone(),
+            afflicted: super::atlas::Afflicted::default(),
             array: None,
             shop,
             suspects,

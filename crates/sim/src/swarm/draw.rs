@@ -103,6 +103,8 @@ pub struct Setup {
     pub nbd: Option<NbdSetup>,
     /// The array may have a log, from the beginning or by a change of its policy.
     pub logs: bool,
+    /// Members come back, are replaced, hang.
+    pub atlas: Option<super::atlas::Habits>,
 }
 
 impl Setup {
@@ -167,6 +169,7 @@ impl Setup {
             disk,
             nbd: None,
             logs: false,
+            atlas: None,
         }
         .with_tight_tables(rng)
         .with_front(rng)

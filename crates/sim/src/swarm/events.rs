@@ -7,7 +7,6 @@ use pinstripe_engine::{
     consistency::Policy,
     error::IoError,
     maintenance::{ScrubAction, ScrubRequest},
-    snapshot::Seat,
 };
 use pinstripe_md::level::Level;
 
@@ -46,25 +45,28 @@ impl Swarm {
     /// Slots that can't be relied on: empty, being rebuilt, or held by a disk with a lethal fault.
     pub(crate) fn broken(&self) -> usize {
         let snapshot = self.array().shared().snapshot();
+        // The target of a replacement may take the slot over at any moment.
+        let is_doomed = |name: &str| self.doomed.iter().any(|&disk| self.disks[disk].info().name == name);
         let is_broken = |slot: &usize| {
-            !matches!(snapshot.seats[*slot], Seat::InSync(_))
-                || self.disk_in(*slot).is_some_and(|disk| self.doomed.contains(&disk))
+            let seat = &snapshot.seats[*slot];
+            let held_by = seat.member().into_iter().chain(seat.target());
+            !seat.is_whole() || held_by.into_iter().any(|member| is_doomed(&member.name))
         };
         (0..snapshot.seats.len()).filter(is_broken).count()
     }
 
     /// Whether parity may be wrong in rows that were written: then nothing may be lost.
-    fn is_torn(&self) -> bool {
+    pub(crate) fn is_torn(&self) -> bool {
         let snapshot = self.array().shared().snapshot();
         snapshot.intent.is_torn(0..=snapshot.intent.len() - 1)
     }
 
     /// A slot whose member may be lost now, and its disk.
-    fn victim(&mut self) -> Option<(usize, usize)> {
+    pub(crate) fn victim(&mut self) -> Option<(usize, usize)> {
         let snapshot = self.array().shared().snapshot();
         let slot = self.rng.index(snapshot.seats.len());
-        let disk = self.disk_in(slot)?;
-        let whole = matches!(snapshot.seats[slot], Seat::InSync(_)) && !self.doomed.contains(&disk);
+        let disk = self.disk_in(slot).filter(|disk| !self.afflicted.is_joining(*disk))?;
+        let whole = snapshot.seats[slot].is_whole() && !self.doomed.contains(&disk);
         if whole && (self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count())) {
             return None;
         }
@@ -119,6 +121,9 @@ impl Swarm {
         let slot = self.rng.index(snapshot.seats.len());
         let Some(disk) = self.disk_in(slot) else { return };
         let Some(member) = snapshot.seats[slot].member() else { return };
+        if self.afflicted.is_joining(disk) {
+            return;
+        }
         if self.unsynced {
             self.doubt_unwritten();
         }
@@ -151,7 +156,7 @@ impl Swarm {
     }
 
     /// Has the owner do something while the users go on.
-    fn command<F>(&mut self, name: &'static str, act: impl FnOnce(Array) -> F)
+    pub(crate) fn command<F>(&mut self, name: &'static str, act: impl FnOnce(Array) -> F)
     where
         F: Future<Output = Result<(), String>> + 'static,
     {
@@ -178,24 +183,32 @@ impl Swarm {
         }
     }
 
-    /// Puts a new disk in, or one that was dropped earlier.
-    pub(crate) fn spawn_add(&mut self) {
+    /// A new disk, which may hold anything. Its number.
+    pub(crate) fn new_disk(&mut self) -> usize {
         let number = self.disks.len();
         let disk = self.world.add_disk(self.setup.disk(number));
         if self.rng.chance(1, 2) {
-            // Whatever it held before.
             let mut bytes = vec![0; index(self.setup.disk.size)];
             self.rng.fill(&mut bytes);
             disk.poke(0, &bytes);
         }
-        self.disks.push(disk.clone());
+        self.disks.push(disk);
+        number
+    }
+
+    /// Puts a new disk in.
+    pub(crate) fn spawn_add(&mut self) {
+        let number = self.new_disk();
+        let disk = self.disks[number].clone();
         self.summary.spares += 1;
         let identity = uuid(&mut self.rng);
         let shop = Rc::clone(&self.shop);
         shop.adds.set(shop.adds.get() + 1);
+        let joining = self.afflicted.joining(number);
         self.command("add", move |array| async move {
             let added = array.add(disk.source(), identity).await;
             shop.adds.set(shop.adds.get() - 1);
+            drop(joining);
             match added {
                 // Another spare was faster, or this one failed on its way in.
                 Ok(_) | Err(CommandError::Io(IoError::MembershipChanged)) => Ok(()),
@@ -204,7 +217,7 @@ impl Swarm {
         });
     }
 
-    fn spawn_scrub(&mut self) {
+    pub(crate) fn spawn_scrub(&mut self) {
         let shop = Rc::clone(&self.shop);
         let located = self.setup.level.parity_count() == 2;
         let action = match self.rng.below(4) {
@@ -245,7 +258,7 @@ impl Swarm {
         });
     }
 
-    fn change_bitmap(&mut self) {
+    pub(crate) fn change_bitmap(&mut self) {
         let region = self.rng.pick(&[4096, 16384, 65536]);
         let refused: Rc<RefCell<Option<String>>> = Rc::default();
         self.command("bitmap", move |array| async move {

@@ -96,7 +96,7 @@ impl Swarm {
     }
 
     /// Disks that are there and have ever been given a superblock, and their numbers.
-    fn present(&self) -> Vec<(usize, SimDisk)> {
+    pub(crate) fn present(&self) -> Vec<(usize, SimDisk)> {
         let disks = self.disks.iter().cloned().enumerate();
         disks
             .filter(|(number, disk)| {
@@ -108,7 +108,9 @@ impl Swarm {
     /// Assembles the array. False if it was refused, legally, and the run ends here.
     pub(crate) fn assemble(&mut self) -> Result<bool, Verdict> {
         self.phase = Phase::Starting;
-        for _ in 0..self.rng.pick(&[0, 0, 0, 1, 2]) {
+        self.leave_some_out()?;
+        let more = if self.setup.atlas.is_some() { self.rng.pick(&[0, 0, 1, 2]) } else { 0 };
+        for _ in 0..more + self.rng.pick(&[0, 0, 0, 1, 2]) {
             // The machine dies in the middle of the assembly, or just after it, when resync has begun.
             self.note_lost()?;
             self.start_assembly(false);
@@ -217,6 +219,7 @@ impl Swarm {
         self.shop.closing.set(false);
         self.summary.assemblies += 1;
         self.phase = Phase::Serving;
+        self.afflicted.begin_life();
         self.array = Some(array);
     }
 
@@ -255,7 +258,10 @@ impl Swarm {
             if events > 0 {
                 events -= 1;
                 let failures = self.summary.failures;
+                self.take_stock();
                 self.event();
+                self.atlas_event();
+                self.take_stock();
                 if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
                     // The time in which a loss is being recorded.
                     deadline = deadline.min(self.world.steps() + (1 << self.rng.range(2..11)));
@@ -296,6 +302,10 @@ impl Swarm {
         let journal = (self.setup.consistency == Consistency::Journal).then_some(self.setup.members);
         let goes = |number: &usize| !self.disks[*number].is_gone() && Some(*number) != journal;
         let mut numbers: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
+        if self.setup.atlas.is_some() {
+            // Who is gone and not known to be may be the one that isn't written down: it is back too.
+            self.outage.extend((0..self.disks.len()).filter(|number| self.disks[*number].is_gone()));
+        }
         self.rng.shuffle(&mut numbers);
         let count = if self.rng.chance(1, 2) { numbers.len() } else { 1 + self.rng.index(numbers.len()) };
         for &number in &numbers[..count] {
@@ -459,6 +469,9 @@ impl Swarm {
     fn heal_after_crash(&mut self) {
         for number in 0..self.disks.len() {
             let disk = &self.disks[number];
+            if self.setup.atlas.is_some() {
+                disk.fault(&Fault::Calm);
+            }
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
             disk.fault(&Fault::SlowBy(1));
@@ -504,6 +517,9 @@ impl Swarm {
             self.wait(|swarm| swarm.shop.open.get() == 0)?;
         }
         for disk in &self.disks {
+            if self.setup.atlas.is_some() {
+                disk.fault(&Fault::Calm);
+            }
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
         }
@@ -564,6 +580,9 @@ impl Swarm {
                         return Err(Verdict::Refused(format!("fail: {error}")));
                     }
                 }
+            } else if self.is_spare_coming() {
+                // Nobody has to tell it.
+                self.wait(|swarm| !swarm.is_spare_coming())?;
             } else if seats.clone().any(|slot| snapshot.seats[slot].member().is_none()) {
                 self.spawn_add();
                 self.wait(|swarm| swarm.shop.open.get() == 0)?;
@@ -575,7 +594,7 @@ impl Swarm {
         let array = self.array();
         self.wait(|_| {
             let snapshot = array.shared().snapshot();
-            snapshot.is_complete() && snapshot.intent.resync_count() == 0
+            snapshot.is_complete() && snapshot.targets.is_empty() && snapshot.intent.resync_count() == 0
         })
     }
 

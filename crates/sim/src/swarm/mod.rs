@@ -11,6 +11,7 @@
 //! dirty and degraded array is refused (C19). Then the run ends there, or goes on by force; then nothing is promised of
 //! lost sectors in rows that were being written, and only of those.
 
+mod atlas;
 mod client;
 mod crash_states;
 mod draw;
@@ -64,9 +65,17 @@ impl Defect {
     }
 }
 
-/// Seeds from here on also draw logs (PPL, double-parity log, journal) and changes of policy. They are apart until all of
-/// them pass.
+/// Millions of seeds are kinds of lives. In the odd ones logs (PPL, double-parity log, journal) and changes of policy are
+/// drawn too; they are apart until all of them pass.
 pub const FIRST_SEED_WITH_LOGS: u64 = 1_000_000;
+/// In two of four, from here on, members also come back, are replaced, hang and vanish at bad moments ([`atlas`]): other
+/// runs than before, so the seeds below keep their meaning. 3,000,000 and up have both.
+pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
+
+/// Whether a seed's million has this bit.
+fn is_of_kind(seed: u64, first: u64) -> bool {
+    (seed / FIRST_SEED_WITH_LOGS) & (first / FIRST_SEED_WITH_LOGS) != 0
+}
 
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +96,14 @@ pub struct Summary {
     pub outages: u64,
     /// Spares that were put in.
     pub spares: u64,
+    /// Members that were given back after they had been out.
+    pub returns: u64,
+    /// Of these, how many went on by the bitmap.
+    pub readds: u64,
+    /// Replacements that were begun.
+    pub replacements: u64,
+    /// Members that hung for longer than they may.
+    pub hangs: u64,
     /// How often the array was refused, legally.
     pub refusals: u64,
     /// How often it was then forced.
@@ -106,6 +123,10 @@ impl Summary {
         self.failures += other.failures;
         self.outages += other.outages;
         self.spares += other.spares;
+        self.returns += other.returns;
+        self.readds += other.readds;
+        self.replacements += other.replacements;
+        self.hangs += other.hangs;
         self.refusals += other.refusals;
         self.forced += other.forced;
         self.rests += other.rests;
@@ -133,6 +154,9 @@ pub enum Verdict {
     /// A scene did not go as it must.
     #[error("scene: {0}")]
     Scene(String),
+    /// A member was dropped that had done nothing wrong.
+    #[error("dropped: {0}")]
+    Dropped(String),
     /// The world came to a halt.
     #[error("stuck: {0}")]
     Stuck(#[from] Stuck),
@@ -163,6 +187,7 @@ impl Verdict {
             | Self::Leak(_)
             | Self::Scrub(_)
             | Self::Scene(_)
+            | Self::Dropped(_)
             | Self::Stuck(_) => true,
             Self::AfterCrash { verdict, .. } => verdict.is_wrong(),
             Self::Refused(_) | Self::TraceDiffers { .. } => false,
@@ -178,6 +203,7 @@ impl Verdict {
             Self::Scrub(_) => "scrub",
             Self::Refused(_) => "refused",
             Self::Scene(_) => "scene",
+            Self::Dropped(_) => "dropped",
             Self::Stuck(_) => "stuck",
             Self::AfterCrash { .. } => "after a crash",
             Self::TraceDiffers { .. } => "trace",
@@ -213,6 +239,8 @@ pub(crate) struct Swarm {
     pub(crate) outage: BTreeSet<usize>,
     /// Disks that have been members.
     pub(crate) initiated: BTreeSet<usize>,
+    /// To whom what was done in this life.
+    pub(crate) afflicted: atlas::Afflicted,
     pub(crate) array: Option<Array>,
     pub(crate) shop: Rc<Shop>,
     /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
@@ -245,18 +273,23 @@ pub fn run_explored(
 ) -> Result<(Summary, States), Box<Failure>> {
     activate(mutant);
     let mut rng = Rng::new(seed);
-    let setup = Setup::drawn(&mut rng.fork(1), seed >= FIRST_SEED_WITH_LOGS);
+    let mut setup = Setup::drawn(&mut rng.fork(1), is_of_kind(seed, FIRST_SEED_WITH_LOGS));
+    let lives = rng.fork(2);
+    if is_of_kind(seed, FIRST_SEED_WITH_ATLAS) {
+        setup.atlas = Some(atlas::Habits::drawn(&mut rng.fork(3), &mut setup.options, &setup.disk));
+    }
     let mut config = WorldConfig::new(seed, setup.shards);
     config.log_events_max = log_events_max;
     let mut world = World::new(config);
     let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
     let mut swarm = Swarm {
-        rng: rng.fork(2),
+        rng: lives,
         world,
         disks,
         doomed: BTreeSet::new(),
         outage: BTreeSet::new(),
         initiated: (0..setup.disks()).collect(),
+        afflicted: atlas::Afflicted::default(),
         array: None,
         shop: Shop::new(0),
         suspects: BTreeSet::new(),
@@ -271,6 +304,7 @@ pub fn run_explored(
     };
     let result = swarm.run();
     swarm.summary.requests = swarm.shop.requests.get();
+    swarm.summary.readds = swarm.shop.readds.get();
     swarm.summary.steps = swarm.world.steps();
     swarm.summary.trace = swarm.world.trace().hash();
     let mut log = swarm.array.as_ref().map_or(String::new(), |array| format!("{:?}\n", array.detail()));
