@@ -73,7 +73,8 @@ pub enum Command {
     /// Tell of what happens to arrays, to a program, the system's log, or as lines.
     ///
     /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to Rebuild80,
-    /// RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and MismatchFound and ArrayFailed.
+    /// RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and MismatchFound,
+    /// ArrayFailed, MemberBack and NotTakenBack.
     Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
     Stop(StopArguments),

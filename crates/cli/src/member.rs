@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     path::{Path, PathBuf},
     rc::Rc,
     sync::Arc,
@@ -23,6 +24,8 @@ use crate::{
 thread_local! {
     /// The process's associations; on shard 0, where members are opened.
     static INITIATOR: RefCell<Option<Arc<Initiator>>> = const { RefCell::new(None) };
+    /// The namespaces that were opened, by name.
+    static NGUIDS: RefCell<BTreeMap<String, [u8; 16]>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// See the module.
@@ -60,9 +63,18 @@ pub fn address(path: &Path) -> Option<Result<Address, Failure>> {
 /// Opens a member, and locks what can be locked.
 pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
     match address(&path) {
-        Some(address) => Ok(Member::Remote(initiator()?.open(&address?).await?)),
+        Some(address) => {
+            let source = initiator()?.open(&address?).await?;
+            NGUIDS.with_borrow_mut(|known| known.insert(source.info().name.clone(), source.nguid()));
+            Ok(Member::Remote(source))
+        }
         None => Ok(Member::Local(blocking(move || open_file(&path, &options)).await?)),
     }
+}
+
+/// The identifier that a namespace of this name had when it was opened as a member.
+pub fn nguid(name: &str) -> Option<[u8; 16]> {
+    NGUIDS.with_borrow(|known| known.get(name).copied())
 }
 
 impl Member {

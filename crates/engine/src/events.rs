@@ -57,6 +57,20 @@ pub enum EventKind {
         /// Its device.
         device: String,
     },
+    /// A member whose server was lost is back in the array.
+    MemberBack {
+        /// Its device.
+        device: String,
+        /// Whether only what it missed is rebuilt.
+        by_bitmap: bool,
+    },
+    /// What answers in the place of a lost member is not taken back.
+    NotTakenBack {
+        /// Its device.
+        device: String,
+        /// Why.
+        reason: String,
+    },
 }
 
 impl EventKind {
@@ -71,6 +85,8 @@ impl EventKind {
             Self::RebuildFinished { .. } => "RebuildFinished".to_owned(),
             Self::MismatchFound { .. } => "MismatchFound".to_owned(),
             Self::SpareActive { .. } => "SpareActive".to_owned(),
+            Self::MemberBack { .. } => "MemberBack".to_owned(),
+            Self::NotTakenBack { .. } => "NotTakenBack".to_owned(),
         }
     }
 
@@ -78,7 +94,9 @@ impl EventKind {
     pub fn device(&self) -> Option<&str> {
         match self {
             Self::Fail(error) | Self::ArrayFailed(error) => Some(&error.name),
-            Self::SpareActive { device, .. } => Some(device),
+            Self::SpareActive { device, .. }
+            | Self::MemberBack { device, .. }
+            | Self::NotTakenBack { device, .. } => Some(device),
             _ => None,
         }
     }
@@ -89,11 +107,15 @@ impl EventKind {
             Self::DegradedArray { .. }
             | Self::Fail(_)
             | Self::ArrayFailed(_)
-            | Self::MismatchFound { .. } => true,
+            | Self::MismatchFound { .. }
+            | Self::NotTakenBack { .. } => true,
             Self::RebuildFinished { whole, mismatched, .. } => {
                 !whole || mismatched.is_some_and(|sectors| sectors > 0)
             }
-            Self::RebuildStarted { .. } | Self::RebuildProgress { .. } | Self::SpareActive { .. } => false,
+            Self::RebuildStarted { .. }
+            | Self::RebuildProgress { .. }
+            | Self::SpareActive { .. }
+            | Self::MemberBack { .. } => false,
         }
     }
 }
@@ -122,6 +144,13 @@ impl std::fmt::Display for EventKind {
                 write!(f, "{} has found parity that does not match", action.name())
             }
             Self::SpareActive { slot, device } => write!(f, "{device} has everything and is in slot {slot}"),
+            Self::MemberBack { device, by_bitmap } => {
+                let what = if *by_bitmap { "what it missed" } else { "all of it" };
+                write!(f, "{device} is back, and {what} is to be rebuilt")
+            }
+            Self::NotTakenBack { device, reason } => {
+                write!(f, "{device} answers again, but is not taken back: {reason}")
+            }
         }
     }
 }
@@ -164,6 +193,11 @@ impl Events {
 }
 
 impl Array {
+    /// Tells of something that whoever runs the array has done for it.
+    pub fn tell(&self, kind: EventKind) {
+        self.home.events.add(kind);
+    }
+
     /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't `after + 1`, some are lost.
     pub fn events(&self, after: u64) -> Vec<Event> {
         self.home.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()

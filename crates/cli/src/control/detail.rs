@@ -98,8 +98,35 @@ pub struct Failed {
     pub error: String,
     /// Requests that were given up and are not over: until they are, it can't be added again.
     pub late_requests: u64,
+    /// Its server was lost, and is being waited for.
+    #[serde(default)]
+    pub reconnecting: Option<Reconnecting>,
     /// What was asked of it since the assembly, and what failed.
     pub statistics: BTreeMap<String, u64>,
+}
+
+/// A member whose server was lost, and how it stands with that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reconnecting {
+    /// How often it was tried.
+    pub tries: u64,
+    /// What came of the last try.
+    pub trouble: String,
+    /// Whether there will be more tries.
+    pub given_up: bool,
+}
+
+impl Reconnecting {
+    fn in_words(&self) -> String {
+        let Self { tries, trouble, given_up } = self;
+        match (given_up, tries) {
+            (true, _) => format!("; not taken back: {trouble}"),
+            (false, 0) => "; it is put in again when its server is back".to_owned(),
+            (false, _) => {
+                format!("; it is put in again when its server is back (tried {tries} times: {trouble})")
+            }
+        }
+    }
 }
 
 /// The bitmap.
@@ -214,7 +241,8 @@ impl Failed {
     fn in_words(&self) -> String {
         let troubles = troubles(&self.statistics, self.late_requests);
         let slot = self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string());
-        format!("  {slot:>3}  faulty      {}{troubles}\n", printable(&self.error))
+        let awaited = self.reconnecting.as_ref().map(Reconnecting::in_words).unwrap_or_default();
+        format!("  {slot:>3}  faulty      {}{troubles}{}\n", printable(&self.error), printable(&awaited))
     }
 }
 

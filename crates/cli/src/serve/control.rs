@@ -16,7 +16,7 @@ use pinstripe_runtime::{
 };
 use serde_json::Value;
 
-use super::{Served, devices, report, stopping::Stopping, upkeep};
+use super::{Served, devices, reconnect::Reconnector, report, stopping::Stopping, upkeep};
 use crate::{
     control::{
         AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, FailParameters,
@@ -44,6 +44,7 @@ struct Inner {
     array: std::cell::RefCell<Option<Array>>,
     nbd: Vec<String>,
     memory: bool,
+    reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
     /// Names this run among others, for readers of its events.
     instance: String,
@@ -57,11 +58,12 @@ struct Inner {
 }
 
 impl Controller {
-    pub fn new(served: &Served) -> Self {
+    pub fn new(served: &Served, reconnector: Rc<Reconnector>) -> Self {
         Self(Rc::new(Inner {
             array: Some(served.array.clone()).into(),
             nbd: served.nbd.clone(),
             memory: served.memory,
+            reconnector,
             stopping: Rc::clone(&served.stopping),
             instance: upkeep::instance(),
             connections: Cell::new(0),
@@ -159,7 +161,11 @@ impl Inner {
         let array = self.array.borrow().clone();
         let array = array.ok_or_else(|| failed(&"the array is stopping"))?;
         let result = match command {
-            Command::Detail => serde_json::to_value(report::detail(&array, &self.nbd)),
+            Command::Detail => {
+                let mut detail = report::detail(&array, &self.nbd);
+                self.reconnector.annotate(&mut detail);
+                serde_json::to_value(detail)
+            }
             Command::Fail(FailParameters { slot }) => {
                 let slot = usize::from(slot);
                 array.fail(slot).await.map_err(|error| failed(&error))?;

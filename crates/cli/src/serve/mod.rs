@@ -13,6 +13,7 @@ mod control;
 mod devices;
 mod journal;
 mod nvme;
+mod reconnect;
 mod report;
 mod service;
 mod shards;
@@ -32,7 +33,10 @@ use pinstripe_runtime::{
 };
 use serde_json::json;
 
-use self::{control::Controller, devices::Members, journal::Journal, sockets::Sockets, stopping::Stopping};
+use self::{
+    control::Controller, devices::Members, journal::Journal, reconnect::Reconnector, sockets::Sockets,
+    stopping::Stopping,
+};
 use crate::{
     accept::{accept, in_turn},
     command_line::{NbdAddress, ServeArguments},
@@ -194,7 +198,8 @@ impl Served {
         nvme: Option<Listener>,
         opened: devices::Opened,
     ) -> Result<(), Failure> {
-        let controller = Controller::new(&self);
+        let reconnector = Reconnector::spawn(self.array.clone(), Rc::clone(&self.stopping));
+        let controller = Controller::new(&self, reconnector);
         let mut accepting = Vec::new();
         for listener in sockets.nbd {
             accepting.push(self.hand_out(listener, shards::hand_over));

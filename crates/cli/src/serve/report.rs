@@ -49,6 +49,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         device: failed.device,
         error: failed.error.to_string(),
         late_requests: failed.late_requests,
+        reconnecting: None,
         statistics: failed.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     });
     Detail {

@@ -6,6 +6,7 @@ mod control;
 mod life;
 mod membership;
 mod nbd;
+mod nvme;
 mod occupied;
 mod refusals;
 mod upkeep;

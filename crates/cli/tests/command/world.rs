@@ -126,8 +126,17 @@ impl World {
 
     /// Starts a server and waits until it is ready.
     pub fn serve(&self, options: &[&str], members: &[String]) -> Server {
-        let mut command = self.command(&["serve", "--json"]);
-        command.args(options).args(members).stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.start("serve", options, members)
+    }
+
+    /// Starts `pinstripe target` and waits until it is ready.
+    pub fn target(&self, options: &[&str], devices: &[String]) -> Server {
+        self.start("target", options, devices)
+    }
+
+    fn start(&self, what: &str, options: &[&str], devices: &[String]) -> Server {
+        let mut command = self.command(&[what, "--json"]);
+        command.args(options).args(devices).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut said = Vec::new();

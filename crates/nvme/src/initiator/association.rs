@@ -88,10 +88,8 @@ impl Initiator {
         address: &Address,
     ) -> Result<Vec<log::DiscoveryEntry>, InitiatorError> {
         let address = Address { nqn: crate::wire::DISCOVERY_NQN.to_owned(), ..address.clone() };
-        let association = Association::new(self, &address);
-        let result = association.discover().await;
-        association.end(Loss::Dropped);
-        result
+        let lease = Lease { association: Association::new(self, &address) };
+        lease.association.discover().await
     }
 
     fn existing(&self, address: &Address) -> Option<Arc<Lease>> {
@@ -105,12 +103,12 @@ impl Initiator {
         // Old commands must not be carried out after new ones: the server has let go of them by then.
         let until = lock(&self.lost).get(&address.server()).copied().unwrap_or(0);
         shard::sleep(until.saturating_sub(shard::now())).await;
-        let association = Association::new(self, address);
-        if let Err(error) = association.start().await {
-            association.end(Loss::Closed);
+        // Whoever stops waiting ends what has begun.
+        let lease = Arc::new(Lease { association: Association::new(self, address) });
+        if let Err(error) = lease.association.start().await {
+            lease.association.end(Loss::Closed);
             return Err(error);
         }
-        let lease = Arc::new(Lease { association });
         lock(&self.leases).push((address.clone(), Arc::downgrade(&lease)));
         Ok(lease)
     }
@@ -408,6 +406,7 @@ impl Association {
         Ok(Namespace {
             number: address.namespace,
             block_shift: info.block_shift,
+            nguid: info.nguid,
             info: DeviceInfo {
                 name: address.to_string(),
                 size: info.blocks << info.block_shift,

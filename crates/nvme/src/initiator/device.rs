@@ -25,6 +25,7 @@ const RANGE_BLOCKS_MAX: u64 = (1 << 32) - 1;
 pub(super) struct Namespace {
     pub number: u32,
     pub block_shift: u8,
+    pub nguid: [u8; 16],
     pub info: DeviceInfo,
 }
 
@@ -42,6 +43,11 @@ impl NvmeSource {
     /// What the namespace says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.namespace.info
+    }
+
+    /// Its globally unique identifier: the same whenever it is the same namespace. Zero if the server gives it none.
+    pub fn nguid(&self) -> [u8; 16] {
+        self.namespace.nguid
     }
 
     /// Whether its association has ended: its devices are gone, and only a new one can come back.

@@ -1,0 +1,241 @@
+//! Members whose server was lost come back by themselves.
+//!
+//! A lost server is a lost member (C24): its association has ended and never lives again. Each server with lost members has
+//! a task that tries to reach it, with growing pauses. When the same namespace answers and still holds the member of this
+//! array, it is added again; by the bitmap, if that still tells what it missed. What somebody failed or removed on purpose
+//! isn't waited for, nor what failed while its server was there.
+
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+
+use pinstripe_engine::{
+    array::{Added, Array, CommandError},
+    assembly::read_superblock,
+    detail::FailedMember,
+    events::EventKind,
+};
+use pinstripe_nvme::initiator::{Address, NvmeSource};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
+
+use super::stopping::Stopping;
+use crate::{
+    control::detail::{Detail, Reconnecting},
+    create::random_uuid,
+    first_of::{First, first_of},
+    member,
+};
+
+/// The first pause, and the longest. Each is twice the one before.
+const PAUSE_NANOSECONDS_MIN: u64 = 1_000_000_000;
+const PAUSE_NANOSECONDS_MAX: u64 = 30_000_000_000;
+/// A server that is lost again before so much time has passed begins with a longer pause.
+const STEADY_NANOSECONDS: u64 = 60_000_000_000;
+/// How often the array is looked at if it has nothing to tell.
+const LOOK_NANOSECONDS: u64 = 5_000_000_000;
+/// Time that a server that is back has to show the member's superblock.
+const SUPERBLOCK_NANOSECONDS: u64 = 30_000_000_000;
+
+/// What is known of lost members. Lives on shard 0; the array is its tasks' alone, so that it ends with them.
+#[derive(Default)]
+pub struct Reconnector {
+    /// By device.
+    members: RefCell<BTreeMap<String, Reconnecting>>,
+    /// By host, port and subsystem.
+    servers: RefCell<BTreeMap<String, Server>>,
+}
+
+struct Server {
+    /// Whether its task is there.
+    awaited: bool,
+    pause: u64,
+    /// When it was last seen to be back.
+    back: Option<u64>,
+}
+
+/// Why a member is not back.
+enum Trouble {
+    /// It may be next time.
+    Later(String),
+    /// Somebody must look at it.
+    Never(String),
+}
+
+impl Reconnector {
+    /// Waits for what is lost, until the end is wanted.
+    pub fn spawn(array: Array, stopping: Rc<Stopping>) -> Rc<Self> {
+        let own = Rc::<Self>::default();
+        let there = Rc::clone(&own);
+        shard::spawn(async move { there.watch(array, stopping).await });
+        own
+    }
+
+    /// Adds to `detail` who is waited for.
+    pub fn annotate(&self, detail: &mut Detail) {
+        let members = self.members.borrow();
+        for failed in &mut detail.failed {
+            failed.reconnecting = members.get(&failed.device).cloned();
+        }
+    }
+
+    async fn watch(self: &Rc<Self>, array: Array, stopping: Rc<Stopping>) {
+        loop {
+            let told = array.last_event();
+            let lost = lost(&array);
+            self.members.borrow_mut().retain(|device, _| lost.iter().any(|(name, _)| name == device));
+            for (name, address) in lost {
+                self.members.borrow_mut().entry(name).or_insert_with(|| Reconnecting {
+                    tries: 0,
+                    trouble: String::new(),
+                    given_up: false,
+                });
+                if self.begin(&server(&address)) {
+                    let (own, array, stopping) = (Rc::clone(self), array.clone(), Rc::clone(&stopping));
+                    shard::spawn(async move { own.wait_for(&server(&address), &array, &stopping).await });
+                }
+            }
+            let news = shard::timeout(LOOK_NANOSECONDS, array.event_after(told));
+            if let First::One(()) = first_of(stopping.wanted(), news).await {
+                return;
+            }
+        }
+    }
+
+    /// Whether a server's task is to be started.
+    fn begin(&self, name: &str) -> bool {
+        let waits = self.members.borrow().iter().any(|(device, member)| {
+            !member.given_up && device.parse().is_ok_and(|address: Address| server(&address) == name)
+        });
+        let mut servers = self.servers.borrow_mut();
+        let state = servers.entry(name.to_owned()).or_insert(Server {
+            awaited: false,
+            pause: PAUSE_NANOSECONDS_MIN,
+            back: None,
+        });
+        if state.awaited || !waits {
+            return false;
+        }
+        let steady = state.back.is_none_or(|back| shard::now() - back >= STEADY_NANOSECONDS);
+        state.pause = if steady { PAUSE_NANOSECONDS_MIN } else { longer(state.pause) };
+        state.awaited = true;
+        true
+    }
+
+    /// A server's task: until none of its members is lost any more.
+    async fn wait_for(&self, name: &str, array: &Array, stopping: &Rc<Stopping>) {
+        let mut pause = self.servers.borrow().get(name).map_or(PAUSE_NANOSECONDS_MIN, |server| server.pause);
+        loop {
+            if let First::One(()) = first_of(stopping.wanted(), shard::sleep(pause)).await {
+                break;
+            }
+            pause = longer(pause);
+            let given_up = |device: &String| self.members.borrow().get(device).is_some_and(|m| m.given_up);
+            let ours = |(device, address): &(String, Address)| server(address) == name && !given_up(device);
+            let lost: Vec<_> = lost(array).into_iter().filter(ours).collect();
+            if lost.is_empty() {
+                break;
+            }
+            for (device, address) in lost {
+                let opened = match first_of(stopping.wanted(), reach(&device, &address, array)).await {
+                    First::One(()) => break,
+                    First::Other(opened) => opened,
+                };
+                // From here on it isn't left half done.
+                let result = match opened {
+                    Ok(source) => add(source, array).await,
+                    Err(trouble) => Err(trouble),
+                };
+                match result {
+                    Ok(()) => {
+                        self.members.borrow_mut().remove(&device);
+                        if let Some(server) = self.servers.borrow_mut().get_mut(name) {
+                            server.back = Some(shard::now());
+                        }
+                    }
+                    Err(Trouble::Later(words)) => {
+                        self.note(&device, words, false);
+                        // Its other members would meet the same.
+                        break;
+                    }
+                    Err(Trouble::Never(words)) => {
+                        array.tell(EventKind::NotTakenBack { device: device.clone(), reason: words.clone() });
+                        self.note(&device, words, true);
+                    }
+                }
+            }
+        }
+        if let Some(server) = self.servers.borrow_mut().get_mut(name) {
+            (server.awaited, server.pause) = (false, pause);
+        }
+    }
+
+    fn note(&self, device: &str, trouble: String, given_up: bool) {
+        if let Some(member) = self.members.borrow_mut().get_mut(device) {
+            *member = Reconnecting { tries: member.tries + 1, trouble, given_up };
+        }
+    }
+}
+
+fn longer(pause: u64) -> u64 {
+    (pause * 2).min(PAUSE_NANOSECONDS_MAX)
+}
+
+/// Members that failed because their server was gone.
+fn lost(array: &Array) -> Vec<(String, Address)> {
+    let by_server = |failed: &FailedMember| {
+        matches!(failed.error.error.kind, DeviceErrorKind::Gone | DeviceErrorKind::TimedOut)
+    };
+    let failed = array.detail().failed.into_iter().filter(by_server);
+    failed.filter_map(|failed| failed.device.parse().ok().map(|address| (failed.device, address))).collect()
+}
+
+/// What an association is with.
+fn server(address: &Address) -> String {
+    format!("{}/{}", address.server(), address.nqn)
+}
+
+/// Connects, and sees whether it is the same namespace and still holds the array's member.
+async fn reach(
+    device: &str,
+    address: &Address,
+    array: &Array,
+) -> Result<std::sync::Arc<NvmeSource>, Trouble> {
+    let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
+    let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
+    let source = initiator.open(address).await.map_err(|error| later(&error))?;
+    if member::nguid(device).is_some_and(|nguid| nguid != source.nguid()) {
+        return Err(Trouble::Never(
+            "it is another namespace than before; `pinstripe add` takes it nevertheless".to_owned(),
+        ));
+    }
+    let handle = source.attach().map_err(|error| later(&error))?;
+    let read = shard::timeout(SUPERBLOCK_NANOSECONDS, read_superblock(&*handle)).await;
+    let superblock = read.ok_or_else(|| later(&"it does not show its superblock"))?;
+    let ours = array.detail().uuid;
+    match superblock.map_err(|error| later(&error))? {
+        Some(superblock) if superblock.array.set_uuid.to_string() == ours => Ok(source),
+        _ => Err(Trouble::Never(
+            "it holds no member of this array any more; `pinstripe add` rebuilds it nevertheless".to_owned(),
+        )),
+    }
+}
+
+/// Adds a member that has come back.
+async fn add(source: std::sync::Arc<NvmeSource>, array: &Array) -> Result<(), Trouble> {
+    let device = source.name();
+    let identity = random_uuid().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
+    match array.add(source, identity).await {
+        Ok(added) => {
+            let by_bitmap = matches!(added, Added::Bitmap { .. });
+            array.tell(EventKind::MemberBack { device, by_bitmap });
+            Ok(())
+        }
+        Err(CommandError::AlreadyMember(_)) => Ok(()),
+        Err(
+            error @ (CommandError::Ahead { .. }
+            | CommandError::Placement { .. }
+            | CommandError::LogicalBlock { .. }
+            | CommandError::NoRedundancy
+            | CommandError::ReadOnly),
+        ) => Err(Trouble::Never(error.to_string())),
+        Err(error) => Err(Trouble::Later(error.to_string())),
+    }
+}

@@ -1,0 +1,118 @@
+//! Members on NVMe/TCP servers that go and come back.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{MEMBER_BYTES, Server, World},
+};
+
+const NQN: &str = "nqn.2026-01.com.example:members";
+
+fn target(world: &World, address: &str, device: &str) -> Server {
+    world.target(&["--listen", address, "--nqn", NQN, "--shards", "1"], &[device.to_owned()])
+}
+
+/// Where a target listens.
+fn address(target: &Server) -> String {
+    target.ready["address"].as_str().unwrap().to_owned()
+}
+
+fn detail(world: &World) -> Value {
+    world.run(&["detail", "data", "--json"]).ok().json()
+}
+
+/// Waits until the array's state is as wanted; that state.
+fn await_detail(world: &World, wanted: impl Fn(&Value) -> bool) -> Value {
+    let begun = Instant::now();
+    loop {
+        let now = detail(world);
+        if wanted(&now) {
+            return now;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{now}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The events of a server with this name, in words.
+fn told(server: &Server, name: &str) -> Vec<String> {
+    let lines = server.later.lock().unwrap();
+    let named = lines.iter().filter(|line| line["event"] == name);
+    named.map(|line| line["message"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_member_whose_server_was_killed_comes_back_by_itself() {
+    let world = World::new();
+    let mut members = world.raid5(4);
+    let remote = members[2].clone();
+    let store = target(&world, "127.0.0.1:0", &remote);
+    let address = address(&store);
+    members[2] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
+    let server = world.serve(&["--shards", "2"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 2 << 20)), 0);
+
+    drop(store);
+    // Its loss is noticed, and the array goes on without it.
+    assert_eq!(client.write(1 << 20, &pattern(2, 1 << 20)), 0);
+    assert!(client.read(0, 1 << 20) == pattern(1, 2 << 20)[..1 << 20]);
+    let lost = await_detail(&world, |now| now["failed"][0]["reconnecting"]["tries"].as_u64() > Some(0));
+    assert_eq!((&lost["degraded"], &lost["members"][2]["state"]), (&true.into(), &"missing".into()));
+    let text = world.run(&["detail", "data"]).ok().out;
+    assert!(
+        text.contains("put in again when its server is back") && text.contains("can't connect"),
+        "{text}"
+    );
+
+    let store = target(&world, &address, &remote);
+    await_detail(&world, |now| now["degraded"] == false && now["failed"].as_array().unwrap().is_empty());
+    let back = told(&server, "MemberBack");
+    assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
+    assert_eq!(told(&server, "SpareActive").len(), 1);
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    store.signal("TERM");
+    assert_eq!(store.ended(), 0);
+
+    // What is on it is right: without another one it is needed for everything.
+    let rest = [members[0].clone(), remote, members[3].clone()];
+    let server = world.serve(&["--read-only"], &rest);
+    let mut client = Client::connect(&server.nbd());
+    assert!(client.read(0, 1 << 20) == pattern(1, 2 << 20)[..1 << 20]);
+    assert!(client.read(1 << 20, 1 << 20) == pattern(2, 1 << 20));
+}
+
+#[test]
+fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_by_itself() {
+    let world = World::new();
+    let mut members = world.raid5(4);
+    let remote = members[1].clone();
+    let store = target(&world, "127.0.0.1:0", &remote);
+    let address = address(&store);
+    members[1] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+
+    world.run(&["fail", "data", "1"]).ok();
+    assert!(detail(&world)["failed"][0]["reconnecting"].is_null(), "{}", detail(&world));
+    world.run(&["add", "data", &members[1], "--wait"]).ok();
+
+    drop(store);
+    assert_eq!(client.write(0, &pattern(2, 1 << 20)), 0);
+    await_detail(&world, |now| !now["failed"][0]["reconnecting"].is_null());
+    let other = world.file("other", MEMBER_BYTES);
+    let _store = target(&world, &address, &other);
+    let refused = await_detail(&world, |now| now["failed"][0]["reconnecting"]["given_up"] == true);
+    assert!(refused["spares"].as_array().unwrap().is_empty(), "{refused}");
+    let words = told(&server, "NotTakenBack");
+    assert!(words.len() == 1 && words[0].contains("another namespace"), "{words:?}");
+    assert!(std::fs::read(world.path(&other)).unwrap().iter().all(|byte| *byte == 0), "it was written");
+    world.run(&["add", "data", &members[1], "--wait"]).ok();
+    assert_eq!(detail(&world)["degraded"], false);
+}
