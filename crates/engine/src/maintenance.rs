@@ -169,7 +169,9 @@ struct Walk {
     correction: Correction,
     scrub: Option<Rc<Scrub>>,
     next: Cell<u64>,
-    end: u64,
+    end: Cell<u64>,
+    /// When it ends behind the stripes that are begun, however many are left.
+    due_ns: u64,
     /// Stripes before `next` that were begun and not done.
     undone: RefCell<Vec<u64>>,
     findings: RefCell<Findings>,
@@ -179,7 +181,7 @@ struct Walk {
 
 impl Walk {
     fn is_through(&self) -> bool {
-        self.next.get() >= self.end && self.undone.borrow().is_empty()
+        self.next.get() >= self.end.get() && self.undone.borrow().is_empty()
     }
 
     /// The next stripe to do.
@@ -188,7 +190,7 @@ impl Walk {
             return Some(stripe);
         }
         let stripe = self.next.get();
-        (stripe < self.end).then(|| {
+        (stripe < self.end.get()).then(|| {
             self.next.set(stripe + 1);
             stripe
         })
@@ -318,12 +320,13 @@ impl Home {
         self.upkeep.unfinished.set((!whole).then_some(action));
     }
 
-    /// Walks `stripes` with several workers. True if every one of them was done, errors counted or not.
+    /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted or due to end.
     async fn walk(
         self: &Rc<Self>,
         action: SyncAction,
         target: Option<(usize, MemberId)>,
         stripes: Range<u64>,
+        due_ns: u64,
     ) -> Rc<Walk> {
         let correction = if action == SyncAction::Resync { Correction::Parity } else { Correction::Nothing };
         self.walk_along(Walk {
@@ -333,7 +336,8 @@ impl Home {
             correction,
             scrub: None,
             next: Cell::new(stripes.start),
-            end: stripes.end,
+            end: Cell::new(stripes.end),
+            due_ns,
             undone: RefCell::default(),
             findings: RefCell::default(),
             errors: Cell::new(0),
@@ -412,6 +416,10 @@ impl Home {
             }
             if self.shall_end(walk) {
                 walk.aborted.set(true);
+                return false;
+            }
+            if shard::now() >= walk.due_ns && walk.undone.borrow().is_empty() {
+                walk.end.set(walk.next.get());
                 return false;
             }
             if upkeep.frozen.get() {

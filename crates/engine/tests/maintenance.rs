@@ -8,7 +8,7 @@ use std::{cell::RefCell, rc::Rc};
 
 use arrays::{
     STEPS, options,
-    scene::{DATA_SECTOR, Scene, spawn, wish, write},
+    scene::{DATA_SECTOR, Scene, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     events::EventKind,
@@ -364,6 +364,31 @@ fn a_recovery_is_paused_and_not_stopped_and_the_array_can_be_stopped_meanwhile()
     let array = scene.array.clone();
     scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
     scene.array.pause_sync(true);
+    scene.stop();
+}
+
+#[test]
+fn a_rebuild_records_every_ten_seconds_how_far_it_is_however_slow_it_is() {
+    // A stripe a second; all of them are less than a leg.
+    let mut scene = scene_with(13, Level::Raid5, 4, slow(1, 16));
+    write_all(&mut scene);
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(2).await }).unwrap();
+    let spare = scene.world.add_disk(pinstripe_sim::SimDiskConfig::new("spare", 2048 * 512));
+    let (array, source) = (scene.array.clone(), spare.source());
+    scene.run(async move { array.add(source, pinstripe_md::identity::Uuid([9; 16])).await }).unwrap();
+    let stripes = geometry(&scene).stripes();
+    assert!(stripes > 35 && stripes < options().leg_stripes, "{stripes}");
+    for second in 0..35 {
+        pass(&mut scene, SECOND);
+        let recorded = superblock_on(&spare).member.recovery_offset.unwrap().0 / (CHUNK / 512);
+        assert!(recorded + 12 >= done(&scene), "{recorded} of {} after {second} s", done(&scene));
+        assert!(recorded <= done(&scene), "{recorded} of {} after {second} s", done(&scene));
+    }
+    assert!(done(&scene) >= 20, "{}", done(&scene));
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    scene.read_all();
     scene.stop();
 }
 

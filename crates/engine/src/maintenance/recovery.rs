@@ -22,6 +22,9 @@ use crate::{
     volume::VolumeInner,
 };
 
+/// Legs that are cut for a checkpoint take at least this long: at the end of each the workers wait for the last one.
+const LEG_NS_MIN: u64 = 1_000_000_000;
+
 impl Home {
     /// Rebuilds a device from where its superblock says. True if it is whole now.
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
@@ -35,17 +38,19 @@ impl Home {
         }
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
         self.begin(SyncAction::Recovery, stripes - left, stripes);
+        let checkpoint_ns = self.shared().options.checkpoint_ns;
         let mut recorded = shard::now();
         for range in todo {
             let mut next = range.start;
             while next < range.end {
                 let leg = next..range.end.min(next + self.shared().options.leg_stripes.max(1));
-                next = leg.end;
-                let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg).await;
+                let due = (recorded + checkpoint_ns.max(LEG_NS_MIN)).max(shard::now() + LEG_NS_MIN);
+                let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg, due).await;
                 if walk.aborted.get() || walk.errors.get() > 0 {
                     return self.give_up(slot, member, &walk);
                 }
-                if next < stripes && shard::now() - recorded >= self.shared().options.checkpoint_ns {
+                next = walk.end.get();
+                if next < stripes && shard::now() - recorded >= checkpoint_ns {
                     recorded = shard::now();
                     if !self.record_recovery(member, next * chunk).await {
                         return false;

@@ -34,7 +34,7 @@ impl Home {
                 intent.resynced(region);
                 continue;
             }
-            let walk = self.walk(SyncAction::Resync, None, stripes_of(region)).await;
+            let walk = self.walk(SyncAction::Resync, None, stripes_of(region), u64::MAX).await;
             if walk.aborted.get() {
                 return false;
             }
