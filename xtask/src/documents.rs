@@ -1,4 +1,4 @@
-//! The documents' own checks: links lead somewhere, and the fault model names tests that exist.
+//! The documents' own checks: links lead somewhere, the tests and defects that they name exist, and every rule has some.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,9 +8,16 @@ use anyhow::{Context, Result};
 
 use crate::tidy::Finding;
 
-/// The page whose list of tests is checked, and the headings around the list.
-const FAULT_MODEL: &str = "docs/fault-model.md";
-const LIST: (&str, &str) = ("## What shows it", "## Dirty and degraded");
+/// A page that names tests, and the headings around the part that does.
+struct Shown {
+    page: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const FAULT_MODEL: Shown =
+    Shown { page: "docs/fault-model.md", from: "## What shows it", to: "## Dirty and degraded" };
+const RULES: Shown = Shown { page: "docs/correctness.md", from: "## What shows each rule", to: "" };
 
 /// Checks every document of `documents` (paths from the root); `sources` are where tests may be.
 pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Vec<Finding>> {
@@ -23,12 +30,21 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
             }
         }
     }
-    if documents.iter().any(|file| file == FAULT_MODEL) {
-        let mut known = HashSet::new();
-        for file in sources {
-            known.extend(definitions(&read(root, file)?));
+    let mut known = HashSet::new();
+    for file in sources {
+        let text = read(root, file)?;
+        known.extend(definitions(&text));
+        if file.ends_with("/mutants.rs") {
+            known.extend(defects(&text));
         }
-        findings.extend(unknown_tests(&read(root, FAULT_MODEL)?, &known));
+    }
+    for shown in [FAULT_MODEL, RULES] {
+        if documents.iter().any(|file| file == shown.page) {
+            findings.extend(unknown_tests(&shown, &read(root, shown.page)?, &known));
+        }
+    }
+    if documents.iter().any(|file| file == RULES.page) {
+        findings.extend(rules_not_shown(&read(root, RULES.page)?));
     }
     Ok(findings)
 }
@@ -81,19 +97,41 @@ fn definitions(text: &str) -> Vec<String> {
     names.map(|rest| rest.chars().take_while(|c| is_part_of_name(*c)).collect()).collect()
 }
 
+/// The deliberate defects that a crate names.
+fn defects(text: &str) -> impl Iterator<Item = String> {
+    let lines = text.lines().map(str::trim).filter_map(|line| line.strip_suffix(','));
+    lines.filter(|name| name.chars().all(char::is_alphanumeric)).map(str::to_owned)
+}
+
+/// Rules without a row in the table of what shows them.
+fn rules_not_shown(page: &str) -> Vec<Finding> {
+    let rules = (1..).zip(page.lines()).filter_map(|(number, line)| {
+        let (rule, _) = line.strip_prefix("- **")?.split_once(',')?;
+        Some((number, rule))
+    });
+    let missing =
+        rules.filter(|(_, rule)| !page.lines().any(|line| line.starts_with(&format!("| {rule} |"))));
+    let finding = |(line, rule)| {
+        let message = format!("nothing is said to show rule {rule}");
+        Finding { file: RULES.page.to_owned(), line, message }
+    };
+    missing.map(finding).collect()
+}
+
 fn is_part_of_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || "_-".contains(character)
 }
 
-fn unknown_tests(page: &str, known: &HashSet<String>) -> Vec<Finding> {
+fn unknown_tests(shown: &Shown, page: &str, known: &HashSet<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let lines = (1..).zip(page.lines());
-    let list = lines.skip_while(|(_, line)| *line != LIST.0).take_while(|(_, line)| *line != LIST.1);
+    let list = lines.skip_while(|(_, line)| *line != shown.from);
+    let list = list.take_while(|(_, line)| shown.to.is_empty() || *line != shown.to);
     for (number, line) in list {
         for name in line.split('`').skip(1).step_by(2) {
             if name.chars().all(is_part_of_name) && !known.contains(name) {
-                let message = format!("there is no test or scenario `{name}`");
-                findings.push(Finding { file: FAULT_MODEL.to_owned(), line: number, message });
+                let message = format!("there is no test, scenario or defect `{name}`");
+                findings.push(Finding { file: shown.page.to_owned(), line: number, message });
             }
         }
     }
@@ -127,11 +165,21 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_that_nothing_shows_is_found() {
+        let page = "- **C1, one.** Text\n- **C2, two.**\n| rule |\n| C1 | `a` | |\n";
+        let found = rules_not_shown(page);
+        assert!(found.len() == 1 && found[0].to_string().contains("C2"), "{found:?}");
+        assert_eq!(defects("    /// Doc.\n    Broken,\n    other(x),\n").collect::<Vec<_>>(), ["Broken"]);
+    }
+
+    #[test]
     fn a_test_that_does_not_exist_is_found() {
         let known = definitions("    fn here() {\n        name: \"in-vm\",\n").into_iter().collect();
-        let page =
-            format!("`outside`\n{}\n1. `here`, vm: `in-vm`, `gone`; `vm: NAME`\n{}\n`x`\n", LIST.0, LIST.1);
-        let found = unknown_tests(&page, &known);
+        let page = format!(
+            "`outside`\n{}\n1. `here`, vm: `in-vm`, `gone`; `vm: NAME`\n{}\n`x`\n",
+            FAULT_MODEL.from, FAULT_MODEL.to
+        );
+        let found = unknown_tests(&FAULT_MODEL, &page, &known);
         assert!(found.len() == 1 && found[0].to_string().contains("`gone`"), "{found:?}");
     }
 }

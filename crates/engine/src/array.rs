@@ -232,7 +232,8 @@ impl Array {
             records.recover_anew();
         }
         // C17: a partial parity log is taken up when parity matches everywhere, a journal at once.
-        let now = if intent.resync_count() == 0 || log.keeps_clean() { log.clone() } else { Log::None };
+        let in_sync = intent.resync_count() == 0 || active(Mutant::LogBeforeSync);
+        let now = if in_sync || log.keeps_clean() { log.clone() } else { Log::None };
         let dirty = first_dirty(&intent);
         let distrusted = unclean && records.distrust_copies(dirty);
         let snapshot = Snapshot::new(1, records.seats(geometry.members()), intent, now);

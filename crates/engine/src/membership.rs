@@ -390,7 +390,7 @@ impl Array {
         let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();
-        if info.logical_block > block {
+        if info.logical_block > block && !active(Mutant::LargerBlocksJoin) {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
         let superblock = self.spare_superblock(&name, &info, uuid)?;

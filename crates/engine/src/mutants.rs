@@ -145,6 +145,10 @@ pinstripe_runtime::mutants! {
     JournalLossIgnored,
     /// Data and parity are written before the log is durable.
     LogAfterData,
+    /// A log on the members is taken up while parity doesn't match everywhere yet (C17).
+    LogBeforeSync,
+    /// A device joins whose blocks are larger than the array's (C20).
+    LargerBlocksJoin,
     /// A log's record follows another whose writes are still under way (C4).
     LogRecordForgotten,
     /// What a log forgets is still in the members' caches (C4).
@@ -234,6 +238,8 @@ impl Mutant {
         Self::CorrectedReadsUnlimited,
         Self::BadBlockForgotten,
         Self::BadBlockFreedEarly,
+        Self::LogBeforeSync,
+        Self::LargerBlocksJoin,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.

@@ -77,7 +77,8 @@ impl Home {
             && book.superblock.member.data_size >= array.component_sectors()
             && self.has_room_for_log(book)
             // C20
-            && book.device.info().logical_block <= self.shared().geometry.logical_block()
+            && (book.device.info().logical_block <= self.shared().geometry.logical_block()
+                || active(Mutant::LargerBlocksJoin))
     }
 
     /// Whether a device has as much room for the array's log as those that log now. One that mdadm added to an array with a

@@ -5,23 +5,25 @@
 
 mod arrays;
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
 use arrays::{
-    STEPS, options,
+    STEPS, Served, options,
     scene::{DATA_SECTOR, Scene, wish, write},
 };
 use pinstripe_engine::{
+    create::create_with,
     geometry::Geometry,
     mutants::{Mutant, activate},
 };
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
-    placement::{InitialSync, NewBitmap},
+    placement::{InitialSync, NewBitmap, NewLog},
+    units::Sector,
 };
-use pinstripe_runtime::shard;
-use pinstripe_sim::Fault;
+use pinstripe_runtime::{DeviceSource, Memory, MemorySource, shard};
+use pinstripe_sim::{Fault, SimDiskConfig, World, WorldConfig};
 
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
 const STRIPE_SECTORS: u64 = 96;
@@ -165,15 +167,67 @@ fn freed_block(seed: u64) -> bool {
     is_right_after_crash(&mut scene)
 }
 
+/// The machine dies while the parity of a new array is made, with a partial parity log to come.
+fn log_before_sync(seed: u64) -> bool {
+    const BYTES: usize = 6 << 20;
+    let memories: Vec<_> = (1..=4_u8)
+        .map(|number| {
+            let memory = Memory::new(BYTES).unwrap();
+            memory.copy_in(0, &vec![number.wrapping_mul(37) ^ seed.to_le_bytes()[0]; BYTES]).unwrap();
+            memory
+        })
+        .collect();
+    let sources = || -> Vec<Arc<dyn DeviceSource>> {
+        let source = |(number, memory): (usize, &Arc<Memory>)| {
+            let (name, memory) = (format!("member{number}"), Arc::clone(memory));
+            Arc::new(MemorySource { name, memory, logical_block: 512 }) as Arc<dyn DeviceSource>
+        };
+        memories.iter().enumerate().map(source).collect()
+    };
+    let mut wish = wish(Level::Raid5, 4, 16 << 10, NewBitmap::None, InitialSync::Resync);
+    wish.data_offset = Some(Sector(4096));
+    wish.members.iter_mut().for_each(|member| member.sectors = BYTES as u64 / 512);
+    let devices = sources();
+    World::new(WorldConfig::new(seed, 1))
+        .block_on(0, "create", STEPS, async move {
+            let devices: Vec<_> = devices.iter().map(|source| source.attach().unwrap()).collect();
+            create_with(&wish, NewLog::Ppl, &devices).await.unwrap();
+        })
+        .unwrap();
+    let mut served = Served::new(sources(), options()).unwrap();
+    served.write(0, &[1; 4096]).unwrap();
+    {
+        let _entered = served.world.enter(0);
+        drop(served.array);
+    }
+    served.world.crash();
+    let mut again = Served::new(sources(), options()).unwrap();
+    again.settle();
+    again.check() == 0
+}
+
+/// A device that can't take the array's blocks wants to join.
+fn larger_blocks(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let config = SimDiskConfig { logical_block: 4096, ..SimDiskConfig::new("large", 2048 * 512) };
+    let disk = scene.world.add_disk(config);
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(1).await }).unwrap();
+    let array = scene.array.clone();
+    scene.run(async move { array.add(disk.source(), Uuid([0x55; 16])).await }).is_err()
+}
+
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
-    let scenes: [(Mutant, fn(u64) -> bool); 6] = [
+    let scenes: [(Mutant, fn(u64) -> bool); 8] = [
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),
         (Mutant::CorrectedReadsUnlimited, corrected_reads),
         (Mutant::BadBlockForgotten, bad_block),
         (Mutant::BadBlockFreedEarly, freed_block),
+        (Mutant::LogBeforeSync, log_before_sync),
+        (Mutant::LargerBlocksJoin, larger_blocks),
     ];
     for (mutant, scene) in scenes {
         assert!((0..SEEDS).all(scene), "the scene of {mutant:?} fails without it");

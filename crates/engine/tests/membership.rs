@@ -39,6 +39,19 @@ fn in_small_steps() -> ArrayOptions {
     ArrayOptions { leg_stripes: 16, checkpoint_ns: 0, maintenance_depth: 1, ..options() }
 }
 
+#[test]
+fn a_device_with_larger_blocks_can_not_join() {
+    let mut scene = raid5(40);
+    let config = SimDiskConfig { logical_block: 4096, ..SimDiskConfig::new("large", 2048 * 512) };
+    let disk = scene.world.add_disk(config);
+    let added = scene.add(&disk);
+    assert!(matches!(added, Err(CommandError::LogicalBlock { block: 4096, array: 512, .. })), "{added:?}");
+    scene.fail(1);
+    assert!(scene.add(&disk).is_err(), "nor when a slot is empty");
+    assert_eq!(scene.array.detail().missing, 1);
+    scene.read_all();
+}
+
 trait Life {
     fn disk(&mut self) -> SimDisk;
     fn fail(&mut self, slot: usize);
