@@ -197,6 +197,11 @@ impl Shared {
         if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
     }
 
+    /// Whether the superblocks on disk know the current membership.
+    pub fn is_recorded(&self) -> bool {
+        self.durable.load(Ordering::SeqCst) >= self.admission.generation()
+    }
+
     /// Waits until the superblocks on disk know the membership of `generation`. False if it is another before, or the array
     /// has failed.
     pub async fn recorded(&self, generation: u64) -> bool {

@@ -101,20 +101,15 @@ pub struct Setup {
     pub disk: SimDiskConfig,
     /// Users come over NBD.
     pub nbd: Option<NbdSetup>,
-    /// The array may have a log, from the beginning or by a change of its policy.
-    pub logs: bool,
+    /// The owner changes the consistency policy while the array is served.
+    pub policy_changes: bool,
     /// Members come back, are replaced, hang.
     pub atlas: Option<super::atlas::Habits>,
 }
 
 impl Setup {
-    /// The shape of a run.
-    pub fn drawn(rng: &mut Rng, logs: bool) -> Self {
-        let setup = Self::drawn_without_log(rng);
-        if logs { setup.with_log(rng) } else { setup }
-    }
-
-    fn drawn_without_log(rng: &mut Rng) -> Self {
+    /// The shape of a run, but for its log.
+    pub fn drawn(rng: &mut Rng) -> Self {
         let level = rng.pick(&[
             Level::Raid5,
             Level::Raid5,
@@ -168,19 +163,25 @@ impl Setup {
             options: options(rng, disk.latency_ns_max),
             disk,
             nbd: None,
-            logs: false,
+            policy_changes: false,
             atlas: None,
         }
         .with_tight_tables(rng)
         .with_front(rng)
     }
 
-    fn with_log(mut self, rng: &mut Rng) -> Self {
-        self.logs = true;
-        self.consistency = match (self.level, rng.below(12)) {
+    /// The log, if it has one, and whether the policy changes: drawn from a stream of their own, so that the seeds that
+    /// have neither are the runs that they were before there were logs.
+    pub fn with_log(mut self, rng: &mut Rng) -> Self {
+        let (drawn, changes) = (rng.below(16), rng.chance(1, 3));
+        if self.level.parity_count() == 0 {
+            return self;
+        }
+        self.policy_changes = changes;
+        self.consistency = match (self.level, drawn) {
             (Level::Raid5, 0..=3) => Consistency::Ppl,
             (Level::Raid6, 0..=3) => Consistency::DoubleParityLog,
-            (Level::Raid4 | Level::Raid5 | Level::Raid6, 4 | 5) => Consistency::Journal,
+            (_, 4 | 5) | (Level::Raid4, 3) => Consistency::Journal,
             _ => return self,
         };
         if self.consistency.bears_degraded_start() && self.version == MetadataVersion::V1_0 {

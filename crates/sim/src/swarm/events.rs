@@ -29,7 +29,7 @@ impl Swarm {
             6 | 7 => self.spawn_add_if_wanted(),
             8 => self.spawn_scrub(),
             9 if self.setup.consistency.settles_by_parity() => self.change_bitmap(),
-            11 if self.setup.logs && self.setup.consistency != Consistency::Journal => self.change_policy(),
+            11 if self.setup.policy_changes => self.change_policy(),
             10 => self.hold_up(),
             _ => {}
         }
@@ -67,7 +67,9 @@ impl Swarm {
         let slot = self.rng.index(snapshot.seats.len());
         let disk = self.disk_in(slot).filter(|disk| !self.afflicted.is_joining(*disk))?;
         let whole = snapshot.seats[slot].is_whole() && !self.doomed.contains(&disk);
-        if whole && (self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count())) {
+        // Who has just become whole isn't yet for a crash.
+        let recorded = self.array().shared().is_recorded();
+        if whole && (!recorded || self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count())) {
             return None;
         }
         if whole && self.unsynced {
@@ -239,6 +241,9 @@ impl Swarm {
 
     /// Another consistency policy on the live array.
     fn change_policy(&mut self) {
+        if self.setup.consistency == Consistency::Journal {
+            return;
+        }
         let (log, consistency) = match self.setup.level {
             Level::Raid5 => (Policy::Ppl, Consistency::Ppl),
             Level::Raid6 => (Policy::DoubleParityLog, Consistency::DoubleParityLog),
@@ -252,7 +257,7 @@ impl Swarm {
         self.command("policy", move |array| async move {
             match array.set_policy(policy).await {
                 // No room, or somebody else was faster.
-                Err(CommandError::Bitmap(_) | CommandError::Policy(_)) => Ok(()),
+                Err(CommandError::Bitmap(_) | CommandError::BitmapRoom(_) | CommandError::Policy(_)) => Ok(()),
                 other => other.map_err(|error| error.to_string()),
             }
         });

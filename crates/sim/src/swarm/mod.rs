@@ -65,17 +65,9 @@ impl Defect {
     }
 }
 
-/// Millions of seeds are kinds of lives. In the odd ones logs (PPL, double-parity log, journal) and changes of policy are
-/// drawn too; they are apart until all of them pass.
-pub const FIRST_SEED_WITH_LOGS: u64 = 1_000_000;
-/// In two of four, from here on, members also come back, are replaced, hang and vanish at bad moments ([`atlas`]): other
-/// runs than before, so the seeds below keep their meaning. 3,000,000 and up have both.
+/// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back, are replaced, hang
+/// and vanish at bad moments ([`atlas`]): other runs than before, so the seeds below keep their meaning.
 pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
-
-/// Whether a seed's million has this bit.
-fn is_of_kind(seed: u64, first: u64) -> bool {
-    (seed / FIRST_SEED_WITH_LOGS) & (first / FIRST_SEED_WITH_LOGS) != 0
-}
 
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -273,9 +265,9 @@ pub fn run_explored(
 ) -> Result<(Summary, States), Box<Failure>> {
     activate(mutant);
     let mut rng = Rng::new(seed);
-    let mut setup = Setup::drawn(&mut rng.fork(1), is_of_kind(seed, FIRST_SEED_WITH_LOGS));
+    let mut setup = Setup::drawn(&mut rng.fork(1)).with_log(&mut Rng::new(seed).fork(3));
     let lives = rng.fork(2);
-    if is_of_kind(seed, FIRST_SEED_WITH_ATLAS) {
+    if seed / FIRST_SEED_WITH_ATLAS % 2 == 1 {
         setup.atlas = Some(atlas::Habits::drawn(&mut rng.fork(3), &mut setup.options, &setup.disk));
     }
     let mut config = WorldConfig::new(seed, setup.shards);
