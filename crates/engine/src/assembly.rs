@@ -226,10 +226,7 @@ fn stale_words(stale: &[StaleMember]) -> String {
         let _ = if events < current {
             write!(words, "; {name} is stale (events {events}, the array's are {current})")
         } else {
-            write!(
-                words,
-                "; {name} is out of date (the array has gone on without it since events {current})"
-            )
+            write!(words, "; {name} is out of date (the array has gone on without it since events {current})")
         };
     }
     words
