@@ -15,6 +15,7 @@ use std::sync::{
 use pinstripe_md::{
     double_parity_log::{
         ANCHOR_BYTES, ENTRIES_MAX, ENTRY_BYTES, Entry, HEADER_BYTES, Identity, Parity, gap_bytes,
+        header_bytes,
     },
     identity::Uuid,
 };
@@ -34,6 +35,9 @@ use crate::{
     snapshot::View,
     volume::VolumeInner,
 };
+
+/// How many times longer than its header the payload of a record should be.
+const GATHER_HEADERS: u64 = 8;
 
 /// The log of a RAID6 array in service.
 pub struct DoubleParityLog {
@@ -93,6 +97,7 @@ impl DoubleParityLog {
             entry_bytes: ENTRY_BYTES as u64,
             block,
             gap: Some(gap_bytes),
+            gather_bytes: GATHER_HEADERS * header_bytes(1, block),
         };
         Self {
             set_uuid,

@@ -101,6 +101,7 @@ impl Ppl {
             entry_bytes: 0,
             block: HEADER_BYTES as u64,
             gap: None,
+            gather_bytes: 0,
         };
         Self {
             set_uuid,

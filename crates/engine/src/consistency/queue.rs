@@ -10,6 +10,9 @@
 //! replacement, as what is written to the slot does (C1): whichever of the two a crash makes the slot's member, its log
 //! knows of every write that may be under way.
 //!
+//! Where a record's header is long beside what it heads, a leader waits for others ([`Rules::gather_bytes`]), but only while
+//! many stripe writes are under way, and no longer than a few member writes take (decision 17).
+//!
 //! Batches are taken strictly in the order in which they came. A batch that needs several members' logs enters all their queues
 //! under all their locks ([`Queues::enter`]), so that all queues agree on who came first; the first of all then never waits
 //! for space that somebody holds who waits for it.
@@ -17,11 +20,14 @@
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
     task::Poll,
 };
 
-use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
+use pinstripe_runtime::{Device, DeviceError, Signal, Slice, shard};
 
 use super::{LogArea, LogError};
 use crate::{
@@ -31,6 +37,15 @@ use crate::{
     snapshot::{Member, MemberId, View},
     volume::VolumeInner,
 };
+
+/// A leader waits for others as long as so many writes take,
+const GATHER_WRITES: u64 = 12;
+/// but not longer than this,
+const GATHER_NS_MAX: u64 = 1_000_000;
+/// and only while so many of the batches under way are a member's share.
+const GATHER_SHARE_MIN: u64 = 4;
+/// Members that log a batch, but for replacements.
+const COPIES: u64 = 2;
 
 /// How records are cut and placed.
 #[derive(Clone, Copy)]
@@ -48,6 +63,8 @@ pub(super) struct Rules {
     /// How much behind the end of the newest record nothing may be that is needed, by the area's length; also the
     /// longest record.
     pub(super) gap: Option<fn(area_bytes: u64, block: u64) -> u64>,
+    /// A record with less payload than this waits for others that are under way.
+    pub(super) gather_bytes: u64,
 }
 
 impl Rules {
@@ -88,15 +105,19 @@ pub(super) trait Records {
 pub(super) struct Queues<T> {
     rules: Rules,
     by_member: RwLock<Vec<Option<Arc<Queue<T>>>>>,
+    /// Batches that have entered and are not over.
+    inside: Arc<AtomicU64>,
 }
 
 /// Keeps a batch in the logs until it is dropped. What of it is in no record by then will be in none.
 pub(crate) struct Kept<T> {
     entered: Vec<(Arc<Queue<T>>, Ticket)>,
+    inside: Arc<AtomicU64>,
 }
 
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
+        self.inside.fetch_sub(1, Ordering::Relaxed);
         for (queue, ticket) in &self.entered {
             queue.release(*ticket);
         }
@@ -122,6 +143,8 @@ struct State<T> {
     durable: u64,
     leading: bool,
     failed: bool,
+    /// Somebody waits until then for more to come.
+    gathers_until: Option<u64>,
 }
 
 struct Record {
@@ -144,6 +167,8 @@ enum Turn<T> {
     Moved,
     /// Write this record and call [`Queue::written`].
     Lead(Lead<T>),
+    /// Wait so long for others to come, and look again.
+    Gather(u64),
 }
 
 /// A record to be written.
@@ -159,7 +184,7 @@ pub(super) struct Lead<T> {
 
 impl<T: Clone> Queues<T> {
     pub(super) fn new(rules: Rules) -> Self {
-        Self { rules, by_member: RwLock::default() }
+        Self { rules, by_member: RwLock::default(), inside: Arc::default() }
     }
 
     fn of(&self, member: &Member) -> Arc<Queue<T>> {
@@ -202,10 +227,11 @@ impl<T: Clone> Queues<T> {
             }
         }
         // From here on whatever happens releases what was entered.
-        let kept = enter(&mut seats);
-        let waits = seats
-            .iter()
-            .map(|seat| -> Pin<Box<dyn Future<Output = _>>> { Box::pin(seat.durable(log, volume, view)) });
+        let kept = Kept { entered: enter(&mut seats), inside: Arc::clone(&self.inside) };
+        self.inside.fetch_add(1, Ordering::Relaxed);
+        let waits = seats.iter().map(|seat| -> Pin<Box<dyn Future<Output = _>>> {
+            Box::pin(seat.durable(log, volume, view, &self.inside))
+        });
         // Where one of the logs can't have it, the others are not needed to: it counts for nothing without all.
         all_of(waits.collect()).await.into_iter().collect::<Result<(), LogError>>()?;
         Ok(kept)
@@ -230,7 +256,7 @@ struct Seat<'v, T> {
 }
 
 /// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of batches.
-fn enter<T>(seats: &mut [Seat<'_, T>]) -> Kept<T> {
+fn enter<T>(seats: &mut [Seat<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
     seats.sort_by_key(|seat| seat.member);
     let queues: Vec<_> = seats.iter().map(|seat| Arc::clone(&seat.queue)).collect();
     let mut locked: Vec<_> = queues.iter().map(|queue| queue.lock()).collect();
@@ -242,7 +268,7 @@ fn enter<T>(seats: &mut [Seat<'_, T>]) -> Kept<T> {
             seat.last = Some(ticket);
         }
     }
-    Kept { entered }
+    entered
 }
 
 impl<T: Clone> Seat<'_, T> {
@@ -252,11 +278,21 @@ impl<T: Clone> Seat<'_, T> {
         log: &impl Records<Item = T>,
         volume: &VolumeInner,
         view: &View,
+        inside: &AtomicU64,
     ) -> Result<(), LogError> {
         let Some(last) = self.last else { return Ok(()) };
         let moved = || volume.shared.has_moved(view.snapshot.generation);
+        // How long it is worth waiting for others.
+        let patience = || {
+            let under_way = u64::from(volume.shared.admission.writers());
+            let share = under_way * COPIES / volume.shared.geometry.members() as u64;
+            let is_any_coming = under_way > inside.load(Ordering::Relaxed);
+            let member = view.member(self.place).filter(|_| share >= GATHER_SHARE_MIN && is_any_coming);
+            let write = member.map_or(0, |(member, _)| u64::from(member.cost.write().latency_ns));
+            (write * GATHER_WRITES).min(GATHER_NS_MAX)
+        };
         loop {
-            match self.queue.next(last, moved).await {
+            match self.queue.next(last, moved, patience).await {
                 Turn::Durable => return Ok(()),
                 Turn::Failed => return Err(LogError::Member(self.member)),
                 Turn::Moved => return Err(LogError::Moved),
@@ -266,6 +302,9 @@ impl<T: Clone> Seat<'_, T> {
                         volume.report(view, self.place, Operation::Metadata, lead.offset, error);
                     }
                     self.queue.written(&lead, written.is_ok());
+                }
+                Turn::Gather(nanoseconds) => {
+                    let _ = shard::timeout(nanoseconds, self.queue.passed(last)).await;
                 }
             }
         }
@@ -296,6 +335,7 @@ impl<T> Queue<T> {
             durable: 0,
             leading: false,
             failed: area.is_none(),
+            gathers_until: None,
         };
         Self { rules, area, state: Mutex::new(state), changed: Signal::default() }
     }
@@ -306,20 +346,30 @@ impl<T> Queue<T> {
 
     /// Waits until there is something to know or to do. A part that waits for others while the membership changes must give
     /// way: what these others wait for may be that change, and the change for this batch.
-    async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool) -> Turn<T> {
+    async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool, patience: impl Fn() -> u64) -> Turn<T> {
         let look = || {
             let moved = moved();
             let mut state = self.lock();
             if moved && state.take_back(ticket) {
                 return Some(Turn::Moved);
             }
-            state.turn(&self.rules, self.area, ticket)
+            state.turn(&self.rules, self.area, ticket, &patience)
         };
         let turn = self.changed.wait_for(look).await;
         if matches!(turn, Turn::Moved) {
             self.changed.notify();
         }
         turn
+    }
+
+    /// Waits until the part is in a record that is over.
+    async fn passed(&self, ticket: Ticket) {
+        self.changed
+            .wait_until(|| {
+                let state = self.lock();
+                ticket < state.durable || state.failed
+            })
+            .await;
     }
 
     /// The record is durable, or could not be written.
@@ -368,7 +418,13 @@ impl<T> State<T> {
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
-    fn turn(&mut self, rules: &Rules, area: Option<LogArea>, ticket: Ticket) -> Option<Turn<T>> {
+    fn turn(
+        &mut self,
+        rules: &Rules,
+        area: Option<LogArea>,
+        ticket: Ticket,
+        patience: impl Fn() -> u64,
+    ) -> Option<Turn<T>> {
         if ticket < self.durable {
             return Some(Turn::Durable);
         }
@@ -378,7 +434,28 @@ impl<T> State<T> {
         if self.leading || self.waiting.is_empty() || rules.exclusive && !self.live.is_empty() {
             return None;
         }
+        if self.is_short(rules) {
+            let now = shard::now();
+            match self.gathers_until {
+                // Whoever waits looks again.
+                Some(until) if now < until => return None,
+                Some(_) => {}
+                None => {
+                    let patience = patience();
+                    if patience > 0 {
+                        self.gathers_until = Some(now + patience);
+                        return Some(Turn::Gather(patience));
+                    }
+                }
+            }
+        }
         self.lead(rules, area?).map(Turn::Lead)
+    }
+
+    /// Whether what waits is little beside the header that it needs. What has no payload is a whole stripe.
+    fn is_short(&self, rules: &Rules) -> bool {
+        let bytes: u64 = self.waiting.iter().map(|(_, part)| part.bytes).sum();
+        bytes < rules.gather_bytes && self.waiting.iter().all(|(_, part)| part.bytes > 0)
     }
 
     /// Takes what has come, as much as there is place for.
@@ -400,7 +477,7 @@ impl<T> State<T> {
         let parts_end = needed.last()? + 1;
         self.live.push_back(Record { start, needed });
         self.head = start + length;
-        self.leading = true;
+        (self.leading, self.gathers_until) = (true, None);
         Some(Lead { parts_end, offset: area.offset + start, length, items })
     }
 
