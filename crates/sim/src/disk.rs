@@ -8,8 +8,10 @@
 //! At a crash a request in flight may have happened fully, in part, or not at all. The medium says what becomes of
 //! writes that were completed and not flushed.
 
+mod counters;
 mod crash_point;
 
+pub use counters::DiskCounters;
 pub use crash_point::{CrashImage, CrashPoint, Doubtful, Outcome, Stage};
 
 use std::{
@@ -25,7 +27,7 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    faults::{Fault, Faults, Trigger},
+    faults::{Fault, Faults, Misplaced, Trigger},
     medium::{Medium, SECTOR},
     rng::{Rng, index},
     source::EventSource,
@@ -97,21 +99,6 @@ impl SimDiskConfig {
     }
 }
 
-/// Requests that a disk has taken, refused and failed ones too.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskCounters {
-    /// Number of reads.
-    pub reads: u64,
-    /// Bytes of reads.
-    pub bytes_read: u64,
-    /// Number of writes, zeroing and discards included.
-    pub writes: u64,
-    /// Bytes of writes.
-    pub bytes_written: u64,
-    /// Number of flushes.
-    pub flushes: u64,
-}
-
 /// Bytes `from..to` of a request, which take effect at `due`.
 struct Part {
     due: u64,
@@ -123,6 +110,8 @@ struct Request {
     shard: usize,
     operation: Operation,
     offset: u64,
+    /// Where a write lands: its offset, unless it is misdirected.
+    lands: u64,
     length: u64,
     /// What a write writes; what a read has read.
     data: Rc<[u8]>,
@@ -146,6 +135,7 @@ struct State {
     /// No event is due before this.
     due_min: u64,
     counters: DiskCounters,
+    misplaced: Vec<Misplaced>,
 }
 
 struct Shared {
@@ -200,6 +190,7 @@ impl SimDisk {
             requests_taken: 0,
             due_min: u64::MAX,
             counters: DiskCounters::default(),
+            misplaced: Vec::new(),
         };
         let shared = Rc::new(Shared { number, info, clock, trace, state: RefCell::new(state) });
         let key = DISKS.with_borrow_mut(|(next, disks)| {
@@ -277,6 +268,11 @@ impl SimDisk {
     /// Number of sectors that a power loss now could change.
     pub fn unflushed_sectors(&self) -> usize {
         self.shared.state.borrow().medium.cached_sectors()
+    }
+
+    /// What was written to wrong places since this was last asked.
+    pub fn take_misplaced(&self) -> Vec<Misplaced> {
+        std::mem::take(&mut self.shared.state.borrow_mut().misplaced)
     }
 
     /// What it has been asked.
@@ -379,8 +375,10 @@ impl SimDevice {
             return Submission::done(Err(DeviceError::of(kind)), buffer);
         }
         let mut request = state.request(now, self.shard, operation, offset, length, data);
-        // Being busy is told by a completion.
-        let waits = state.faults.hung || request.failure == Some(DeviceErrorKind::Busy);
+        // Being busy is told by a completion; and who looks after every step shall see a stray write before its end.
+        let waits = state.faults.hung
+            || request.failure == Some(DeviceErrorKind::Busy)
+            || request.lands != request.offset;
         if !waits && state.rng.chance(state.config.inline, 1024) {
             return shared.complete_inline(state, number, request, payload);
         }
@@ -389,22 +387,6 @@ impl SimDevice {
         state.due_min = request.next_due().min(state.due_min);
         state.requests.insert(number, request);
         submission
-    }
-}
-
-impl DiskCounters {
-    fn count(&mut self, operation: Operation, length: u64) {
-        match operation {
-            Operation::Read => {
-                self.reads += 1;
-                self.bytes_read += length;
-            }
-            Operation::Flush => self.flushes += 1,
-            _ => {
-                self.writes += 1;
-                self.bytes_written += length;
-            }
-        }
     }
 }
 
@@ -477,11 +459,14 @@ impl State {
             Operation::Flush => self.requests.iter().filter_map(in_flight).collect(),
             _ => Vec::new(),
         };
+        let writes = !matches!(operation, Operation::Read | Operation::Flush);
+        let lands = if writes { self.faults.landing(offset, length) } else { offset };
         let sample = if operation == Operation::Read { vec![0; index(length)] } else { Vec::new() };
         Request {
             shard,
             operation,
             offset,
+            lands,
             length,
             data,
             sample,
@@ -558,11 +543,15 @@ impl State {
 
     fn land(&mut self, number: u64, request: &Request, part: &Part) {
         if self.config.volatile_cache {
-            self.medium.land(number, request.offset, &request.data, part.from, part.to);
+            self.medium.land(number, request.lands, &request.data, part.from, part.to);
         } else {
-            self.medium.land_durable(request.offset, &request.data, part.from, part.to);
+            self.medium.land_durable(request.lands, &request.data, part.from, part.to);
         }
-        self.faults.written(request.offset + part.from, part.to - part.from);
+        self.faults.written(request.lands + part.from, part.to - part.from);
+        if request.lands != request.offset {
+            let (wanted, got) = (request.offset + part.from, request.lands + part.from);
+            self.misplaced.push(Misplaced { wanted, got, length: part.to - part.from });
+        }
     }
 
     /// The request is over: its result, and the bytes of a read.
@@ -574,7 +563,7 @@ impl State {
             return (Err(kind), sample);
         }
         if request.operation == Operation::WriteFua {
-            self.medium.flush_write(number, request.offset, request.length);
+            self.medium.flush_write(number, request.lands, request.length);
         }
         let moved = match request.operation {
             Operation::Read | Operation::Write | Operation::WriteFua => index(request.length),
@@ -601,10 +590,10 @@ impl State {
                 if !whole && self.rng.chance(1, 2) {
                     continue;
                 }
-                self.faults.written(request.offset + part.from, part.to - part.from);
+                self.faults.written(request.lands + part.from, part.to - part.from);
                 if power {
                     // As if cached, so that the power loss may tear it.
-                    self.medium.land(number, request.offset, &request.data, part.from, part.to);
+                    self.medium.land(number, request.lands, &request.data, part.from, part.to);
                 } else {
                     self.land(number, &request, &part);
                 }

@@ -26,8 +26,11 @@ pub enum Fault {
     Gone,
     /// The device is back with what it holds, which others may have outrun.
     Return,
-    /// Ends unreadable and unwritable ranges and failing or refused requests.
+    /// Ends unreadable and unwritable ranges, failing or refused requests, and misdirection.
     Heal,
+    /// The next write that lies in these bytes lands so many bytes behind its place (and goes on at the beginning of the
+    /// range). It is answered as if nothing had happened.
+    Misdirect(Range<u64>, u64),
     /// Nothing that was planned happens any more.
     Calm,
 }
@@ -45,9 +48,21 @@ impl Fault {
             Self::Gone => "gone",
             Self::Return => "return",
             Self::Heal => "heal",
+            Self::Misdirect(..) => "misdirected write",
             Self::Calm => "calm",
         }
     }
+}
+
+/// Bytes that were written to the wrong place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misplaced {
+    /// Where they should be.
+    pub wanted: u64,
+    /// Where they are.
+    pub got: u64,
+    /// How many.
+    pub length: u64,
 }
 
 /// When a planned fault happens.
@@ -68,6 +83,7 @@ pub(crate) struct Faults {
     pub(crate) hung: bool,
     pub(crate) gone: bool,
     pub(crate) slow: u64,
+    misdirect: Option<(Range<u64>, u64)>,
     plan: Vec<(Trigger, Fault)>,
 }
 
@@ -85,6 +101,7 @@ impl Faults {
             hung: false,
             gone: false,
             slow: 1,
+            misdirect: None,
             plan: Vec::new(),
         }
     }
@@ -101,14 +118,28 @@ impl Faults {
             // A device that was hung and is then declared dead answers with errors.
             Fault::Gone => (self.gone, self.hung) = (true, false),
             Fault::Return => self.gone = false,
+            Fault::Misdirect(range, by) => self.misdirect = Some((range.clone(), *by)),
             Fault::Calm => self.plan.clear(),
             Fault::Heal => {
                 self.unreadable.clear();
                 self.unwritable.clear();
                 self.failing_flushes = 0;
                 self.refusals = 0;
+                self.misdirect = None;
             }
         }
+    }
+
+    /// Where a write lands that is now taken.
+    pub(crate) fn landing(&mut self, offset: u64, length: u64) -> u64 {
+        let Some((range, by)) = &self.misdirect else { return offset };
+        if offset < range.start || offset + length > range.end {
+            return offset;
+        }
+        let lands = offset + by;
+        let lands = if lands + length <= range.end { lands } else { range.start };
+        self.misdirect = None;
+        lands
     }
 
     pub(crate) fn plan(&mut self, trigger: Trigger, fault: Fault) {

@@ -31,7 +31,7 @@ pub mod world;
 pub use disk::{
     CrashImage, CrashPoint, DiskCounters, Doubtful, Outcome, SimDevice, SimDisk, SimDiskConfig, Stage,
 };
-pub use faults::{Fault, Trigger};
+pub use faults::{Fault, Misplaced, Trigger};
 pub use ledger::{FlushId, Ledger, ReadId, Violation, WriteId, Wrong};
 pub use medium::SECTOR;
 pub use rng::Rng;

@@ -22,6 +22,8 @@ use pinstripe_sim::swarm::{
 enum Task {
     /// Run seeds.
     Run(Run),
+    /// Run the scenes, without a defect.
+    Scenes,
     /// Show that every deliberate defect is found.
     Mutants(Mutants),
 }
@@ -82,6 +84,7 @@ struct Mutants {
 fn main() -> ExitCode {
     let green = match Task::parse() {
         Task::Run(run) => run_seeds(&run),
+        Task::Scenes => run_scenes(),
         Task::Mutants(mutants) => try_mutants(&mutants),
     };
     if green { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -174,6 +177,22 @@ fn run_seeds(run: &Run) -> bool {
         println!("sim: 1 failed: fewer than {} distinct row states", run.floor);
     }
     failing.is_empty() && enough
+}
+
+fn run_scenes() -> bool {
+    let mut green = true;
+    for (mutant, scene) in SCENES {
+        if let Some(Ok(())) = attempt(|| swarm::run_scene(*scene, None)) {
+            continue;
+        }
+        let failure = attempt(|| swarm::run_scene(*scene, None)).and_then(Result::err);
+        println!(
+            "scene of {mutant:?}: {}",
+            failure.map_or("panic".to_owned(), |failure| failure.to_string())
+        );
+        green = false;
+    }
+    green
 }
 
 /// How the oracle is asked.

@@ -65,7 +65,7 @@ impl SimDisk {
         let under_way = |request: &&super::Request| request.changes_contents() && !state.faults.gone;
         for (number, request) in state.requests.iter().filter(|(_, request)| under_way(request)) {
             for part in &request.parts {
-                cache(&mut cached, *number, request.offset, &request.data, part.from, part.to);
+                cache(&mut cached, *number, request.lands, &request.data, part.from, part.to);
             }
         }
         let doubt = Doubt::of(&cached, state.medium.tear());
@@ -89,7 +89,7 @@ impl SimDisk {
             if !state.config.volatile_cache {
                 known.kept = (request.length - missing) / SECTOR;
             }
-            (known.offset, known.end) = (request.offset, request.offset + request.length);
+            (known.offset, known.end) = (request.lands, request.lands + request.length);
         }
         drop(state);
         CrashPoint { disk: self.clone(), doubt, writes }

@@ -37,6 +37,8 @@ pub struct Habits {
     absences: u64,
     /// How long a member may take.
     timeout_ns: u64,
+    /// Of 8 times at rest, at how many a disk writes to a wrong place.
+    pub(crate) lies: u64,
 }
 
 impl Habits {
@@ -49,6 +51,7 @@ impl Habits {
             liveliness: rng.pick(&[1, 2, 4, 8]),
             absences: rng.pick(&[0, 1, 4]),
             timeout_ns: options.member_timeout_ns,
+            lies: rng.pick(&[0, 2, 6]),
         }
     }
 }

@@ -218,7 +218,7 @@ fn stamped(shop: &Shop, sectors: &Range<u64>, forced: bool) -> (WriteId, Buffer)
     (id, data)
 }
 
-async fn write(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+pub(crate) async fn write(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
     let (id, data) = stamped(shop, &sectors, forced);
     let result = door.write(sectors.start * 512, data, forced).await;
     shop.written(id, &result);

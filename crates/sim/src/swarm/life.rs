@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Steps after which a run that should have come to rest counts as stuck.
-const PATIENCE: u64 = 1_000_000;
+pub(crate) const PATIENCE: u64 = 1_000_000;
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -319,7 +319,7 @@ impl Swarm {
     }
 
     /// One step, and a look at the crashes that could come after it. False if nothing will ever happen again.
-    fn step(&mut self) -> Result<bool, Verdict> {
+    pub(crate) fn step(&mut self) -> Result<bool, Verdict> {
         let going = self.world.step();
         if self.explorer.is_some() {
             self.explore()?;
@@ -368,7 +368,7 @@ impl Swarm {
     }
 
     /// Waits until `done`, which is asked now and then, or until the oracle has seen enough.
-    fn wait(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Verdict> {
+    pub(crate) fn wait(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Verdict> {
         let limit = self.world.steps() + PATIENCE;
         loop {
             self.verdict()?;
@@ -389,13 +389,13 @@ impl Swarm {
         }
     }
 
-    fn stuck(&self) -> Verdict {
+    pub(crate) fn stuck(&self) -> Verdict {
         let array = self.array.as_ref().map(|array| format!("{:?}", array.detail()));
         let report = format!("{}\n{}", array.unwrap_or_default(), self.world.report());
         Stuck::StepsUsedUp { steps: PATIENCE, report }.into()
     }
 
-    fn spawn_clients(&mut self) {
+    pub(crate) fn spawn_clients(&mut self) {
         let array = self.array();
         let sectors = array.volume().size() / SECTOR;
         let stripe =
@@ -422,7 +422,7 @@ impl Swarm {
         }
     }
 
-    fn spawn_read_all(&mut self) {
+    pub(crate) fn spawn_read_all(&mut self) {
         // The array itself stays on its home shard.
         let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
         let sectors = self.array().volume().size() / SECTOR;
@@ -541,6 +541,7 @@ impl Swarm {
             let present = self.present();
             let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
             check_parity(&geometry, &survey.members(&self.disks), "the array is whole and at rest")?;
+            self.lie(&geometry)?;
         }
         drop(shared);
         drop(array);

@@ -18,6 +18,7 @@ mod draw;
 mod events;
 mod front;
 mod killers;
+mod lies;
 mod life;
 mod membership;
 mod nbd;
@@ -96,6 +97,8 @@ pub struct Summary {
     pub replacements: u64,
     /// Members that hung for longer than they may.
     pub hangs: u64,
+    /// Writes that went to a wrong place.
+    pub lies: u64,
     /// How often the array was refused, legally.
     pub refusals: u64,
     /// How often it was then forced.
@@ -119,6 +122,7 @@ impl Summary {
         self.readds += other.readds;
         self.replacements += other.replacements;
         self.hangs += other.hangs;
+        self.lies += other.lies;
         self.refusals += other.refusals;
         self.forced += other.forced;
         self.rests += other.rests;
