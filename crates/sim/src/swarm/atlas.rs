@@ -315,9 +315,9 @@ impl Swarm {
             let replaced = array.replace(slot, source.as_ref().map(SimDisk::source), identity).await;
             drop(joining);
             match (replaced, source) {
-                (Ok(_), _)
-                | (
-                    Err(
+                (
+                    Ok(_)
+                    | Err(
                         CommandError::NotReplaceable { .. }
                         | CommandError::NoSpare
                         | CommandError::Io(IoError::MembershipChanged),
