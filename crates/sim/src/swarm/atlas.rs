@@ -320,7 +320,6 @@ impl Swarm {
                     Err(
                         CommandError::NotReplaceable { .. }
                         | CommandError::NoSpare
-                        | CommandError::LogInUse
                         | CommandError::Io(IoError::MembershipChanged),
                     ),
                     _,
