@@ -209,12 +209,8 @@ pinstripe_runtime::mutants! {
     PaceNeverLetsGo,
     /// A spare is taken out although it has taken a slot meanwhile.
     RemovedFromItsSlot,
-    /// A member that failed a flush may come back by bitmap (C5, C9).
-    ReaddAfterLostCache,
     /// The bitmap's header does not say when bits could be cleared last (C9).
     ClearingNotCounted,
-    /// Marks of what was missed are dropped while a replacement is still to be copied.
-    TargetForgiven,
     /// When a replacement takes the slot, its former member is not called faulty.
     FormerNotFaulty,
     /// A spare that takes over is rebuilt only where bits are set.

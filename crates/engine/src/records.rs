@@ -251,7 +251,7 @@ impl Records {
     /// Drops a device: the others will say that it is faulty; its own superblock stays as it is.
     pub(crate) fn fail(&mut self, id: MemberId, error: MemberError) {
         self.set_role(id, Role::Faulty);
-        self.readd_barred |= error.operation == Operation::Flush && !active(Mutant::ReaddAfterLostCache);
+        self.readd_barred |= error.operation == Operation::Flush;
         let book = self.book(id);
         book.member.release();
         book.device = Rc::new(Unattached::new(&error.name, error.error));

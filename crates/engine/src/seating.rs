@@ -236,7 +236,7 @@ impl Home {
     /// marks stay: some may say what is to be copied again.
     pub(crate) fn forgive(&self) {
         let snapshot = self.shared().snapshot();
-        if snapshot.is_complete() && (snapshot.targets.is_empty() || active(Mutant::TargetForgiven)) {
+        if snapshot.is_complete() && snapshot.targets.is_empty() {
             snapshot.intent.recovered();
         }
     }

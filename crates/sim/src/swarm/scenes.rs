@@ -22,6 +22,7 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::ReplacementTrusted, membership::a_sector_does_not_change_when_a_replacement_ends_after_a_crash),
     (Mutant::ReaddSkipsRegion, membership::a_member_that_comes_back_gets_every_region_that_was_dirtied),
     (Mutant::ReaddIgnoresEvents, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
+    (Mutant::ClearingNotCounted, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
     (Mutant::RemovedFromItsSlot, membership::a_spare_that_has_taken_a_slot_is_not_taken_out),
     (Mutant::RepairLeavesCache, repair_scenes::a_write_after_a_repair_uses_the_parity_that_it_made),
     (Mutant::LocateGuesses, repair_scenes::two_wrong_chunks_of_a_row_are_left_alone),
