@@ -74,7 +74,7 @@ pub enum Command {
     ///
     /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to Rebuild80,
     /// RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and MismatchFound,
-    /// ArrayFailed, MemberBack and NotTakenBack.
+    /// ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
     Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
     Stop(StopArguments),
@@ -216,6 +216,12 @@ pub struct ServeArguments {
     /// Corrected read errors after which a member is dropped, if the array can do without it; each hour halves the count
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_read_errors: u32,
+    /// Take an empty namespace of this NVMe/TCP server in when a slot has been empty for a while: HOST:PORT. More than once: in this order
+    #[arg(long, value_name = "HOST:PORT")]
+    pub spare_pool: Vec<String>,
+    /// Seconds that a slot is left to its own member before a spare of the pool takes it
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "spare_pool")]
+    pub spare_pool_delay: u32,
     /// Serve the array over NVMe/TCP too, as namespace 1: ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub nvme_tcp: Option<SocketAddr>,

@@ -8,7 +8,9 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_nvme::initiator::{Address, BadAddress, Initiator, NvmeSource, Options, TcpConnector};
+use pinstripe_nvme::initiator::{
+    Address, BadAddress, Initiator, NvmeSource, Options, Presence, TcpConnector,
+};
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
     shard::{self},
@@ -24,8 +26,8 @@ use crate::{
 thread_local! {
     /// The process's associations; on shard 0, where members are opened.
     static INITIATOR: RefCell<Option<Arc<Initiator>>> = const { RefCell::new(None) };
-    /// The namespaces that were opened, by name.
-    static NGUIDS: RefCell<BTreeMap<String, [u8; 16]>> = const { RefCell::new(BTreeMap::new()) };
+    /// The namespaces that became members, by name.
+    static KNOWN: RefCell<BTreeMap<String, Known>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// See the module.
@@ -65,16 +67,34 @@ pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure
     match address(&path) {
         Some(address) => {
             let source = initiator()?.open(&address?).await?;
-            NGUIDS.with_borrow_mut(|known| known.insert(source.info().name.clone(), source.nguid()));
+            remember(&source);
             Ok(Member::Remote(source))
         }
         None => Ok(Member::Local(blocking(move || open_file(&path, &options)).await?)),
     }
 }
 
-/// The identifier that a namespace of this name had when it was opened as a member.
-pub fn nguid(name: &str) -> Option<[u8; 16]> {
-    NGUIDS.with_borrow(|known| known.get(name).copied())
+/// What is remembered of a namespace that became a member.
+#[derive(Clone)]
+pub struct Known {
+    pub nguid: [u8; 16],
+    pub presence: Presence,
+}
+
+/// Remembers a namespace that becomes a member.
+pub fn remember(source: &NvmeSource) {
+    let known = Known { nguid: source.nguid(), presence: source.presence() };
+    KNOWN.with_borrow_mut(|all| all.insert(source.info().name.clone(), known));
+}
+
+/// It did not become one.
+pub fn forget(name: &str) {
+    KNOWN.with_borrow_mut(|all| all.remove(name));
+}
+
+/// Namespaces that became members since this process began, by name.
+pub fn known() -> BTreeMap<String, Known> {
+    KNOWN.with_borrow(Clone::clone)
 }
 
 impl Member {

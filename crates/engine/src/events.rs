@@ -64,6 +64,11 @@ pub enum EventKind {
         /// Whether only what it missed is rebuilt.
         by_bitmap: bool,
     },
+    /// A device was taken from a pool of spares.
+    MoveSpare {
+        /// The device.
+        device: String,
+    },
     /// What answers in the place of a lost member is not taken back.
     NotTakenBack {
         /// Its device.
@@ -87,6 +92,7 @@ impl EventKind {
             Self::SpareActive { .. } => "SpareActive".to_owned(),
             Self::MemberBack { .. } => "MemberBack".to_owned(),
             Self::NotTakenBack { .. } => "NotTakenBack".to_owned(),
+            Self::MoveSpare { .. } => "MoveSpare".to_owned(),
         }
     }
 
@@ -96,6 +102,7 @@ impl EventKind {
             Self::Fail(error) | Self::ArrayFailed(error) => Some(&error.name),
             Self::SpareActive { device, .. }
             | Self::MemberBack { device, .. }
+            | Self::MoveSpare { device }
             | Self::NotTakenBack { device, .. } => Some(device),
             _ => None,
         }
@@ -115,7 +122,8 @@ impl EventKind {
             Self::RebuildStarted { .. }
             | Self::RebuildProgress { .. }
             | Self::SpareActive { .. }
-            | Self::MemberBack { .. } => false,
+            | Self::MemberBack { .. }
+            | Self::MoveSpare { .. } => false,
         }
     }
 }
@@ -148,6 +156,7 @@ impl std::fmt::Display for EventKind {
                 let what = if *by_bitmap { "what it missed" } else { "all of it" };
                 write!(f, "{device} is back, and {what} is to be rebuilt")
             }
+            Self::MoveSpare { device } => write!(f, "{device} was taken from the pool of spares"),
             Self::NotTakenBack { device, reason } => {
                 write!(f, "{device} answers again, but is not taken back: {reason}")
             }

@@ -21,6 +21,7 @@ pub mod geometry;
 pub mod image;
 pub mod intent;
 mod intent_writer;
+mod loss;
 pub mod maintenance;
 pub mod members;
 mod membership;

@@ -13,6 +13,7 @@ mod control;
 mod devices;
 mod journal;
 mod nvme;
+mod pool;
 mod reconnect;
 mod report;
 mod service;
@@ -34,8 +35,8 @@ use pinstripe_runtime::{
 use serde_json::json;
 
 use self::{
-    control::Controller, devices::Members, journal::Journal, reconnect::Reconnector, sockets::Sockets,
-    stopping::Stopping,
+    control::Controller, devices::Members, journal::Journal, pool::Pool, reconnect::Reconnector,
+    sockets::Sockets, stopping::Stopping,
 };
 use crate::{
     accept::{accept, in_turn},
@@ -137,6 +138,7 @@ impl Plan {
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     member::prepare(context.shards().len())?;
+    let pool = Pool::new(&plan.arguments)?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;
@@ -171,6 +173,7 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
         memory: plan.shape.is_some(),
         array,
         shards,
+        pool,
         nvme: nvme.as_ref().map(|nvme| nvme.uri.clone()),
     };
     served.run(sockets, nvme.map(|nvme| nvme.listener), opened).await
@@ -182,6 +185,7 @@ struct Served {
     shards: Vec<ShardHandle>,
     journal: Journal,
     stopping: Rc<Stopping>,
+    pool: Option<Pool>,
     nbd: Vec<String>,
     /// How a member of another array would name this one.
     nvme: Option<String>,
@@ -193,13 +197,16 @@ struct Served {
 impl Served {
     /// Serves until the end is wanted, then ends.
     async fn run(
-        self,
+        mut self,
         sockets: Sockets,
         nvme: Option<Listener>,
         opened: devices::Opened,
     ) -> Result<(), Failure> {
         let reconnector = Reconnector::spawn(self.array.clone(), Rc::clone(&self.stopping));
         let controller = Controller::new(&self, reconnector);
+        if let Some(pool) = self.pool.take() {
+            pool.spawn(self.array.clone(), self.journal.clone(), Rc::clone(&self.stopping));
+        }
         let mut accepting = Vec::new();
         for listener in sockets.nbd {
             accepting.push(self.hand_out(listener, shards::hand_over));

@@ -67,7 +67,7 @@ impl Listening {
 }
 
 /// The array's uuid as bytes; MD's uuids have no version, so they can't be told from a custom one.
-fn namespace_uuid(array_uuid: &str) -> [u8; 16] {
+pub fn namespace_uuid(array_uuid: &str) -> [u8; 16] {
     let digits: String = array_uuid.chars().filter(char::is_ascii_hexdigit).collect();
     match u128::from_str_radix(&digits, 16) {
         Ok(number) if digits.len() == 32 => number.to_be_bytes(),

@@ -2,7 +2,8 @@
 //!
 //! A lost server is a lost member (C24): its association has ended and never lives again. Each server with lost members has
 //! a task that tries to reach it, with growing pauses. When the same namespace answers and still holds the member of this
-//! array, it is added again; by the bitmap, if that still tells what it missed. What somebody failed or removed on purpose
+//! array, it is added again; by the bitmap, if that still tells what it missed. A server is found to be lost on an idle array
+//! too, for its connections are kept alive. What somebody failed or removed on purpose
 //! isn't waited for, nor what failed while its server was there.
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
@@ -79,6 +80,7 @@ impl Reconnector {
     async fn watch(self: &Rc<Self>, array: Array, stopping: Rc<Stopping>) {
         loop {
             let told = array.last_event();
+            drop_gone(&array).await;
             let lost = lost(&array);
             self.members.borrow_mut().retain(|device, _| lost.iter().any(|(name, _)| name == device));
             for (name, address) in lost {
@@ -174,6 +176,16 @@ impl Reconnector {
     }
 }
 
+/// Drops members whose association has ended, so that they are waited for before they are needed.
+async fn drop_gone(array: &Array) {
+    for (device, known) in member::known() {
+        if known.presence.is_lost() {
+            // It fails if the array does, which is told elsewhere.
+            let _ = array.lose(&device).await;
+        }
+    }
+}
+
 fn longer(pause: u64) -> u64 {
     (pause * 2).min(PAUSE_NANOSECONDS_MAX)
 }
@@ -201,7 +213,7 @@ async fn reach(
     let later = |error: &dyn std::fmt::Display| Trouble::Later(error.to_string());
     let initiator = member::initiator().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
     let source = initiator.open(address).await.map_err(|error| later(&error))?;
-    if member::nguid(device).is_some_and(|nguid| nguid != source.nguid()) {
+    if member::known().get(device).is_some_and(|known| known.nguid != source.nguid()) {
         return Err(Trouble::Never(
             "it is another namespace than before; `pinstripe add` takes it nevertheless".to_owned(),
         ));
@@ -221,6 +233,7 @@ async fn reach(
 /// Adds a member that has come back.
 async fn add(source: std::sync::Arc<NvmeSource>, array: &Array) -> Result<(), Trouble> {
     let device = source.name();
+    member::remember(&source);
     let identity = random_uuid().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
     match array.add(source, identity).await {
         Ok(added) => {

@@ -11,8 +11,8 @@ use crate::{
 
 const NQN: &str = "nqn.2026-01.com.example:members";
 
-fn target(world: &World, address: &str, device: &str) -> Server {
-    world.target(&["--listen", address, "--nqn", NQN, "--shards", "1"], &[device.to_owned()])
+fn target(world: &World, address: &str, devices: &[String]) -> Server {
+    world.target(&["--listen", address, "--nqn", NQN, "--shards", "1"], devices)
 }
 
 /// Where a target listens.
@@ -49,7 +49,7 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
     let world = World::new();
     let mut members = world.raid5(4);
     let remote = members[2].clone();
-    let store = target(&world, "127.0.0.1:0", &remote);
+    let store = target(&world, "127.0.0.1:0", std::slice::from_ref(&remote));
     let address = address(&store);
     members[2] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
     let server = world.serve(&["--shards", "2"], &members);
@@ -68,7 +68,7 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
         "{text}"
     );
 
-    let store = target(&world, &address, &remote);
+    let store = target(&world, &address, std::slice::from_ref(&remote));
     await_detail(&world, |now| now["degraded"] == false && now["failed"].as_array().unwrap().is_empty());
     let back = told(&server, "MemberBack");
     assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
@@ -92,7 +92,7 @@ fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_b
     let world = World::new();
     let mut members = world.raid5(4);
     let remote = members[1].clone();
-    let store = target(&world, "127.0.0.1:0", &remote);
+    let store = target(&world, "127.0.0.1:0", std::slice::from_ref(&remote));
     let address = address(&store);
     members[1] = store.ready["namespaces"][0].as_str().unwrap().to_owned();
     let server = world.serve(&["--shards", "1"], &members);
@@ -103,11 +103,11 @@ fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_b
     assert!(detail(&world)["failed"][0]["reconnecting"].is_null(), "{}", detail(&world));
     world.run(&["add", "data", &members[1], "--wait"]).ok();
 
+    // Nobody asks anything of the array meanwhile.
     drop(store);
-    assert_eq!(client.write(0, &pattern(2, 1 << 20)), 0);
     await_detail(&world, |now| !now["failed"][0]["reconnecting"].is_null());
     let other = world.file("other", MEMBER_BYTES);
-    let _store = target(&world, &address, &other);
+    let _store = target(&world, &address, std::slice::from_ref(&other));
     let refused = await_detail(&world, |now| now["failed"][0]["reconnecting"]["given_up"] == true);
     assert!(refused["spares"].as_array().unwrap().is_empty(), "{refused}");
     let words = told(&server, "NotTakenBack");
@@ -115,4 +115,31 @@ fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_b
     assert!(std::fs::read(world.path(&other)).unwrap().iter().all(|byte| *byte == 0), "it was written");
     world.run(&["add", "data", &members[1], "--wait"]).ok();
     assert_eq!(detail(&world)["degraded"], false);
+}
+
+#[test]
+fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_nothing() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let occupied = world.file("occupied", MEMBER_BYTES);
+    world.poke(&occupied, 4096, b"nobody knows what this is");
+    let small = world.file("small", 2 << 20);
+    let fits = world.file("fits", MEMBER_BYTES + (1 << 20));
+    let names = [occupied.clone(), small.clone(), fits];
+    let before = world.hashes(&[occupied.clone(), small.clone()]);
+    let store = target(&world, "127.0.0.1:0", &names);
+    let pool = address(&store);
+    let server = world.serve(&["--shards", "2", "--spare-pool", &pool, "--spare-pool-delay", "1"], &members);
+    let mut client = Client::connect(&server.nbd());
+    let data = pattern(3, 2 << 20);
+    assert_eq!(client.write(0, &data), 0);
+    world.run(&["fail", "data", "1"]).ok();
+    let whole = await_detail(&world, |now| now["degraded"] == false);
+    assert_eq!(whole["members"][1]["device"], store.ready["namespaces"][2], "{whole}");
+    assert_eq!(told(&server, "MoveSpare").len(), 1);
+    assert_eq!(world.hashes(&[occupied, small]), before, "what does not fit was written");
+    world.run(&["check", "data"]).ok();
+    assert!(client.read(0, data.len()) == data);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
 }

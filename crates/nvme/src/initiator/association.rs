@@ -74,12 +74,33 @@ impl Initiator {
     /// The namespace at `address`. Connects, unless there is an association with the server already. Call it on one and
     /// the same shard always.
     pub async fn open(self: &Arc<Self>, address: &Address) -> Result<Arc<NvmeSource>, InitiatorError> {
-        let lease = match self.existing(address) {
-            Some(lease) => lease,
-            None => self.associate(address).await?,
-        };
+        let lease = self.lease(address).await?;
         let namespace = lease.association.identify(address).await?;
         Ok(Arc::new(NvmeSource::new(lease, namespace)))
+    }
+
+    /// All namespaces of the subsystem at `address` that can be used, whatever its own. Otherwise as
+    /// [`Initiator::open`].
+    pub async fn open_all(
+        self: &Arc<Self>,
+        address: &Address,
+    ) -> Result<Vec<Arc<NvmeSource>>, InitiatorError> {
+        let lease = self.lease(address).await?;
+        let mut sources = Vec::new();
+        for number in lease.association.namespaces().await? {
+            let address = Address { namespace: number, ..address.clone() };
+            if let Ok(namespace) = lease.association.identify(&address).await {
+                sources.push(Arc::new(NvmeSource::new(Arc::clone(&lease), namespace)));
+            }
+        }
+        Ok(sources)
+    }
+
+    async fn lease(self: &Arc<Self>, address: &Address) -> Result<Arc<Lease>, InitiatorError> {
+        match self.existing(address) {
+            Some(lease) => Ok(lease),
+            None => self.associate(address).await,
+        }
     }
 
     /// What the discovery controller at `address` knows (its NQN and namespace don't matter).
@@ -389,6 +410,12 @@ impl Association {
         })?;
         let bytes = buffer.and_then(|buffer| buffer.first_chunk::<{ identify::BYTES }>().copied());
         bytes.map(Box::new).ok_or_else(|| self.unusable("its Identify data is short"))
+    }
+
+    /// The numbers of the server's namespaces; of the first 1024, if there are more.
+    async fn namespaces(self: &Arc<Self>) -> Result<Vec<u32>, InitiatorError> {
+        let queue = self.local(0).ok_or_else(|| self.lost(Loss::Closed))?;
+        Ok(identify::parse_namespace_list(&*self.identify_page(&queue, cns::NAMESPACES, 0).await?))
     }
 
     /// What stands at an address of this server.

@@ -1,7 +1,7 @@
 //! A namespace as a device.
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use pinstripe_runtime::completion::Payload;
 use pinstripe_runtime::{
@@ -9,11 +9,13 @@ use pinstripe_runtime::{
 };
 use zerocopy::IntoBytes;
 
-use super::association::Lease;
+use super::InitiatorError;
+use super::association::{Association, Lease};
 use super::queue::Queue;
-use super::request::{Data, Pending, Request};
+use super::request::{Data, Failure, Pending, Request};
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, DATASET_DEALLOCATE, DEALLOCATE, DatasetRange, FORCE_UNIT_ACCESS, nvm};
+use crate::wire::reservation::{Keys, ReservationKind, action};
 
 /// Most blocks of a read, write or Write Zeroes.
 const BLOCKS_MAX: u64 = 1 << 16;
@@ -53,6 +55,55 @@ impl NvmeSource {
     /// Whether its association has ended: its devices are gone, and only a new one can come back.
     pub fn is_lost(&self) -> bool {
         self.lease.association.has_ended()
+    }
+
+    /// Tells later whether its association has ended, without keeping it alive.
+    pub fn presence(&self) -> Presence {
+        Presence(Arc::downgrade(&self.lease.association))
+    }
+
+    /// Reserves the namespace, so that of all who claim it one succeeds: other hosts can't write it, and others on this
+    /// host can't claim it with another `key` (not 0). An error if somebody else has, or if the server knows no
+    /// reservations; then nothing has changed.
+    pub async fn claim(&self, key: u64) -> Result<(), InitiatorError> {
+        let keys = Keys { current: 0.into(), other: key.into() };
+        self.reserve(nvm::RESERVATION_REGISTER, action::REGISTER, keys).await?;
+        let dword = (ReservationKind::WriteExclusive as u32) << 8 | action::ACQUIRE;
+        let keys = Keys { current: key.into(), other: 0.into() };
+        let taken = self.reserve(nvm::RESERVATION_ACQUIRE, dword, keys).await;
+        if taken.is_err() {
+            // Somebody else holds it. Whether this is heard or not, they go on holding it.
+            let _ = self.disclaim(key).await;
+        }
+        taken
+    }
+
+    /// Gives a claim up.
+    pub async fn disclaim(&self, key: u64) -> Result<(), InitiatorError> {
+        // The reservation goes with the registration of its holder.
+        let keys = Keys { current: key.into(), other: 0.into() };
+        self.reserve(nvm::RESERVATION_REGISTER, action::UNREGISTER, keys).await
+    }
+
+    async fn reserve(&self, opcode: u8, dword: u32, keys: Keys) -> Result<(), InitiatorError> {
+        let association = &self.lease.association;
+        let queue = association.queue().map_err(|_| association.failed("a reservation", Failure::Lost))?;
+        let mut data = pinstripe_runtime::shard::buffer(size_of::<Keys>());
+        data.copy_from_slice(keys.as_bytes());
+        let command = Command::new(opcode, self.namespace.number).with_dword(10, dword);
+        let told = queue.tell(command, data.freeze()).await;
+        told.map_err(|failure| association.failed("a reservation", failure))
+    }
+}
+
+/// See [`NvmeSource::presence`].
+#[derive(Clone)]
+pub struct Presence(Weak<Association>);
+
+impl Presence {
+    /// Whether the association has ended.
+    pub fn is_lost(&self) -> bool {
+        self.0.upgrade().is_none_or(|association| association.has_ended())
     }
 }
 

@@ -38,7 +38,7 @@ pub use address::{Address, BadAddress};
 pub use association::{Initiator, Options};
 #[cfg(target_os = "linux")]
 pub use connection::TcpConnector;
-pub use device::NvmeSource;
+pub use device::{NvmeSource, Presence};
 
 use crate::wire::pdu::FatalError;
 use crate::wire::status::Status;

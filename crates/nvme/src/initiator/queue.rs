@@ -190,7 +190,24 @@ impl Queue {
             Some(buffer) => Data::Read { start: 0, length: buffer.len() },
             None => Data::None,
         };
-        let request = Request::own(buffer);
+        self.carry(command, data, Request::own(buffer)).await
+    }
+
+    /// A command of our own with data.
+    pub async fn tell(
+        self: &Rc<Self>,
+        command: Command,
+        data: pinstripe_runtime::Slice,
+    ) -> Result<(), Failure> {
+        self.carry(command, Data::Write(data), Request::own(None)).await.map(|_| ())
+    }
+
+    async fn carry(
+        self: &Rc<Self>,
+        command: Command,
+        data: Data,
+        request: Rc<Request>,
+    ) -> Result<(u64, Option<Buffer>), Failure> {
         self.submit(Pending::new(command, data, &request));
         self.pump();
         request.wait().await

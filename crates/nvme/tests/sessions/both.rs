@@ -72,7 +72,12 @@ async fn leave(target: Target<Array>) {
 }
 
 fn initiator() -> Arc<Initiator> {
-    Initiator::new(Options::new("nqn.2026-01.com.example:host".into(), [5; 16], 1), Arc::new(Wires))
+    initiator_of(5)
+}
+
+fn initiator_of(host: u8) -> Arc<Initiator> {
+    let nqn = format!("nqn.2026-01.com.example:host{host}");
+    Initiator::new(Options::new(nqn, [host; 16], 1), Arc::new(Wires))
 }
 
 fn address(options: &str) -> Address {
@@ -282,6 +287,45 @@ fn members_on_one_server_share_the_association() {
         let missing = initiator.open(&third).await.err().unwrap();
         assert!(matches!(missing, InitiatorError::NoNamespace { namespace: 3, .. }), "{missing}");
         drop((one, two, first, second));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn of_all_who_claim_a_namespace_one_succeeds_and_may_write_it_until_it_lets_go() {
+    seeds(4, |random| async move {
+        let target = network(&random, &[Array::new(&random, SIZE, 0)]);
+        let (first, second) = (initiator_of(5), initiator_of(6));
+        let first = first.open(&address("")).await.unwrap();
+        let second = second.open(&address("")).await.unwrap();
+        let again = initiator_of(5).open(&address("")).await.unwrap();
+        first.claim(1).await.unwrap();
+        first.claim(1).await.unwrap();
+        for (other, key) in [(&second, 2), (&again, 3)] {
+            let refused = other.claim(key).await.unwrap_err();
+            assert!(matches!(refused, InitiatorError::Refused { .. }), "{refused}");
+        }
+        let (one, two) = (first.attach().unwrap(), second.attach().unwrap());
+        assert_eq!(one.write(0, filled(512, &random).freeze(), false).await.result, Ok(512));
+        let fenced = two.write(0, filled(512, &random).freeze(), false).await;
+        assert_eq!(fenced.result.unwrap_err().kind, DeviceErrorKind::Gone);
+        first.disclaim(1).await.unwrap();
+        second.claim(2).await.unwrap();
+        drop((one, two, first, second, again));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn all_namespaces_of_a_server_are_opened_over_one_association() {
+    seeds(2, |random| async move {
+        let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE / 2, 0)];
+        let target = network(&random, &arrays);
+        let sources = initiator().open_all(&address("")).await.unwrap();
+        let found: Vec<_> = sources.iter().map(|source| (source.info().size, source.nguid()[0])).collect();
+        assert_eq!(found, [(SIZE as u64, 1), (SIZE as u64 / 2, 2)]);
+        assert_eq!(target.connections(), 1);
+        drop(sources);
         leave(target).await;
     });
 }

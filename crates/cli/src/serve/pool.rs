@@ -1,0 +1,177 @@
+//! A pool of spares: namespaces of NVMe/TCP servers that hold nothing.
+//!
+//! When a slot has been empty for a while and no spare of the array's own is there, the servers are asked what they have, and
+//! the smallest namespace that fits and is blank is added. Several arrays may share a pool: who wants a namespace reserves it,
+//! then looks whether it is still blank, and lets go of it when its superblock is there; after that it isn't blank any more.
+
+use std::{path::PathBuf, rc::Rc, sync::Arc};
+
+use pinstripe_engine::{array::Array, events::EventKind};
+use pinstripe_nvme::{
+    initiator::{Address, NvmeSource},
+    wire::DISCOVERY_NQN,
+};
+use pinstripe_runtime::{DeviceSource, shard};
+
+use super::{journal::Journal, nvme::namespace_uuid, stopping::Stopping};
+use crate::{
+    command_line::ServeArguments,
+    create::random_uuid,
+    failure::Failure,
+    first_of::{First, first_of},
+    member::{self, Member},
+};
+
+/// How often the array is looked at.
+const LOOK_NANOSECONDS: u64 = 1_000_000_000;
+/// Bytes at both ends of a namespace that must be zero.
+const END_BYTES: u64 = 1 << 20;
+/// Pause after the servers had nothing.
+const PAUSE_NANOSECONDS: u64 = 30_000_000_000;
+
+/// See the module.
+pub struct Pool {
+    servers: Vec<Address>,
+    delay: u64,
+}
+
+impl Pool {
+    /// What the command line asks for, if it does.
+    pub fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
+        let address = |server: &String| Ok(format!("nvme-tcp://{server}/{DISCOVERY_NQN}?nsid=1").parse()?);
+        let servers = arguments.spare_pool.iter().map(address).collect::<Result<Vec<_>, Failure>>()?;
+        let delay = u64::from(arguments.spare_pool_delay) * 1_000_000_000;
+        Ok((!servers.is_empty()).then_some(Self { servers, delay }))
+    }
+
+    /// Watches `array` until the end is wanted.
+    pub fn spawn(self, array: Array, journal: Journal, stopping: Rc<Stopping>) {
+        shard::spawn(async move {
+            let mut empty_since = None;
+            let mut complained = String::new();
+            let mut pause = LOOK_NANOSECONDS;
+            while let First::Other(()) = first_of(stopping.wanted(), shard::sleep(pause)).await {
+                pause = LOOK_NANOSECONDS;
+                if !wants_spare(&array) {
+                    empty_since = None;
+                    continue;
+                }
+                let since = *empty_since.get_or_insert_with(shard::now);
+                if shard::now() - since < self.delay {
+                    continue;
+                }
+                let Some(words) = self.fill(&array, &stopping).await else { return };
+                if !words.is_empty() {
+                    pause = PAUSE_NANOSECONDS;
+                    if words != complained {
+                        journal.warn(&format!("no spare could be taken from the pool: {words}"));
+                    }
+                }
+                complained = words;
+            }
+        });
+    }
+
+    /// Adds a namespace. Why there is none, or nothing; `None` if the end is wanted.
+    async fn fill(&self, array: &Array, stopping: &Rc<Stopping>) -> Option<String> {
+        let mut words = Vec::new();
+        for server in &self.servers {
+            let candidates = match first_of(stopping.wanted(), candidates(server, array)).await {
+                First::One(()) => return None,
+                First::Other(Ok(candidates)) => candidates,
+                First::Other(Err(failure)) => {
+                    words.push(failure.sentence().to_owned());
+                    continue;
+                }
+            };
+            if candidates.is_empty() {
+                words.push(format!("{} has no namespace that is not in use here", server.server()));
+            }
+            for source in candidates {
+                match take(&source, array).await {
+                    Ok(()) => return Some(String::new()),
+                    Err(failure) => words.push(format!("{}: {}", source.name(), failure.sentence())),
+                }
+            }
+        }
+        Some(words.join("; "))
+    }
+}
+
+/// Whether a slot is empty and nobody of the array's own will take it.
+fn wants_spare(array: &Array) -> bool {
+    let detail = array.detail();
+    detail.spares.is_empty()
+        && !array.shared().has_failed()
+        && !array.shared().options.read_only
+        && detail.slots.iter().any(|slot| slot.state == "missing")
+}
+
+/// Namespaces of a server that are no part of the array, the smallest first.
+async fn candidates(server: &Address, array: &Array) -> Result<Vec<Arc<NvmeSource>>, Failure> {
+    let initiator = member::initiator()?;
+    let (known, detail) = (member::known(), array.detail());
+    let own = namespace_uuid(&detail.uuid);
+    let failed: Vec<String> = detail.failed.into_iter().map(|failed| failed.device).collect();
+    let mut found = Vec::new();
+    for entry in initiator.discover(server).await? {
+        let address = Address {
+            host: entry.address.ip().to_string(),
+            port: entry.address.port(),
+            nqn: entry.subsystem,
+            ..server.clone()
+        };
+        // A subsystem that can't be reached doesn't hide the others.
+        found.extend(initiator.open_all(&address).await.unwrap_or_default());
+    }
+    // By whatever address: a member is known by its identifier.
+    let is_ours = |source: &Arc<NvmeSource>| {
+        let nguid = source.nguid();
+        nguid == own || failed.contains(&source.name()) || known.values().any(|known| known.nguid == nguid)
+    };
+    found.retain(|source| !is_ours(source));
+    found.sort_by_key(|source| source.info().size);
+    Ok(found)
+}
+
+/// Whether nothing but zeroes is where the headers of everything that we know and don't know are. Nobody is asked before
+/// a spare of the pool is overwritten, so the absence of known signatures isn't enough.
+async fn ends_are_zero(source: &NvmeSource) -> Result<bool, Failure> {
+    let device = source.attach()?;
+    let size = source.info().size;
+    let length = size.min(END_BYTES);
+    for offset in [0, size - length] {
+        let outcome = device.read(offset, shard::buffer(usize::try_from(length)?)).await;
+        outcome.result?;
+        if outcome.buffer.is_none_or(|buffer| buffer.iter().any(|byte| *byte != 0)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Adds a namespace if it is blank.
+async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
+    let name = source.name();
+    let [a, b, c, d, e, f, g, h, ..] = namespace_uuid(&array.detail().uuid);
+    // The same after a crash, so that a claim that was left behind is ours.
+    let key = u64::from_be_bytes([a, b, c, d, e, f, g, h]).max(1);
+    source.claim(key).await?;
+    let added = async {
+        let contents = Member::Remote(Arc::clone(source)).contents(PathBuf::from(&name)).await?;
+        if !contents.metadata.is_empty() || !contents.others.is_empty() || !ends_are_zero(source).await? {
+            return Err(Failure::new("it is not empty"));
+        }
+        member::remember(source);
+        Ok(array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?).await?)
+    };
+    let added = added.await;
+    // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the server.
+    let _ = source.disclaim(key).await;
+    if added.is_err() {
+        member::forget(&name);
+    }
+    added?;
+    array.tell(EventKind::MoveSpare { device: name });
+    Ok(())
+}
