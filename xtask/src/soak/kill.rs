@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Where a log closes the write hole, members are lost as well: before the writes, or with the server. Then the array
-//! must start dirty and degraded, and hold everything. On the others a member is replaced meanwhile, now and then: its copying
-//! goes through all the deaths of a round, and in the end the new device has the slot.
+//! must start dirty and degraded, and hold everything. Now and then a member is replaced meanwhile: its copying goes through all
+//! the deaths of a round, and in the end the new device has the slot, even if the member is lost before.
 //!
 //! A killed process loses no write that its kernel had taken, so every acknowledged write must stand, flushed or not;
 //! one that was cut is old or new in each sector; what nobody wrote is still zero.
@@ -128,14 +128,18 @@ impl<'a> Array<'a> {
     fn round(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rounds", 1);
         let server = self.start()?;
-        if self.subject.closes_hole() {
-            if random.percent(25) {
-                for slot in self.lose_members(random) {
+        if random.percent(35) {
+            self.replace(&server, random).context("replace")?;
+        }
+        if self.subject.closes_hole() && random.percent(25) {
+            for slot in self.lose_members(random) {
+                // By now the slot that is being replaced may be the new device's.
+                if self.replaced_slot() == Some(slot) {
+                    self.missing.remove(&slot);
+                } else {
                     server.fail(u32::try_from(slot)?)?;
                 }
             }
-        } else if random.percent(40) {
-            self.replace(&server, random).context("replace")?;
         }
         self.write_and_kill(server, random, true).context("under load")?;
         if self.subject.closes_hole() && self.missing.is_empty() && random.percent(40) {
@@ -160,8 +164,11 @@ impl<'a> Array<'a> {
         present.map(|(_, device)| device).chain(&self.journal).chain(newcomer).cloned().collect()
     }
 
-    /// Begins to copy a member to a fresh device, through whatever comes; the array is complete all the time. (One with a log
-    /// can't.)
+    fn replaced_slot(&self) -> Option<usize> {
+        self.replacing.as_ref().map(|(slot, _)| *slot)
+    }
+
+    /// Begins to copy a member to a fresh device, through whatever comes.
     fn replace(&mut self, server: &Server, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "replacements", 1);
         let slot = random.index(self.members.len());
@@ -309,7 +316,9 @@ impl<'a> Array<'a> {
             server.fail(u32::try_from(slot)?)?;
             self.missing.insert(slot);
         }
-        for slot in std::mem::take(&mut self.missing) {
+        let replaced = self.replaced_slot();
+        // Where the member was lost that was being replaced, the new device is being rebuilt already.
+        for slot in std::mem::take(&mut self.missing).into_iter().filter(|slot| replaced != Some(*slot)) {
             let device = &self.members[slot];
             fs::remove_file(device)?;
             File::create(device)?.set_len(MEMBER_BYTES)?;

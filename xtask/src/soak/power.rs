@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, Error, Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::Rounds;
@@ -127,7 +127,7 @@ struct Array<'a> {
     subject: Subject,
     /// The command as the guest gets it.
     slim: PathBuf,
-    /// By slot; then the journal or, where there is no log, a device that replaces members.
+    /// By slot; then the journal, if there is one; then a device that replaces members.
     media: Vec<Shared>,
     /// The slot whose member is being replaced.
     replacing: Option<usize>,
@@ -146,7 +146,6 @@ impl<'a> Array<'a> {
         let journal = geometry.journal(lab);
         server::create(lab, &geometry, &devices, &[]).context(geometry.name)?;
         devices.extend(journal);
-        let blank = (!subject.closes_hole()).then(|| Ok::<_, Error>(vec![0; usize::try_from(MEMBER_BYTES)?]));
         let mut array = Self {
             lab,
             geometry,
@@ -167,9 +166,10 @@ impl<'a> Array<'a> {
         );
         server.wait_until_in_sync()?;
         server.stop()?;
-        let contents = devices.iter().map(|device| Ok(fs::read(device)?)).chain(blank);
+        let mut contents: Vec<Vec<u8>> = devices.iter().map(fs::read).collect::<Result<_, _>>()?;
+        contents.push(vec![0; usize::try_from(MEMBER_BYTES)?]);
         for bytes in contents {
-            let mut medium = Medium::new(bytes?);
+            let mut medium = Medium::new(bytes);
             medium.ignores_flushes = ignores_flushes;
             array.media.push(Arc::new(Mutex::new(medium)));
         }
@@ -178,20 +178,26 @@ impl<'a> Array<'a> {
 
     /// The place of the device that replaces members, among the media.
     fn newcomer(&self) -> usize {
-        usize::try_from(self.geometry.members).unwrap_or(usize::MAX)
+        self.media.len() - 1
+    }
+
+    /// Slots.
+    fn slots(&self) -> usize {
+        usize::try_from(self.geometry.members).unwrap_or(0)
     }
 
     fn round(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rounds", 1);
         if self.is_clean && random.percent(20) {
             self.rebuild_until_cut(random).context("cut in a rebuild")?;
-        } else if self.is_clean && !self.subject.closes_hole() && random.percent(35) {
+        } else if self.is_clean && random.percent(35) {
             self.replace_until_cut(random).context("cut in a replacement")?;
         } else {
             self.write_until_cut(&self.members(), &Meanwhile::Nothing, random).context("cut under writes")?;
         }
         self.is_clean = false;
-        if self.subject.closes_hole() && !self.is_rebuilding && random.percent(40) {
+        if self.subject.closes_hole() && !self.is_rebuilding && self.replacing.is_none() && random.percent(40)
+        {
             return self.verify_without_some(random).context("dirty and degraded");
         }
         match random.below(10) {
@@ -209,10 +215,10 @@ impl<'a> Array<'a> {
     /// The name of a slot's disk.
     fn disk(&self, slot: usize) -> String {
         let name = self.geometry.name;
-        if slot < self.newcomer() {
+        if slot < self.slots() {
             return format!("{name}-{slot}");
         }
-        format!("{name}-{}", if self.geometry.journal_bytes > 0 { "journal" } else { "new" })
+        format!("{name}-{}", if slot < self.newcomer() { "journal" } else { "new" })
     }
 
     fn file(&self, slot: usize) -> PathBuf {
@@ -413,7 +419,7 @@ impl<'a> Array<'a> {
 
     /// Whether all slots' disks are members, and no other is.
     fn is_settled(&self) -> bool {
-        self.replacing.is_none() && (0..self.newcomer()).all(|slot| self.is_member(slot))
+        self.replacing.is_none() && (0..self.slots()).all(|slot| self.is_member(slot))
     }
 
     /// Members are lost with the power: the log must make up for them.
@@ -441,8 +447,7 @@ impl<'a> Array<'a> {
         let blocks = server.client()?.size / BLOCK as u64;
         arrays::verify(&server, &self.stretches, blocks).context("before it is in sync")?;
         // What was to replace a member is no member of its own.
-        let is_slot = |slot: &usize| self.subject.closes_hole() || *slot < self.newcomer();
-        for slot in newcomers.into_iter().filter(is_slot) {
+        for slot in newcomers.into_iter().filter(|slot| *slot < self.slots()) {
             fs::write(&files[slot], vec![0; usize::try_from(MEMBER_BYTES)?])?;
             server.add(&files[slot])?;
         }

@@ -30,6 +30,13 @@ const OURS: &[Geometry] = &[
     Geometry::new("rebuild5", 5, 4, 4, "right-asymmetric").degraded(&[1]),
     Geometry::new("rebuild6-killed", 6, 5, 4, "left-symmetric").without_bitmap().degraded(&[1]),
     Geometry::new("spare5", 5, 4, 64, "left-symmetric"),
+    Geometry::new("replace5-ppl", 5, 4, 4, "left-symmetric").with_policy("ppl").with_members_of(PPL_BYTES),
+    Geometry::new("rebuild5-ppl", 5, 4, 4, "left-symmetric")
+        .with_policy("ppl")
+        .with_members_of(PPL_BYTES)
+        .degraded(&[1]),
+    Geometry::new("replace6-double", 6, 5, 4, "left-symmetric").with_policy("double-parity-log"),
+    Geometry::new("replace5-journal", 5, 4, 4, "left-symmetric").with_journal_of(JOURNAL_BYTES),
 ];
 
 /// Arrays of the kernel that we take over.
@@ -42,7 +49,17 @@ const KERNELS: &[Geometry] = &[
     Geometry::new("rebuild6-cut", 6, 5, 64, "left-symmetric").without_bitmap().degraded(&[1]),
     Geometry::new("spare5", 5, 4, 64, "left-symmetric"),
     Geometry::new("bad5", 5, 4, 64, "left-symmetric"),
+    Geometry::new("replace5-ppl", 5, 4, 64, "left-symmetric").with_policy("ppl").with_members_of(PPL_BYTES),
+    Geometry::new("rebuild5-ppl", 5, 4, 16, "left-symmetric")
+        .with_policy("ppl")
+        .with_members_of(PPL_BYTES)
+        .degraded(&[1]),
+    Geometry::new("replace5-journal", 5, 4, 64, "left-symmetric").with_journal_of(JOURNAL_BYTES),
 ];
+
+/// Bytes of a member with room for a partial parity log, and of a journal.
+const PPL_BYTES: u64 = 24 << 20;
+const JOURNAL_BYTES: u64 = 48 << 20;
 
 /// The slot that gets another device.
 const SLOT: u32 = 1;
@@ -50,8 +67,8 @@ const SLOT: u32 = 1;
 const SLOWLY: &[&str] = &["--sync-speed-min", "100", "--sync-speed-max", "300"];
 /// How long a checkpoint may take.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Sectors of superblocks, bitmap pages and logs at most, beside what is copied.
-const METADATA_SECTORS_MAX: u64 = 1000;
+/// Sectors of superblocks, bitmap pages and logs at most, beside what is copied; a partial parity log is zeroed whole.
+const METADATA_SECTORS_MAX: u64 = 2048 + 1000;
 /// Sectors that a member gets at most when it comes back: the writes touch some twenty regions of 64 KiB.
 const READDED_SECTORS_MAX: u64 = 6000;
 /// The bad blocks of the kernel's array, in rows that nothing else is written to; and their place in the data of slot 1.
@@ -91,8 +108,9 @@ pub fn ours_in_kernel(lab: &Lab) -> Result<()> {
             }
             _ => server.stop()?,
         }
-        let offset = recovery_offset(&newcomer(lab, geometry))?;
-        offsets.insert(geometry.name, offset.with_context(|| format!("{} is done", geometry.name))?);
+        let head = head(&newcomer(lab, geometry))?;
+        let offset = head.recovery_offset.with_context(|| format!("{} is done", geometry.name))?;
+        offsets.insert(geometry.name, (offset, head.size));
     }
     let mut machine = Machine::new("take-over", include_str!("../../vm/life-ours.sh"))
         .modules(super::LEVELS)
@@ -117,6 +135,7 @@ fn begin(lab: &Lab, geometry: &Geometry) -> Result<Option<Server>> {
     let bits: &[&str] =
         if geometry.bitmap { &["--assume-clean", "--bitmap-chunk", "64K"] } else { &["--assume-clean"] };
     server::create(lab, geometry, &devices, bits)?;
+    let devices: Vec<PathBuf> = devices.into_iter().chain(geometry.journal(lab)).collect();
     let server = Server::start_with(lab, geometry.name, &devices, SLOWLY)?;
     let mut client = server.client()?;
     // Writers until a kill begin on zeroes.
@@ -144,8 +163,9 @@ fn begin(lab: &Lab, geometry: &Geometry) -> Result<Option<Server>> {
     Ok(None)
 }
 
-/// What the kernel wrote to devices that came back, and to those that it went on with.
-fn ensure_little_was_written(outcome: &Outcome, offsets: &BTreeMap<&str, u64>) -> Result<()> {
+/// What the kernel wrote to devices that came back, and to those that it went on with: `offsets` says how far they were, of
+/// how many sectors.
+fn ensure_little_was_written(outcome: &Outcome, offsets: &BTreeMap<&str, (u64, u64)>) -> Result<()> {
     for line in outcome.all("readded") {
         let written: u64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
         ensure!(written < READDED_SECTORS_MAX, "{line} sectors: more than the bitmap says");
@@ -153,7 +173,7 @@ fn ensure_little_was_written(outcome: &Outcome, offsets: &BTreeMap<&str, u64>) -
     for line in outcome.all("resumed") {
         let words: Vec<&str> = line.split(' ').collect();
         let &[name, start, written] = words.as_slice() else { bail!("resumed {line:?}") };
-        let (offset, size) = (offsets[name], member_sectors());
+        let (offset, size) = offsets[name];
         ensure!(start.parse() == Ok(offset), "{name}: the kernel goes on at {start}, not at {offset}");
         let written: u64 = written.parse()?;
         let is_right = (size - offset..size - offset + METADATA_SECTORS_MAX).contains(&written);
@@ -224,7 +244,7 @@ fn go_on(lab: &Lab, geometry: &Geometry) -> Result<()> {
         "replace" | "rebuild" => {
             let offset = offset.context("the kernel has finished it")?;
             ensure!(offset > 0, "the kernel recorded nothing");
-            sectors_max = Some(member_sectors() - offset + METADATA_SECTORS_MAX);
+            sectors_max = Some(head(&new)?.size - offset + METADATA_SECTORS_MAX);
         }
         "spare" => server.fail(SLOT)?,
         _ => heed_bad_blocks(&server)?,
@@ -239,10 +259,10 @@ fn go_on(lab: &Lab, geometry: &Geometry) -> Result<()> {
         ensure!(server.device_in(slot)? == new, "the new device is not in slot {slot}: {}", server.state()?);
     }
     server.stop()?;
-    let whole = if has_newcomer(geometry) { &[new] } else { [].as_slice() };
     let others = (0..geometry.members).filter(|slot| *slot != SLOT || !has_newcomer(geometry));
-    let whole: Vec<PathBuf> =
-        others.map(|slot| geometry.file(lab, slot)).chain(whole.iter().cloned()).collect();
+    let mut whole: Vec<PathBuf> =
+        others.map(|slot| geometry.file(lab, slot)).chain(geometry.journal(lab)).collect();
+    whole.extend(has_newcomer(geometry).then_some(new));
     finish(lab, geometry, &whole, &held_by_kernels(geometry))
 }
 
@@ -296,18 +316,12 @@ fn attach(lab: &Lab, machine: &mut Machine, geometry: &Geometry, expected: &[Run
     }
 }
 
-/// The new device becomes the member file of its slot. All member files.
+/// The new device becomes the member file of its slot. All member files, and the journal's.
 fn take_slot(lab: &Lab, geometry: &Geometry) -> Result<Vec<PathBuf>> {
     if has_newcomer(geometry) {
         fs::rename(newcomer(lab, geometry), geometry.file(lab, SLOT))?;
     }
-    Ok((0..geometry.members).map(|slot| geometry.file(lab, slot)).collect())
-}
-
-/// Sectors of a member's data.
-fn member_sectors() -> u64 {
-    // Superblock, bitmap and headroom take the first MiB.
-    members::MEMBER_BYTES / 512 - 2048
+    Ok((0..geometry.members).map(|slot| geometry.file(lab, slot)).chain(geometry.journal(lab)).collect())
 }
 
 fn head(device: &Path) -> Result<Superblock> {
