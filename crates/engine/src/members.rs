@@ -279,7 +279,6 @@ impl Core {
     fn time_out(&self, about: About) {
         let shared = &self.shared;
         if matches!(shared.geometry, Geometry::Parity(_))
-            && !(active(Mutant::LateWriteBelieved) && about.kind == WRITE)
             && let Some(slot) = shared.snapshot().slot_of(self.member.id)
         {
             let operation = match about.kind {

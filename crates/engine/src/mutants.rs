@@ -219,8 +219,6 @@ pinstripe_runtime::mutants! {
     TargetPromotedWhole,
     /// A member that was not whole when it went comes back by bitmap.
     HalfRecoveredReadded,
-    /// A write that a member did not answer in time counts as done, and the member stays (C16).
-    LateWriteBelieved,
     /// A check or repair that made room for a rebuild forgets the stripes that it had begun.
     UndoneForgotten,
 }

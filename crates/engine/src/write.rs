@@ -527,8 +527,7 @@ impl VolumeInner {
                 }
                 Err(_) if active(Mutant::WriteErrorIgnored) => {}
                 Err(error)
-                    if (active(Mutant::TimeOutAcknowledged) || active(Mutant::LateWriteBelieved))
-                        && error.kind == DeviceErrorKind::TimedOut => {}
+                    if active(Mutant::TimeOutAcknowledged) && error.kind == DeviceErrorKind::TimedOut => {}
                 Err(error) => {
                     let at = base + u64::from(transfer.start);
                     let member = view.member(place).map(|(member, _)| member);

@@ -61,6 +61,8 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RowErrorIgnored, 6),
     (Mutant::WalkForgetsFailedFlush, 85),
     (Mutant::RepairOutsideClaim, 560),
+    (Mutant::SpareTakenForFormer, 2_000_007),
+    (Mutant::TargetPromotedWhole, 2_000_010),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).

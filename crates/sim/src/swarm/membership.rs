@@ -4,7 +4,7 @@ use pinstripe_engine::{
     array::{Added, Array, Removed},
     options::ArrayOptions,
 };
-use pinstripe_md::{identity::Uuid, level::Level, placement::NewBitmap};
+use pinstripe_md::{identity::Uuid, level::Level, placement::NewBitmap, superblock::Role};
 use pinstripe_runtime::shard;
 
 use super::Verdict;
@@ -217,10 +217,63 @@ pub fn a_spare_that_has_taken_a_slot_is_not_taken_out() -> Result<(), Verdict> {
         let _ = other.remove(&Removed::Device("disk4".to_owned())).await;
     });
     scene.world.run_until(STEPS, |_| *failed.borrow() && *removed.borrow())?;
-    settle(&mut scene, &array)?;
+    let shared = std::sync::Arc::clone(array.shared());
+    // Had it been taken out, it would never be whole.
+    scene.world.run_until(STEPS / 20, |_| shared.snapshot().is_complete())?;
     let byte = scene.read(&array, EARLY)?;
     scene.stop(array)?;
     scene.disks.remove(1);
     expect("the array has lost what the spare was given", byte == 1)?;
     scene.check_parity()
+}
+
+/// A device that was still being rebuilt when it went has holes that no bit tells of.
+pub fn a_member_that_was_half_rebuilt_does_not_come_back_by_its_bits() -> Result<(), Verdict> {
+    let mut scene = raid5(8)?;
+    let array = start(&mut scene, &[0, 1, 2, 3])?;
+    scene.write(&array, EARLY, 1)?;
+    scene.write(&array, LATE, 1)?;
+    scene.clear_bits(&array)?;
+    array.pause_sync(true);
+    scene.fail(&array, 1)?;
+    let disk = scene.world.add_disk(SimDiskConfig::new("disk4", 1 << 20));
+    scene.disks.push(disk.clone());
+    for identity in [201, 202] {
+        let (owner, source) = (array.clone(), disk.source());
+        let added = async move { owner.add(source, Uuid([identity; 16])).await };
+        scene.world.block_on(0, "add", STEPS, added)?.map_err(refused)?;
+        if identity == 201 {
+            scene.fail(&array, 1)?;
+        }
+    }
+    array.pause_sync(false);
+    settle(&mut scene, &array)?;
+    let bytes = (scene.read(&array, EARLY)?, scene.read(&array, LATE)?);
+    scene.stop(array)?;
+    expect("it lacks what was never copied to it", bytes == (1, 1))
+}
+
+/// When a replacement takes the slot, its own superblock is the first to say so, and says that the former member is out.
+pub fn a_crash_as_a_replacement_takes_the_slot_leaves_one_holder() -> Result<(), Verdict> {
+    for seed in 9..15 {
+        let mut scene = raid5(seed)?;
+        let array = start(&mut scene, &[0, 1, 2, 3])?;
+        scene.write(&array, EARLY, 1)?;
+        replace(&mut scene, &array)?;
+        let target = scene.disks[4].clone();
+        let has_taken = move |_: &crate::World| {
+            checks::superblock(&target).is_some_and(|superblock| {
+                matches!(superblock.own_role(), Role::Slot(_)) && !superblock.member.replacement
+            })
+        };
+        scene.world.run_until(STEPS, has_taken)?;
+        scene.crash(array);
+        let started = scene.start(&[0, 1, 2, 3, 4], false)?;
+        expect("two devices hold one slot", started.is_ok())?;
+        let array = started.map_err(refused)?;
+        let byte = scene.read(&array, EARLY)?;
+        scene.stop(array)?;
+        expect("what was copied is not there", byte == 1)?;
+    }
+    Ok(())
 }
