@@ -128,17 +128,9 @@ impl<'a> Array<'a> {
     fn round(&mut self, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "rounds", 1);
         let server = self.start()?;
-        if random.percent(35) {
-            self.replace(&server, random).context("replace")?;
-        }
         if self.subject.closes_hole() && random.percent(25) {
             for slot in self.lose_members(random) {
-                // By now the slot that is being replaced may be the new device's.
-                if self.replaced_slot() == Some(slot) {
-                    self.missing.remove(&slot);
-                } else {
-                    server.fail(u32::try_from(slot)?)?;
-                }
+                server.fail(u32::try_from(slot)?)?;
             }
         }
         self.write_and_kill(server, random, true).context("under load")?;
@@ -171,7 +163,9 @@ impl<'a> Array<'a> {
     /// Begins to copy a member to a fresh device, through whatever comes.
     fn replace(&mut self, server: &Server, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "replacements", 1);
-        let slot = random.index(self.members.len());
+        let present: Vec<usize> =
+            (0..self.members.len()).filter(|slot| !self.missing.contains(slot)).collect();
+        let slot = present[random.index(present.len())];
         let name = format!("{}-{slot}-{}.img", self.subject.geometry.name, self.counts["replacements"]);
         let device = self.lab.sparse_file(&name, MEMBER_BYTES)?;
         server.replace(slot, &device)?;
@@ -217,10 +211,13 @@ impl<'a> Array<'a> {
         self.missing.iter().copied().collect()
     }
 
-    /// Writes from all sides until the server is killed.
+    /// Writes from all sides until the server is killed, now and then while a member is being replaced.
     fn write_and_kill(&mut self, server: Server, random: &mut Random, with_fio: bool) -> Result<()> {
         let clients: Vec<Client> = (0..WRITERS).map(|_| server.client()).collect::<Result<_>>()?;
         let fio = if with_fio { Some(self.start_fio(&server, random)?) } else { None };
+        if with_fio && random.percent(35) {
+            self.replace(&server, random).context("replace")?;
+        }
         let delay = Duration::from_millis(random.within(if with_fio { LOAD_MS } else { RECOVERY_MS }));
         let done = AtomicU64::new(0);
         thread::scope(|scope| {
