@@ -81,15 +81,18 @@ pub struct Known {
     pub presence: Presence,
 }
 
-/// Remembers a namespace that becomes a member.
-pub fn remember(source: &NvmeSource) {
+/// Remembers a namespace that becomes a member; what was known under its name until now.
+pub fn remember(source: &NvmeSource) -> Option<Known> {
     let known = Known { nguid: source.nguid(), presence: source.presence() };
-    KNOWN.with_borrow_mut(|all| all.insert(source.info().name.clone(), known));
+    KNOWN.with_borrow_mut(|all| all.insert(source.info().name.clone(), known))
 }
 
-/// It did not become one.
-pub fn forget(name: &str) {
-    KNOWN.with_borrow_mut(|all| all.remove(name));
+/// It did not become one: what was known before is known again.
+pub fn restore(name: &str, before: Option<Known>) {
+    KNOWN.with_borrow_mut(|all| match before {
+        Some(known) => all.insert(name.to_owned(), known),
+        None => all.remove(name),
+    });
 }
 
 /// Namespaces that became members since this process began, by name.

@@ -1,8 +1,8 @@
 //! A pool of spares: namespaces of NVMe/TCP servers that hold nothing.
 //!
 //! When a slot has been empty for a while and no spare of the array's own is there, the servers are asked what they have, and
-//! the smallest namespace that fits and is blank is added. Several arrays may share a pool: who wants a namespace reserves it,
-//! then looks whether it is still blank, and lets go of it when its superblock is there; after that it isn't blank any more.
+//! the smallest namespace that fits and is blank is added. Several arrays may share a pool: who wants a blank namespace reserves it,
+//! looks whether it is still blank, and lets go of it when its superblock is there; after that it isn't blank any more.
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
@@ -134,6 +134,14 @@ async fn candidates(server: &Address, array: &Array) -> Result<Vec<Arc<NvmeSourc
     Ok(found)
 }
 
+async fn check_blank(source: &Arc<NvmeSource>) -> Result<(), Failure> {
+    let contents = Member::Remote(Arc::clone(source)).contents(PathBuf::from(source.name())).await?;
+    if contents.metadata.is_empty() && contents.others.is_empty() && ends_are_zero(source).await? {
+        return Ok(());
+    }
+    Err(Failure::new("it is not empty"))
+}
+
 /// Whether nothing but zeroes is where the headers of everything that we know and don't know are. Nobody is asked before
 /// a spare of the pool is overwritten, so the absence of known signatures isn't enough.
 async fn ends_are_zero(source: &NvmeSource) -> Result<bool, Failure> {
@@ -156,21 +164,21 @@ async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
     let [a, b, c, d, e, f, g, h, ..] = namespace_uuid(&array.detail().uuid);
     // The same after a crash, so that a claim that was left behind is ours.
     let key = u64::from_be_bytes([a, b, c, d, e, f, g, h]).max(1);
+    // First without a claim, which would keep others from writing what is theirs.
+    check_blank(source).await?;
     source.claim(key).await?;
     let added = async {
-        let contents = Member::Remote(Arc::clone(source)).contents(PathBuf::from(&name)).await?;
-        if !contents.metadata.is_empty() || !contents.others.is_empty() || !ends_are_zero(source).await? {
-            return Err(Failure::new("it is not empty"));
+        check_blank(source).await?;
+        let before = member::remember(source);
+        let added = array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?).await;
+        if added.is_err() {
+            member::restore(&name, before);
         }
-        member::remember(source);
-        Ok(array.add(Arc::clone(source) as Arc<dyn DeviceSource>, random_uuid()?).await?)
+        Ok::<_, Failure>(added?)
     };
     let added = added.await;
     // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the server.
     let _ = source.disclaim(key).await;
-    if added.is_err() {
-        member::forget(&name);
-    }
     added?;
     array.tell(EventKind::MoveSpare { device: name });
     Ok(())

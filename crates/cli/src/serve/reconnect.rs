@@ -190,10 +190,13 @@ fn longer(pause: u64) -> u64 {
     (pause * 2).min(PAUSE_NANOSECONDS_MAX)
 }
 
-/// Members that failed because their server was gone.
+/// Members that failed because their server was gone. One whose association lives has failed by itself, or another host has
+/// reserved its namespace (C22).
 fn lost(array: &Array) -> Vec<(String, Address)> {
+    let known = member::known();
     let by_server = |failed: &FailedMember| {
         matches!(failed.error.error.kind, DeviceErrorKind::Gone | DeviceErrorKind::TimedOut)
+            && known.get(&failed.device).is_some_and(|known| known.presence.is_lost())
     };
     let failed = array.detail().failed.into_iter().filter(by_server);
     failed.filter_map(|failed| failed.device.parse().ok().map(|address| (failed.device, address))).collect()
@@ -233,9 +236,13 @@ async fn reach(
 /// Adds a member that has come back.
 async fn add(source: std::sync::Arc<NvmeSource>, array: &Array) -> Result<(), Trouble> {
     let device = source.name();
-    member::remember(&source);
     let identity = random_uuid().map_err(|failure| Trouble::Later(failure.sentence().to_owned()))?;
-    match array.add(source, identity).await {
+    let before = member::remember(&source);
+    let added = array.add(source, identity).await;
+    if added.is_err() {
+        member::restore(&device, before);
+    }
+    match added {
         Ok(added) => {
             let by_bitmap = matches!(added, Added::Bitmap { .. });
             array.tell(EventKind::MemberBack { device, by_bitmap });
