@@ -69,7 +69,9 @@ impl Swarm {
         let whole = snapshot.seats[slot].is_whole() && !self.doomed.contains(&disk);
         // Who has just become whole isn't yet for a crash.
         let recorded = self.array().shared().is_recorded();
-        if whole && (!recorded || self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count())) {
+        if whole
+            && (!recorded || self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count()))
+        {
             return None;
         }
         if whole && self.unsynced {
@@ -257,7 +259,9 @@ impl Swarm {
         self.command("policy", move |array| async move {
             match array.set_policy(policy).await {
                 // No room, or somebody else was faster.
-                Err(CommandError::Bitmap(_) | CommandError::BitmapRoom(_) | CommandError::Policy(_)) => Ok(()),
+                Err(CommandError::Bitmap(_) | CommandError::BitmapRoom(_) | CommandError::Policy(_)) => {
+                    Ok(())
+                }
                 other => other.map_err(|error| error.to_string()),
             }
         });

@@ -61,6 +61,9 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RowErrorIgnored, 6),
     (Mutant::WalkForgetsFailedFlush, 85),
     (Mutant::RepairOutsideClaim, 560),
+    (Mutant::LogWithoutForcing, 42),
+    (Mutant::LogWrongRange, 2),
+    (Mutant::LogWrongCoefficient, 2),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
@@ -72,6 +75,7 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::UnevenNotLevelled, 4),
     (Mutant::CheckpointWithoutFlush, 4),
     (Mutant::ForcedKeepsCheckpoint, 4),
+    (Mutant::LogAfterData, 1),
 ];
 
 /// Defects of the exports, which seeds find whose users come over NBD.
