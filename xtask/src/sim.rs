@@ -27,7 +27,7 @@ pub struct Sim {
 }
 
 /// Fewer distinct row states than this in the usual run mean that the swarm has become blind somewhere.
-const FLOOR: u64 = 25_000;
+const FLOOR: u64 = 36_000;
 /// The usual run: the seeds from 0 on.
 const SEEDS: u64 = 600;
 /// And so many of those in which members come back, are replaced and hang.

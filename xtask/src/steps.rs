@@ -56,6 +56,8 @@ const STEPS: &[Step] = &[
             "--test",
             "fault_mutants",
             "--test",
+            "log_crashes",
+            "--test",
             "write_hole",
             "--test",
             "journal_crash",

@@ -165,8 +165,6 @@ pinstripe_runtime::mutants! {
     LogForgetsFailure,
     /// With a log, a row is written without a member that the superblocks still call current (C2).
     LogBeforeRecord,
-    /// A bad block keeps a log's replay from the rest of its page.
-    ReplayLeavesPage,
     /// The target of a replacement is left out of writes (C1).
     ReplacementNotWritten,
     /// The target of a replacement is read before it is whole (C1).
@@ -246,14 +244,14 @@ impl Mutant {
         Self::JournalLossIgnored,
     ];
 
-    /// Those that the engine's exhaustive test of the write hole finds, rather than the swarm.
+    /// Those that the engine's exhaustive test of the write hole finds (`tests/write_hole`) and its crashes of arrays with a log
+    /// (`tests/log_crashes.rs`), rather than the swarm.
     pub const OF_LOGS: &[Self] = &[
-        Self::LogAfterData,
         Self::LogRecordForgotten,
-        Self::LogWithoutForcing,
-        Self::LogWrongRange,
-        Self::LogWrongCoefficient,
         Self::ReplaySkipsEntry,
+        Self::LogBeginsUnflushed,
+        Self::LogForgetsFailure,
+        Self::LogBeforeRecord,
     ];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.

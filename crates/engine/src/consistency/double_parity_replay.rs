@@ -196,7 +196,7 @@ async fn replay_rows(
         let slot = map.data_slot(column);
         rows.data[column] = members.read(slot, offset, to - from).await?;
         if rows.data[column].is_none() {
-            if members.may_hold_parts(slot, offset, to - from) && !active(Mutant::ReplayLeavesPage) {
+            if members.may_hold_parts(slot, offset, to - from) {
                 return Ok(Outcome::InParts);
             }
             lost.insert(column);

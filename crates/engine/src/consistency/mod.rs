@@ -233,7 +233,11 @@ impl Log {
     pub(crate) async fn write_ahead(&self, batch: &Batch<'_>) -> Result<Logged, LogError> {
         match self {
             Self::None => Ok(Logged::Nothing),
-            Self::Journal(journal) => journal.write_ahead(batch).await.map(Logged::Journal),
+            Self::Journal(journal) => {
+                // Where the only parity is out, the row is logged without: back again, it would be of older data.
+                recorded(batch.volume, batch.view).await?;
+                journal.write_ahead(batch).await.map(Logged::Journal)
+            }
             Self::Ppl(log) => {
                 recorded(batch.volume, batch.view).await?;
                 log.write_ahead(batch).await

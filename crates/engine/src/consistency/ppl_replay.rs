@@ -162,7 +162,7 @@ async fn replay_rows(
         let slot = map.data_slot(column);
         match members.read(slot, offset, length).await? {
             Some(data) => pinstripe_parity::kernel().xor_into(&mut parity, &[&data]),
-            None if members.may_hold_parts(slot, offset, length) && !active(Mutant::ReplayLeavesPage) => {
+            None if members.may_hold_parts(slot, offset, length) => {
                 return Ok(Rows::InParts);
             }
             None => outcome = Rows::Left,

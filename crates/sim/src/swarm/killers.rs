@@ -63,6 +63,9 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RepairOutsideClaim, 560),
     (Mutant::SpareTakenForFormer, 2_000_007),
     (Mutant::TargetPromotedWhole, 2_000_010),
+    (Mutant::LogWithoutForcing, 42),
+    (Mutant::LogWrongRange, 2),
+    (Mutant::LogWrongCoefficient, 2),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
@@ -74,6 +77,7 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::UnevenNotLevelled, 4),
     (Mutant::CheckpointWithoutFlush, 4),
     (Mutant::ForcedKeepsCheckpoint, 4),
+    (Mutant::LogAfterData, 1),
 ];
 
 /// Defects of the exports, which seeds find whose users come over NBD.
