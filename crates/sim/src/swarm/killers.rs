@@ -62,7 +62,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::WalkForgetsFailedFlush, 85),
     (Mutant::RepairOutsideClaim, 560),
     (Mutant::SpareTakenForFormer, 2_000_007),
-    (Mutant::TargetPromotedWhole, 2_000_010),
+    (Mutant::TargetPromotedWhole, 2_000_019),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
