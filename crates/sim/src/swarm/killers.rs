@@ -62,7 +62,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::WalkForgetsFailedFlush, 85),
     (Mutant::RepairOutsideClaim, 560),
     (Mutant::SpareTakenForFormer, 2_000_007),
-    (Mutant::TargetPromotedWhole, 2_000_010),
+    (Mutant::TargetPromotedWhole, 2_000_019),
     (Mutant::LogWithoutForcing, 42),
     (Mutant::LogWrongRange, 2),
     (Mutant::LogWrongCoefficient, 2),

@@ -45,6 +45,14 @@ impl Swarm {
         if !self.setup.consistency.settles_by_parity() || !self.rng.chance(habits.lies, 8) {
             return Ok(());
         }
+        // What a crash would leave now, nobody promises to cover.
+        let explorer = self.explorer.take();
+        let lied = self.lie_in_turn(geometry);
+        self.explorer = explorer;
+        lied
+    }
+
+    fn lie_in_turn(&mut self, geometry: &ParityGeometry) -> Result<(), Verdict> {
         if geometry.redundancy() == 2 {
             self.lie_in_peace(geometry)?;
         }

@@ -218,8 +218,10 @@ pub fn a_spare_that_has_taken_a_slot_is_not_taken_out() -> Result<(), Verdict> {
     });
     scene.world.run_until(STEPS, |_| *failed.borrow() && *removed.borrow())?;
     let shared = std::sync::Arc::clone(array.shared());
-    // Had it been taken out, it would never be whole.
     scene.world.run_until(STEPS / 20, |_| shared.snapshot().is_complete())?;
+    // Had it been taken out, the next superblocks would drop it.
+    let _ = scene.world.run_until(2000, |_| false);
+    expect("a device that has taken a slot was taken out", shared.snapshot().is_complete())?;
     let byte = scene.read(&array, EARLY)?;
     scene.stop(array)?;
     scene.disks.remove(1);
