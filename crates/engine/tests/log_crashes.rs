@@ -106,53 +106,66 @@ impl Story {
     }
 }
 
+/// A log begins under writers, and a crash comes soon after. Sectors that don't match then.
+fn a_log_begins_and_a_crash_comes(seed: u64, level: Level, policy: Policy) -> u64 {
+    let mut story = Story::new(seed, level, NewLog::None);
+    story.spawn_writers(6);
+    story.steps(2000);
+    let (array, done) = (story.array(), Rc::new(Cell::new(false)));
+    let there = Rc::clone(&done);
+    story.world.spawn(0, "policy", async move {
+        array.set_policy(policy).await.unwrap();
+        there.set(true);
+    });
+    story.world.run_until(STEPS, |_| done.get()).unwrap();
+    let more = story.rng.below(200);
+    story.steps(more);
+    story.crash_and_check()
+}
+
+/// A member fails under writers, and a crash comes soon after, perhaps before any superblock says so: then it is back, and
+/// current. Sectors that don't match then.
+fn a_member_fails_and_a_crash_comes(seed: u64, level: Level, log: NewLog, fault: &Fault) -> u64 {
+    let mut story = Story::new(seed, level, log);
+    story.spawn_writers(6);
+    let before = 500 + story.rng.below(500);
+    story.steps(before);
+    let victim = story.rng.below(5);
+    story.disks[usize::try_from(victim).unwrap()].fault(fault);
+    let after = 1 << story.rng.below(9);
+    story.steps(after);
+    story.crash_and_check()
+}
+
+const REFUSED: Fault = Fault::UnwritableRange((128 << 10)..(512 << 10));
+
 #[test]
 fn a_log_that_begins_on_a_live_array_leaves_nothing_in_the_caches_that_it_does_not_cover() {
     for seed in 0..12 {
         for (level, policy) in [(Level::Raid5, Policy::Ppl), (Level::Raid6, Policy::DoubleParityLog)] {
-            let mut story = Story::new(seed, level, NewLog::None);
-            story.spawn_writers(6);
-            story.steps(2000);
-            let (array, done) = (story.array(), Rc::new(Cell::new(false)));
-            let there = Rc::clone(&done);
-            story.world.spawn(0, "policy", async move {
-                array.set_policy(policy).await.unwrap();
-                there.set(true);
-            });
-            story.world.run_until(STEPS, |_| done.get()).unwrap();
-            let more = story.rng.below(200);
-            story.steps(more);
-            assert_eq!(story.crash_and_check(), 0, "{level}, seed {seed}");
-        }
-    }
-}
-
-/// A member fails under writers, and a crash comes soon after, perhaps before any superblock says so: then it is back, and
-/// current.
-fn a_member_fails_and_a_crash_comes(fault: &Fault, seeds: u64) {
-    for seed in 0..seeds {
-        for (level, log) in BOTH {
-            let mut story = Story::new(seed, level, log);
-            story.spawn_writers(6);
-            let before = 500 + story.rng.below(500);
-            story.steps(before);
-            let victim = story.rng.below(5);
-            story.disks[usize::try_from(victim).unwrap()].fault(fault);
-            let after = 1 << story.rng.below(9);
-            story.steps(after);
-            assert_eq!(story.crash_and_check(), 0, "{level}, seed {seed}, {after} steps after {fault:?}");
+            assert_eq!(a_log_begins_and_a_crash_comes(seed, level, policy), 0, "{level}, seed {seed}");
         }
     }
 }
 
 #[test]
 fn a_row_written_without_a_member_that_is_not_recorded_as_lost_matches_after_a_crash() {
-    a_member_fails_and_a_crash_comes(&Fault::Gone, 60);
+    for seed in 0..60 {
+        for (level, log) in BOTH {
+            let wrong = a_member_fails_and_a_crash_comes(seed, level, log, &Fault::Gone);
+            assert_eq!(wrong, 0, "{level}, seed {seed}");
+        }
+    }
 }
 
 #[test]
 fn the_log_keeps_what_a_member_has_refused_until_that_is_recorded() {
-    a_member_fails_and_a_crash_comes(&Fault::UnwritableRange((128 << 10)..(512 << 10)), 60);
+    for seed in 0..60 {
+        for (level, log) in BOTH {
+            let wrong = a_member_fails_and_a_crash_comes(seed, level, log, &REFUSED);
+            assert_eq!(wrong, 0, "{level}, seed {seed}");
+        }
+    }
 }
 
 #[test]
@@ -178,5 +191,38 @@ fn two_changes_of_the_policy_at_once_leave_one_of_them() {
             story.world.run_until(STEPS, |_| open.get() == 0).unwrap();
             assert_eq!(story.crash_and_check(), 0, "{level}, seed {seed}");
         }
+    }
+}
+
+#[cfg(feature = "mutants")]
+mod defects {
+    use pinstripe_engine::mutants::{Mutant, activate};
+
+    use super::*;
+
+    fn is_found(mutant: Mutant, wrong: impl FnMut(u64) -> u64) -> bool {
+        activate(Some(mutant));
+        let found = (0..300).map(wrong).any(|wrong| wrong > 0);
+        activate(None);
+        found
+    }
+
+    #[test]
+    fn a_log_that_begins_with_unflushed_rows_is_found() {
+        let begins = |seed| a_log_begins_and_a_crash_comes(seed, Level::Raid5, Policy::Ppl);
+        assert!(is_found(Mutant::LogBeginsUnflushed, begins));
+    }
+
+    #[test]
+    fn a_log_that_forgets_what_a_member_refused_is_found() {
+        let fails = |seed| a_member_fails_and_a_crash_comes(seed, Level::Raid5, NewLog::Ppl, &REFUSED);
+        assert!(is_found(Mutant::LogForgetsFailure, fails));
+    }
+
+    #[test]
+    fn a_row_written_before_the_loss_of_a_member_is_recorded_is_found() {
+        let fails =
+            |seed| a_member_fails_and_a_crash_comes(seed, Level::Raid6, NewLog::DoubleParity, &Fault::Gone);
+        assert!(is_found(Mutant::LogBeforeRecord, fails));
     }
 }
