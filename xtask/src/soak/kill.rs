@@ -160,12 +160,10 @@ impl<'a> Array<'a> {
         self.replacing.as_ref().map(|(slot, _)| *slot)
     }
 
-    /// Begins to copy a member to a fresh device, through whatever comes.
+    /// Begins to copy a member to a fresh device, through whatever comes. Nobody is missing, or it would go there first.
     fn replace(&mut self, server: &Server, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "replacements", 1);
-        let present: Vec<usize> =
-            (0..self.members.len()).filter(|slot| !self.missing.contains(slot)).collect();
-        let slot = present[random.index(present.len())];
+        let slot = random.index(self.members.len());
         let name = format!("{}-{slot}-{}.img", self.subject.geometry.name, self.counts["replacements"]);
         let device = self.lab.sparse_file(&name, MEMBER_BYTES)?;
         server.replace(slot, &device)?;
@@ -215,7 +213,7 @@ impl<'a> Array<'a> {
     fn write_and_kill(&mut self, server: Server, random: &mut Random, with_fio: bool) -> Result<()> {
         let clients: Vec<Client> = (0..WRITERS).map(|_| server.client()).collect::<Result<_>>()?;
         let fio = if with_fio { Some(self.start_fio(&server, random)?) } else { None };
-        if with_fio && random.percent(35) {
+        if with_fio && self.missing.is_empty() && random.percent(35) {
             self.replace(&server, random).context("replace")?;
         }
         let delay = Duration::from_millis(random.within(if with_fio { LOAD_MS } else { RECOVERY_MS }));
@@ -270,7 +268,7 @@ impl<'a> Array<'a> {
     fn recover(&mut self, random: &mut Random) -> Result<Server> {
         let server = self.start()?;
         let detail = server.detail()?;
-        if !detail["sync"].is_null() || detail["regions_to_resync"] != 0 {
+        if detail["sync"]["action"] == "resync" || detail["regions_to_resync"] != 0 {
             add(&mut self.counts, "resyncs", 1);
         }
         let blocks = self.fio.offset() / BLOCK as u64;
