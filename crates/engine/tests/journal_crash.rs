@@ -263,7 +263,7 @@ fn a_lost_journal_device_leaves_a_dirty_read_only_array() {
                 loop {
                     match write(&volume, &ledger, rng.below(1000), 1 + rng.below(60), false).await {
                         Ok(()) => {}
-                        Err(IoError::JournalLost | IoError::Stopping) => break *count.borrow_mut() += 1,
+                        Err(IoError::JournalLost) => break *count.borrow_mut() += 1,
                         Err(other) => panic!("{other}"),
                     }
                 }
@@ -375,7 +375,7 @@ fn zeroes_survive_a_crash() {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Writers that go on until the journal is lost. Returns how many have heard of it.
+/// Writers that go on until the journal is lost or the array is stopped. Returns how many have heard of it.
 fn writers_until_lost(scene: &mut Scene, count: u64) -> Rc<RefCell<u64>> {
     let refused = Rc::new(RefCell::new(0));
     let told = Rc::clone(&refused);
@@ -385,7 +385,7 @@ fn writers_until_lost(scene: &mut Scene, count: u64) -> Rc<RefCell<u64>> {
             loop {
                 match write(&volume, &ledger, rng.below(1000), 1 + rng.below(60), false).await {
                     Ok(()) => {}
-                    Err(IoError::JournalLost) => break *told.borrow_mut() += 1,
+                    Err(IoError::JournalLost | IoError::Stopping) => break *told.borrow_mut() += 1,
                     Err(other) => panic!("{other}"),
                 }
             }
