@@ -9,6 +9,7 @@ use std::{
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pinstripe_bench::{BitmapChoice, PolicyChoice};
+use pinstripe_engine::consistency::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
@@ -207,6 +208,9 @@ pub struct ServeArguments {
     /// Seconds that a member may take for a request; then it is dropped. 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub member_timeout: u32,
+    /// Where writes of an array with a journal are acknowledged from
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = JournalModeChoice::WriteThrough)]
+    pub journal_mode: JournalModeChoice,
     /// KiB of each member per second that resync, rebuild, check and repair get whatever users do [default: 10000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_min: Option<u64>,
@@ -410,10 +414,13 @@ pub struct GrowArguments {
         long,
         value_enum,
         value_name = "POLICY",
-        required_unless_present = "bitmap",
-        conflicts_with = "bitmap"
+        required_unless_present_any = ["bitmap", "journal_mode"],
+        conflicts_with_all = ["bitmap", "journal_mode"]
     )]
     pub consistency_policy: Option<ConsistencyChoice>,
+    /// Where writes are acknowledged from, of an array with a journal; until it is stopped
+    #[arg(long, value_enum, value_name = "MODE", conflicts_with = "bitmap")]
+    pub journal_mode: Option<JournalModeChoice>,
     /// Whether the members carry a write-intent bitmap from now on
     #[arg(long, value_enum, value_name = "WHERE")]
     pub bitmap: Option<BitmapChoice>,
@@ -423,6 +430,24 @@ pub struct GrowArguments {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Where a write of an array with a journal is acknowledged from; MD's `journal_mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum JournalModeChoice {
+    /// From the members: the journal closes the write hole and no more
+    WriteThrough,
+    /// From the journal: what only the journal has is lost with it. An array that isn't whole is written through
+    WriteBack,
+}
+
+impl From<JournalModeChoice> for JournalMode {
+    fn from(choice: JournalModeChoice) -> Self {
+        match choice {
+            JournalModeChoice::WriteThrough => Self::WriteThrough,
+            JournalModeChoice::WriteBack => Self::WriteBack,
+        }
+    }
 }
 
 /// What keeps an array consistent over a crash.

@@ -4,12 +4,13 @@ use std::{path::Path, thread};
 
 use clap::ValueEnum;
 use pinstripe_bench::BitmapChoice;
+use pinstripe_engine::consistency::JournalMode;
 
 use crate::{
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
     control::{
         AddParameters, AddResult, BitmapParameters, DeviceResult, FailParameters, GrowParameters,
-        RemoveParameters, ReplaceParameters, SlotResult, client::Client,
+        JournalModeParameters, RemoveParameters, ReplaceParameters, SlotResult, client::Client,
     },
     failure::Failure,
     member,
@@ -90,6 +91,15 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
             return output::print_json(&result);
         }
         return output::print(&format!("the consistency policy is {}\n", result.consistency_policy));
+    }
+    if let Some(mode) = arguments.journal_mode {
+        let parameters = JournalModeParameters { journal_mode: JournalMode::from(mode).name().to_owned() };
+        let result: JournalModeParameters =
+            Client::connect(&arguments.array.array)?.call("journal_mode", parameters)?;
+        if arguments.json {
+            return output::print_json(&result);
+        }
+        return output::print(&format!("the journal's mode is {}\n", result.journal_mode));
     }
     let internal = arguments.bitmap == Some(BitmapChoice::Internal);
     if !internal && arguments.bitmap_chunk.is_some() {

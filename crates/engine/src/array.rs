@@ -172,7 +172,7 @@ impl Array {
         let (journal, replayed) = (assembled.journal.take(), assembled.replayed);
         options.read_only |= assembled.read_only.is_some();
         if let Some(journal) = journal.as_ref().filter(|_| !options.read_only) {
-            assembled.log = log_of(journal, &assembled.geometry)?;
+            assembled.log = log_of(journal, &assembled.geometry, options.journal_cache_bytes)?;
         }
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
@@ -307,6 +307,7 @@ impl Array {
 
     /// Ends in-flight writes, marks the superblocks clean, and ends the array's tasks. New requests fail.
     pub async fn stop(&self) -> Result<(), IoError> {
+        self.home.drain_journal().await;
         let result = self.home.command(|reply| Command::Stop { reply }).await;
         self.home.work.notify();
         self.home.served.borrow().wanted.notify();

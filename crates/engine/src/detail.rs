@@ -70,6 +70,10 @@ pub struct JournalDetail {
     pub failed: bool,
     /// It takes longer for a request than it should.
     pub slow: bool,
+    /// Where writes are acknowledged from, in MD's words.
+    pub mode: &'static str,
+    /// Bytes that only the journal has.
+    pub cached_bytes: u64,
     /// Bytes of the log.
     pub size_bytes: u64,
     /// Bytes that would be replayed after a crash.

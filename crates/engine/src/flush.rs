@@ -3,7 +3,7 @@
 use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
-    consistency::LogError,
+    consistency::{JournalMode, Log, LogError},
     error::{IoError, Operation},
     geometry::{Geometry, MemberSlot, Set64, StripeId},
     mutants::{Mutant, active},
@@ -22,6 +22,15 @@ impl VolumeInner {
         let view = self.view();
         if active(Mutant::FlushSkipped) {
             return Ok(());
+        }
+        if let Log::Journal(journal) = &view.snapshot.log {
+            if journal.mode() == JournalMode::WriteBack {
+                // All that was acknowledged is durable in the log, or has left it after a flush.
+                return self.shared.durable(view.snapshot.generation).await;
+            }
+            if journal.failure().is_some() && !journal.drained(&self.shared).await {
+                return Err(IoError::JournalLost);
+            }
         }
         let failed = self.flush_members(&view).await;
         if matches!(self.shared.geometry, Geometry::Raid0(_)) {

@@ -143,6 +143,14 @@ pinstripe_runtime::mutants! {
     JournalChecksumIgnored,
     /// Who writes goes on without the journal when it has failed, and the superblocks say nothing of it (C18).
     JournalLossIgnored,
+    /// A write is acknowledged from the cache of a write-back journal before it is in the log.
+    AcknowledgedFromMemory,
+    /// A write that goes to the members leaves what is cached of its rows behind: its parity doesn't cover that.
+    CachedLeftBehind,
+    /// Readers don't look at what is cached.
+    CacheNotRead,
+    /// The log is given up although it has pages that the members lack (C4).
+    TailPassesCached,
     /// Data and parity are written before the log is durable.
     LogAfterData,
     /// A log on the members is taken up while parity doesn't match everywhere yet (C17).
@@ -242,6 +250,10 @@ impl Mutant {
         Self::ReplayStopsEarly,
         Self::JournalChecksumIgnored,
         Self::JournalLossIgnored,
+        Self::AcknowledgedFromMemory,
+        Self::CachedLeftBehind,
+        Self::CacheNotRead,
+        Self::TailPassesCached,
     ];
 
     /// Those that the engine's exhaustive test of the write hole finds (`tests/write_hole`) and its crashes of arrays with a log

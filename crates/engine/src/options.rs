@@ -1,6 +1,6 @@
 //! How an array behaves; nothing of this is on disk.
 
-use crate::{maintenance::SyncSpeed, plan::WritePolicy};
+use crate::{consistency::JournalMode, maintenance::SyncSpeed, plan::WritePolicy};
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
 #[derive(Clone, Debug)]
@@ -35,6 +35,11 @@ pub struct ArrayOptions {
     /// Corrected reads after which a member is dropped, if the array can do without it; every hour halves what was counted (MD:
     /// max_read_errors).
     pub max_read_errors: u32,
+    /// Where writes of an array with a journal are acknowledged from, if it is whole; the array's own word is
+    /// [`Array::journal_mode`](crate::array::Array::journal_mode).
+    pub journal_mode: JournalMode,
+    /// Bytes of memory for what only the journal has; more is written through.
+    pub journal_cache_bytes: usize,
     /// Most writes in one batch.
     pub batch_max: usize,
     /// Words of the stripe table, rounded up to a power of two: stripes that share one wait for each other.
@@ -62,6 +67,8 @@ impl Default for ArrayOptions {
             slow_member_ns: 5_000_000_000,
             member_timeout_ns: 30_000_000_000,
             max_read_errors: 20,
+            journal_mode: JournalMode::WriteThrough,
+            journal_cache_bytes: 64 << 20,
             batch_max: 256,
             stripe_slots: 1 << 14,
             waiters_per_shard: 4096,

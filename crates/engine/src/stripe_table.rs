@@ -118,6 +118,11 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
         slot
     }
 
+    /// The number of the slot that `stripe` takes.
+    pub fn slot_number(&self, stripe: u64) -> u64 {
+        self.slot_of(stripe) as u64
+    }
+
     fn node(&self, number: u32) -> &Node<P, R> {
         &self.nodes[number as usize - 1]
     }

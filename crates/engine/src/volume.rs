@@ -29,7 +29,7 @@ use crate::{
     snapshot::{Member, MemberId, Snapshot, View},
     statistics::Counters,
     stripe_table::{Claim, Entered},
-    write::WriteContext,
+    write::{WriteContext, overlay},
 };
 
 /// An array on one shard. Cheap to clone.
@@ -166,8 +166,28 @@ impl Volume {
         self.inner.counters().read_bytes.add(length);
         match &self.inner.shared.geometry {
             Geometry::Raid0(geometry) => self.inner.read_striped(geometry, offset, buffer).await,
-            Geometry::Parity(geometry) => self.inner.read_parity(geometry, offset, buffer).await,
+            Geometry::Parity(geometry) => match self.inner.cached(geometry, offset, length) {
+                None => self.inner.read_parity(geometry, offset, buffer).await,
+                Some(cached) => Box::pin(self.read_cached(geometry, offset, buffer, &cached)).await,
+            },
         }
+    }
+
+    /// Reads what a write-back journal has, and the rest from the members. What is cached was looked up first: a page that goes to its
+    /// member meanwhile is there before it leaves the cache.
+    async fn read_cached(
+        &self,
+        geometry: &ParityGeometry,
+        offset: u64,
+        mut buffer: Buffer,
+        cached: &[(usize, Slice)],
+    ) -> (Result<(), IoError>, Buffer) {
+        if overlay(cached, &mut buffer) {
+            return (Ok(()), buffer);
+        }
+        let (result, mut buffer) = self.inner.read_parity(geometry, offset, buffer).await;
+        overlay(cached, &mut buffer);
+        (result, buffer)
     }
 
     /// Writes `data` at `offset`; with `fua` it is durable when this returns.

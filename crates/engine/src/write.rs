@@ -12,13 +12,14 @@
 //! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
 //!   member that the plan had to leave out.
 
+mod back;
 mod encode;
 mod held;
 
 use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
-pub(crate) use self::encode::new_bytes;
 use self::held::Held;
+pub(crate) use self::{back::overlay, encode::new_bytes};
 
 use crate::{
     bad_blocks::Listing,
@@ -67,6 +68,8 @@ pub(crate) struct WriteContext {
     /// The log can't take the batch in one: what comes after the image, last first. Nobody joins any more.
     rest: Vec<Parts>,
     is_split: bool,
+    /// It has been acknowledged from a journal, and is written out now.
+    is_written_out: bool,
     /// Whether the members' requests are timed, request by request: a slow member must not make the others look slow.
     timed: bool,
     /// A member failed, and before that is recorded the log must not forget what it may have missed.
@@ -97,6 +100,7 @@ impl Default for WriteContext {
             listings: Vec::new(),
             rest: Vec::new(),
             is_split: false,
+            is_written_out: false,
             timed: false,
             logged: Logged::Nothing,
         }
@@ -144,24 +148,39 @@ impl VolumeInner {
     ) -> Answer {
         self.counters().batches.add(1);
         self.gather(stripe, &mut claim, context).await;
+        let back = match self.caching_journal() {
+            Some(journal) => Box::pin(self.write_back(&journal, stripe, &mut claim, context)).await,
+            None => None,
+        };
+        let answer = match back {
+            Some(answer) => answer,
+            None => self.write_members_until_done(stripe, Some(&mut claim), context).await,
+        };
+        claim.finish(&answer);
+        answer
+    }
+
+    /// Writes a batch to the members. Whoever arrives at `claim` joins.
+    async fn write_members_until_done(
+        &self,
+        stripe: StripeId,
+        mut claim: Option<&mut Claim<'_, Piece, Answer>>,
+        context: &mut WriteContext,
+    ) -> Answer {
         let mut healed = false;
-        let answer = loop {
-            match self.attempt(stripe, &mut claim, context).await {
+        loop {
+            match self.attempt(stripe, claim.as_deref_mut(), context).await {
                 Ok(generation) => {
-                    if let Err(error) = self.settle(stripe, context).await {
-                        break Err(error);
-                    }
+                    self.settle(stripe, context).await?;
                     match context.rest.pop() {
                         Some(parts) => context.image.load(parts),
-                        None => break self.acknowledge(generation).await,
+                        None => return self.acknowledge(generation).await,
                     }
                 }
                 Err(Again::Replan) => self.counters().replans.add(1),
                 Err(Again::Without(member)) => {
                     self.counters().replans.add(1);
-                    if let Err(error) = self.shared.dropped(member).await {
-                        break Err(error);
-                    }
+                    self.shared.dropped(member).await?;
                 }
                 Err(Again::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
                     // Read errors of several members: the plan avoids their whole chunks, but each row may have just one.
@@ -170,18 +189,16 @@ impl VolumeInner {
                     context.avoid = Set64::EMPTY;
                     self.counters().replans.add(1);
                 }
-                Err(Again::Fatal(error)) => break Err(error),
+                Err(Again::Fatal(error)) => return Err(error),
             }
-        };
-        claim.finish(&answer);
-        answer
+        }
     }
 
     /// One pass through both phases. Returns the generation under which the batch was written.
     async fn attempt(
         &self,
         stripe: StripeId,
-        claim: &mut Claim<'_, Piece, Answer>,
+        mut claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
     ) -> Result<u64, Again> {
         let shared = &*self.shared;
@@ -192,7 +209,7 @@ impl VolumeInner {
         }
         context.held.clear();
         context.timed = self.sample();
-        self.join(claim, context);
+        self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Again| {
             if shared.admission.generation() == pass.generation() { error } else { Again::Replan }
@@ -200,7 +217,7 @@ impl VolumeInner {
         let mark = self.prepare(&view, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
-        let late = if self.join(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
+        let late = if self.join_claim(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
             self.counters().joined_late.add(1);
             Some(self.prepare(&view, stripe, context).await.map_err(stale)?)
         } else {
@@ -239,8 +256,8 @@ impl VolumeInner {
         stripe: StripeId,
         context: &WriteContext,
     ) -> Result<Logged, Again> {
-        let WriteContext { image, plan, parity, .. } = context;
-        let batch = Batch { volume: self, view, stripe, image, plan, parity };
+        let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
+        let batch = Batch { volume: self, view, stripe, image, plan, parity, written_out: *written_out };
         view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
             LogError::Member(member) => Again::Without(member),
             LogError::Moved => Again::Replan,
@@ -308,6 +325,11 @@ impl VolumeInner {
         row.clear(0);
         self.rows.give(row);
         Ok(result?)
+    }
+
+    /// The same, if the batch has a claim to join at.
+    fn join_claim(&self, claim: Option<&mut Claim<'_, Piece, Answer>>, context: &mut WriteContext) -> usize {
+        claim.map_or(0, |claim| self.join(claim, context))
     }
 
     /// Lets what has arrived join the batch.
@@ -688,5 +710,6 @@ impl WriteContext {
         self.rest.clear();
         self.logged = Logged::Nothing;
         self.is_split = false;
+        self.is_written_out = false;
     }
 }

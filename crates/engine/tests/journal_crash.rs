@@ -1,5 +1,5 @@
 //! Our own journal in the simulated world: crashes at any step, members lost with them, a journal that runs full or fails.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
 
@@ -10,7 +10,9 @@ use arrays::{
     scene::{Scene, clients, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
+    array::CommandError,
     assembly::{AssembleError, JournalProblem},
+    consistency::JournalMode,
     create::{CreateError, create_placed, create_with},
     detail::Detail,
     error::IoError,
@@ -123,21 +125,27 @@ fn writers(scene: &mut Scene, count: u64) {
 /// what nobody wrote has not changed.
 #[test]
 fn no_crash_loses_a_byte_even_if_members_are_lost_with_it() {
-    (0..100).for_each(crashes);
+    (0..100).for_each(|seed| crashes(seed, JournalMode::WriteThrough));
 }
 
-fn crashes(seed: u64) {
+/// The same where a write is acknowledged from the journal.
+#[test]
+fn no_crash_loses_a_byte_of_a_journal_that_writes_back() {
+    (0..150).for_each(|seed| crashes(seed, JournalMode::WriteBack));
+}
+
+fn crashes(seed: u64, journal_mode: JournalMode) {
     let (level, members) = [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid4, 3), (Level::Raid5, 3)]
         [usize::try_from(seed % 4).unwrap()];
     let redundancy = if level == Level::Raid6 { 2 } else { 1 };
-    let mut scene = scene(
-        seed,
-        level,
-        members,
-        InitialSync::AssumeClean,
-        256 + 720,
-        1 + usize::try_from(seed % 2).unwrap(),
-    );
+    // With the smaller one there is always somebody who waits for room; the larger has some for the cache.
+    let blocks = if journal_mode == JournalMode::WriteBack && !seed.is_multiple_of(3) { 400 } else { 90 };
+    // Few slots: stripes get in each other's way.
+    let stripe_slots = if seed.is_multiple_of(5) { 2 } else { 1 << 10 };
+    let options = ArrayOptions { gather_ns: 0, journal_mode, stripe_slots, ..options() };
+    let shards = 1 + usize::try_from(seed % 2).unwrap();
+    let mut scene =
+        try_scene(seed, level, members, InitialSync::AssumeClean, 256 + 8 * blocks, shards, options).unwrap();
     let mut rng = scene.world.rng(5);
     let members = usize::from(members);
     for _ in 0..=rng.below(2) {
@@ -367,7 +375,7 @@ fn zeroes_survive_a_crash() {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Writers that go on until the journal is lost. Returns how many have heard of it.
+/// Writers that go on until the journal is lost or the array is stopped. Returns how many have heard of it.
 fn writers_until_lost(scene: &mut Scene, count: u64) -> Rc<RefCell<u64>> {
     let refused = Rc::new(RefCell::new(0));
     let told = Rc::clone(&refused);
@@ -377,7 +385,7 @@ fn writers_until_lost(scene: &mut Scene, count: u64) -> Rc<RefCell<u64>> {
             loop {
                 match write(&volume, &ledger, rng.below(1000), 1 + rng.below(60), false).await {
                     Ok(()) => {}
-                    Err(IoError::JournalLost) => break *told.borrow_mut() += 1,
+                    Err(IoError::JournalLost | IoError::Stopping) => break *told.borrow_mut() += 1,
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -575,6 +583,178 @@ fn a_journal_that_comes_back_after_it_was_lost_is_not_replayed() {
     (0..6).for_each(comes_back_stale);
 }
 
+/// An array whose journal writes back, with room for `blocks` and `cache_bytes` of memory.
+fn write_back_scene(seed: u64, blocks: u64, cache_bytes: usize, stripe_slots: usize) -> Scene {
+    let options = ArrayOptions {
+        gather_ns: 0,
+        journal_mode: JournalMode::WriteBack,
+        journal_cache_bytes: cache_bytes,
+        stripe_slots,
+        ..options()
+    };
+    let shards = 1 + usize::try_from(seed % 2).unwrap();
+    try_scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 8 * blocks, shards, options).unwrap()
+}
+
+fn cached(scene: &Scene) -> u64 {
+    scene.array.detail().journal.unwrap().cached_bytes
+}
+
+fn set_mode(scene: &mut Scene, mode: JournalMode) -> Result<(), CommandError> {
+    let array = scene.array.clone();
+    scene.run(async move { array.set_journal_mode(mode).await })
+}
+
+/// What only the journal has is read, is left alone by a check, and is on the members after a stop.
+#[test]
+fn what_is_acknowledged_from_the_journal_is_read_and_is_on_the_members_after_a_stop() {
+    for seed in 0..8 {
+        let mut scene = write_back_scene(seed, 600, 1 << 20, 1 << 10);
+        let before: Vec<u64> = (0..4).map(|disk| scene.disks[disk].counters().bytes_written).collect();
+        for at in [0, 3, 40, 41, 200, 640, 700] {
+            scene.write(at, 1 + at % 11, false).unwrap();
+        }
+        let after: Vec<u64> = (0..4).map(|disk| scene.disks[disk].counters().bytes_written).collect();
+        assert!(cached(&scene) > 0);
+        let written: u64 = after.iter().zip(&before).map(|(a, b)| a - b).sum();
+        assert!(written < 20 * 4096, "{written} bytes went to the members");
+        scene.flush().unwrap();
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+        scene.read_all();
+        scene.stop();
+        assert_eq!(scene.disks[4].info().size % 512, 0);
+        scene.options.journal_mode = JournalMode::WriteThrough;
+        scene.reassemble();
+        assert_eq!(cached(&scene), 0);
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+    }
+}
+
+/// Memory and log are bounded, whoever writes how much, and nobody waits for ever.
+#[test]
+fn a_cache_that_is_full_is_written_through() {
+    for (seed, blocks, cache_bytes, slots) in
+        [(0, 90, 1 << 20, 2), (1, 400, 64 << 10, 2), (2, 400, 64 << 10, 1 << 10), (3, 90, 1 << 20, 1)]
+    {
+        let mut scene = write_back_scene(seed, blocks, cache_bytes, slots);
+        let done = spawn(&mut scene, 24, |number, volume, ledger, mut rng| async move {
+            for round in 0..30 {
+                let at = (number * 31 + round * 96) % 1300;
+                write(&volume, &ledger, at, rng.pick(&[1, 8, 96]), false).await.unwrap();
+            }
+        });
+        let array = scene.array.clone();
+        let most = RefCell::new(0);
+        let journal = || array.detail().journal.unwrap();
+        scene
+            .world
+            .run_until(STEPS, |_| {
+                let now = journal();
+                assert!(now.used_bytes < now.size_bytes);
+                let mut most = most.borrow_mut();
+                *most = now.cached_bytes.max(*most);
+                *done.borrow() == 24
+            })
+            .unwrap();
+        assert!((1..=cache_bytes as u64).contains(&most.borrow()), "{most:?}");
+        drop(array);
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+        scene.stop();
+        scene.reassemble();
+        scene.read_all();
+    }
+}
+
+#[test]
+fn what_is_cached_goes_to_the_members_when_nothing_comes_any_more() {
+    let mut scene = write_back_scene(1, 600, 1 << 20, 1 << 10);
+    scene.write(5, 90, false).unwrap();
+    assert!(cached(&scene) > 0);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().journal.unwrap().cached_bytes == 0).unwrap();
+    drop(array);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
+/// MD's rule: an array that isn't whole is written through.
+#[test]
+fn an_array_that_loses_a_member_writes_out_and_falls_back_to_write_through() {
+    for seed in 0..12 {
+        let mut scene = write_back_scene(seed, 400, 1 << 20, 1 << 10);
+        writers(&mut scene, 4);
+        let _ = scene.world.run_until(300 + seed * 100, |_| false);
+        let array = scene.array.clone();
+        scene.run(async move { array.fail(1).await }).unwrap();
+        let array = scene.array.clone();
+        let through = Some(JournalMode::WriteThrough);
+        let fallen_back =
+            || array.journal_mode() == through && array.detail().journal.unwrap().cached_bytes == 0;
+        scene.world.run_until(STEPS, |_| fallen_back()).unwrap();
+        drop(array);
+        assert!(set_mode(&mut scene, JournalMode::WriteBack).is_err());
+        scene.read_all();
+        let all: Vec<usize> = (0..5).collect();
+        crash(&mut scene, &all).unwrap();
+        assert_eq!(scene.array.journal_mode(), Some(JournalMode::WriteThrough));
+        scene.read_all();
+    }
+}
+
+/// Live, under writers, to and fro.
+#[test]
+fn the_mode_is_switched_under_writers_and_write_through_has_nothing_cached() {
+    for seed in 0..8 {
+        let mut scene = write_back_scene(seed, 400, 1 << 20, 1 << 10);
+        writers(&mut scene, 4);
+        for _ in 0..3 {
+            let _ = scene.world.run_until(400, |_| false);
+            set_mode(&mut scene, JournalMode::WriteThrough).unwrap();
+            assert_eq!(cached(&scene), 0);
+            let _ = scene.world.run_until(200, |_| false);
+            assert_eq!(cached(&scene), 0);
+            set_mode(&mut scene, JournalMode::WriteBack).unwrap();
+        }
+        let _ = scene.world.run_until(400, |_| false);
+        let all: Vec<usize> = (0..5).collect();
+        crash(&mut scene, &all).unwrap();
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+    }
+}
+
+/// C18: what is in memory is written out before the array is read-only for good.
+#[test]
+fn what_is_cached_when_the_journal_is_lost_is_written_out() {
+    for seed in 0..12 {
+        let mut scene = write_back_scene(seed, 400, 1 << 20, 1 << 10);
+        clients(&mut scene, 4, 10, 60);
+        for at in [0, 9, 100, 333, 700] {
+            scene.write(at, 9, false).unwrap();
+        }
+        assert!(cached(&scene) > 0);
+        scene.disks[4].fault(&if seed % 2 == 0 { Fault::Gone } else { Fault::Hang });
+        scene.read_all();
+        let mut heard = scene.write(0, 4, false);
+        if heard.is_ok() {
+            heard = scene.write(0, 4, false);
+        }
+        assert_eq!(heard, Err(IoError::JournalLost));
+        scene.flush().unwrap();
+        assert_eq!(cached(&scene), 0);
+        let disks = scene.disks.clone();
+        scene.world.run_until(STEPS, |_| says_lost(&disks)).unwrap();
+        scene.read_all();
+        scene.options.force = true;
+        scene.options.journal_mode = JournalMode::WriteThrough;
+        crash(&mut scene, &[0, 1, 2, 3]).unwrap();
+        scene.read_all();
+    }
+}
+
 /// Each of the journal's deliberate defects is found: by a byte that is wrong, or by parity that doesn't match.
 #[cfg(feature = "mutants")]
 #[test]
@@ -589,16 +769,35 @@ fn every_defect_of_the_journal_is_found() {
     ] {
         let found = (0..400).find(|&seed| {
             activate(Some(mutant));
-            let outcome = std::panic::catch_unwind(|| crashes(seed));
+            let outcome = std::panic::catch_unwind(|| crashes(seed, JournalMode::WriteThrough));
             activate(None);
             outcome.is_err()
         });
         let seed = found.unwrap_or_else(|| panic!("{mutant:?} survives"));
-        crashes(seed);
+        crashes(seed, JournalMode::WriteThrough);
         println!("{mutant:?}: seed {seed}");
     }
-    activate(Some(Mutant::JournalLossIgnored));
-    let outcome = std::panic::catch_unwind(|| comes_back_stale(0));
-    activate(None);
-    assert!(outcome.is_err(), "a lost journal is replayed, and nobody sees it");
+    for mutant in [
+        Mutant::AcknowledgedFromMemory,
+        Mutant::CachedLeftBehind,
+        Mutant::CacheNotRead,
+        Mutant::TailPassesCached,
+    ] {
+        let found = (0..400).find(|&seed| {
+            activate(Some(mutant));
+            let outcome = std::panic::catch_unwind(|| crashes(seed, JournalMode::WriteBack));
+            activate(None);
+            outcome.is_err()
+        });
+        let seed = found.unwrap_or_else(|| panic!("{mutant:?} survives"));
+        crashes(seed, JournalMode::WriteBack);
+        println!("{mutant:?}: seed {seed}");
+    }
+    let found = (0..20).find(|&seed| {
+        activate(Some(Mutant::JournalLossIgnored));
+        let outcome = std::panic::catch_unwind(|| comes_back_stale(seed));
+        activate(None);
+        outcome.is_err()
+    });
+    comes_back_stale(found.expect("a lost journal is replayed, and somebody sees it"));
 }

@@ -16,11 +16,13 @@ use super::members::{self, Geometry};
 use super::server::{self, Server};
 use crate::pattern::{self, BLOCK, Run};
 
-/// Arrays of ours. Their journals are so large that no tail moves within a scenario.
+/// Arrays of ours; those whose name says so write back. Their journals are so large that no tail moves within a scenario.
 const OURS: &[Geometry] = &[
     Geometry::new("j4", 4, 4, 16, "").with_journal_of(256 << 20),
     Geometry::new("j5", 5, 4, 64, "left-symmetric").with_journal_of(256 << 20),
     Geometry::new("j6", 6, 5, 16, "left-symmetric").with_journal_of(256 << 20),
+    Geometry::new("j5-wb", 5, 4, 16, "left-symmetric").with_journal_of(256 << 20),
+    Geometry::new("j6-wb", 6, 5, 64, "left-symmetric").with_journal_of(256 << 20),
 ];
 
 /// Arrays of the kernel; those whose name says so write back.
@@ -42,7 +44,7 @@ pub fn ours_in_kernel(lab: &Lab) -> Result<()> {
     for geometry in OURS {
         let devices = geometry.make_members(lab)?;
         server::create(lab, geometry, &devices, &["--assume-clean"])?;
-        let server = Server::start(lab, geometry.name, &geometry.present(lab))?;
+        let server = serve(lab, geometry)?;
         let before: Vec<Vec<u8>> = devices.iter().map(fs::read).collect::<Result<_, _>>()?;
         let tail = number(&journal_head(lab, geometry)?, JOURNAL_TAIL_AT)?;
         let runs = write_until_killed(server).context(geometry.name)?;
@@ -111,10 +113,16 @@ pub fn kernels_with_us(lab: &Lab) -> Result<()> {
     ensure_no_resync(&seen)
 }
 
+fn serve(lab: &Lab, geometry: &Geometry) -> Result<Server> {
+    let mode = if geometry.name.ends_with("-wb") { "write-back" } else { "write-through" };
+    Server::start_with(lab, geometry.name, &geometry.present(lab), &["--journal-mode", mode])
+        .context(geometry.name)
+}
+
 /// Served by us, an array holds what is expected and scrubs clean.
 fn verify(lab: &Lab, geometry: &Geometry, expected: &[Run]) -> Result<()> {
     let name = geometry.name;
-    let server = Server::start(lab, name, &geometry.present(lab)).context(name)?;
+    let server = serve(lab, geometry)?;
     let detail = server.detail()?;
     ensure!(detail["journal"]["failed"] == false, "{name}: {detail}");
     ensure!(detail["regions_to_resync"] == 0, "{name}: a resync is due: {detail}");

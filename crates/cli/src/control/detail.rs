@@ -144,11 +144,14 @@ pub struct Journal {
     /// It failed, and the array is read-only since.
     pub failed: bool,
     /// It takes longer for a request than it should.
-    #[serde(default)]
     pub slow: bool,
+    /// `write-through` or `write-back`.
+    pub mode: String,
     pub size_bytes: u64,
     /// Bytes that would be replayed after a crash.
     pub used_bytes: u64,
+    /// Bytes that only the journal has.
+    pub cached_bytes: u64,
 }
 
 impl Journal {
@@ -158,7 +161,8 @@ impl Journal {
             return format!("{device}, failed");
         }
         let slow = if self.slow { ", slow to answer" } else { "" };
-        format!("{device}, {} of {size} in use{slow}", ByteSize(self.used_bytes))
+        let (mode, used, cached) = (&self.mode, ByteSize(self.used_bytes), ByteSize(self.cached_bytes));
+        format!("{device}, {mode}, {used} of {size} in use, {cached} not on the members yet{slow}")
     }
 }
 

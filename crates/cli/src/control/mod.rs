@@ -16,6 +16,7 @@
 //! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](upkeep::SyncResult) |
 //! | `events` | `after`, `wait_ms` | [`EventsResult`](upkeep::EventsResult), when there are some or the time is over |
 //! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
+//! | `journal_mode` | `journal_mode` | [`JournalModeParameters`], as it is now; `write-through` when all is on the members |
 //! | `stop` | | null, when the superblocks are clean and the devices are closed |
 
 pub mod client;
@@ -102,6 +103,8 @@ pub enum Command {
     Add(AddParameters),
     /// Change the consistency policy.
     Grow(GrowParameters),
+    /// Say where writes are acknowledged from.
+    JournalMode(JournalModeParameters),
     /// Take a failed device or a spare out.
     Remove(RemoveParameters),
     /// Replace a member.
@@ -133,6 +136,14 @@ pub struct FailParameters {
 pub struct GrowParameters {
     /// `resync`, `bitmap`, `ppl` or `double-parity-log`.
     pub consistency_policy: String,
+}
+
+/// Of `journal_mode`, and its result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JournalModeParameters {
+    /// `write-through` or `write-back`.
+    pub journal_mode: String,
 }
 
 /// Of `add`.
@@ -227,10 +238,11 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "sync" => Command::Sync(optional(request.params).map_err(bad)?),
         "events" => Command::Events(optional(request.params).map_err(bad)?),
         "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
+        "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),
         "stop" => Command::Stop,
         other => {
             let message = format!(
-                "there is no method \"{other}\"; there are: detail, fail, add, remove, replace, bitmap, grow, check, repair, sync, events, stop"
+                "there is no method \"{other}\"; there are: detail, fail, add, remove, replace, bitmap, grow, journal_mode, check, repair, sync, events, stop"
             );
             return Err((to, CallError::new(code::NO_METHOD, &message)));
         }

@@ -8,7 +8,7 @@ use std::{
 
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Removed},
-    consistency::Policy,
+    consistency::{JournalMode, Policy},
 };
 use pinstripe_runtime::{
     Signal, Stream, shard,
@@ -20,8 +20,8 @@ use super::{Served, devices, reconnect::Reconnector, report, stopping::Stopping,
 use crate::{
     control::{
         AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, FailParameters,
-        GrowParameters, REQUEST_BYTES_MAX, RemoveParameters, ReplaceParameters, SlotResult, code, parse,
-        response,
+        GrowParameters, JournalModeParameters, REQUEST_BYTES_MAX, RemoveParameters, ReplaceParameters,
+        SlotResult, code, parse, response,
     },
     create::random_uuid,
 };
@@ -197,6 +197,14 @@ impl Inner {
                 let policy = policy.ok_or_else(|| CallError::new(code::PARAMETERS, &unknown()))?;
                 array.set_policy(policy).await.map_err(|error| failed(&error))?;
                 serde_json::to_value(GrowParameters { consistency_policy })
+            }
+            Command::JournalMode(JournalModeParameters { journal_mode }) => {
+                let all = [JournalMode::WriteThrough, JournalMode::WriteBack];
+                let mode = all.into_iter().find(|mode| mode.name() == journal_mode);
+                let unknown = || format!("there is no journal mode '{journal_mode}'");
+                let mode = mode.ok_or_else(|| CallError::new(code::PARAMETERS, &unknown()))?;
+                array.set_journal_mode(mode).await.map_err(|error| failed(&error))?;
+                serde_json::to_value(JournalModeParameters { journal_mode })
             }
             Command::Check(parameters) => {
                 serde_json::to_value(upkeep::check(&array, parameters).await.map_err(|error| failed(&error))?)

@@ -131,6 +131,7 @@ impl Plan {
             max_read_errors: self.arguments.max_read_errors,
             member_timeout_ns: u64::from(self.arguments.member_timeout) * 1_000_000_000,
             sync_speed: self.sync_speed(),
+            journal_mode: self.arguments.journal_mode.into(),
             ..ArrayOptions::default()
         }
     }
@@ -280,6 +281,15 @@ impl Served {
             self.journal.warn(
                 "the array's journal was left out, as --force demands: writes that only the journal had are lost, and parity is resynced",
             );
+        }
+        let asked = self.array.shared().options.journal_mode;
+        let now = self.array.journal_mode().unwrap_or_default();
+        if now != asked {
+            self.journal.warn(&format!(
+                "the array has no journal or isn't whole: its writes are acknowledged as in the mode {}, not {}; `pinstripe grow --journal-mode` changes it later",
+                now.name(),
+                asked.name()
+            ));
         }
         if let Some(reason) = self.array.read_only_reason() {
             self.journal.warn(&reason.to_string());

@@ -76,6 +76,8 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
             device: journal.device,
             failed: journal.failed,
             slow: journal.slow,
+            mode: journal.mode.to_owned(),
+            cached_bytes: journal.cached_bytes,
             size_bytes: journal.size_bytes,
             used_bytes: journal.used_bytes,
         }),

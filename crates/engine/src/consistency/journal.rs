@@ -19,6 +19,8 @@
 //! must be recorded before the log forgets it (C2); so a batch that waits for room gives up when the membership changes, and plans
 //! anew.
 //!
+//! In the mode write-back ([`write_back`]) a batch's data is logged alone and acknowledged; the way above is that of writing it out.
+//!
 //! # What is in the log
 //!
 //! Every written page in full: a batch is widened to whole pages ([`widen`]) by reading what it leaves alone. And both
@@ -36,29 +38,34 @@ use pinstripe_md::{
     superblock::Superblock,
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, shard};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, atomics::AtomicBool, shard};
 
 use self::{
+    cache::{Cache, Shape},
     replay::Resume,
     ring::{Page, Place, Ring, meta_blocks_max},
+    write_back::JournalMode,
 };
 use super::{Batch, LogError};
 use crate::{
     assembly::Found,
     detail::JournalDetail,
     error::IoError,
-    geometry::{ParityGeometry, StripeId},
+    geometry::{Geometry, ParityGeometry, StripeId},
     image::Extent,
     mutants::{Mutant, active},
     plan::Run,
+    shared::Shared,
 };
 
+pub(crate) mod cache;
 mod commit;
 pub(crate) mod home;
 mod reclaim;
 pub(crate) mod replay;
 pub(crate) mod ring;
 mod widen;
+pub(crate) mod write_back;
 
 /// The most pages of several batches that are logged together; of a small ring a quarter.
 const GROUP_PAGES_MAX: u64 = 256;
@@ -75,12 +82,32 @@ pub struct Journal {
     changed: Signal,
     /// For the reclaimer.
     reclaim: Signal,
+    /// For the task that writes out what is cached.
+    out: Signal,
+    /// Something is cached, or may be.
+    caches: AtomicBool,
+    /// The most that is cached.
+    cache_bytes_max: usize,
+}
+
+/// What the superblocks say of a journal that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Loss {
+    /// Nothing.
+    #[default]
+    Unrecorded,
+    /// The next ones will say that it is lost.
+    Noted,
+    /// That it is lost, and parity can't be trusted.
+    Durable,
 }
 
 /// Positions in the log count blocks from some beginning and never wrap.
 #[derive(Default)]
 struct State {
     queue: VecDeque<Request>,
+    /// These go first: room for them is set aside, and others may wait for the room that they make.
+    urgent: VecDeque<Request>,
     tickets: u64,
     /// By ticket: where the log must be kept from, for batches that are logged and not yet on the members.
     held: BTreeMap<u64, u64>,
@@ -97,10 +124,32 @@ struct State {
     /// The first request in the queue waits for room.
     starved: bool,
     failed: Option<DeviceError>,
-    /// The loss of the journal is recorded in the superblocks.
-    loss_recorded: bool,
+    /// What the superblocks say of the failure.
+    loss: Loss,
+    mode: JournalMode,
+    cache: Cache,
+    shape: Shape,
+    /// Blocks of data that is on its way into the log to be cached.
+    promised: u64,
+    /// Blocks of what is being written to the log.
+    appending: u64,
+    /// The urgent ones were served last.
+    others_turn: bool,
+    /// A write could not be cached, for want of room.
+    refused: bool,
     /// Vectors that are used again.
     spare: Vec<Vec<Page>>,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A batch on its way to the members, which waits for room.
+    Through,
+    /// Data to be cached. Room is set aside for it.
+    Data,
+    /// A batch that was cached, on its way to the members. Room is set aside for it.
+    Out,
 }
 
 /// A batch that waits to be logged.
@@ -134,13 +183,17 @@ impl State {
 
     /// From where on the log is needed: whatever comes before is on the members, though perhaps not durably.
     fn needed_from(&self) -> u64 {
-        self.held.values().next().map_or(self.last, |held| self.last.min(*held))
+        let cached = self.cache.needed_from().filter(|_| !active(Mutant::TailPassesCached));
+        // Who came later may be in the log earlier.
+        self.held.values().copied().chain(cached).fold(self.last, u64::min)
     }
 
     /// Takes a request out that isn't being written yet.
     fn withdraw(&mut self, ticket: u64) -> bool {
-        let place = self.queue.iter().position(|request| request.ticket == ticket);
-        place.map(|place| self.queue.remove(place)).is_some()
+        [&mut self.urgent, &mut self.queue].into_iter().any(|queue| {
+            let place = queue.iter().position(|request| request.ticket == ticket);
+            place.map(|place| queue.remove(place)).is_some()
+        })
     }
 }
 
@@ -157,14 +210,21 @@ pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock)
 
 impl Journal {
     /// The journal on a device; it takes nothing before [`Journal::resume`].
-    pub(crate) fn new(journal: &Found) -> Self {
+    pub(crate) fn new(journal: &Found, geometry: &Geometry, cache_bytes_max: usize) -> Self {
+        let shape = match geometry {
+            Geometry::Parity(geometry) => write_back::shape_of(geometry),
+            Geometry::Raid0(_) => Shape::default(),
+        };
         Self {
             ring: Ring::new(&journal.superblock),
             name: journal.device.info().name.clone(),
-            state: Mutex::default(),
+            state: Mutex::new(State { shape, ..State::default() }),
             wanted: Signal::default(),
             changed: Signal::default(),
             reclaim: Signal::default(),
+            out: Signal::default(),
+            caches: AtomicBool::new(false),
+            cache_bytes_max,
         }
     }
 
@@ -197,6 +257,8 @@ impl Journal {
             device: self.name.clone(),
             failed: state.failed.is_some(),
             slow: false,
+            mode: state.mode.name(),
+            cached_bytes: state.cache.bytes(),
             size_bytes: self.ring.blocks() * BLOCK_BYTES as u64,
             used_bytes: state.used() * BLOCK_BYTES as u64,
         }
@@ -210,18 +272,27 @@ impl Journal {
     /// The journal failed, and the superblocks don't say so yet.
     pub(crate) fn is_loss_unrecorded(&self) -> bool {
         let state = self.state();
-        state.failed.is_some() && !state.loss_recorded
+        state.failed.is_some() && state.loss == Loss::Unrecorded
     }
 
     pub(crate) fn set_loss_recorded(&self) {
-        self.state().loss_recorded = true;
+        self.state().loss = Loss::Noted;
+    }
+
+    /// The superblocks say that the journal is lost: what is cached may be written out without it.
+    pub(crate) fn set_loss_durable(&self) {
+        self.state().loss = Loss::Durable;
+        self.changed.notify();
     }
 
     /// Nothing more can be logged (C18): who waits is told so.
     pub(crate) fn fail(&self, error: DeviceError) {
         let mut state = self.state();
         state.failed.get_or_insert(error);
+        state.mode = JournalMode::WriteThrough;
         state.queue.clear();
+        state.urgent.clear();
+        self.note_cache(&state);
         drop(state);
         self.wake();
     }
@@ -231,44 +302,64 @@ impl Journal {
         self.changed.notify();
         self.wanted.notify();
         self.reclaim.notify();
+        self.out.notify();
     }
 
     /// Logs a batch; it is durable when this returns.
     pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Held, LogError> {
         let mut pages = self.state().spare.pop().unwrap_or_default();
         cut(batch, &mut pages);
+        let generation = batch.view.snapshot.generation;
+        let kind = if batch.written_out { Kind::Out } else { Kind::Through };
+        self.append(pages, kind, &batch.volume.shared, generation).await
+    }
+
+    /// Logs pages; they are durable when this returns. What was cached when the journal failed is let through without it, as soon
+    /// as the superblocks say that parity can't be trusted.
+    async fn append(
+        self: &Arc<Self>,
+        pages: Vec<Page>,
+        kind: Kind,
+        shared: &Shared,
+        generation: u64,
+    ) -> Result<Held, LogError> {
         let ticket = {
             let mut state = self.state();
             state.tickets += 1;
             let ticket = state.tickets;
-            state.queue.push_back(Request { ticket, pages });
+            let queue = if kind == Kind::Through { &mut state.queue } else { &mut state.urgent };
+            queue.push_back(Request { ticket, pages });
             ticket
         };
+        self.wanted.notify();
         if active(Mutant::JournalAfterMembers) {
-            self.wanted.notify();
             return Ok(Held { journal: Arc::clone(self), ticket: 0 });
         }
-        self.wanted.notify();
-        let shared = &batch.volume.shared;
-        let generation = batch.view.snapshot.generation;
         let answer = || {
             let mut state = self.state();
+            let moved = shared.admission.generation() != generation;
             if state.failed.is_some() {
-                if active(Mutant::JournalLossIgnored) {
-                    return Some(Ok(()));
-                }
-                return Some(Err(LogError::Fatal(IoError::JournalLost)));
+                state.withdraw(ticket);
+                let passes = kind == Kind::Out || active(Mutant::JournalLossIgnored);
+                return match (passes, shared.has_failed()) {
+                    (false, _) => Some(Err(LogError::Fatal(IoError::JournalLost))),
+                    (true, true) => Some(Err(LogError::Fatal(shared.refusal()))),
+                    (true, false) if moved => Some(Err(LogError::Moved)),
+                    (true, false) => {
+                        let may = state.loss == Loss::Durable || active(Mutant::JournalLossIgnored);
+                        may.then_some(Ok(0))
+                    }
+                };
             }
             if state.held.contains_key(&ticket) {
-                return Some(Ok(()));
+                return Some(Ok(ticket));
             }
             if shared.has_failed() {
                 return state.withdraw(ticket).then(|| Err(LogError::Fatal(shared.refusal())));
             }
-            let moved = shared.admission.generation() != generation;
             (moved && state.withdraw(ticket)).then_some(Err(LogError::Moved))
         };
-        self.changed.wait_for(answer).await?;
+        let ticket = self.changed.wait_for(answer).await?;
         Ok(Held { journal: Arc::clone(self), ticket })
     }
 }

@@ -41,6 +41,7 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 
 use self::journal::Journal;
+pub use self::journal::write_back::JournalMode;
 use crate::{
     array::Home,
     assembly::{AssembleError, Assembled, read_bytes},
@@ -140,6 +141,8 @@ pub(crate) struct Batch<'a> {
     pub(crate) plan: &'a Plan,
     /// New P and Q by run of the plan, as far as they will be written.
     pub(crate) parity: &'a [[Option<Slice>; 2]],
+    /// It has been acknowledged from a journal, and is written out now.
+    pub(crate) written_out: bool,
 }
 
 /// The log knows the batch, durably. Dropped when every member has answered.

@@ -19,7 +19,8 @@ use std::{
 
 use disks::{Crash, Images};
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, create::create_placed, options::ArrayOptions, volume::Volume,
+    array::Array, assembly::AssembleError, consistency::JournalMode, create::create_placed,
+    options::ArrayOptions, volume::Volume,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
@@ -55,6 +56,14 @@ enum Policy {
     Ppl,
     DoubleParity,
     Journal,
+    /// A journal that writes back.
+    WriteBack,
+}
+
+impl Policy {
+    fn has_journal(self) -> bool {
+        matches!(self, Self::Journal | Self::WriteBack)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +90,7 @@ impl Setting {
 
     fn log(&self) -> NewLog {
         match self.policy {
-            Policy::Bitmap | Policy::Journal => NewLog::None,
+            Policy::Bitmap | Policy::Journal | Policy::WriteBack => NewLog::None,
             Policy::Ppl => NewLog::Ppl,
             Policy::DoubleParity => NewLog::DoubleParity,
         }
@@ -90,7 +99,7 @@ impl Setting {
     /// Where data begins: the log lies before it.
     fn data_sector(&self) -> u64 {
         match self.policy {
-            Policy::Bitmap | Policy::Ppl | Policy::Journal => 48,
+            Policy::Bitmap | Policy::Ppl | Policy::Journal | Policy::WriteBack => 48,
             Policy::DoubleParity => 72,
         }
     }
@@ -103,7 +112,9 @@ impl Setting {
     /// members, and never lost.
     fn journal_sectors(&self) -> Option<u64> {
         let blocks = 2 * (u64::from(self.members) + 1) + 4;
-        (self.policy == Policy::Journal).then(|| self.data_sector() + 8 * blocks)
+        // With a little room for the cache: some of the writes find it, others are written through.
+        let cache = if self.policy == Policy::WriteBack { 12 } else { 0 };
+        self.policy.has_journal().then(|| self.data_sector() + 8 * (blocks + cache))
     }
 
     fn placed(&self) -> PlacedArray {
@@ -146,6 +157,11 @@ impl Setting {
             wall_clock: || 1,
             // The control: without a log, what is dirty and degraded is started by force only.
             force: self.policy == Policy::Bitmap,
+            journal_mode: if self.policy == Policy::WriteBack {
+                JournalMode::WriteBack
+            } else {
+                JournalMode::WriteThrough
+            },
             ..ArrayOptions::default()
         }
     }
@@ -161,7 +177,7 @@ impl Setting {
             version: MetadataVersion::V1_2,
             bitmap: match self.policy {
                 Policy::Bitmap => NewBitmap::Internal { chunk_bytes: Some(4096) },
-                Policy::Ppl | Policy::DoubleParity | Policy::Journal => NewBitmap::None,
+                Policy::Ppl | Policy::DoubleParity | Policy::Journal | Policy::WriteBack => NewBitmap::None,
             },
             initial: InitialSync::AssumeClean,
             size: None,
@@ -321,14 +337,25 @@ impl Machine {
         };
         start(0);
         let (mut ended, mut over, mut found) = (0, false, Vec::new());
-        while history.get().acknowledged != [true; 2] {
-            if ended == delay || history.get().acknowledged[0] && !history.get().begun[1] {
+        // What is in the journal only is to go to the members, too.
+        let drained = Rc::new(Cell::new(self.setting.policy != Policy::WriteBack));
+        let mut drains = drained.get();
+        while history.get().acknowledged != [true; 2] || !drained.get() {
+            if !history.get().begun[1] && (ended == delay || history.get().acknowledged[0]) {
                 over = history.get().acknowledged[0];
                 start(1);
             }
             self.turn();
             found.extend(disks::crashes().into_iter().map(|crash| (crash, history.get())));
-            if history.get().acknowledged != [true; 2] {
+            if history.get().acknowledged == [true; 2] && !std::mem::replace(&mut drains, true) {
+                let (array, drained) = (array.clone(), Rc::clone(&drained));
+                self.shard.borrow().spawn(async move {
+                    array.set_journal_mode(JournalMode::WriteThrough).await.unwrap();
+                    drained.set(true);
+                });
+                continue;
+            }
+            if history.get().acknowledged != [true; 2] || !drained.get() {
                 self.step();
             }
             ended += 1;
@@ -381,8 +408,11 @@ impl Machine {
             // C19: what was being written to a lost member may be anything.
             // Not with a journal, which has the bytes themselves.
             let is_lost =
-                lost.contains(&self.setting.member_of(sector)) && self.setting.policy != Policy::Journal;
-            let legal = bytes == stamp(0, sector)
+                lost.contains(&self.setting.member_of(sector)) && !self.setting.policy.has_journal();
+            // Nor is anything lost that the journal has acknowledged.
+            let acknowledged = |which: usize| covers(which) && history.acknowledged[which];
+            let may_be_old = !self.setting.policy.has_journal() || !acknowledged(0) && !acknowledged(1);
+            let legal = may_be_old && bytes == stamp(0, sector)
                 || [0, 1]
                     .iter()
                     .filter(|which| begun(which))
@@ -549,6 +579,16 @@ fn a_journal_closes_the_hole_of_raid6_with_four_members() {
     assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
 }
 
+#[test]
+fn a_journal_that_writes_back_closes_the_hole_of_raid5_with_three_members() {
+    let mut trial =
+        Trial::of(Setting { level: Level::Raid5, members: 3, policy: Policy::WriteBack, lost: None });
+    trial.pairs = &PAIRS[..5];
+    let trial = trial.run();
+    assert!(trial.assemblies > 1000, "{} assemblies", trial.assemblies);
+    assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
+}
+
 /// All of it, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --test write_hole -- --nocapture`.
 #[cfg(feature = "exhaustive")]
 #[test]
@@ -570,6 +610,20 @@ fn a_journal_closes_the_hole_everywhere() {
     }
     for members in 4..=5 {
         assert_closed(Level::Raid6, members, Policy::Journal);
+    }
+}
+
+/// The same with a journal that writes back. An array that has lost a member is written through.
+#[cfg(feature = "exhaustive")]
+#[test]
+fn a_journal_that_writes_back_closes_the_hole_everywhere() {
+    for (level, members) in
+        [(Level::Raid5, 3), (Level::Raid5, 4), (Level::Raid5, 5), (Level::Raid6, 4), (Level::Raid6, 5)]
+    {
+        let trial = Trial::of(Setting { level, members, policy: Policy::WriteBack, lost: None }).run();
+        println!("{level} of {members}, write-back: {} assemblies", trial.assemblies);
+        assert!(trial.assemblies > 1000, "{} assemblies", trial.assemblies);
+        assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Group commit: what has gathered in the queue goes into the log with one write, while the next gathers.
 
-use std::{rc::Rc, sync::Arc};
+use std::{collections::VecDeque, rc::Rc, sync::Arc};
 
 use pinstripe_md::units::Sector;
 use pinstripe_runtime::{DeviceError, Slice};
@@ -58,37 +58,35 @@ impl Home {
 }
 
 impl Journal {
-    /// Takes as many requests from the front of the queue as one meta block may hold, at least one. Nothing if there is none, or
-    /// no room for the first.
+    /// Takes as many requests from the front of a queue as one meta block may hold, at least one: of the urgent ones first, and of the
+    /// others in turn. Nothing if there is none, or no room for the first.
     fn take(&self) -> Option<Taken> {
         let mut state = self.state();
-        let mut taken: Option<Taken> = None;
-        let mut pages = 0;
         let together_max = GROUP_PAGES_MAX.min(self.ring.blocks() / 4);
-        while let Some(request) = state.queue.front() {
-            let together = pages + request.pages.len();
-            let fits = together as u64 + meta_blocks_max(together) <= self.room(&state);
-            if !fits || taken.is_some() && together as u64 >= together_max {
-                break;
-            }
-            pages = together;
-            let Some(Request { ticket, pages: more }) = state.queue.pop_front() else { break };
-            match &mut taken {
-                None => taken = Some(Taken { tickets: vec![ticket], pages: more }),
-                Some(taken) => {
-                    taken.tickets.push(ticket);
-                    let mut more = more;
-                    taken.pages.append(&mut more);
-                    state.spare.push(more);
-                }
-            }
+        let room = self.room(&state);
+        // What is set aside for writing out, nobody else gets.
+        let others = room.saturating_sub(state.cache.reserved() + state.promised);
+        let State { queue, urgent, spare, others_turn, .. } = &mut *state;
+        let mut taken = None;
+        if std::mem::take(others_turn) {
+            taken = take_from(queue, spare, others, together_max);
         }
-        let starved = taken.is_none() && !state.queue.is_empty();
+        if taken.is_none() {
+            taken = take_from(urgent, spare, room, together_max);
+            // Many that are urgent don't keep the others waiting for ever.
+            *others_turn = taken.is_some();
+        }
+        if taken.is_none() {
+            taken = take_from(queue, spare, others, together_max);
+        }
+        state.appending = taken.as_ref().map_or(0, |t| t.pages.len() as u64 + meta_blocks_max(t.pages.len()));
+        let starved = taken.is_none() && !(state.queue.is_empty() && state.urgent.is_empty());
         let begins = starved && !state.starved;
         state.starved = starved;
         drop(state);
         if begins {
             self.reclaim.notify();
+            self.out.notify();
         }
         taken
     }
@@ -119,6 +117,7 @@ impl Journal {
     /// All pages that were taken are durable, from position `first` on.
     fn logged(&self, first: u64, taken: Taken) {
         let mut state = self.state();
+        state.appending = 0;
         for ticket in taken.tickets {
             state.held.insert(ticket, first);
         }
@@ -126,4 +125,33 @@ impl Journal {
         drop(state);
         self.changed.notify();
     }
+}
+
+fn take_from(
+    queue: &mut VecDeque<Request>,
+    spare: &mut Vec<Vec<Page>>,
+    room: u64,
+    together_max: u64,
+) -> Option<Taken> {
+    let mut taken: Option<Taken> = None;
+    let mut pages = 0;
+    while let Some(request) = queue.front() {
+        let together = pages + request.pages.len();
+        let fits = together as u64 + meta_blocks_max(together) <= room;
+        if !fits || taken.is_some() && together as u64 >= together_max {
+            break;
+        }
+        pages = together;
+        let Some(Request { ticket, pages: more }) = queue.pop_front() else { break };
+        match &mut taken {
+            None => taken = Some(Taken { tickets: vec![ticket], pages: more }),
+            Some(taken) => {
+                taken.tickets.push(ticket);
+                let mut more = more;
+                taken.pages.append(&mut more);
+                spare.push(more);
+            }
+        }
+    }
+    taken
 }

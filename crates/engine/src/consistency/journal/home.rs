@@ -29,7 +29,11 @@ use crate::{
 };
 
 /// The log of an array with this journal, which is yet to be replayed.
-pub(crate) fn log_of(journal: &Found, geometry: &Geometry) -> Result<Log, AssembleError> {
+pub(crate) fn log_of(
+    journal: &Found,
+    geometry: &Geometry,
+    cache_bytes_max: usize,
+) -> Result<Log, AssembleError> {
     if let Geometry::Parity(geometry) = geometry {
         let (chunk, members) = (u64::from(geometry.chunk_bytes()), geometry.members() as u64);
         check_blocks(chunk, members, &journal.superblock).map_err(|(blocks, needed)| {
@@ -37,7 +41,7 @@ pub(crate) fn log_of(journal: &Found, geometry: &Geometry) -> Result<Log, Assemb
             AssembleError::Journal { name, problem: JournalProblem::TooSmall { needed, blocks } }
         })?;
     }
-    Ok(Log::Journal(Arc::new(Journal::new(journal))))
+    Ok(Log::Journal(Arc::new(Journal::new(journal, geometry, cache_bytes_max))))
 }
 
 impl Home {
@@ -52,7 +56,11 @@ impl Home {
         let (written, superblock) = (found.superblock.clone(), found.superblock);
         self.records.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
         shard::spawn(Rc::clone(self).write_journal(Arc::clone(&journal)));
-        shard::spawn(Rc::clone(self).reclaim_journal(journal));
+        if self.shared().snapshot().is_complete() {
+            journal.set_mode(self.shared().options.journal_mode);
+        }
+        shard::spawn(Rc::clone(self).reclaim_journal(Arc::clone(&journal)));
+        shard::spawn(Rc::clone(self).write_out_journal(journal));
         Ok(())
     }
 
@@ -120,7 +128,9 @@ impl Home {
         let Some(journal) = self.journal() else { return };
         self.note_journal_loss(&journal);
         // If that fails, the array has failed, and says so.
-        let _ = self.update_superblocks().await;
+        if self.update_superblocks().await.is_ok() {
+            journal.set_loss_durable();
+        }
     }
 
     /// Has the next superblocks say that the journal is lost.

@@ -4,7 +4,7 @@
 //! each page counting. A row's data with the parity logged behind it is *whole*; data behind which no parity came is *loose* (a
 //! write-back journal leaves such, and so does a write-through one where a crash came in the middle of a row or where the parity's member was missing).
 //!
-//! 1. Whole rows are written to the members.
+//! 1. Whole rows are written to the members, and so are those whose parity nobody is there to hold.
 //! 2. If rows are loose, their parity is computed from what the members hold besides, and they are logged once more, now
 //!    whole, behind the end of the log and with a jump in the sequence. When that is durable, and the members are
 //!    flushed, the tail moves there, and 1 follows for them. Written to the members at once, a crash in the middle and then a lost member
@@ -229,17 +229,30 @@ impl<'a> Replay<'a> {
         Ok(own(&bytes))
     }
 
+    /// Whether the members of a row's parity are all missing, and so those of its data all there. Such rows are logged without
+    /// parity, and written so.
+    fn is_bare(&self, sector: u64) -> bool {
+        let (_, map, _) = self.stripe_of(sector);
+        let mut parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
+        parity.all(|slot| self.view.member(slot.index()).is_none())
+    }
+
     /// Step 1.
     async fn write_whole_rows(&self, log: &Log) -> Result<(), AssembleError> {
         let (mut set, mut names) = (SubmissionSet::default(), Vec::new());
         let mut waiting = 0;
         for (&sector, row) in &log.rows {
-            if row.parity.is_empty() {
+            let is_bare = self.is_bare(sector);
+            if row.parity.is_empty() && !is_bare {
                 continue;
             }
             let (_, map, _) = self.stripe_of(sector);
             let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
-            let data = row.data.iter().map(|(&column, page)| (map.data_slot(column), *page));
+            let mut latest = row.data.clone();
+            if is_bare {
+                latest.extend(&row.loose);
+            }
+            let data = latest.iter().map(|(&column, page)| (map.data_slot(column), *page));
             for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
                 for (member, device) in self.view.places(slot.index()).filter_map(|at| self.view.member(at)) {
                     let bytes = self.page(page).await?;
@@ -267,8 +280,9 @@ impl<'a> Replay<'a> {
 
     /// Step 2: logs loose rows anew, whole. `None` if there are none left to be written.
     async fn log_loose_rows(&mut self, log: &Log) -> Result<Option<Resume>, AssembleError> {
+        let is_loose = |sector: &u64, row: &LoggedRow| !row.loose.is_empty() && !self.is_bare(*sector);
         let loose: Vec<(u64, &LoggedRow)> =
-            log.rows.iter().filter(|(_, row)| !row.loose.is_empty()).map(|(&s, row)| (s, row)).collect();
+            log.rows.iter().filter(|(sector, row)| is_loose(sector, row)).map(|(&s, row)| (s, row)).collect();
         if loose.is_empty() {
             return Ok(None);
         }

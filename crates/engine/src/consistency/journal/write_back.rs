@@ -1,0 +1,340 @@
+//! Write-back: a write is acknowledged as soon as its data is in the log, and goes to the members later.
+//!
+//! A page is logged without parity, durably, and kept in memory ([`cache`](super::cache)). It is *written out* by an ordinary
+//! stripe write, which logs it once more with the parity of its row before the members change. So at every moment the log has
+//! what a replay needs, ours or the kernel's: data behind which no parity came is newer than the members, and what is on
+//! the members is consistent without it.
+//!
+//! A batch that can't be cached (no room, or the array isn't whole) is written through, after what is cached of its stripe;
+//! that is all the back-pressure there is. It may wait for room in the log with its claim held. So that nobody waits for it in turn, it
+//! first writes out every cached stripe whose claim is the same slot, and what is written out has room set aside.
+//!
+//! MD's rules: the mode is switched by hand and not kept on disk; an array that isn't whole, or whose journal has failed, falls back to
+//! write-through, and stays there.
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_runtime::{Slice, atomics::Ordering, shard};
+
+use super::{
+    Held, Journal, Kind,
+    cache::{Key, Promise, Shape},
+    ring::{Page, meta_blocks_max},
+};
+use crate::{
+    array::{Array, CommandError, Home},
+    consistency::LogError,
+    error::IoError,
+    fan_out::FanOut,
+    geometry::{Geometry, ParityGeometry, StripeId},
+    mutants::{Mutant, active},
+    shared::Shared,
+};
+
+/// What is cached is written out when nothing has come for so long.
+const IDLE_NS: u64 = 1_000_000_000;
+/// Stripes that are written out between two looks at whether that is enough.
+const ROUND: usize = 256;
+/// Stripes that are written out at a time.
+const DEPTH: usize = 16;
+
+/// Where a write is acknowledged from; MD's `journal_mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JournalMode {
+    /// From the members: the journal closes the write hole and no more.
+    #[default]
+    WriteThrough,
+    /// From the journal: what only the journal has is lost with it.
+    WriteBack,
+}
+
+impl JournalMode {
+    /// MD's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WriteThrough => "write-through",
+            Self::WriteBack => "write-back",
+        }
+    }
+}
+
+/// Room that is set aside for pages on their way into the log and out of it. Given back when dropped.
+struct Reservation<'j> {
+    journal: &'j Journal,
+    promise: Option<Promise>,
+    blocks: u64,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let mut state = self.journal.state();
+        state.promised -= self.blocks;
+        if let Some(promise) = self.promise.take() {
+            state.cache.give_back(promise);
+        }
+        self.journal.note_cache(&state);
+        drop(state);
+        self.journal.changed.notify();
+        self.journal.wanted.notify();
+    }
+}
+
+impl Journal {
+    /// The mode.
+    pub(crate) fn mode(&self) -> JournalMode {
+        self.state().mode
+    }
+
+    pub(crate) fn set_mode(&self, mode: JournalMode) {
+        let mut state = self.state();
+        state.mode = if state.failed.is_some() { JournalMode::WriteThrough } else { mode };
+        self.note_cache(&state);
+        drop(state);
+        self.out.notify();
+    }
+
+    /// Whether a write has to look at the cache at all.
+    pub(crate) fn caches(&self) -> bool {
+        self.caches.load(Ordering::SeqCst)
+    }
+
+    /// To be called after every change of the mode or the cache.
+    pub(super) fn note_cache(&self, state: &super::State) {
+        let caches = state.mode == JournalMode::WriteBack || !state.cache.is_empty();
+        self.caches.store(caches, Ordering::SeqCst);
+    }
+
+    /// The page of a stripe's data that begins at `start`, if it is cached.
+    pub(crate) fn cached_page(&self, key: Key, start: u32) -> Option<Slice> {
+        self.state().cache.page(key, start)
+    }
+
+    /// The cached pages that overlap a range of a stripe's data.
+    pub(crate) fn cached_range(&self, key: Key, from: u32, to: u32) -> Vec<(u32, Slice)> {
+        self.state().cache.range(key, from, to).collect()
+    }
+
+    /// What is cached of a stripe.
+    pub(crate) fn cached_stripe(&self, key: Key) -> Vec<(u32, Slice)> {
+        self.state().cache.stripe(key)
+    }
+
+    /// The stripes in the cache whose claim is that of a slot.
+    pub(crate) fn cached_in_slot(&self, slot: u64) -> Vec<Key> {
+        self.state().cache.in_slot(slot)
+    }
+
+    /// A stripe is on the members. The caller holds its claim.
+    pub(crate) fn written_out(&self, key: Key) {
+        let mut state = self.state();
+        let shape = state.shape;
+        state.cache.remove(key, shape);
+        self.note_cache(&state);
+        drop(state);
+        self.changed.notify();
+        self.reclaim.notify();
+        self.wanted.notify();
+    }
+
+    /// A stripe could not be written out.
+    pub(crate) fn not_written_out(&self, key: Key) {
+        self.state().cache.set_stuck(key);
+        self.changed.notify();
+    }
+
+    fn reserve(&self, key: Key, starts: &[u32]) -> Option<Reservation<'_>> {
+        let mut state = self.state();
+        let promise = state.cache.promise(key, starts, state.shape);
+        let blocks = starts.len() as u64 + meta_blocks_max(starts.len());
+        let log = state.used()
+            + state.appending
+            + state.promised
+            + state.cache.reserved()
+            + blocks
+            + promise.reserve;
+        let fits = log <= self.ring.blocks() / 4 * 3
+            && (state.cache.pages_to_come() + promise.pages) * super::BLOCK_BYTES <= self.cache_bytes_max;
+        if state.mode != JournalMode::WriteBack || state.failed.is_some() || !fits {
+            state.refused |= !fits;
+            drop(state);
+            self.out.notify();
+            return None;
+        }
+        state.cache.keep(promise);
+        state.promised += blocks;
+        self.note_cache(&state);
+        Some(Reservation { journal: self, promise: Some(promise), blocks })
+    }
+
+    /// Logs pages of a stripe's data without parity and keeps them in memory. They are durable when this returns true; false if there is no
+    /// room for them. The caller holds the claim.
+    pub(crate) async fn log_data(
+        self: &Arc<Self>,
+        shared: &Shared,
+        generation: u64,
+        key: Key,
+        pages: Vec<(u32, Page)>,
+    ) -> Result<bool, LogError> {
+        let starts: Vec<u32> = pages.iter().map(|(start, _)| *start).collect();
+        let Some(mut reservation) = self.reserve(key, &starts) else { return Ok(false) };
+        let kept = pages.iter().map(|(start, page)| (*start, page.bytes.clone())).collect();
+        let logged = pages.into_iter().map(|(_, page)| page).collect();
+        let held = if active(Mutant::AcknowledgedFromMemory) {
+            Held { journal: Arc::clone(self), ticket: 0 }
+        } else {
+            self.append(logged, Kind::Data, shared, generation).await?
+        };
+        let mut state = self.state();
+        let position = state.held.get(&held.ticket).copied().unwrap_or(state.head);
+        if let Some(promise) = reservation.promise.take() {
+            state.cache.insert(key, kept, position, promise);
+        }
+        self.note_cache(&state);
+        drop(state);
+        drop(reservation);
+        self.out.notify();
+        Ok(true)
+    }
+
+    /// Whether something is to be written out now.
+    fn wants_write_out(&self) -> bool {
+        let state = self.state();
+        let pressed = state.mode == JournalMode::WriteThrough
+            || state.refused
+            || state.starved
+            || state.cache.pages() * super::BLOCK_BYTES > self.cache_bytes_max / 2
+            || state.used() + state.cache.reserved() > self.ring.blocks() / 2;
+        pressed && state.cache.pages() > 0
+    }
+
+    /// Whether there is something to write out, or the mode of an array that isn't whole to be changed.
+    fn has_work(&self, is_whole: bool) -> bool {
+        let state = self.state();
+        state.cache.pages() > 0 || state.mode == JournalMode::WriteBack && !is_whole
+    }
+
+    fn arrivals(&self) -> u64 {
+        self.state().cache.arrivals
+    }
+
+    fn oldest(&self, whole: usize) -> Vec<Key> {
+        let mut state = self.state();
+        state.refused = false;
+        state.cache.oldest(ROUND, whole)
+    }
+
+    /// Waits until nothing is cached any more. False if something can't be written out.
+    pub(crate) async fn drained(&self, shared: &Shared) -> bool {
+        let over = || {
+            let state = self.state();
+            if state.cache.is_empty() {
+                return Some(true);
+            }
+            (shared.has_failed() || state.cache.is_stuck()).then_some(false)
+        };
+        self.changed.wait_for(over).await
+    }
+}
+
+/// What decides the cost of a stripe in the log.
+pub(super) fn shape_of(geometry: &ParityGeometry) -> Shape {
+    Shape { chunk_bytes: geometry.chunk_bytes(), parities: geometry.redundancy() }
+}
+
+impl Home {
+    /// Writes out what is cached: when room or memory gets short, when nothing has come for a while, and all of it when the mode
+    /// changes or the array isn't whole any more.
+    pub(crate) async fn write_out_journal(self: Rc<Self>, journal: Arc<Journal>) {
+        let over = || self.stopped.get() || self.shared().has_failed();
+        let is_whole = || self.shared().snapshot().is_complete();
+        loop {
+            journal.out.wait_until(|| over() || journal.has_work(is_whole())).await;
+            let seen = journal.arrivals();
+            let pressed = journal.out.wait_until(|| over() || journal.wants_write_out() || !is_whole());
+            let idle = shard::timeout(IDLE_NS, pressed).await.is_none();
+            if over() {
+                journal.changed.notify();
+                return;
+            }
+            if !is_whole() {
+                // As MD does: an array that isn't whole has no write-back journal.
+                journal.set_mode(JournalMode::WriteThrough);
+            }
+            if (!idle || journal.arrivals() == seen) && !self.write_out_round(&journal).await {
+                shard::sleep(IDLE_NS).await;
+            }
+        }
+    }
+
+    /// Writes out some stripes. False if one could not be.
+    async fn write_out_round(self: &Rc<Self>, journal: &Arc<Journal>) -> bool {
+        let geometry = self.volume.inner.parity_geometry();
+        let whole = geometry.stripe_bytes() / super::ROW_BYTES;
+        let keys = journal.oldest(whole as usize);
+        let next = Rc::new(std::cell::RefCell::new(keys.into_iter()));
+        let all = FanOut::new();
+        for _ in 0..DEPTH {
+            let (home, next, branch) = (Rc::clone(self), Rc::clone(&next), all.branch());
+            shard::spawn(async move {
+                let mut answer = Ok(());
+                loop {
+                    let Some(key) = next.borrow_mut().next() else { break };
+                    answer = answer.and(home.write_out_stripe(key.stripe).await);
+                }
+                branch.finish(answer);
+            });
+        }
+        all.wait().await.is_ok()
+    }
+
+    async fn write_out_stripe(&self, stripe: u64) -> Result<(), IoError> {
+        let volume = &self.volume.inner;
+        let _claim = volume.claim_alone(StripeId(stripe)).await;
+        volume.write_out(StripeId(stripe)).await
+    }
+
+    /// Before the array stops everything is to be on the members.
+    pub(crate) async fn drain_journal(&self) {
+        let Some(journal) = self.journal() else { return };
+        if self.is_static() || self.stopped.get() {
+            return;
+        }
+        journal.set_mode(JournalMode::WriteThrough);
+        self.bound_waits();
+        journal.drained(self.shared()).await;
+    }
+}
+
+impl Array {
+    /// The journal's mode, if there is a journal.
+    pub fn journal_mode(&self) -> Option<JournalMode> {
+        self.home.journal().map(|journal| journal.mode())
+    }
+
+    /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when everything is on the members. An
+    /// array that isn't whole can't have write-back.
+    pub async fn set_journal_mode(&self, mode: JournalMode) -> Result<(), CommandError> {
+        let shared = self.shared();
+        if shared.options.read_only {
+            return Err(CommandError::ReadOnly);
+        }
+        let (Geometry::Parity(_), Some(journal)) = (&shared.geometry, self.home.journal()) else {
+            return Err(CommandError::Policy("the array has no journal".to_owned()));
+        };
+        if mode == JournalMode::WriteThrough {
+            journal.set_mode(mode);
+            return if journal.drained(shared).await { Ok(()) } else { Err(IoError::Failed.into()) };
+        }
+        if journal.failure().is_some() {
+            return Err(IoError::JournalLost.into());
+        }
+        if !shared.snapshot().is_complete() {
+            return Err(CommandError::Policy(
+                "a member is missing or being rebuilt: an array that isn't whole is written through its journal"
+                    .to_owned(),
+            ));
+        }
+        journal.set_mode(mode);
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! The stripe write of an array whose journal writes back; see [`write_back`](crate::consistency::journal::write_back).
+
+use std::sync::Arc;
+
+use pinstripe_md::units::{SECTOR_BYTES, Sector};
+use pinstripe_runtime::{Buffer, Slice, shard};
+
+use super::{Again, WriteContext};
+use crate::{
+    consistency::{
+        JournalMode, Log, LogError,
+        journal::{
+            Journal,
+            cache::Key,
+            ring::{Page, Place},
+        },
+        ragged_rows,
+    },
+    error::IoError,
+    geometry::{ParityGeometry, StripeId},
+    image::{Image, Piece},
+    mutants::{Mutant, active},
+    parity_cache::ROW_BYTES,
+    shared::Answer,
+    stripe_table::Claim,
+    volume::VolumeInner,
+};
+
+impl VolumeInner {
+    /// The journal, if anything is cached or may be.
+    pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
+        match &self.view().snapshot.log {
+            Log::Journal(journal) if journal.caches() => Some(Arc::clone(journal)),
+            _ => None,
+        }
+    }
+
+    fn cache_key(&self, stripe: StripeId) -> Key {
+        Key { slot: self.shared.stripes.slot_number(stripe.0), stripe: stripe.0 }
+    }
+
+    /// Acknowledges a batch from the journal. `None` if it must be written through; then nothing is cached any more of its stripe, nor of
+    /// any other whose claim is the same.
+    pub(super) async fn write_back(
+        &self,
+        journal: &Arc<Journal>,
+        stripe: StripeId,
+        claim: &mut Claim<'_, Piece, Answer>,
+        context: &mut WriteContext,
+    ) -> Option<Answer> {
+        loop {
+            match self.try_write_back(journal, stripe, claim, context).await {
+                Ok(Some(generation)) => return Some(self.shared.durable(generation).await),
+                // What can't be read to fill a page may be mended by a write that goes to the members.
+                Ok(None) | Err(Again::Fatal(IoError::Unreadable { .. })) => break,
+                Err(Again::Replan) => {}
+                Err(Again::Without(member)) => {
+                    if let Err(error) = self.shared.dropped(member).await {
+                        return Some(Err(error));
+                    }
+                }
+                Err(Again::Fatal(error)) => return Some(Err(error)),
+            }
+        }
+        if active(Mutant::CachedLeftBehind) {
+            return None;
+        }
+        for key in journal.cached_in_slot(self.cache_key(stripe).slot) {
+            if let Err(error) = self.write_out(StripeId(key.stripe)).await {
+                return Some(Err(error));
+            }
+        }
+        None
+    }
+
+    /// The generation under which the batch was logged; `None` if it can't be cached.
+    async fn try_write_back(
+        &self,
+        journal: &Arc<Journal>,
+        stripe: StripeId,
+        claim: &mut Claim<'_, Piece, Answer>,
+        context: &mut WriteContext,
+    ) -> Result<Option<u64>, Again> {
+        let shared = &*self.shared;
+        let pass = shared.admission.enter(self.shard, &shared.knock).await.map_err(|_| shared.refusal())?;
+        let view = self.view();
+        if view.snapshot.generation != pass.generation() {
+            return Err(Again::Replan);
+        }
+        let goes = journal.mode() == JournalMode::WriteBack && view.snapshot.is_complete();
+        if !goes {
+            return Ok(None);
+        }
+        self.join(claim, context);
+        let (geometry, key) = (self.parity_geometry(), self.cache_key(stripe));
+        fill_from_cache(journal, key, geometry.chunk_bytes(), &mut context.image);
+        self.widen(&view, stripe, &mut context.image).await?;
+        context.image.build_extents(geometry.chunk_bytes());
+        let pages = pages_of(geometry, stripe, &context.image);
+        let logged = journal.log_data(shared, pass.generation(), key, pages).await;
+        logged.map(|logged| logged.then_some(pass.generation())).map_err(|error| match error {
+            LogError::Member(member) => Again::Without(member),
+            LogError::Moved => Again::Replan,
+            LogError::Fatal(error) => Again::Fatal(error),
+        })
+    }
+
+    /// Writes what is cached of a stripe to the members. The caller holds the claim.
+    pub(crate) async fn write_out(&self, stripe: StripeId) -> Answer {
+        let Some(journal) = self.caching_journal() else { return Ok(()) };
+        let key = self.cache_key(stripe);
+        let pages = journal.cached_stripe(key);
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let mut context = self.write_contexts.take();
+        context.begin(None);
+        context.is_written_out = true;
+        for (start, data) in pages {
+            context.image.add(Piece { start, data, fua: false });
+        }
+        let answer = Box::pin(self.write_members_until_done(stripe, None, &mut context)).await;
+        context.end();
+        self.write_contexts.give(context);
+        match &answer {
+            Ok(()) => journal.written_out(key),
+            Err(_) => journal.not_written_out(key),
+        }
+        answer
+    }
+
+    /// What is cached of a range of the array: where it begins in the range, and its bytes. `None` where nothing can be.
+    pub(crate) fn cached(
+        &self,
+        geometry: &ParityGeometry,
+        offset: u64,
+        length: u64,
+    ) -> Option<Vec<(usize, Slice)>> {
+        let journal = self.caching_journal()?;
+        if active(Mutant::CacheNotRead) {
+            return None;
+        }
+        let mut found = Vec::new();
+        for part in geometry.stripe_pieces(offset, length).ok()? {
+            let (from, to) = (part.start, part.start + part.length);
+            for (start, bytes) in journal.cached_range(self.cache_key(part.stripe), from, to) {
+                let (begin, end) = (start.max(from), (start + ROW_BYTES).min(to));
+                let bytes = bytes.slice((begin - start) as usize, (end - begin) as usize);
+                let at = part.request_offset + u64::from(begin - from);
+                found.push((usize::try_from(at).unwrap_or(usize::MAX), bytes));
+            }
+        }
+        Some(found)
+    }
+}
+
+/// Lays what is cached over what was read. True if that is all of it.
+pub(crate) fn overlay(cached: &[(usize, Slice)], buffer: &mut Buffer) -> bool {
+    let mut bytes = 0;
+    for (at, part) in cached {
+        buffer[*at..*at + part.len()].copy_from_slice(part);
+        bytes += part.len();
+    }
+    bytes == buffer.len()
+}
+
+/// What a batch leaves alone of a page that is cached comes from there.
+fn fill_from_cache(journal: &Journal, key: Key, chunk: u32, image: &mut Image) {
+    image.build_extents(chunk);
+    let ragged: Vec<_> = ragged_rows(image.extents()).collect();
+    for (column, from) in ragged {
+        let start = u32::try_from(column).unwrap_or(u32::MAX) * chunk + from;
+        if let Some(page) = journal.cached_page(key, start) {
+            image.fill(start, &page);
+        }
+    }
+}
+
+/// The pages of an image that covers whole ones, each with its place in the stripe's data. The bytes are copies: what a user's
+/// buffer holds would be kept as long as its smallest part.
+fn pages_of(geometry: &ParityGeometry, stripe: StripeId, image: &Image) -> Vec<(u32, Page)> {
+    let mut pages = Vec::new();
+    for extent in image.extents() {
+        for from in (extent.start..extent.end()).step_by(ROW_BYTES as usize) {
+            let start = u32::try_from(extent.column).unwrap_or(u32::MAX) * geometry.chunk_bytes() + from;
+            let place = Place::Data(Sector(geometry.array_offset(stripe, start) / SECTOR_BYTES));
+            let mut bytes = shard::buffer(ROW_BYTES as usize);
+            bytes.copy_from_slice(extent.range(from, from + ROW_BYTES));
+            pages.push((start, Page { place, bytes: bytes.freeze(), ends_row: true }));
+        }
+    }
+    pages
+}
