@@ -316,20 +316,14 @@ impl<'a> Replay<'a> {
     }
 
     /// Where the ring has no room for loose rows once more, they go to the members at once. That is repeatable as long as
-    /// nothing needs to be reconstructed: if all members are there, or nobody who has parity of the row. The latter is how rows
-    /// come to be loose that were logged here.
+    /// nothing needs to be reconstructed.
     async fn write_loose_rows(
         &self,
         loose: &[(u64, &LoggedRow)],
         needed: u64,
         free: u64,
     ) -> Result<(), AssembleError> {
-        let has_parity = |&(sector, _): &(u64, &LoggedRow)| {
-            let (_, map, _) = self.stripe_of(sector);
-            let mut parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
-            parity.any(|slot| !self.view.snapshot.absent().contains(slot.index()))
-        };
-        if !self.view.snapshot.is_complete() && loose.iter().any(has_parity) {
+        if !self.view.snapshot.is_complete() {
             return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
         }
         let (mut set, mut names) = (SubmissionSet::default(), Vec::new());
