@@ -130,7 +130,7 @@ impl Home {
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
                 let is_idle = !self.records.borrow().members[member.0].is_seated();
-                if is_idle || active(Mutant::RemovedFromItsSlot) {
+                if is_idle {
                     self.records.borrow_mut().remove(member);
                     reply.send(self.update_superblocks().await);
                 } else {

@@ -213,8 +213,6 @@ pinstripe_runtime::mutants! {
     BadBlockFreedEarly,
     /// Who asks for a turn while maintenance is held up prolongs it.
     PaceNeverLetsGo,
-    /// A spare is taken out although it has taken a slot meanwhile.
-    RemovedFromItsSlot,
     /// The bitmap's header does not say when bits could be cleared last (C9).
     ClearingNotCounted,
     /// When a replacement takes the slot, its former member is not called faulty.

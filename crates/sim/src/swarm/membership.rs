@@ -1,7 +1,7 @@
 //! Scenes of members that come back and members that are replaced: what the swarm doesn't draw.
 
 use pinstripe_engine::{
-    array::{Added, Array, Removed},
+    array::{Added, Array},
     options::ArrayOptions,
 };
 use pinstripe_md::{identity::Uuid, level::Level, placement::NewBitmap, superblock::Role};
@@ -199,34 +199,6 @@ pub fn a_member_does_not_come_back_by_bits_that_were_cleared_since() -> Result<(
     let byte = scene.read(&array, EARLY)?;
     scene.stop(array)?;
     expect("it lacks what was written before the bits were cleared", byte == 2)
-}
-
-/// A spare is taken out at the moment in which a member goes: whoever is first, the slot is not held by a device that the
-/// array doesn't know any more.
-pub fn a_spare_that_has_taken_a_slot_is_not_taken_out() -> Result<(), Verdict> {
-    let mut scene = raid5(7)?;
-    let array = start(&mut scene, &[0, 1, 2, 3])?;
-    scene.write(&array, EARLY, 1)?;
-    scene.add(&array)?;
-    let (owner, other) = (array.clone(), array.clone());
-    let failed = scene.spawn("fail", async move {
-        let _ = owner.fail(1).await;
-    });
-    let removed = scene.spawn("remove", async move {
-        // It was a spare when it was asked for.
-        let _ = other.remove(&Removed::Device("disk4".to_owned())).await;
-    });
-    scene.world.run_until(STEPS, |_| *failed.borrow() && *removed.borrow())?;
-    let shared = std::sync::Arc::clone(array.shared());
-    scene.world.run_until(STEPS / 20, |_| shared.snapshot().is_complete())?;
-    // Had it been taken out, the next superblocks would drop it.
-    let _ = scene.world.run_until(2000, |_| false);
-    expect("a device that has taken a slot was taken out", shared.snapshot().is_complete())?;
-    let byte = scene.read(&array, EARLY)?;
-    scene.stop(array)?;
-    scene.disks.remove(1);
-    expect("the array has lost what the spare was given", byte == 1)?;
-    scene.check_parity()
 }
 
 /// A device that was still being rebuilt when it went has holes that no bit tells of.
