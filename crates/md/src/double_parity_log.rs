@@ -459,7 +459,7 @@ mod tests {
         // First round: up to the end. Second: its last record doesn't fit there. Third: what followed the first is gone.
         put(&mut area, end - 2048, 1, &[vec![1; 1024]]);
         put(&mut area, 4096, 2, &[vec![2; 1024]]);
-        put(&mut area, end - 8192, 3, &[vec![3; 1024]]);
+        put(&mut area, end - 9216, 3, &[vec![3; 1024]]);
         let sequences = |area: &[u8]| -> Vec<u64> {
             find(area, IDENTITY.set_uuid, 512).unwrap().live.iter().map(|record| record.sequence).collect()
         };
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(sequences(&area), [3, 4], "the second, which came after the first, was overwritten");
         let at = put(&mut area, 4096, 2, &[vec![2; 1024]]);
         put(&mut area, at, 2, &[vec![2; 1024]]);
-        area[end - 8192..end - 2048].fill(0);
+        area[end - 9216..end - 2048].fill(0);
         assert_eq!(sequences(&area), [1, 2, 2], "it counts while all that followed it is there");
     }
 
