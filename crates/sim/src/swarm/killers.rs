@@ -52,8 +52,6 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::TrimRoundedOutward, 3),
     (Mutant::StripesNotAwaited, 0),
     (Mutant::RowErrorIgnored, 6),
-    (Mutant::WalkForgetsFailedFlush, 85),
-    (Mutant::RepairOutsideClaim, 560),
     (Mutant::SpareTakenForFormer, 2_000_007),
     (Mutant::TargetPromotedWhole, 2_000_019),
     (Mutant::LogWithoutForcing, 42),

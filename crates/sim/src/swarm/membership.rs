@@ -1,5 +1,7 @@
 //! Scenes of members that come back and members that are replaced: what the swarm doesn't draw.
 
+use std::sync::Arc;
+
 use pinstripe_engine::{
     array::{Added, Array},
     options::ArrayOptions,
@@ -9,7 +11,7 @@ use pinstripe_runtime::shard;
 
 use super::Verdict;
 use crate::{
-    SimDiskConfig, checks,
+    Fault, SimDiskConfig, checks,
     scene::{STEPS, Scene},
 };
 
@@ -248,6 +250,43 @@ pub fn a_crash_as_a_replacement_takes_the_slot_leaves_one_holder() -> Result<(),
         let byte = scene.read(&array, EARLY)?;
         scene.stop(array)?;
         expect("what was copied is not there", byte == 1)?;
+    }
+    Ok(())
+}
+
+/// C5: what a member lost with a flush that a rebuild asked for is not made good by the next flush, a user's.
+pub fn a_flush_that_failed_a_rebuild_costs_the_member_its_place() -> Result<(), Verdict> {
+    for seed in 0..12 {
+        let mut scene = Scene::new(300 + seed, Level::Raid6, NewBitmap::None)?;
+        in_small_steps(&mut scene);
+        let array = start(&mut scene, &[0, 1, 2, 3])?;
+        scene.write(&array, EARLY, 0x11)?;
+        scene.fail(&array, 2)?;
+        let disk = scene.world.add_disk(SimDiskConfig::new("new", 1 << 20));
+        scene.disks.push(disk.clone());
+        let owner = array.clone();
+        scene.spawn("add", async move {
+            let _ = owner.add(disk.source(), Uuid([201; 16])).await;
+        });
+        let shared = Arc::clone(array.shared());
+        scene.world.run_until(STEPS, |_| !shared.snapshot().recovering.is_empty())?;
+        let volume = array.volume().clone();
+        let written = async move {
+            let mut data = shard::buffer(4096);
+            data.fill(0x22);
+            volume.write(0, data.freeze(), false).await
+        };
+        scene.world.block_on(0, "write", STEPS, written)?.map_err(refused)?;
+        // The first stripe has its first chunk on the second disk, behind Q.
+        scene.disks[1].fault(&Fault::FailFlushes(1));
+        scene.world.run_until(STEPS, |_| shared.snapshot().recovering.is_empty())?;
+        let volume = array.volume().clone();
+        scene.world.block_on(0, "flush", STEPS, async move { volume.flush().await })?.map_err(refused)?;
+        scene.crash(array);
+        let array = scene.start(&[0, 1, 3, 4], true)?.map_err(refused)?;
+        let byte = scene.read(&array, 0)?;
+        scene.crash(array);
+        expect("what was flushed is gone with a flush that had failed before", byte == 0x22)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use pinstripe_engine::{
     plan::WritePolicy,
 };
 use pinstripe_md::{level::Level, placement::NewBitmap};
+use pinstripe_runtime::shard;
 
 use super::Verdict;
 use crate::{
@@ -63,6 +64,30 @@ pub fn a_write_after_a_repair_uses_the_parity_that_it_made() -> Result<(), Verdi
     scene.write(&array, 0, 0x92)?;
     scene.stop(array)?;
     scene.check_parity()
+}
+
+/// C14: sectors that a read found unreadable are rewritten before anybody else may write them.
+pub fn a_read_repair_does_not_undo_a_write_that_comes_meanwhile() -> Result<(), Verdict> {
+    for seed in 0..120 {
+        let (mut scene, array) = filled(1000 + seed, Level::Raid5)?;
+        scene.disks[1].fault(&Fault::UnreadableRange(DATA..DATA + 4096));
+        let (reader, writer) = (array.volume().clone(), array.volume().clone());
+        let read = scene.spawn("read", async move {
+            let _ = reader.read(CHUNK, shard::buffer(4096)).await;
+        });
+        // A whole stripe, which needs no reads: it comes at any time of the repair.
+        let written = scene.spawn("write", async move {
+            shard::sleep(seed * 5_000).await;
+            let mut data = shard::buffer(3 * (16 << 10));
+            data.fill(0x99);
+            let _ = writer.write(0, data.freeze(), true).await;
+        });
+        scene.world.run_until(STEPS, |_| *read.borrow() && *written.borrow())?;
+        expect("a read repair put old bytes over new ones", scene.read(&array, CHUNK)? == 0x99)?;
+        scene.stop(array)?;
+        scene.check_parity()?;
+    }
+    Ok(())
 }
 
 /// Two wrong chunks are not one.

@@ -25,6 +25,8 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::ClearingNotCounted, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
     (Mutant::FormerNotFaulty, membership::a_crash_as_a_replacement_takes_the_slot_leaves_one_holder),
     (Mutant::HalfRecoveredReadded, membership::a_member_that_was_half_rebuilt_does_not_come_back_by_its_bits),
+    (Mutant::WalkForgetsFailedFlush, membership::a_flush_that_failed_a_rebuild_costs_the_member_its_place),
+    (Mutant::RepairOutsideClaim, repair_scenes::a_read_repair_does_not_undo_a_write_that_comes_meanwhile),
     (Mutant::RepairLeavesCache, repair_scenes::a_write_after_a_repair_uses_the_parity_that_it_made),
     (Mutant::LocateGuesses, repair_scenes::two_wrong_chunks_of_a_row_are_left_alone),
     (Mutant::LocateDegraded, repair_scenes::a_row_with_an_unreadable_chunk_accuses_nobody),
