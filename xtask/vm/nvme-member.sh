@@ -46,7 +46,12 @@ xtask pattern verify /tmp/front 16384 $(expected t) 2>/tmp/error || die "degrade
 
 say "it comes back"
 ln -s $N/subsystems/nqn.2026-01.com.example:disk1 $N/ports/1/subsystems/nqn.2026-01.com.example:disk1
-pinstripe add --wait /run/array.control "nvme-tcp://127.0.0.1:4421/nqn.2026-01.com.example:disk1?nsid=1" || die "add fails"
+tries=0
+until pinstripe detail --json /run/array.control | grep -q '"degraded": false'; do
+    tries=$((tries + 1))
+    [ $tries -le 90 ] || die "it is not taken back by itself: $(pinstripe detail /run/array.control)"
+    sleep 1
+done
 pinstripe check /run/array.control || die "parity does not match"
 dd if=/dev/nbd0 of=/tmp/front bs=1M count=64 2>/dev/null
 xtask pattern verify /tmp/front 16384 $(expected t) 2>/tmp/error || die "rebuilt: $(cat /tmp/error)"
