@@ -1,6 +1,6 @@
 //! What a run is made of: every choice that stands before the world begins, drawn from the seed.
 
-use pinstripe_engine::{options::ArrayOptions, plan::WritePolicy};
+use pinstripe_engine::{consistency::JournalMode, options::ArrayOptions, plan::WritePolicy};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
@@ -184,6 +184,11 @@ impl Setup {
             (_, 4 | 5) | (Level::Raid4, 3) => Consistency::Journal,
             _ => return self,
         };
+        if self.consistency == Consistency::Journal && self.members.is_multiple_of(2) {
+            // Not drawn: other arrays stay as their seeds have them.
+            self.options.journal_mode = JournalMode::WriteBack;
+            self.options.journal_cache_bytes = if self.shards == 1 { 32 << 10 } else { 1 << 20 };
+        }
         if self.consistency.bears_degraded_start() && self.version == MetadataVersion::V1_0 {
             // There the log would have its full size, which is more than all the rest of the disk.
             self.version = MetadataVersion::V1_2;
