@@ -12,6 +12,7 @@ mkdir -p /run/mdadm
 mount -t tmpfs tmpfs /tmp
 stty -F /dev/ttyS1 raw 2>/dev/null
 exec 3>/dev/ttyS1
+echo "@booted" >&3
 echo "booted after $(cut -d' ' -f1 /proc/uptime) s"
 
 finish() {

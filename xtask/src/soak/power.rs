@@ -46,9 +46,6 @@ const LOAD_MS: std::ops::Range<u64> = 100..3000;
 const START_MS: std::ops::Range<u64> = 0..900;
 const REBUILD_MS: std::ops::Range<u64> = 0..2500;
 
-/// How often a machine is booted until its kernel comes up.
-const BOOTS_MAX: usize = 4;
-
 /// Resets of a virtual machine.
 #[derive(Args, Clone, Debug)]
 pub struct Power {
@@ -362,7 +359,7 @@ impl<'a> Array<'a> {
         for slot in 0..self.media.len() {
             machine.export(&self.disk(slot), &socket);
         }
-        let outcome = self.boot(&machine);
+        let outcome = self.lab.boot(machine);
         disks.end()?;
         let outcome = outcome?;
         add(&mut self.counts, "resets", 1);
@@ -370,20 +367,6 @@ impl<'a> Array<'a> {
             locked(medium).cut_power(random);
         }
         Ok(outcome)
-    }
-
-    /// Boots it, again if its kernel died before our script began: on a busy host the emulated timers are too slow for it.
-    fn boot(&mut self, machine: &Machine) -> Result<Outcome> {
-        for _ in 0..BOOTS_MAX {
-            let outcome = self.lab.boot(machine.clone());
-            let results = self.lab.directory.join(format!("{}.results", machine.name));
-            if outcome.is_ok() || fs::read_to_string(results).is_ok_and(|text| text.contains("@out starting"))
-            {
-                return outcome;
-            }
-            add(&mut self.counts, "boots_that_failed", 1);
-        }
-        bail!("the guest's kernel does not come up")
     }
 
     /// Puts what the disks hold into files; all slots, whether or not they are members yet.
