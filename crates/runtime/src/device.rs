@@ -1,6 +1,6 @@
 //! The seam to storage: what the engine asks of a member, whatever stands behind it.
 
-use crate::{Buffer, Slice, Submission};
+use crate::{Buffer, Offload, Slice, Submission};
 
 /// What reads back after a range was zeroed or discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum DeviceErrorKind {
     Invalid,
     /// The device is full of requests or memory was short: the request was not tried.
     Busy,
+    /// Its server won't or can't do it so: nothing has changed, and there is another way (see [`Offload`]).
+    Refused,
     /// It was taken out of service on purpose.
     Removed,
     /// It did not answer in the time that it is given. The request is not over: it may still take effect (C16).
@@ -104,6 +106,7 @@ impl DeviceError {
             DeviceErrorKind::Unsupported => "the device does not support this operation",
             DeviceErrorKind::Invalid => "the request does not fit the device",
             DeviceErrorKind::Busy => "the device is out of resources",
+            DeviceErrorKind::Refused => "the server refused the operation",
             DeviceErrorKind::Removed => "it was taken out by command",
             DeviceErrorKind::TimedOut => "the device did not answer in time",
             DeviceErrorKind::TooManyErrors => "it had more read errors than a member may have",
@@ -135,6 +138,10 @@ pub trait Device {
     fn discard(&self, offset: u64, length: u64) -> Submission;
     /// Makes a range read back zero; may free it. Only where [`DeviceInfo::zeroes`] says so.
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission;
+    /// What computes behind it, if anything does.
+    fn offload(&self) -> Option<&dyn Offload> {
+        None
+    }
 }
 
 /// Where every shard gets its own [`Device`] of one member.

@@ -52,6 +52,7 @@ impl Ending {
                 DeviceErrorKind::Unsupported => "unsupported",
                 DeviceErrorKind::Invalid => "invalid",
                 DeviceErrorKind::Busy => "busy",
+                DeviceErrorKind::Refused => "refused",
                 DeviceErrorKind::Removed => "removed",
                 DeviceErrorKind::TimedOut => "timed out",
                 DeviceErrorKind::TooManyErrors => "too many errors",

@@ -40,6 +40,7 @@ fn told(error: DeviceError) -> ServiceError {
         DeviceErrorKind::Gone | DeviceErrorKind::Removed | DeviceErrorKind::TimedOut => ServiceError::Gone,
         DeviceErrorKind::Media
         | DeviceErrorKind::Unsupported
+        | DeviceErrorKind::Refused
         | DeviceErrorKind::Invalid
         | DeviceErrorKind::TooManyErrors
         | DeviceErrorKind::Other => ServiceError::Io,
