@@ -282,7 +282,11 @@ impl Home {
             move |error| MemberError { slot, name, operation, offset, error }
         };
         if report.bad.is_none() && !active(Mutant::BadBlockFreedEarly) {
-            device.flush().await.result.map_err(failed(Operation::Flush, 0))?;
+            let flushes = &member.health.flushes;
+            flushes.begin();
+            let result = device.flush().await.result;
+            flushes.end(result.err());
+            result.map_err(failed(Operation::Flush, 0))?;
         }
         let images = if active(Mutant::BadBlockForgotten) { &[][..] } else { &change.images[..] };
         for image in images {

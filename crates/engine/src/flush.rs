@@ -50,32 +50,40 @@ impl VolumeInner {
         self.shared.durable(view.snapshot.generation).await
     }
 
-    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how.
+    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only this flush: one that failed
+    /// elsewhere meanwhile has lost what this one was to make durable, and one that failed before is never tried again.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
+        let again = matches!(self.shared.geometry, Geometry::Raid0(_));
         let mut set = self.sets.take();
-        // A slot may have two: its member and the target of its replacement.
-        let mut places = [0; 2 * crate::geometry::MEMBERS_MAX];
+        // A slot may have two: its member and the target of its replacement. With how many flushes of it had failed before.
+        let mut places = [(0, 0); 2 * crate::geometry::MEMBERS_MAX];
         for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
-            if let Some((_, device)) = view.member(place) {
-                places[set.push(device.flush())] = place;
-            }
+            let Some((member, device)) = view.member(place) else { continue };
+            let before = member.health.flushes.begin();
+            let before = if again || active(Mutant::FailedFlushForgotten) { before } else { 0 };
+            places[set.push(device.flush())] = (place, before);
         }
         set.wait().await;
-        if active(Mutant::FlushTriedAgain) {
-            let requests = set.len();
-            for (index, slot) in places.iter().enumerate().take(requests) {
-                if set.take(index).result.is_err()
-                    && let Some((_, device)) = view.member(*slot)
-                {
-                    // Believed whatever it says.
-                    let _ = device.flush().await;
-                }
+        let mut failed = Vec::new();
+        for index in 0..set.len() {
+            let (place, _) = places[index];
+            let Some((member, device)) = view.member(place) else { continue };
+            let mut error = set.take(index).result.err();
+            if error.is_some() && active(Mutant::FlushTriedAgain) {
+                // Believed whatever it says.
+                let _ = device.flush().await;
+                error = None;
             }
-            set.clear();
+            member.health.flushes.end(error);
+            failed.extend(error.map(|error| (place, error)));
         }
-        let failed = (0..set.len())
-            .filter_map(|index| set.take(index).result.err().map(|error| (places[index], error)))
-            .collect();
+        for &(place, before) in &places[..set.len()] {
+            let Some((member, _)) = view.member(place) else { continue };
+            if failed.iter().any(|(other, _)| *other == place) || active(Mutant::FailedFlushForgotten) {
+                continue;
+            }
+            failed.extend(member.health.flushes.failed_since(before).await.map(|error| (place, error)));
+        }
         set.clear();
         self.sets.give(set);
         failed

@@ -17,13 +17,13 @@
 
 use std::{
     rc::{Rc, Weak},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
-    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Slice, Submission,
-    Verdict, Watch,
+    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Signal, Slice,
+    Submission, Verdict, Watch,
     atomics::{AtomicBool, AtomicU64, Ordering},
     completion::Payload,
     shard,
@@ -109,6 +109,8 @@ pub struct Health {
     out: AtomicBool,
     /// Shards that wait for it longer than they should.
     slow: AtomicU64,
+    /// Flushes of all shards.
+    pub(crate) flushes: Flushes,
     /// Corrected reads that count, and when the last was.
     corrected: Mutex<(u32, u64)>,
     /// By shard's handle.
@@ -162,6 +164,47 @@ impl Health {
         let counters = Arc::<CachePadded<MemberCounters>>::default();
         self.counters.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counters));
         counters
+    }
+}
+
+/// A member's flushes, by all shards. A device that has lost writes tells it once (C5); but they may be what other flushes wait for too,
+/// those under way and those that come before the member is out.
+#[derive(Default)]
+pub(crate) struct Flushes {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// How many have failed, and how the last did.
+    failed: Mutex<(u64, Option<DeviceError>)>,
+    changed: Signal,
+}
+
+impl Flushes {
+    /// A flush is about to be asked for. How many have failed before.
+    pub(crate) fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.failed().0
+    }
+
+    /// It is over.
+    pub(crate) fn end(&self, error: Option<DeviceError>) {
+        if error.is_some() {
+            let mut failed = self.failed();
+            *failed = (failed.0 + 1, error);
+        }
+        self.ended.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify();
+    }
+
+    /// Waits for all that are under way now, and says how one failed since so many had.
+    pub(crate) async fn failed_since(&self, before: u64) -> Option<DeviceError> {
+        let begun = self.begun.load(Ordering::SeqCst);
+        self.changed.wait_until(|| self.ended.load(Ordering::SeqCst) >= begun).await;
+        let failed = self.failed();
+        if failed.0 > before { failed.1 } else { None }
+    }
+
+    fn failed(&self) -> MutexGuard<'_, (u64, Option<DeviceError>)> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -105,6 +105,8 @@ pinstripe_runtime::mutants! {
     FailedFlushNotAwaited,
     /// A failed flush is tried again and then believed (C5).
     FlushTriedAgain,
+    /// A flush is believed although another one has failed meanwhile, or before (C5).
+    FailedFlushForgotten,
     /// A recovery's progress is recorded without a flush (C4).
     CheckpointWithoutFlush,
     /// A spare's superblock says from the start that it has everything.
