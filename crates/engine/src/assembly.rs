@@ -134,6 +134,11 @@ pub enum AssembleError {
         /// Why.
         problem: JournalProblem,
     },
+    /// The superblocks could not be written, which must come before the journal is replayed to an array that isn't complete.
+    #[error(
+        "who is missing could not be recorded, and must be before the journal is emptied: too many devices fail. Nothing is lost: see to the devices, and assemble the array again"
+    )]
+    NoRecord,
     /// A device failed while the journal was replayed. Replay can be repeated.
     #[error(
         "{name}: a write failed while the journal was being replayed: {error}. Nothing is lost: assemble the array again, without this device if it keeps failing"

@@ -159,6 +159,14 @@ impl Records {
         records
     }
 
+    /// Whether a device of the array isn't here, and the superblocks don't say so yet.
+    pub(crate) fn misses_someone(&self) -> bool {
+        let number = |book: &MemberBook| usize::from(book.superblock.member.dev_number.0);
+        let here: Vec<usize> = self.active().map(number).collect();
+        let mut roles = self.array.roles.iter().enumerate();
+        roles.any(|(number, role)| matches!(role, Role::Slot(_)) && !here.contains(&number))
+    }
+
     /// A device that was left out (not given, or out of date) misses everything that is written from now on. The next
     /// superblocks call it faulty, whatever the table said: one event behind counts as current, and by that it would be
     /// taken back with old data (C2). An update later it is two behind, and its number is free, as after `remove`.

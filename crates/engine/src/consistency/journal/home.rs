@@ -52,9 +52,17 @@ impl Home {
             return members_hold_everything(&self.volume, &mut found).await;
         };
         let (device, member) = self.supervise(&mut found)?;
+        self.enter_journal(&found, &device, &member);
+        if self.records.borrow().misses_someone() && !active(Mutant::AbsentMissReplay) {
+            // Who isn't here misses what is replayed, and the journal forgets it. Back after a crash, nobody is to take it for
+            // current (C2).
+            self.update_superblocks().await.map_err(|_| AssembleError::NoRecord)?;
+            if let Some(book) = &self.records.borrow().journal {
+                found.superblock = book.superblock.clone();
+            }
+        }
         journal.resume(replay(&self.volume, &mut found).await?);
-        let (written, superblock) = (found.superblock.clone(), found.superblock);
-        self.records.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
+        self.enter_journal(&found, &device, &member);
         shard::spawn(Rc::clone(self).write_journal(Arc::clone(&journal)));
         if self.shared().snapshot().is_complete() {
             journal.set_mode(self.shared().options.journal_mode);
@@ -62,6 +70,13 @@ impl Home {
         shard::spawn(Rc::clone(self).reclaim_journal(Arc::clone(&journal)));
         shard::spawn(Rc::clone(self).write_out_journal(journal));
         Ok(())
+    }
+
+    /// Enters the journal device in the books, as its superblock is now.
+    fn enter_journal(&self, found: &Found, device: &Rc<Supervised>, member: &Arc<Member>) {
+        let (device, member) = (Rc::clone(device), Arc::clone(member));
+        let (superblock, written) = (found.superblock.clone(), found.superblock.clone());
+        self.records.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
     }
 
     /// Puts the journal device under supervision like a member, though it has no slot: who asks it for something hears of its
