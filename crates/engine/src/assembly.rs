@@ -42,6 +42,14 @@ pub enum AssembleError {
         /// Why.
         error: DeviceError,
     },
+    /// A device can't make durable what it holds.
+    #[error("{name}: can't be flushed: {error}. Assemble the array without this device")]
+    Flush {
+        /// The device.
+        name: String,
+        /// Why.
+        error: DeviceError,
+    },
     /// A device has no superblock, or a damaged or unknown one.
     #[error("{name}: {error}")]
     Superblock {
@@ -310,6 +318,17 @@ pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, 
     damaged.map_or(Ok(None), |error| Err(AssembleError::Superblock { name: name.clone(), error }))
 }
 
+/// What was read may be in the devices' caches only: superblocks, bits and log entries that a process was writing when it was
+/// killed. Whatever is built on them must not survive a power failure that they don't survive.
+async fn flush(found: &[Found]) -> Result<(), AssembleError> {
+    for member in found {
+        let name = || member.device.info().name.clone();
+        let result = member.device.flush().await.result;
+        result.map_err(|error| AssembleError::Flush { name: name(), error })?;
+    }
+    Ok(())
+}
+
 /// Reads everything, decides, writes nothing.
 pub(crate) async fn assemble(
     sources: Vec<Arc<dyn DeviceSource>>,
@@ -322,6 +341,9 @@ pub(crate) async fn assemble(
         let mut member = member.map_err(|error| AssembleError::Device { name, error })??;
         member.device = Bounded::around(member.device, options.member_timeout_ns);
         found.push(member);
+    }
+    if !options.read_only && !active(Mutant::AssembledUnflushed) {
+        flush(&found).await?;
     }
     let left_behind = set_aside_disowned(&mut found);
     let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;

@@ -133,6 +133,8 @@ pinstripe_runtime::mutants! {
     RowErrorIgnored,
     /// A flush that fails after a part of a resync or a rebuild is forgotten (C5).
     WalkForgetsFailedFlush,
+    /// What assembly has read isn't made durable before anything is built on it.
+    AssembledUnflushed,
     /// The journal is replayed and emptied before the superblocks say who is missing (C2).
     AbsentMissReplay,
     /// The journal's tail is moved before the members are flushed (C4).
