@@ -133,6 +133,8 @@ pinstripe_runtime::mutants! {
     RowErrorIgnored,
     /// A flush that fails after a part of a resync or a rebuild is forgotten (C5).
     WalkForgetsFailedFlush,
+    /// A partial parity log counts although not every member names it: a crash came in the middle of its coming or going.
+    TornLogBelieved,
     /// Who fails while the members are brought level is out in the record of the same event.
     TwoRecordsOfOneEvent,
     /// What assembly has read isn't made durable before anything is built on it.

@@ -422,8 +422,27 @@ pub(crate) fn is_logged(freshest: &Superblock) -> bool {
     freshest.member.ppl.is_some() || freshest.array.needs_double_parity_log
 }
 
+/// A partial parity log counts where every member names it. A crash in the middle of its coming or going leaves some that do and
+/// some that don't; it says nothing then, and none of them keeps its place: else it would be in the way of a bitmap.
+fn give_up_torn_log(assembled: &mut Assembled) {
+    let seated = &mut assembled.seated;
+    let members = || seated.seats.iter().flatten().chain(seated.targets.iter().map(|(_, target)| target));
+    if members().all(|found| found.superblock.member.ppl.is_some()) {
+        return;
+    }
+    assembled.freshest.member.ppl = None;
+    let targets = seated.targets.iter_mut().map(|(_, target)| target);
+    for found in seated.seats.iter_mut().flatten().chain(targets).chain(&mut seated.spares) {
+        found.superblock.member.ppl = None;
+    }
+}
+
 /// Replays the log that assembly found, and leaves it for the array to use in `assembled.log`.
 pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) -> Result<(), AssembleError> {
+    let was_logged = is_logged(&assembled.freshest);
+    if !active(Mutant::TornLogBelieved) {
+        give_up_torn_log(assembled);
+    }
     let Some(members) = Members::of(assembled) else { return Ok(()) };
     let freshest = &assembled.freshest;
     let dirty = freshest.array.is_dirty();
@@ -450,7 +469,7 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     };
     if covers {
         (assembled.dirty_from, assembled.forced, assembled.replayed) = (None, false, true);
-    } else if is_logged(freshest) && dirty && missing > 0 && !options.force {
+    } else if was_logged && dirty && missing > 0 && !options.force {
         return Err(AssembleError::DirtyDegraded { missing });
     }
     if matches!(log, Log::None) {
