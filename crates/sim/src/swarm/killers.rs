@@ -57,6 +57,8 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::LogWithoutForcing, 42),
     (Mutant::LogWrongRange, 2),
     (Mutant::LogWrongCoefficient, 2),
+    (Mutant::FailedFlushForgotten, 2719),
+    (Mutant::AbsentMissReplay, 2_000_583),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
@@ -76,6 +78,7 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::FuaOfFirstOnly, 0),
     (Mutant::SweepWithoutFlush, 0),
     (Mutant::SpareCalledInSync, 4),
+    (Mutant::AssembledUnflushed, 2520),
 ];
 
 /// Defects of the exports, which seeds find whose users come over NBD.
