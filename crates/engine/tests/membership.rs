@@ -302,6 +302,26 @@ fn a_replaced_member_stays_in_use_until_the_copy_is_whole() {
 }
 
 #[test]
+fn a_replacement_while_another_slot_is_empty_is_refused_and_the_device_is_left_as_it_was() {
+    let mut scene = raid5(12);
+    scene.fail(3);
+    let target = scene.disk();
+    target.poke(0, &[0xa5; 64 << 10]);
+    let before = target.peek(0, 2048 * 512);
+    let refused = scene.replace(1, Some(&target));
+    assert!(matches!(refused, Err(CommandError::OtherSlotEmpty { slot: 1, empty: 3 })), "{refused:?}");
+    assert_eq!(target.peek(0, 2048 * 512), before);
+    assert_eq!(scene.array.detail().missing, 1);
+    // As the message says.
+    let other = scene.disk();
+    assert_eq!(scene.add(&other).unwrap(), Added::Full { slot: 3 });
+    scene.replace(1, Some(&target)).unwrap();
+    scene.settle();
+    assert_eq!(scene.array.detail().slots[1].device.as_deref(), Some("disk4"));
+    scene.proof();
+}
+
+#[test]
 fn a_replacement_copies_and_reconstructs_only_what_can_not_be_read() {
     let mut scene = raid5(9);
     clients(&mut scene, 2, 30, 32);

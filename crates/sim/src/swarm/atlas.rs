@@ -319,6 +319,7 @@ impl Swarm {
                     Ok(_)
                     | Err(
                         CommandError::NotReplaceable { .. }
+                        | CommandError::OtherSlotEmpty { .. }
                         | CommandError::NoSpare
                         | CommandError::Io(IoError::MembershipChanged),
                     ),
