@@ -470,7 +470,12 @@ fn freshest(found: &[Found]) -> Result<Superblock, AssembleError> {
             });
         }
     }
-    let newest = found.iter().max_by_key(|member| member.superblock.array.events).unwrap_or(first);
+    // Of several a spare comes last: it need not know of the log.
+    let age = |member: &&Found| {
+        let superblock = &member.superblock;
+        (superblock.array.events, superblock.own_role() != Role::Spare)
+    };
+    let newest = found.iter().max_by_key(age).unwrap_or(first);
     Ok(newest.superblock.clone())
 }
 

@@ -373,12 +373,17 @@ impl Home {
         let _pages = self.lock_pages().await;
         let mut failures = self.write_bitmap_pages(&[0]).await;
         self.write_journal_superblock().await;
-        let count = self.records.borrow().active().count();
-        for range in [0..1.min(count), 1.min(count)..count] {
+        // A spare need not know of the log, so it never is the one that is ahead alone.
+        let first = {
+            let records = self.records.borrow();
+            let first = records.active().find(|book| book.is_seated()).or(records.active().next());
+            first.map(|book| book.member.id)
+        };
+        for alone in [true, false] {
             let mut writes = Vec::new();
             {
                 let records = self.records.borrow();
-                for book in records.active().skip(range.start).take(range.len()) {
+                for book in records.active().filter(|book| (Some(book.member.id) == first) == alone) {
                     let block = u64::from(book.device.info().logical_block);
                     let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
                     let outcome = match book.superblock.encode(block) {

@@ -172,6 +172,28 @@ fn the_superblocks_keep_md_out_just_while_the_log_is_needed() {
 }
 
 #[test]
+fn a_spare_without_room_for_the_log_does_not_let_md_in() {
+    let (mut served, mut memories) =
+        served(array(Level::Raid6, 5, NewBitmap::None), NewLog::DoubleParity, 512);
+    memories.push(Memory::new(MEMBER_BYTES).unwrap());
+    let (array, source) = (served.array.clone(), sources(&memories, 512).remove(5));
+    served.run("add", async move { array.add(source, Uuid([99; 16])).await }).unwrap();
+    served.stop();
+    // As mdadm adds it.
+    let mut spare = superblock_of(&memories[5]);
+    spare.member.double_parity_log = None;
+    memories[5].copy_in(4096, &spare.encode(512).unwrap()).unwrap();
+    let mut served = Served::new(sources(&memories, 512), options()).unwrap();
+    served.write(4096, &[7; 8192]).unwrap();
+    let says = |member: usize| superblock_of(&memories[member]).feature_map();
+    assert!((0..5).all(|member| says(member) == 0x8000_0000), "what they say keeps MD out");
+    assert_eq!(says(5), 0);
+    assert_eq!(served.array.detail().spares.len(), 1, "and the spare is kept");
+    let mut again = after_crash(&memories, &[1, 4], options()).unwrap();
+    assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without two members");
+}
+
+#[test]
 fn the_policy_changes_under_writers_and_every_crash_finds_a_safe_one() {
     let cases = [
         (Level::Raid5, [Policy::Ppl, Policy::Resync, Policy::Ppl, Policy::Bitmap, Policy::Ppl]),
