@@ -351,11 +351,15 @@ fn initial_intent(
         }
     }
     let Some(from) = dirty_from.filter(|_| !active(Mutant::UncleanNotResynced)) else { return intent };
-    let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
+    let first = usize::try_from(from.saturating_mul(SECTOR_BYTES) / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {
             intent.set_needs_resync(region, torn);
         }
+    }
+    if bitmap.is_none() && !torn {
+        // Also in the middle of a region.
+        intent.resynced_to(from.saturating_mul(SECTOR_BYTES));
     }
     intent
 }

@@ -160,6 +160,7 @@ impl Home {
                 }
                 self.stopped.set(true);
                 self.shared().bad_reports.close();
+                self.keep_place();
                 reply.send(self.write_clean().await);
                 return true;
             }
@@ -363,9 +364,7 @@ impl Home {
             // "From some sector on" would tell the next start that a clean stop cut the resync short, and that no row is torn.
             return Some(0);
         }
-        (0..intent.len())
-            .find(|&region| intent.needs_resync(region..=region))
-            .map(|region| region as u64 * intent.region_bytes())
+        intent.out_of_sync_from()
     }
 
     /// One round of bitmap headers and superblocks. Who failed.

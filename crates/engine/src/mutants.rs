@@ -225,6 +225,8 @@ pinstripe_runtime::mutants! {
     HalfRecoveredReadded,
     /// A check or repair that made room for a rebuild forgets the stripes that it had begun.
     UndoneForgotten,
+    /// A clean stop records stripes of a rebuild or resync as done that were just under way.
+    PlaceIgnoresBegun,
 }
 
 impl Mutant {
