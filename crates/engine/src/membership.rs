@@ -497,8 +497,8 @@ impl Array {
         IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 
-    /// Where a new bitmap goes, and its first content.
-    fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
+    /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as gone.
+    pub(crate) fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
         let records = self.home.records.borrow();
         let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
         let size = SectorCount(records.array.size.0);

@@ -262,6 +262,37 @@ fn a_policy_that_can_not_be_is_refused_and_nothing_is_given_up_for_it() {
 }
 
 #[test]
+fn a_log_is_kept_where_there_is_no_room_for_the_bitmap_that_is_to_come_instead() {
+    for (level, log) in [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)] {
+        let (mut served, memories) = served(array(level, 5, NewBitmap::None), log, 512);
+        served.stop();
+        // The bad-block log right behind the superblock, where a bitmap would be, and the log behind both.
+        for memory in &memories {
+            let mut superblock = superblock_of(memory);
+            let member = &mut superblock.member;
+            let area = member.ppl.as_mut().or(member.double_parity_log.as_mut()).unwrap();
+            let mut bytes = vec![0; usize::from(area.size) * 512];
+            memory.copy_out(4096 + u64::try_from(area.offset).unwrap() * 512, &mut bytes).unwrap();
+            area.offset = 16;
+            memory.copy_in(4096 + 16 * 512, &bytes).unwrap();
+            member.bad_block_log.as_mut().unwrap().offset = 8;
+            memory.copy_in(4096, &superblock.encode(512).unwrap()).unwrap();
+        }
+        let mut served = Served::new(sources(&memories, 512), options()).unwrap();
+        let before = served.array.detail().consistency_policy;
+        served.write(4096, &[7; 8192]).unwrap();
+        let events = superblock_of(&memories[0]).array.events;
+        let array = served.array.clone();
+        let refused = served.run("grow", async move { array.set_policy(Policy::Bitmap).await });
+        assert!(matches!(refused, Err(CommandError::BitmapRoom(_))), "{refused:?}");
+        assert_eq!(served.array.detail().consistency_policy, before);
+        assert_eq!(superblock_of(&memories[0]).array.events, events, "nothing was written");
+        let mut again = after_crash(&memories, &[1], options()).unwrap();
+        assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without a member");
+    }
+}
+
+#[test]
 fn a_spare_takes_part_in_the_log_that_was_there_before_it() {
     for (level, log) in [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)] {
         let (mut served, mut memories) = served(array(level, 5, NewBitmap::None), log, 512);
