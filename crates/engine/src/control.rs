@@ -129,7 +129,8 @@ impl Home {
             }
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
-                let is_idle = !self.records.borrow().members[member.0].is_seated();
+                let is_idle = !self.records.borrow().members[member.0].is_seated()
+                    || active(Mutant::SeatedSpareRemoved);
                 if is_idle {
                     self.records.borrow_mut().remove(member);
                     reply.send(self.update_superblocks().await);

@@ -179,3 +179,48 @@ fn a_clean_stop_records_how_far_a_resync_and_a_rebuild_are() {
         scene.read_all();
     }
 }
+
+/// A stop in the middle of a rebuild or a resync, and then power fails: mismatches after the next start.
+fn mismatched_after_a_stop(seed: u64) -> u64 {
+    let initial = if seed.is_multiple_of(2) { InitialSync::Resync } else { InitialSync::AssumeClean };
+    let wish = wish(Level::Raid5, 4, CHUNK, NewBitmap::None, initial);
+    let options = ArrayOptions { maintenance_depth: 6, ..options() };
+    let mut scene = Scene::with_options(seed, wish, 1, options);
+    let mut rng = scene.world.rng(7);
+    if initial == InitialSync::Resync {
+        spoil_parity(&scene);
+    } else {
+        scene.write(0, 3 * CHUNKS * CHUNK / 512, true).unwrap();
+        let spare = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
+        let (array, source) = (scene.array.clone(), spare.source());
+        scene
+            .run(async move {
+                array.fail(2).await?;
+                array.add(source, Uuid([77; 16])).await
+            })
+            .unwrap();
+        scene.disks[2] = spare;
+    }
+    let _ = scene.world.run_until(rng.below(3000), |_| false);
+    scene.stop();
+    crash(&mut scene);
+    settle(&mut scene);
+    scene.check()
+}
+
+#[test]
+fn what_is_under_way_at_a_clean_stop_is_done_again() {
+    for seed in 60..100 {
+        assert_eq!(mismatched_after_a_stop(seed), 0, "seed {seed}");
+    }
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_stop_that_records_what_is_under_way_is_found() {
+    use pinstripe_engine::mutants::{Mutant, activate};
+    activate(Some(Mutant::PlaceIgnoresBegun));
+    let found = (60..200).any(|seed| mismatched_after_a_stop(seed) > 0);
+    activate(None);
+    assert!(found);
+}
