@@ -235,6 +235,10 @@ pinstripe_runtime::mutants! {
     IncarnationFromEvents,
     /// A spare is removed although it has taken a slot since it was looked up.
     SeatedSpareRemoved,
+    /// A member that is slow is dropped like one that doesn't answer.
+    SlowMemberDropped,
+    /// The superblocks don't say that the journal is lost (C18).
+    JournalLossUnrecorded,
 }
 
 impl Mutant {
