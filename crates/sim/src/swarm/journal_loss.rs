@@ -21,7 +21,7 @@ const TRIES: usize = 3;
 impl Swarm {
     /// Whether this life ends with the loss of the journal.
     pub(crate) fn will_lose_journal(&mut self) -> bool {
-        self.setup.atlas.is_some() && self.setup.consistency == Consistency::Journal && self.rng.chance(1, 3)
+        self.setup.atlas.is_some() && self.setup.consistency == Consistency::Journal && self.rng.chance(2, 3)
     }
 
     /// Takes the journal away, unless members have gone: then it would be one too many. True if the array was stopped.
