@@ -15,13 +15,13 @@ use pinstripe_engine::{
     options::ArrayOptions,
 };
 use pinstripe_md::{
-    identity::Uuid,
     level::Level,
     placement::{InitialSync, NewBitmap},
     superblock::ResyncOffset,
+    units::Sector,
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Rng, SimDiskConfig, World, WorldConfig, world::Schedule};
+use pinstripe_sim::{Rng, World, WorldConfig, world::Schedule};
 
 const CHUNK: u64 = 16 << 10;
 const SECOND: u64 = 1_000_000_000;
@@ -115,6 +115,28 @@ fn the_first_resync_is_recorded_every_ten_seconds_and_goes_on_from_there() {
     }
 }
 
+/// It counts in pages, and not in our chunks.
+#[test]
+fn the_place_that_a_kernel_has_recorded_is_gone_on_from() {
+    let mut scene = slow(56, InitialSync::Resync);
+    spoil_parity(&scene);
+    sleep(&mut scene, 25);
+    let recorded = resync_offset(&scene).unwrap();
+    scene.stop();
+    let place = recorded * CHUNK / 512 - 24;
+    for disk in 0..4 {
+        let mut superblock = scene.superblock(disk);
+        superblock.array.resync_offset = ResyncOffset::DirtyFrom(Sector(place));
+        scene.disks[disk].poke(4096, &superblock.encode(512).unwrap());
+    }
+    scene.reassemble();
+    let before = scene.disks[0].counters().bytes_read;
+    settle(&mut scene);
+    let read = (scene.disks[0].counters().bytes_read - before) / CHUNK;
+    assert!((CHUNKS - recorded..=CHUNKS - recorded + 2).contains(&read), "{read} chunks, from {recorded} on");
+    assert_eq!(scene.check(), 0);
+}
+
 #[test]
 fn a_resync_under_writers_says_that_everything_may_be_dirty() {
     let mut scene = slow(42, InitialSync::Resync);
@@ -154,14 +176,7 @@ fn a_clean_stop_records_how_far_a_resync_and_a_rebuild_are() {
     for seed in 50..55 {
         let mut scene = slow(seed, InitialSync::AssumeClean);
         scene.write(0, 3 * CHUNKS * CHUNK / 512, false).unwrap();
-        let spare = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
-        let (array, source) = (scene.array.clone(), spare.source());
-        scene
-            .run(async move {
-                array.fail(2).await?;
-                array.add(source, Uuid([77; 16])).await
-            })
-            .unwrap();
+        let spare = scene.fail_and_add(2);
         sleep(&mut scene, 7);
         scene.stop();
         scene.disks[2] = spare.clone();
@@ -191,15 +206,7 @@ fn mismatched_after_a_stop(seed: u64) -> u64 {
         spoil_parity(&scene);
     } else {
         scene.write(0, 3 * CHUNKS * CHUNK / 512, true).unwrap();
-        let spare = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
-        let (array, source) = (scene.array.clone(), spare.source());
-        scene
-            .run(async move {
-                array.fail(2).await?;
-                array.add(source, Uuid([77; 16])).await
-            })
-            .unwrap();
-        scene.disks[2] = spare;
+        scene.disks[2] = scene.fail_and_add(2);
     }
     let _ = scene.world.run_until(rng.below(3000), |_| false);
     scene.stop();

@@ -8,13 +8,12 @@ use std::{cell::Cell, rc::Rc};
 
 use arrays::{
     STEPS, options,
-    scene::{DATA_SECTOR, superblock_on, wish},
+    scene::{DATA_SECTOR, lay_out, plain_disks, superblock_on, wish},
 };
 use pinstripe_engine::{
     array::{Array, CommandError},
     assembly::AssembleError,
     consistency::Policy,
-    create::create_with,
     geometry::{Geometry, ParityGeometry, StripeId},
     options::ArrayOptions,
     volume::Volume,
@@ -25,7 +24,7 @@ use pinstripe_md::{
     placement::{InitialSync, NewBitmap, NewLog},
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Fault, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
+use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
 
 const CHUNK: u64 = 8 << 10;
 const MEMBER_BYTES: u64 = 1 << 20;
@@ -42,15 +41,9 @@ impl Story {
     /// An array of five disks with volatile caches, in service.
     fn new(seed: u64, level: Level, log: NewLog) -> Self {
         let mut world = World::new(WorldConfig::new(seed, 1));
-        let disks: Vec<SimDisk> =
-            (0..5).map(|i| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), MEMBER_BYTES))).collect();
-        let attached = disks.clone();
+        let disks = plain_disks(&mut world, [MEMBER_BYTES / 512; 5]);
         let wish = wish(level, 5, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
-        let made = async move {
-            let devices: Vec<_> = attached.iter().map(SimDisk::attach).collect();
-            create_with(&wish, log, &devices).await
-        };
-        world.block_on(0, "create", STEPS, made).unwrap().unwrap();
+        lay_out(&mut world, wish.place_with(log).unwrap(), &disks).unwrap();
         let mut story = Self { world, disks, rng: Rng::new(seed), array: None };
         story.assemble();
         story

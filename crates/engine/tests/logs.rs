@@ -5,7 +5,11 @@ mod arrays;
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use arrays::{STEPS, Served, options, scene::wish, superblock_of};
+use arrays::{
+    STEPS, Served, options,
+    scene::{lay_out, wish},
+    superblock_of,
+};
 use pinstripe_engine::{
     array::CommandError, assembly::AssembleError, consistency::Policy, create::create_with,
     options::ArrayOptions, volume::Volume,
@@ -82,14 +86,7 @@ fn written(level: Level, log: NewLog, block: u32, length: u64, count: u64) -> u6
             })
         })
         .collect();
-    let devices = disks.clone();
-    world
-        .block_on(0, "create", STEPS, async move {
-            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-            create_with(&wish, log, &devices).await
-        })
-        .unwrap()
-        .unwrap();
+    lay_out(&mut world, wish.place_with(log).unwrap(), &disks).unwrap();
     let array = arrays::assemble(&mut world, disks.iter().map(SimDisk::source).collect(), options()).unwrap();
     let mut served = Served { world, array };
     served.write(0, &[1; 4096]).unwrap();
