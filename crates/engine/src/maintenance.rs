@@ -485,7 +485,7 @@ impl Home {
             (SyncAction::Resync, _)
                 if snapshot.membership == walk.membership && !self.upkeep.with_errors.get() =>
             {
-                self.note_resynced(&snapshot.intent, offset);
+                resync::note_resynced(&snapshot.intent, offset);
             }
             _ => {}
         }

@@ -107,19 +107,19 @@ impl Home {
             }
             *recorded = shard::now();
             if !self.upkeep.with_errors.get() && self.shared().snapshot().membership == walk.membership {
-                self.note_resynced(intent, next * chunk);
+                note_resynced(intent, next * chunk);
                 if self.is_idle() && self.command(|reply| Command::Refresh { reply }).await.is_err() {
                     return Err(Aborted);
                 }
             }
         }
     }
+}
 
-    /// Parity matches up to this byte of the members.
-    pub(super) fn note_resynced(&self, intent: &IntentTable, to: u64) {
-        if is_recorded(intent) {
-            intent.resynced_to(to);
-        }
+/// Parity matches up to this byte of the members.
+pub(super) fn note_resynced(intent: &IntentTable, to: u64) {
+    if is_recorded(intent) {
+        intent.resynced_to(to);
     }
 }
 
