@@ -63,6 +63,10 @@ const STEPS: &[Step] = &[
             "journal_crash",
             "--test",
             "replacement",
+            "--test",
+            "membership",
+            "--test",
+            "checkpoints",
         ],
     },
     Step {

@@ -169,7 +169,9 @@ impl Array {
     ) -> Result<Self, AssembleError> {
         let mut assembled = assemble(sources, &options).await?;
         consistency::replay(&mut assembled, &options).await?;
-        let (journal, replayed) = (assembled.journal.take(), assembled.replayed);
+        // A journal that was left out isn't to be found again by the next start: what is done without it, it doesn't know.
+        let refreshes = assembled.replayed || assembled.journal_left_out;
+        let journal = assembled.journal.take();
         options.read_only |= assembled.read_only.is_some();
         if let Some(journal) = journal.as_ref().filter(|_| !options.read_only) {
             assembled.log = log_of(journal, &assembled.geometry, options.journal_cache_bytes)?;
@@ -199,8 +201,8 @@ impl Array {
             shard::spawn(Rc::clone(home).sweep(sweep_ns));
         }
         shard::spawn(Rc::clone(home).maintain());
-        if replayed {
-            // Parity matches now. If that can't be written down, the array has failed, and says so to who uses it.
+        if refreshes && !home.is_static() {
+            // Parity matches now, or the array is dirty and without its journal. If that can't be written down, the array has failed, and says so to who uses it.
             let _ = home.command(|reply| Command::Refresh { reply }).await;
         }
         Ok(array)
@@ -351,11 +353,15 @@ fn initial_intent(
         }
     }
     let Some(from) = dirty_from.filter(|_| !active(Mutant::UncleanNotResynced)) else { return intent };
-    let first = usize::try_from(from * SECTOR_BYTES / region_bytes).unwrap_or(usize::MAX);
+    let first = usize::try_from(from.saturating_mul(SECTOR_BYTES) / region_bytes).unwrap_or(usize::MAX);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {
             intent.set_needs_resync(region, torn);
         }
+    }
+    if bitmap.is_none() && !torn {
+        // Also in the middle of a region.
+        intent.resynced_to(from.saturating_mul(SECTOR_BYTES));
     }
     intent
 }

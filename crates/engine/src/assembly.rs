@@ -113,6 +113,19 @@ pub enum AssembleError {
         /// How many are missing.
         missing: usize,
     },
+    /// Dirty and degraded, and what was being written stands in a log that can't be read.
+    #[error(
+        "{name}: its log can't be read, the array was not stopped cleanly, and {missing} of its members is missing: sectors that were being written may read wrong, and others of the same rows. Bring the missing member back{}, or use --force to accept that",
+        if *bears { ", or leave this device out as well, whose log isn't needed then" } else { "" }
+    )]
+    LogUnreadable {
+        /// Whose log it is.
+        name: String,
+        /// How many are missing.
+        missing: usize,
+        /// Whether the array could be started without that one, too.
+        bears: bool,
+    },
     /// The bitmap can't be used.
     #[error("{name}: the bitmap can't be read: {error}")]
     Bitmap {
@@ -497,7 +510,12 @@ fn freshest(found: &[Found]) -> Result<Superblock, AssembleError> {
             });
         }
     }
-    let newest = found.iter().max_by_key(|member| member.superblock.array.events).unwrap_or(first);
+    // Of several a spare comes last: it need not know of the log.
+    let age = |member: &&Found| {
+        let superblock = &member.superblock;
+        (superblock.array.events, superblock.own_role() != Role::Spare)
+    };
+    let newest = found.iter().max_by_key(age).unwrap_or(first);
     Ok(newest.superblock.clone())
 }
 

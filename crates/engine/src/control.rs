@@ -129,7 +129,8 @@ impl Home {
             }
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
-                let is_idle = !self.records.borrow().members[member.0].is_seated();
+                let is_idle = !self.records.borrow().members[member.0].is_seated()
+                    || active(Mutant::SeatedSpareRemoved);
                 if is_idle {
                     self.records.borrow_mut().remove(member);
                     reply.send(self.update_superblocks().await);
@@ -160,6 +161,7 @@ impl Home {
                 }
                 self.stopped.set(true);
                 self.shared().bad_reports.close();
+                self.keep_place();
                 reply.send(self.write_clean().await);
                 return true;
             }
@@ -368,9 +370,7 @@ impl Home {
             // "From some sector on" would tell the next start that a clean stop cut the resync short, and that no row is torn.
             return Some(0);
         }
-        (0..intent.len())
-            .find(|&region| intent.needs_resync(region..=region))
-            .map(|region| region as u64 * intent.region_bytes())
+        intent.out_of_sync_from()
     }
 
     /// One round of bitmap headers and superblocks. Who failed.
@@ -378,12 +378,17 @@ impl Home {
         let _pages = self.lock_pages().await;
         let mut failures = self.write_bitmap_pages(&[0]).await;
         self.write_journal_superblock().await;
-        let count = self.records.borrow().active().count();
-        for range in [0..1.min(count), 1.min(count)..count] {
+        // A spare need not know of the log, so it never is the one that is ahead alone.
+        let first = {
+            let records = self.records.borrow();
+            let first = records.active().find(|book| book.is_seated()).or(records.active().next());
+            first.map(|book| book.member.id)
+        };
+        for alone in [true, false] {
             let mut writes = Vec::new();
             {
                 let records = self.records.borrow();
-                for book in records.active().skip(range.start).take(range.len()) {
+                for book in records.active().filter(|book| (Some(book.member.id) == first) == alone) {
                     let block = u64::from(book.device.info().logical_block);
                     let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
                     let outcome = match book.superblock.encode(block) {

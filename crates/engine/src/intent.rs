@@ -24,7 +24,7 @@ use std::ops::RangeInclusive;
 use crate::mutants::{Mutant, active};
 use pinstripe_runtime::{
     Signal,
-    atomics::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering},
+    atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering},
 };
 
 /// Counters per region.
@@ -52,6 +52,8 @@ pub struct IntentTable {
     persistent: bool,
     regions: Box<[AtomicU32]>,
     lanes: Box<[AtomicU32]>,
+    /// How far the resync of a region has come: the first byte that isn't known to match.
+    resynced_to: AtomicU64,
     /// Regions that went from Clean to Setting and that the intent writer has not seen.
     requested: Mutex<Vec<usize>>,
     has_requests: AtomicBool,
@@ -88,6 +90,7 @@ impl IntentTable {
             persistent,
             regions: zeroes(count),
             lanes: if persistent { zeroes(count * LANES) } else { Box::default() },
+            resynced_to: AtomicU64::new(0),
             requested: Mutex::default(),
             has_requests: AtomicBool::new(false),
             wanted: Signal::default(),
@@ -265,6 +268,7 @@ impl IntentTable {
 
     /// Parity of the region may not match its data; with `torn`, not even in rows that were written since.
     pub fn set_needs_resync(&self, region: usize, torn: bool) {
+        self.resynced_to.store(0, Ordering::SeqCst);
         self.update(region, |word| word | NEEDS_RESYNC | if torn { TORN } else { 0 });
     }
 
@@ -292,6 +296,24 @@ impl IntentTable {
     /// The whole region was resynced without an error.
     pub fn resynced(&self, region: usize) {
         self.update(region, |word| word & !(NEEDS_RESYNC | TORN) | TOUCHED);
+    }
+
+    /// Of the region that holds byte `to` of the members, what is before it was resynced without an error, and is flushed.
+    pub fn resynced_to(&self, to: u64) {
+        self.resynced_to.store(to, Ordering::SeqCst);
+    }
+
+    /// The first byte of `region` that its resync has left to do.
+    pub fn left_of(&self, region: usize) -> u64 {
+        let start = region as u64 * self.region_bytes;
+        let to = self.resynced_to.load(Ordering::SeqCst);
+        if (start..start + self.region_bytes).contains(&to) { to } else { start }
+    }
+
+    /// From which member byte on parity may not match its data.
+    pub fn out_of_sync_from(&self) -> Option<u64> {
+        let region = (0..self.len()).find(|&region| self.needs_resync(region..=region))?;
+        Some(self.left_of(region))
     }
 
     /// A member misses a write to `regions`.

@@ -20,6 +20,7 @@ use std::{
     rc::Rc,
 };
 
+use pinstripe_md::units::SECTOR_BYTES;
 use pinstripe_runtime::{Signal, Slice, shard};
 
 pub use self::pace::SyncSpeed;
@@ -129,6 +130,12 @@ pub(crate) struct Upkeep {
     /// Something ended for which a worker may be waiting with its turn.
     paced: Signal,
     pub(crate) sync: RefCell<Option<SyncProgress>>,
+    /// The walk under way, or the last one.
+    walk: RefCell<Option<Rc<Walk>>>,
+    /// The members are being flushed after a part of it: whoever fails that has lost what no later flush brings back (C5).
+    flushing: Cell<bool>,
+    /// A part of the region that is being resynced could not be.
+    with_errors: Cell<bool>,
     /// What was left unfinished last; it goes on without another event.
     unfinished: Cell<Option<SyncAction>>,
     /// The last thing that was done is a resync that met sectors which it can't read.
@@ -145,6 +152,9 @@ impl Upkeep {
             asked: Signal::default(),
             paced: Signal::default(),
             sync: RefCell::default(),
+            walk: RefCell::default(),
+            flushing: Cell::new(false),
+            with_errors: Cell::new(false),
             unfinished: Cell::new(None),
             resync_in_vain: Cell::new(false),
         }
@@ -174,6 +184,8 @@ struct Walk {
     due_ns: u64,
     /// Stripes before `next` that were begun and not done.
     undone: RefCell<Vec<u64>>,
+    /// Those that are under way.
+    begun: RefCell<Vec<u64>>,
     findings: RefCell<Findings>,
     errors: Cell<u64>,
     aborted: Cell<bool>,
@@ -184,16 +196,30 @@ impl Walk {
         self.next.get() >= self.end.get() && self.undone.borrow().is_empty()
     }
 
-    /// The next stripe to do.
+    /// The next stripe to do; [`Walk::ended`] when that is over.
     fn take(&self) -> Option<u64> {
-        if let Some(stripe) = self.undone.borrow_mut().pop() {
-            return Some(stripe);
-        }
-        let stripe = self.next.get();
-        (stripe < self.end.get()).then(|| {
+        let undone = self.undone.borrow_mut().pop();
+        let stripe = undone.unwrap_or(self.next.get());
+        if undone.is_none() {
+            if stripe >= self.end.get() {
+                return None;
+            }
             self.next.set(stripe + 1);
-            stripe
-        })
+        }
+        self.begun.borrow_mut().push(stripe);
+        Some(stripe)
+    }
+
+    /// A stripe isn't under way any more: it is done, or was given back.
+    fn ended(&self, stripe: u64) {
+        self.begun.borrow_mut().retain(|&begun| begun != stripe);
+    }
+
+    /// The first stripe that isn't done. Meaningless after errors.
+    fn place(&self) -> u64 {
+        let (begun, undone) = (self.begun.borrow(), self.undone.borrow());
+        let begun = begun.iter().filter(|_| !active(Mutant::PlaceIgnoresBegun));
+        begun.chain(undone.iter()).copied().fold(self.next.get(), u64::min)
     }
 
     /// It ends here, with this stripe not done.
@@ -339,6 +365,7 @@ impl Home {
             end: Cell::new(stripes.end),
             due_ns,
             undone: RefCell::default(),
+            begun: RefCell::default(),
             findings: RefCell::default(),
             errors: Cell::new(0),
             aborted: Cell::new(false),
@@ -348,6 +375,7 @@ impl Home {
 
     async fn walk_along(self: &Rc<Self>, walk: Walk) -> Rc<Walk> {
         let walk = Rc::new(walk);
+        self.upkeep.walk.replace(Some(Rc::clone(&walk)));
         let all = crate::fan_out::FanOut::new();
         for _ in 0..self.shared().options.maintenance_depth.max(1) {
             let (home, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
@@ -376,6 +404,7 @@ impl Home {
                 Err(IoError::Unreadable { .. }) => self.note_stripe(walk, now, Findings::default(), 1),
                 Err(_) => walk.give_back(stripe),
             }
+            walk.ended(stripe);
             shard::yield_now().await;
         }
         row.clear(0);
@@ -434,15 +463,45 @@ impl Home {
         }
     }
 
+    /// Notes how far a rebuild or resync has come, for the superblocks of a clean stop. They are written after a flush that begins
+    /// behind this (C4). What is under way meanwhile is done again.
+    pub(crate) fn keep_place(&self) {
+        let walk = self.upkeep.walk.borrow();
+        let Some(walk) = walk.as_ref().filter(|walk| walk.errors.get() == 0) else { return };
+        if self.upkeep.flushing.get() {
+            return;
+        }
+        let offset = walk.place() * u64::from(self.volume.inner.parity_geometry().chunk_bytes());
+        let snapshot = self.shared().snapshot();
+        match (walk.action, walk.target) {
+            (SyncAction::Recovery, Some((_, member))) => {
+                let mut records = self.records.borrow_mut();
+                let recorded = records.members[member.0].superblock.member.recovery_offset;
+                if recorded.is_some_and(|sector| sector.0 * SECTOR_BYTES < offset) {
+                    records.checkpoint(member, offset);
+                }
+            }
+            // Another intent table knows nothing of this walk's regions.
+            (SyncAction::Resync, _)
+                if snapshot.membership == walk.membership && !self.upkeep.with_errors.get() =>
+            {
+                resync::note_resynced(&snapshot.intent, offset);
+            }
+            _ => {}
+        }
+    }
+
     /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush brings back (C5).
     async fn flush_walked(&self) -> bool {
         let view = self.volume.inner.view();
+        self.upkeep.flushing.set(true);
         let failed = self.volume.inner.flush_members(&view).await;
         if !active(Mutant::WalkForgetsFailedFlush) {
             for (slot, error) in &failed {
                 self.volume.inner.report(&view, *slot, crate::error::Operation::Flush, 0, *error);
             }
         }
+        self.upkeep.flushing.set(false);
         failed.is_empty()
     }
 

@@ -352,6 +352,7 @@ impl Core {
 impl Observer for Core {
     fn overdue(&self, about: About, age_ns: u64) -> Verdict {
         let limit = self.shared.member_limit_ns();
+        let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
         if limit > 0 && age_ns >= limit {
             self.time_out(about);
             return Verdict::GiveUp(DeviceErrorKind::TimedOut);

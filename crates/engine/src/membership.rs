@@ -79,6 +79,16 @@ pub enum CommandError {
         /// What it is.
         state: &'static str,
     },
+    /// Whoever joins takes the empty slot.
+    #[error(
+        "slot {empty} is empty: a device that joins goes there, and not to slot {slot}. Fill it first (`pinstripe add`), then replace; nothing was done"
+    )]
+    OtherSlotEmpty {
+        /// The slot that was to get a replacement.
+        slot: usize,
+        /// The empty one.
+        empty: usize,
+    },
     /// No spare is there to replace a member with.
     #[error("there is no spare that could take the slot: name a device")]
     NoSpare,
@@ -240,6 +250,11 @@ impl Array {
                 spare.ok_or(CommandError::NoSpare)?.member.id
             }
             Some(source) => {
+                // As a spare it would fill that slot, whatever it was named for. Refused before anything is written to it.
+                let absent = self.shared().snapshot().absent();
+                if let Some(empty) = absent.iter().next() {
+                    return Err(CommandError::OtherSlotEmpty { slot, empty });
+                }
                 let newcomer = Box::new(self.blank(source, uuid).await?);
                 self.home.command(|reply| Command::Enter { newcomer, comes_back: None, reply }).await?;
                 self.check_replaceable(slot)?;
@@ -482,8 +497,8 @@ impl Array {
         IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 
-    /// Where a new bitmap goes, and its first content.
-    fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
+    /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as gone.
+    pub(crate) fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
         let records = self.home.records.borrow();
         let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
         let size = SectorCount(records.array.size.0);

@@ -235,6 +235,20 @@ pinstripe_runtime::mutants! {
     HalfRecoveredReadded,
     /// A check or repair that made room for a rebuild forgets the stripes that it had begun.
     UndoneForgotten,
+    /// A clean stop records stripes of a rebuild or resync as done that were just under way.
+    PlaceIgnoresBegun,
+    /// What can't be read of a log is taken for empty.
+    UnreadableLogEmpty,
+    /// A sector that can't be read keeps a log's replay from its whole page.
+    ReplayByPages,
+    /// The double-parity log is called by the superblocks' events only, which a crash may have left where they were.
+    IncarnationFromEvents,
+    /// A spare is removed although it has taken a slot since it was looked up.
+    SeatedSpareRemoved,
+    /// A member that is slow is dropped like one that doesn't answer.
+    SlowMemberDropped,
+    /// The superblocks don't say that the journal is lost (C18).
+    JournalLossUnrecorded,
 }
 
 impl Mutant {
@@ -272,7 +286,13 @@ impl Mutant {
         Self::LogBeginsUnflushed,
         Self::LogForgetsFailure,
         Self::LogBeforeRecord,
+        Self::UnreadableLogEmpty,
+        Self::ReplayByPages,
+        Self::IncarnationFromEvents,
     ];
+
+    /// Those that the engine's tests of membership and of checkpoints find (`tests/membership.rs`, `tests/checkpoints.rs`).
+    pub const OF_LIFE: &[Self] = &[Self::PlaceIgnoresBegun, Self::SeatedSpareRemoved];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];

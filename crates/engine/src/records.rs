@@ -372,9 +372,11 @@ impl Records {
         self.distribute(complete || barred);
     }
 
-    /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name one at all.
+    /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name one at all. A spare that
+    /// has no room for it doesn't log, and is not asked.
     pub(crate) fn need_log(&mut self, needed: bool) {
-        let named = self.active().all(|book| book.superblock.member.double_parity_log.is_some());
+        let names = |book: &MemberBook| book.superblock.member.double_parity_log.is_some();
+        let named = self.active().all(|book| !book.is_seated() || names(book));
         self.array.needs_double_parity_log = needed && named;
     }
 
@@ -388,6 +390,9 @@ impl Records {
         }
         for book in self.members.iter_mut().filter(|book| book.is_active()) {
             book.superblock.array = self.array.clone();
+            // A superblock that needs a log names its place. What a spare says of it nobody asks.
+            book.superblock.array.needs_double_parity_log &=
+                book.is_seated() || book.superblock.member.double_parity_log.is_some();
         }
         if let Some(journal) = &mut self.journal {
             journal.superblock.array = self.array.clone();

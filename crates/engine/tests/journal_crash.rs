@@ -7,13 +7,13 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use arrays::{
     STEPS, assemble, options,
-    scene::{Scene, clients, spawn, superblock_on, wish, write},
+    scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     array::CommandError,
     assembly::{AssembleError, JournalProblem},
     consistency::JournalMode,
-    create::{CreateError, create_placed, create_with},
+    create::CreateError,
     detail::Detail,
     error::IoError,
     options::ArrayOptions,
@@ -26,7 +26,7 @@ use pinstripe_md::{
     units::Sector,
 };
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource};
-use pinstripe_sim::{Fault, Ledger, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
+use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
 
@@ -55,27 +55,12 @@ fn try_scene(
     let mut world = World::new(WorldConfig::new(seed, shards));
     let wish = wish(level, members, CHUNK, NewBitmap::None, initial);
     let sizes = wish.members.iter().map(|member| member.sectors).chain([journal_sectors]);
-    let mut rng = world.rng(77);
-    let disks: Vec<SimDisk> = (0..)
-        .zip(sizes)
-        .map(|(i, sectors)| {
-            let config = SimDiskConfig::drawn(&mut rng, &format!("disk{i}"), sectors * 512);
-            world.add_disk(SimDiskConfig { volatile_cache: true, ..config })
-        })
-        .collect();
+    let disks = drawn_disks(&mut world, sizes);
     let mut placed = wish.place().unwrap();
     add_journal(&mut placed, NewDevice { sectors: journal_sectors, uuid: Uuid([0x4a; 16]) }, 512).unwrap();
-    let devices = disks.clone();
-    world
-        .block_on(0, "create", STEPS, async move {
-            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-            create_placed(placed, &devices).await
-        })
-        .unwrap()?;
-    let sources = disks.iter().map(SimDisk::source).collect();
-    let array = assemble(&mut world, sources, options.clone()).unwrap();
-    let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
-    Ok(Scene { world, disks, array, ledger, options })
+    lay_out(&mut world, placed, &disks)?;
+    let devices = disks.len();
+    Ok(Scene::over(world, disks, devices, options))
 }
 
 /// The machine loses power and comes back with `disks`.
@@ -197,11 +182,7 @@ fn a_journal_that_runs_full_makes_writers_wait_and_goes_on() {
         assert!(!journal.failed && journal.used_bytes < journal.size_bytes);
         // 96 sectors are a stripe: with parity and meta blocks some 17 blocks.
         assert!(scene.disks[4].counters().bytes_written > 5 * journal.size_bytes);
-        scene.read_all();
-        assert_eq!(scene.check(), 0);
-        scene.stop();
-        scene.reassemble();
-        scene.read_all();
+        scene.is_right_and_stays_so();
     }
 }
 
@@ -537,27 +518,30 @@ fn a_member_that_hangs_in_the_replay_of_its_log_is_an_error_and_the_replay_can_b
 }
 
 fn logged_scene(seed: u64, level: Level, members: u8, log: NewLog) -> Scene {
-    let mut world = World::new(WorldConfig::new(seed, 1));
+    let world = World::new(WorldConfig::new(seed, 1));
     let wish = NewArray {
         members: (0..members).map(|i| NewDevice { sectors: 8192, uuid: Uuid([i + 1; 16]) }).collect(),
         data_offset: Some(Sector(4096)),
         ..wish(level, members, CHUNK, NewBitmap::None, InitialSync::AssumeClean)
     };
-    let disks: Vec<SimDisk> =
-        (0..members).map(|i| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), 8192 * 512))).collect();
-    let devices = disks.clone();
-    world
-        .block_on(0, "create", STEPS, async move {
-            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-            create_with(&wish, log, &devices).await
-        })
-        .unwrap()
-        .unwrap();
-    let options = ArrayOptions { gather_ns: 0, ..options() };
-    let sources = disks.iter().map(SimDisk::source).collect();
-    let array = assemble(&mut world, sources, options.clone()).unwrap();
-    let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
-    Scene { world, disks, array, ledger, options }
+    Scene::with_log(world, &wish, log, ArrayOptions { gather_ns: 0, ..options() })
+}
+
+/// Before anything is done without it: what that is, the journal doesn't know.
+#[test]
+fn a_start_without_the_journal_says_so_before_it_is_over() {
+    let mut scene = scene(3, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+    clients(&mut scene, 4, 10, 60);
+    scene.options.force = true;
+    crash(&mut scene, &[0, 1, 2, 3]).unwrap();
+    for member in 0..4 {
+        let superblock = superblock_on(&scene.disks[member]);
+        assert!(!superblock.array.journal && superblock.array.resync_offset != ResyncOffset::Clean);
+    }
+    scene.options.force = false;
+    crash(&mut scene, &[0, 1, 2, 3, 4]).unwrap();
+    assert!(scene.array.detail().journal.is_none());
+    scene.read_all();
 }
 
 /// The journal goes under writers, and is there again after a crash: what it holds is old by then.
@@ -660,11 +644,7 @@ fn a_cache_that_is_full_is_written_through() {
             .unwrap();
         assert!((1..=cache_bytes as u64).contains(&most.borrow()), "{most:?}");
         drop(array);
-        scene.read_all();
-        assert_eq!(scene.check(), 0);
-        scene.stop();
-        scene.reassemble();
-        scene.read_all();
+        scene.is_right_and_stays_so();
     }
 }
 

@@ -6,20 +6,25 @@ mod arrays;
 
 use std::{cell::Cell, rc::Rc};
 
-use arrays::{STEPS, options, scene::wish};
+use arrays::{
+    STEPS, options,
+    scene::{DATA_SECTOR, lay_out, plain_disks, superblock_on, wish},
+};
 use pinstripe_engine::{
     array::{Array, CommandError},
+    assembly::AssembleError,
     consistency::Policy,
-    create::create_with,
+    geometry::{Geometry, ParityGeometry, StripeId},
     options::ArrayOptions,
     volume::Volume,
 };
 use pinstripe_md::{
+    double_parity_log::Identity,
     level::Level,
     placement::{InitialSync, NewBitmap, NewLog},
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Fault, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
+use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
 
 const CHUNK: u64 = 8 << 10;
 const MEMBER_BYTES: u64 = 1 << 20;
@@ -36,24 +41,40 @@ impl Story {
     /// An array of five disks with volatile caches, in service.
     fn new(seed: u64, level: Level, log: NewLog) -> Self {
         let mut world = World::new(WorldConfig::new(seed, 1));
-        let disks: Vec<SimDisk> =
-            (0..5).map(|i| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), MEMBER_BYTES))).collect();
-        let attached = disks.clone();
+        let disks = plain_disks(&mut world, [MEMBER_BYTES / 512; 5]);
         let wish = wish(level, 5, CHUNK, NewBitmap::None, InitialSync::AssumeClean);
-        let made = async move {
-            let devices: Vec<_> = attached.iter().map(SimDisk::attach).collect();
-            create_with(&wish, log, &devices).await
-        };
-        world.block_on(0, "create", STEPS, made).unwrap().unwrap();
+        lay_out(&mut world, wish.place_with(log).unwrap(), &disks).unwrap();
         let mut story = Self { world, disks, rng: Rng::new(seed), array: None };
         story.assemble();
         story
     }
 
     fn assemble(&mut self) {
-        let sources = self.disks.iter().map(SimDisk::source).collect();
+        self.array = Some(self.try_without(&[]).unwrap());
+    }
+
+    fn try_without(&mut self, missing: &[usize]) -> Result<Array, AssembleError> {
+        let here = (0..self.disks.len()).filter(|disk| !missing.contains(disk));
+        let sources = here.map(|disk| self.disks[disk].source()).collect();
         let options = ArrayOptions { safe_mode_delay_ns: 50_000_000, ..options() };
-        self.array = Some(arrays::assemble(&mut self.world, sources, options).unwrap());
+        arrays::assemble(&mut self.world, sources, options)
+    }
+
+    /// A page of a disk's log, counted from its beginning or end, can't be read.
+    fn spoil_log(&self, disk: usize, page: i64) {
+        let superblock = superblock_on(&self.disks[disk]);
+        let area = superblock.member.ppl.or(superblock.member.double_parity_log).unwrap();
+        let start = (8 + u64::try_from(area.offset).unwrap()) * 512;
+        let end = start + u64::from(area.size) * 512;
+        let base = if page < 0 { end } else { start };
+        let at = base.checked_add_signed(page * 4096).unwrap();
+        self.disks[disk].fault(&Fault::UnreadableRange(at + 512..at + 1024));
+    }
+
+    fn geometry(&self) -> ParityGeometry {
+        let array = self.array();
+        let Geometry::Parity(geometry) = &array.shared().geometry else { panic!("it has parity") };
+        *geometry
     }
 
     fn array(&self) -> Array {
@@ -85,6 +106,12 @@ impl Story {
 
     /// Power loss; then the array is started with all its disks, and parity is looked at.
     fn crash_and_check(&mut self) -> u64 {
+        self.crash();
+        self.assemble();
+        self.check()
+    }
+
+    fn crash(&mut self) {
         {
             let _entered = self.world.enter(0);
             self.array = None;
@@ -96,7 +123,10 @@ impl Story {
                 disk.fault(&Fault::Return);
             }
         }
-        self.assemble();
+    }
+
+    /// Sectors whose parity doesn't match after the resync.
+    fn check(&mut self) -> u64 {
         let array = self.array();
         let settled = |_: &World| array.detail().regions_to_resync == 0;
         self.world.run_until(STEPS, settled).unwrap();
@@ -137,6 +167,87 @@ fn a_member_fails_and_a_crash_comes(seed: u64, level: Level, log: NewLog, fault:
     story.crash_and_check()
 }
 
+/// Writers, and power fails. Then a page of a log can't be read.
+fn a_log_is_damaged_by_a_crash(seed: u64, level: Level, log: NewLog, page: i64) -> (Story, usize) {
+    let mut story = Story::new(seed, level, log);
+    story.spawn_writers(6);
+    let steps = 500 + story.rng.below(1500);
+    story.steps(steps);
+    story.crash();
+    let victim = usize::try_from(story.rng.below(5)).unwrap();
+    story.spoil_log(victim, page);
+    (story, victim)
+}
+
+/// A crash in the middle of writes, and behind it one sector of each page of a disk can't be read. Array sectors of the others whose
+/// parity doesn't match after the replay.
+fn sectors_not_replayed(seed: u64, level: Level, log: NewLog) -> u64 {
+    const LATENT: u64 = 3;
+    let mut story = Story::new(seed, level, log);
+    story.spawn_writers(6);
+    let steps = 500 + story.rng.below(1500);
+    story.steps(steps);
+    let geometry = story.geometry();
+    story.crash();
+    let victim = usize::try_from(story.rng.below(5)).unwrap();
+    let pages = (0..geometry.member_bytes()).step_by(4096);
+    for page in pages.map(|page| DATA_SECTOR * 512 + page + LATENT * 512) {
+        story.disks[victim].fault(&Fault::UnreadableRange(page..page + 512));
+    }
+    story.assemble();
+    let mut wrong = 0;
+    for stripe in (0..geometry.stripes()).map(StripeId) {
+        let map = geometry.slots(stripe);
+        let at = DATA_SECTOR * 512 + geometry.member_offset(stripe);
+        let read = |slot: usize| story.disks[slot].peek(at, usize::try_from(CHUNK).unwrap());
+        let mut p = read(map.p_slot().index());
+        for column in 0..map.columns() {
+            let data = read(map.data_slot(column).index());
+            p.iter_mut().zip(data).for_each(|(p, data)| *p ^= data);
+        }
+        let sectors = p.chunks(512).enumerate().filter(|(sector, _)| *sector as u64 % 8 != LATENT);
+        wrong += sectors.filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).count() as u64;
+    }
+    wrong
+}
+
+/// A double-parity log begins on an array in service, and power fails about then. What it was called, if it had begun, and what
+/// the next one is called.
+fn incarnations(seed: u64) -> (Option<u64>, u64) {
+    let mut story = Story::new(seed, Level::Raid6, NewLog::None);
+    story.spawn_writers(3);
+    story.steps(500);
+    let array = story.array();
+    story.world.spawn(0, "policy", async move {
+        let _ = array.set_policy(Policy::DoubleParityLog).await;
+    });
+    let array = story.array();
+    story.world.run_until(STEPS, |_| array.detail().consistency_policy == "double-parity-log").unwrap();
+    drop(array);
+    let steps = story.rng.below(1000);
+    story.steps(steps);
+    story.crash();
+    let names = |story: &Story| -> Vec<u64> {
+        let name = |disk: &SimDisk| {
+            let superblock = superblock_on(disk);
+            let at = superblock.double_parity_log_sector()?.0 * 512;
+            let anchor = Identity::of_anchor(&disk.peek(at, 4096), superblock.array.set_uuid)?;
+            Some(anchor.incarnation)
+        };
+        story.disks.iter().filter_map(name).collect()
+    };
+    let before = names(&story).into_iter().max().filter(|name| *name > 0);
+    // Nobody writes: it begins when the resync is through, or with the first write.
+    story.assemble();
+    assert_eq!(story.check(), 0, "seed {seed}");
+    story.steps(2000);
+    story.spawn_writers(1);
+    story.steps(2000);
+    let now = names(&story);
+    assert!(now.iter().all(|name| *name == now[0]), "seed {seed}: {now:?}");
+    (before, now[0])
+}
+
 const REFUSED: Fault = Fault::UnwritableRange((128 << 10)..(512 << 10));
 
 #[test]
@@ -166,6 +277,76 @@ fn the_log_keeps_what_a_member_has_refused_until_that_is_recorded() {
             assert_eq!(wrong, 0, "{level}, seed {seed}");
         }
     }
+}
+
+#[test]
+fn a_log_of_which_a_page_can_not_be_read_costs_a_resync_and_nothing_else() {
+    for seed in 0..12 {
+        for (level, log) in BOTH {
+            let (mut story, _) = a_log_is_damaged_by_a_crash(seed, level, log, 0);
+            story.assemble();
+            let detail = story.array().detail();
+            assert!(detail.regions_to_resync > 0, "{level}, seed {seed}");
+            assert_eq!(story.check(), 0, "{level}, seed {seed}");
+            let policy = if level == Level::Raid5 { "ppl" } else { "double-parity-log" };
+            assert_eq!(story.array().detail().consistency_policy, policy, "and it is used again");
+            story.spawn_writers(3);
+            story.steps(1000);
+            story.crash();
+            let array = story.try_without(&[1]).unwrap();
+            assert_eq!(array.detail().regions_to_resync, 0, "{level}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_log_of_which_a_page_can_not_be_read_does_not_start_an_array_without_a_member() {
+    for seed in 0..6 {
+        for (level, log) in BOTH {
+            let (mut story, victim) = a_log_is_damaged_by_a_crash(seed, level, log, 0);
+            let missing = (victim + 1) % 5;
+            let refused = story.try_without(&[missing]).err().unwrap();
+            let AssembleError::LogUnreadable { name, missing: 1, bears } = &refused else {
+                panic!("{level}, seed {seed}: {refused}")
+            };
+            assert_eq!((name.as_str(), *bears), (format!("disk{victim}").as_str(), level == Level::Raid6));
+            if *bears {
+                // As the message says.
+                assert!(refused.to_string().contains("leave this device out"), "{refused}");
+                let array = story.try_without(&[missing, victim]).unwrap();
+                assert_eq!(array.detail().regions_to_resync, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_page_of_a_partial_parity_log_that_no_record_reaches_may_be_unreadable() {
+    for seed in 0..6 {
+        let (mut story, victim) = a_log_is_damaged_by_a_crash(seed, Level::Raid5, NewLog::Ppl, -1);
+        let array = story.try_without(&[(victim + 1) % 5]).unwrap();
+        assert_eq!(array.detail().regions_to_resync, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_sector_that_can_not_be_read_keeps_replay_from_itself_and_not_from_its_page() {
+    for seed in 0..24 {
+        for (level, log) in BOTH {
+            assert_eq!(sectors_not_replayed(seed, level, log), 0, "{level}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_double_parity_log_is_never_called_as_it_was_before() {
+    let mut begun = 0;
+    for seed in 0..40 {
+        let (before, now) = incarnations(seed);
+        assert!(before.is_none_or(|before| now > before), "seed {seed}: {before:?}, and then {now}");
+        begun += usize::from(before.is_some());
+    }
+    assert!(begun > 10, "of 40 logs {begun} had begun");
 }
 
 #[test]
@@ -224,5 +405,34 @@ mod defects {
         let fails =
             |seed| a_member_fails_and_a_crash_comes(seed, Level::Raid6, NewLog::DoubleParity, &Fault::Gone);
         assert!(is_found(Mutant::LogBeforeRecord, fails));
+    }
+
+    #[test]
+    fn a_log_that_can_not_be_read_and_passes_for_empty_is_found() {
+        for (level, log) in BOTH {
+            let wrong = |seed| {
+                let (mut story, _) = a_log_is_damaged_by_a_crash(seed, level, log, 0);
+                story.assemble();
+                story.check()
+            };
+            assert!(is_found(Mutant::UnreadableLogEmpty, wrong), "{level}");
+        }
+    }
+
+    #[test]
+    fn a_replay_that_leaves_whole_pages_is_found() {
+        for (level, log) in BOTH {
+            let wrong = |seed| sectors_not_replayed(seed, level, log);
+            assert!(is_found(Mutant::ReplayByPages, wrong), "{level}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_called_as_it_was_before_is_found() {
+        let wrong = |seed| {
+            let (before, now) = incarnations(seed);
+            u64::from(before.is_some_and(|before| now <= before))
+        };
+        assert!(is_found(Mutant::IncarnationFromEvents, wrong));
     }
 }

@@ -5,7 +5,11 @@ mod arrays;
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use arrays::{STEPS, Served, options, scene::wish, superblock_of};
+use arrays::{
+    STEPS, Served, options,
+    scene::{lay_out, wish},
+    superblock_of,
+};
 use pinstripe_engine::{
     array::CommandError, assembly::AssembleError, consistency::Policy, create::create_with,
     options::ArrayOptions, volume::Volume,
@@ -82,14 +86,7 @@ fn written(level: Level, log: NewLog, block: u32, length: u64, count: u64) -> u6
             })
         })
         .collect();
-    let devices = disks.clone();
-    world
-        .block_on(0, "create", STEPS, async move {
-            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-            create_with(&wish, log, &devices).await
-        })
-        .unwrap()
-        .unwrap();
+    lay_out(&mut world, wish.place_with(log).unwrap(), &disks).unwrap();
     let array = arrays::assemble(&mut world, disks.iter().map(SimDisk::source).collect(), options()).unwrap();
     let mut served = Served { world, array };
     served.write(0, &[1; 4096]).unwrap();
@@ -172,6 +169,28 @@ fn the_superblocks_keep_md_out_just_while_the_log_is_needed() {
 }
 
 #[test]
+fn a_spare_without_room_for_the_log_does_not_let_md_in() {
+    let (mut served, mut memories) =
+        served(array(Level::Raid6, 5, NewBitmap::None), NewLog::DoubleParity, 512);
+    memories.push(Memory::new(MEMBER_BYTES).unwrap());
+    let (array, source) = (served.array.clone(), sources(&memories, 512).remove(5));
+    served.run("add", async move { array.add(source, Uuid([99; 16])).await }).unwrap();
+    served.stop();
+    // As mdadm adds it.
+    let mut spare = superblock_of(&memories[5]);
+    spare.member.double_parity_log = None;
+    memories[5].copy_in(4096, &spare.encode(512).unwrap()).unwrap();
+    let mut served = Served::new(sources(&memories, 512), options()).unwrap();
+    served.write(4096, &[7; 8192]).unwrap();
+    let says = |member: usize| superblock_of(&memories[member]).feature_map();
+    assert!((0..5).all(|member| says(member) == 0x8000_0000), "what they say keeps MD out");
+    assert_eq!(says(5), 0);
+    assert_eq!(served.array.detail().spares.len(), 1, "and the spare is kept");
+    let mut again = after_crash(&memories, &[1, 4], options()).unwrap();
+    assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without two members");
+}
+
+#[test]
 fn the_policy_changes_under_writers_and_every_crash_finds_a_safe_one() {
     let cases = [
         (Level::Raid5, [Policy::Ppl, Policy::Resync, Policy::Ppl, Policy::Bitmap, Policy::Ppl]),
@@ -237,6 +256,37 @@ fn a_policy_that_can_not_be_is_refused_and_nothing_is_given_up_for_it() {
     let refused = served.run("grow", async move { array.set_policy(Policy::Ppl).await });
     assert!(matches!(refused, Err(CommandError::Policy(_))), "{refused:?}");
     assert_eq!(served.array.detail().consistency_policy, "bitmap");
+}
+
+#[test]
+fn a_log_is_kept_where_there_is_no_room_for_the_bitmap_that_is_to_come_instead() {
+    for (level, log) in [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)] {
+        let (mut served, memories) = served(array(level, 5, NewBitmap::None), log, 512);
+        served.stop();
+        // The bad-block log right behind the superblock, where a bitmap would be, and the log behind both.
+        for memory in &memories {
+            let mut superblock = superblock_of(memory);
+            let member = &mut superblock.member;
+            let area = member.ppl.as_mut().or(member.double_parity_log.as_mut()).unwrap();
+            let mut bytes = vec![0; usize::from(area.size) * 512];
+            memory.copy_out(4096 + u64::try_from(area.offset).unwrap() * 512, &mut bytes).unwrap();
+            area.offset = 16;
+            memory.copy_in(4096 + 16 * 512, &bytes).unwrap();
+            member.bad_block_log.as_mut().unwrap().offset = 8;
+            memory.copy_in(4096, &superblock.encode(512).unwrap()).unwrap();
+        }
+        let mut served = Served::new(sources(&memories, 512), options()).unwrap();
+        let before = served.array.detail().consistency_policy;
+        served.write(4096, &[7; 8192]).unwrap();
+        let events = superblock_of(&memories[0]).array.events;
+        let array = served.array.clone();
+        let refused = served.run("grow", async move { array.set_policy(Policy::Bitmap).await });
+        assert!(matches!(refused, Err(CommandError::BitmapRoom(_))), "{refused:?}");
+        assert_eq!(served.array.detail().consistency_policy, before);
+        assert_eq!(superblock_of(&memories[0]).array.events, events, "nothing was written");
+        let mut again = after_crash(&memories, &[1], options()).unwrap();
+        assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without a member");
+    }
 }
 
 #[test]

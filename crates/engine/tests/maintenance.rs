@@ -347,11 +347,7 @@ fn a_check_is_paused_goes_on_where_it_was_and_is_stopped() {
 fn a_recovery_is_paused_and_not_stopped_and_the_array_can_be_stopped_meanwhile() {
     let mut scene = scene_with(11, Level::Raid5, 4, slow(1, 160));
     write_all(&mut scene);
-    let array = scene.array.clone();
-    scene.run(async move { array.fail(2).await }).unwrap();
-    let spare = scene.world.add_disk(pinstripe_sim::SimDiskConfig::new("spare", 2048 * 512));
-    let (array, source) = (scene.array.clone(), spare.source());
-    scene.run(async move { array.add(source, pinstripe_md::identity::Uuid([9; 16])).await }).unwrap();
+    scene.fail_and_add(2);
     pass(&mut scene, SECOND);
     assert!(matches!(scene.array.stop_scrubs(), Err(SyncError::Needed(SyncAction::Recovery))));
     scene.array.pause_sync(true);
@@ -372,11 +368,7 @@ fn a_rebuild_records_every_ten_seconds_how_far_it_is_however_slow_it_is() {
     // A stripe a second; all of them are less than a leg.
     let mut scene = scene_with(13, Level::Raid5, 4, slow(1, 16));
     write_all(&mut scene);
-    let array = scene.array.clone();
-    scene.run(async move { array.fail(2).await }).unwrap();
-    let spare = scene.world.add_disk(pinstripe_sim::SimDiskConfig::new("spare", 2048 * 512));
-    let (array, source) = (scene.array.clone(), spare.source());
-    scene.run(async move { array.add(source, pinstripe_md::identity::Uuid([9; 16])).await }).unwrap();
+    let spare = scene.fail_and_add(2);
     let stripes = geometry(&scene).stripes();
     assert!(stripes > 35 && stripes < options().leg_stripes, "{stripes}");
     for second in 0..35 {

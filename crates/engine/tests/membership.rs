@@ -11,7 +11,9 @@ use arrays::{
 };
 use pinstripe_engine::{
     array::{Added, CommandError, Removed},
+    error::IoError,
     options::ArrayOptions,
+    records::MemberState,
 };
 use pinstripe_md::{
     identity::Uuid,
@@ -302,6 +304,26 @@ fn a_replaced_member_stays_in_use_until_the_copy_is_whole() {
 }
 
 #[test]
+fn a_replacement_while_another_slot_is_empty_is_refused_and_the_device_is_left_as_it_was() {
+    let mut scene = raid5(12);
+    scene.fail(3);
+    let target = scene.disk();
+    target.poke(0, &[0xa5; 64 << 10]);
+    let before = target.peek(0, 2048 * 512);
+    let refused = scene.replace(1, Some(&target));
+    assert!(matches!(refused, Err(CommandError::OtherSlotEmpty { slot: 1, empty: 3 })), "{refused:?}");
+    assert_eq!(target.peek(0, 2048 * 512), before);
+    assert_eq!(scene.array.detail().missing, 1);
+    // As the message says.
+    let other = scene.disk();
+    assert_eq!(scene.add(&other).unwrap(), Added::Full { slot: 3 });
+    scene.replace(1, Some(&target)).unwrap();
+    scene.settle();
+    assert_eq!(scene.array.detail().slots[1].device.as_deref(), Some("disk4"));
+    scene.proof();
+}
+
+#[test]
 fn a_replacement_copies_and_reconstructs_only_what_can_not_be_read() {
     let mut scene = raid5(9);
     clients(&mut scene, 2, 30, 32);
@@ -381,4 +403,52 @@ fn a_crash_at_any_step_of_a_replacement_leaves_a_complete_array() {
         clients(&mut scene, 2, 10, 32);
         scene.proof();
     }
+}
+
+/// A spare is removed at about the time at which it takes the slot of a member that fails. Whether it was refused because it has.
+fn a_spare_goes_and_is_needed(seed: u64) -> bool {
+    let mut scene = raid5(200 + seed);
+    scene.write(0, 64, true).unwrap();
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    scene.disks[1].fault(&Fault::Gone);
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "writer", async move {
+        arrays::scene::write(&volume, &ledger, 0, 200, true).await.unwrap();
+    });
+    let _ = scene.world.run_until(seed * 3, |_| false);
+    let removed = scene.remove(Removed::Device("disk4".to_owned()));
+    let is_late = match removed {
+        Ok(_) | Err(CommandError::InUse { .. }) => false,
+        Err(CommandError::Io(IoError::MembershipChanged)) => true,
+        other => panic!("seed {seed}: {other:?}"),
+    };
+    clients(&mut scene, 1, 5, 32);
+    let snapshot = scene.array.shared().snapshot();
+    if let Some(member) = snapshot.seats[1].member() {
+        let members = scene.array.members();
+        let state = &members.iter().find(|(id, ..)| *id == member.id).unwrap().3;
+        assert_ne!(*state, MemberState::Removed, "seed {seed}: what holds a slot is a member");
+    } else {
+        scene.add(&spare).unwrap();
+    }
+    scene.proof();
+    is_late
+}
+
+#[test]
+fn a_spare_that_takes_a_slot_while_it_is_being_removed_stays() {
+    let late = (0..160).filter(|&seed| a_spare_goes_and_is_needed(seed)).count();
+    assert!(late > 0, "in no run the spare was looked up before it took the slot, and not after");
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_spare_that_is_removed_from_its_slot_is_found() {
+    use pinstripe_engine::mutants::{Mutant, activate};
+    activate(Some(Mutant::SeatedSpareRemoved));
+    let fails = |seed| std::panic::catch_unwind(|| a_spare_goes_and_is_needed(seed)).is_err();
+    let found = (0..160).any(fails);
+    activate(None);
+    assert!(found);
 }

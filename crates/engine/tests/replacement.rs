@@ -4,18 +4,14 @@
 
 mod arrays;
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::sync::Arc;
 
 use arrays::{
     STEPS, assemble, options,
-    scene::{Scene, clients, spawn, superblock_on, wish, write},
+    scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    assembly::AssembleError,
-    consistency::Policy,
-    create::{create_placed, create_with},
-    geometry::Geometry,
-    options::ArrayOptions,
+    assembly::AssembleError, consistency::Policy, geometry::Geometry, options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::Uuid,
@@ -25,7 +21,7 @@ use pinstripe_md::{
     units::MemberSlot,
 };
 use pinstripe_runtime::DeviceSource;
-use pinstripe_sim::{Ledger, Rng, SimDisk, SimDiskConfig, World, WorldConfig, checks};
+use pinstripe_sim::{Rng, SimDisk, World, WorldConfig, checks};
 
 const CHUNK: u64 = 4096;
 const MEMBER_SECTORS: u64 = 256 + 512;
@@ -71,39 +67,22 @@ fn scene(seed: u64, kind: Kind) -> Scene {
     wish.members.iter_mut().for_each(|member| member.sectors = MEMBER_SECTORS);
     let journal = (kind == Kind::Journal).then_some(JOURNAL_SECTORS);
     let sizes = wish.members.iter().map(|member| member.sectors).chain(journal).chain([MEMBER_SECTORS]);
-    let mut rng = world.rng(77);
-    let disks: Vec<SimDisk> = (0..)
-        .zip(sizes)
-        .map(|(i, sectors)| {
-            let config = SimDiskConfig::drawn(&mut rng, &format!("disk{i}"), sectors * 512);
-            world.add_disk(SimDiskConfig { volatile_cache: true, ..config })
-        })
-        .collect();
+    let disks = drawn_disks(&mut world, sizes);
     let target = disks.last().unwrap();
     target.poke(0, &vec![0xee; usize::try_from(MEMBER_SECTORS * 512).unwrap()]);
-    let devices = disks[..disks.len() - 1].to_vec();
-    world
-        .block_on(0, "create", STEPS, async move {
-            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-            match kind {
-                Kind::Journal => {
-                    let mut placed = wish.place().unwrap();
-                    let device = NewDevice { sectors: JOURNAL_SECTORS, uuid: Uuid([0x4a; 16]) };
-                    add_journal(&mut placed, device, 512).unwrap();
-                    create_placed(placed, &devices).await
-                }
-                Kind::Ppl => create_with(&wish, NewLog::Ppl, &devices).await,
-                Kind::DoubleParity => create_with(&wish, NewLog::DoubleParity, &devices).await,
-                Kind::Bitmap => create_with(&wish, NewLog::None, &devices).await,
-            }
-        })
-        .unwrap()
-        .unwrap();
-    let sources = disks[..disks.len() - 1].iter().map(SimDisk::source).collect();
-    let options = in_small_steps();
-    let array = assemble(&mut world, sources, options.clone()).unwrap();
-    let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
-    Scene { world, disks, array, ledger, options }
+    let log = match kind {
+        Kind::Ppl => NewLog::Ppl,
+        Kind::DoubleParity => NewLog::DoubleParity,
+        Kind::Bitmap | Kind::Journal => NewLog::None,
+    };
+    let mut placed = wish.place_with(log).unwrap();
+    if kind == Kind::Journal {
+        let device = NewDevice { sectors: JOURNAL_SECTORS, uuid: Uuid([0x4a; 16]) };
+        add_journal(&mut placed, device, 512).unwrap();
+    }
+    let members = disks.len() - 1;
+    lay_out(&mut world, placed, &disks[..members]).unwrap();
+    Scene::over(world, disks, members, in_small_steps())
 }
 
 /// The device that replaces.

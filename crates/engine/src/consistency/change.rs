@@ -77,15 +77,36 @@ impl Array {
         };
         // What can't be is refused before anything is given up for it.
         self.check_log(wanted)?;
-        match now {
-            "bitmap" => self.remove_bitmap().await?,
-            "ppl" | "double-parity-log" => self.remove_log().await?,
-            _ => {}
+        if policy == Policy::Bitmap {
+            self.check_change()?;
+            self.new_bitmap(REGION_BYTES)?;
         }
+        let given_up = match now {
+            "bitmap" => {
+                self.remove_bitmap().await?;
+                Policy::Bitmap
+            }
+            "ppl" | "double-parity-log" => {
+                self.remove_log().await?;
+                if now == "ppl" { Policy::Ppl } else { Policy::DoubleParityLog }
+            }
+            _ => Policy::Resync,
+        };
+        let result = self.begin_policy(policy).await;
+        if result.is_err() {
+            // A device that has joined meanwhile may have no room for what comes. The error says what is wrong; the policy stays.
+            let _ = self.begin_policy(given_up).await;
+        }
+        result
+    }
+
+    /// Of an array that has neither bitmap nor log.
+    async fn begin_policy(&self, policy: Policy) -> Result<(), CommandError> {
         match policy {
             Policy::Resync => Ok(()),
             Policy::Bitmap => self.add_bitmap(REGION_BYTES).await,
-            Policy::Ppl | Policy::DoubleParityLog => self.add_log(wanted).await,
+            Policy::Ppl => self.add_log(NewLog::Ppl).await,
+            Policy::DoubleParityLog => self.add_log(NewLog::DoubleParity).await,
         }
     }
 

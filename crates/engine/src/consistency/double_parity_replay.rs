@@ -12,18 +12,18 @@
 //! | two written columns | nothing: P and Q say what they are |
 //!
 //! A written column that is lost was in flight and may read as neither old nor new (C19); an unwritten one that is lost reads
-//! as it was. A second crash meanwhile finds the same log, and P, Q old or new: the same again.
+//! as it was. Where a member's log can't be read, nothing is done at all: any record there may be the newest of its rows. A second crash meanwhile finds the same log, and P, Q old or new: the same again.
 
 use std::collections::BTreeMap;
 
 use pinstripe_md::{
-    double_parity_log::{Entry, Parity, find},
+    double_parity_log::{ANCHOR_BYTES, Entry, Identity, Parity, find},
     units::SECTOR_BYTES,
 };
 
-use super::{LogArea, double_parity_log::takes_chunks_of, members::Members};
+use super::{LogArea, area::AreaBytes, double_parity_log::takes_chunks_of, members::Members};
 use crate::{
-    assembly::{AssembleError, read_bytes},
+    assembly::AssembleError,
     decode::exponent,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
     mutants::{Mutant, active},
@@ -39,10 +39,11 @@ struct Group {
 /// Batch, stripe and first byte.
 type Key = (u64, u64, u32);
 
-/// Whether every member that is there has a log, with room for what a stripe write may need.
-pub(super) async fn is_carried(members: &Members<'_>) -> Result<bool, AssembleError> {
+/// Whether every member that is there has a log, with room for what a stripe write may need. Of one whose medium doesn't say, the
+/// others do, or the superblocks (`needed`).
+pub(super) async fn is_carried(members: &Members<'_>, needed: bool) -> Result<bool, AssembleError> {
     let chunk = members.geometry.chunk_bytes();
-    let mut any = false;
+    let mut any = needed;
     for (_, found) in members.present() {
         let block = u64::from(members.geometry.logical_block());
         if found.superblock.member.double_parity_log.is_none() {
@@ -53,10 +54,11 @@ pub(super) async fn is_carried(members: &Members<'_>) -> Result<bool, AssembleEr
         else {
             return Ok(false);
         };
-        let anchor = read_bytes(&*found.device, area.offset, 4096).await?;
-        if pinstripe_md::double_parity_log::Identity::of_anchor(&anchor, found.superblock.array.set_uuid)
-            .is_none()
-        {
+        let anchor = AreaBytes::read_range(found, area.offset, ANCHOR_BYTES as u64).await?;
+        if !anchor.is_known() {
+            continue;
+        }
+        if Identity::of_anchor(&anchor.bytes, found.superblock.array.set_uuid).is_none() {
             return Ok(false);
         }
         any = true;
@@ -64,9 +66,13 @@ pub(super) async fn is_carried(members: &Members<'_>) -> Result<bool, AssembleEr
     Ok(any)
 }
 
-/// Makes parity of everything that was being written match what the members hold. The caller flushes.
-pub(super) async fn replay(members: &Members<'_>) -> Result<(), AssembleError> {
-    let groups = gather(members).await?;
+/// Makes parity of everything that was being written match what the members hold. The caller flushes. If a member's log can't be
+/// read, its name, and nothing is done.
+pub(super) async fn replay(members: &Members<'_>) -> Result<Option<String>, AssembleError> {
+    let groups = match gather(members).await? {
+        Ok(groups) => groups,
+        Err(unreadable) => return Ok(Some(unreadable)),
+    };
     // The newest group of every sector, by stripe and byte within the chunk.
     let mut newest: BTreeMap<(u64, u32), Key> = BTreeMap::new();
     for (key, group) in &groups {
@@ -97,17 +103,20 @@ pub(super) async fn replay(members: &Members<'_>) -> Result<(), AssembleError> {
             }
         }
     }
-    Ok(())
+    Ok(None)
 }
 
-/// Every entry that the members' logs hold, by age.
-async fn gather(members: &Members<'_>) -> Result<BTreeMap<Key, Group>, AssembleError> {
+/// Every entry that the members' logs hold, by age; or the name of a member whose log can't be read.
+async fn gather(members: &Members<'_>) -> Result<Result<BTreeMap<Key, Group>, String>, AssembleError> {
     let geometry = members.geometry;
     let mut found = Vec::new();
     for (slot, member) in members.present() {
         let Some(area) = LogArea::of(&member.superblock) else { continue };
-        let bytes = read_bytes(&*member.device, area.offset, area.length).await?;
-        let log = find(&bytes, member.superblock.array.set_uuid, geometry.logical_block().into());
+        let log = AreaBytes::read(member, area).await?;
+        if !log.is_known() {
+            return Ok(Err(member.device.info().name.clone()));
+        }
+        let log = find(&log.bytes, member.superblock.array.set_uuid, geometry.logical_block().into());
         found.extend(log.map(|log| (slot, log)));
     }
     // A member that joined has the log's latest name; who has another was not there.
@@ -126,7 +135,7 @@ async fn gather(members: &Members<'_>) -> Result<BTreeMap<Key, Group>, AssembleE
             }
         }
     }
-    Ok(groups)
+    Ok(Ok(groups))
 }
 
 /// Whether a writer of this array could have put the entry there.

@@ -5,6 +5,7 @@ use pinstripe_runtime::{DeviceErrorKind, shard};
 use crate::{
     assembly::{AssembleError, Assembled, Found, read_bytes},
     geometry::{Geometry, MemberSlot, ParityGeometry},
+    mutants::{Mutant, active},
 };
 use pinstripe_md::units::SECTOR_BYTES;
 
@@ -48,7 +49,8 @@ impl<'a> Members<'a> {
             let valid = found.superblock.member.recovery_offset;
             valid.is_none_or(|sector| offset < sector.0 * SECTOR_BYTES)
         };
-        length > self.geometry.logical_block() && self.seats[slot.index()].as_ref().is_some_and(is_recovered)
+        let is_part = length > self.geometry.logical_block() && !active(Mutant::ReplayByPages);
+        is_part && self.seats[slot.index()].as_ref().is_some_and(is_recovered)
     }
 
     /// Bytes of a member; `None` if it doesn't hold them or can't read them.

@@ -17,6 +17,7 @@
 //!
 //! A member that joins gets an empty log before its superblock names it ([`Log::prepare`]).
 
+mod area;
 mod change;
 mod double_parity_log;
 mod double_parity_replay;
@@ -285,7 +286,9 @@ impl Log {
             }
             Self::DoubleParity(log) if !log.door().is_open() => {
                 let events = home.records.borrow().array.events;
-                log.set_incarnation(newest_incarnation(home).await.max(events) + 1);
+                let newest = newest_incarnation(home).await;
+                let newest = if active(Mutant::IncarnationFromEvents) { 0 } else { newest };
+                log.set_incarnation(newest.max(events) + 1);
                 let work = async |device: &dyn Device, area, _| log.begin(device, area).await;
                 let failures = on_every_member(home, work).await;
                 log.door().open();
@@ -448,19 +451,20 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     let dirty = freshest.array.is_dirty();
     let writable = !options.read_only && freshest.support() == Support::Full;
     let missing = (0..assembled.geometry.members()).filter(|&slot| !assembled.is_whole(slot)).count();
-    let mut covers = false;
+    let (mut covers, mut unreadable) = (false, None);
     if dirty && writable && is_logged(freshest) {
-        covers = if freshest.member.ppl.is_some() {
-            ppl_replay::replay(&members).await?.covers
+        if freshest.member.ppl.is_some() {
+            let replayed = ppl_replay::replay(&members).await?;
+            (covers, unreadable) = (replayed.covers, replayed.unreadable);
         } else {
-            double_parity_replay::replay(&members).await?;
-            true
-        };
+            unreadable = double_parity_replay::replay(&members).await?;
+            covers = unreadable.is_none();
+        }
         members.flush().await?;
     }
     let log = if freshest.member.ppl.is_some() {
         Log::Ppl(Arc::new(Ppl::new(freshest.array.set_uuid, 1)))
-    } else if double_parity_replay::is_carried(&members).await? {
+    } else if double_parity_replay::is_carried(&members, freshest.array.needs_double_parity_log).await? {
         let block = assembled.geometry.logical_block();
         let log = DoubleParityLog::new(freshest.array.set_uuid, block.into());
         Log::DoubleParity(Arc::new(log))
@@ -470,7 +474,13 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     if covers {
         (assembled.dirty_from, assembled.forced, assembled.replayed) = (None, false, true);
     } else if was_logged && dirty && missing > 0 && !options.force {
-        return Err(AssembleError::DirtyDegraded { missing });
+        return Err(match unreadable {
+            Some(name) => {
+                let bears = missing < assembled.geometry.redundancy();
+                AssembleError::LogUnreadable { name, missing, bears }
+            }
+            None => AssembleError::DirtyDegraded { missing },
+        });
     }
     if matches!(log, Log::None) {
         // What only looked like a log's place is none.

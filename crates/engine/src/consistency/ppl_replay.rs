@@ -3,16 +3,16 @@
 use pinstripe_md::ppl::{FoundRecord, HEADER_BYTES, PplEntry, PplHeader, newest_record, signature};
 use pinstripe_md::units::SECTOR_BYTES;
 
-use super::{LogArea, members::Members};
+use super::{LogArea, area::AreaBytes, members::Members};
 use crate::{
-    assembly::{AssembleError, Found, read_bytes},
+    assembly::{AssembleError, Found},
     geometry::{MemberSlot, StripeId},
     mutants::{Mutant, active},
     parity_cache::ROW_BYTES,
 };
 
 /// What came of a replay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Replayed {
     /// The log covers whatever was being written: parity matches data everywhere now, as far as members are there.
     pub(super) covers: bool,
@@ -20,6 +20,8 @@ pub(super) struct Replayed {
     pub(super) entries: u64,
     /// Entries that were not: torn, so that nothing of theirs had begun, or of a lost member.
     pub(super) skipped: u64,
+    /// Whose log can't be read, so that it isn't known what was being written in the rows with that member's parity.
+    pub(super) unreadable: Option<String>,
 }
 
 /// Replays the newest record of every member. The caller flushes.
@@ -29,13 +31,29 @@ pub(super) async fn replay(members: &Members<'_>) -> Result<Replayed, AssembleEr
         let (Some(area), Some(ppl)) = (LogArea::of(&found.superblock), found.superblock.member.ppl) else {
             continue;
         };
-        let bytes = read_bytes(&*found.device, area.offset, area.length).await?;
-        replayed.covers |= was_in_use(&bytes, found);
-        if let Some(record) = newest_record(&bytes, found.superblock.array.set_uuid, ppl.multiple) {
-            replay_record(members, slot, &record, &bytes, &mut replayed).await?;
+        let log = AreaBytes::read(found, area).await?;
+        let bytes = &log.bytes;
+        let record = newest_record(bytes, found.superblock.array.set_uuid, ppl.multiple);
+        // That it is the newest, the header behind it says.
+        let end = record.as_ref().map_or(0, end_of).saturating_add(HEADER_BYTES);
+        if !log.is_known_to(end) {
+            replayed.unreadable = Some(found.device.info().name.clone());
+            continue;
+        }
+        replayed.covers |= was_in_use(bytes, found);
+        if let Some(record) = record {
+            replay_record(members, slot, &record, bytes, &mut replayed).await?;
         }
     }
+    replayed.covers &= replayed.unreadable.is_none();
     Ok(replayed)
+}
+
+/// The byte behind a record.
+fn end_of(record: &FoundRecord) -> usize {
+    let length = |entry: &PplEntry| usize::try_from(entry.parity_bytes).unwrap_or(usize::MAX);
+    let parity = record.header.entries.iter().map(length).fold(0, usize::saturating_add);
+    record.offset.saturating_add(HEADER_BYTES).saturating_add(parity)
 }
 
 /// Whether anything was ever logged here. An area that was never used, or emptied and not begun again, says nothing of what

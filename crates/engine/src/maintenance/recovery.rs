@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Legs that are cut for a checkpoint take at least this long: at the end of each the workers wait for the last one.
-const LEG_NS_MIN: u64 = 1_000_000_000;
+pub(super) const LEG_NS_MIN: u64 = 1_000_000_000;
 
 impl Home {
     /// Rebuilds a device from where its superblock says. True if it is whole now.

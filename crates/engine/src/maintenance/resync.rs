@@ -1,13 +1,24 @@
 //! Resync: parity is made to match data where an unclean stop, or nobody yet, left it unknown.
 
-use std::rc::Rc;
+//!
+//! What is recorded of an unfinished resync, so that it isn't done again: with a bitmap, its bits. Without one, the superblocks'
+//! `resync_offset`, as MD has it, every ten seconds and at a clean stop. MD's rule, too, is that an array that is being written says 0.
+//! And so does one that was not stopped cleanly, until its resync is over: a start that finds another offset takes it that no row is torn.
 
-use super::SyncAction;
+use std::{ops::Range, rc::Rc};
+
+use pinstripe_runtime::shard;
+
+use super::{SyncAction, recovery::LEG_NS_MIN};
 use crate::{
     array::Home,
     control::Command,
+    intent::IntentTable,
     mutants::{Mutant, active},
 };
+
+/// A walk was ended before it was through.
+struct Aborted;
 
 impl Home {
     /// Resyncs every region that needs it. True if none is left.
@@ -19,9 +30,9 @@ impl Home {
         let regions: Vec<usize> =
             (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
         let stripes_of = |region: usize| {
-            let start = region as u64 * intent.region_bytes();
-            let end = (start + intent.region_bytes()).min(geometry.member_bytes());
-            start / chunk..end.div_ceil(chunk).min(geometry.stripes())
+            let end = ((region as u64 + 1) * intent.region_bytes()).min(geometry.member_bytes());
+            let end = end.div_ceil(chunk).min(geometry.stripes());
+            (intent.left_of(region) / chunk).min(end)..end
         };
         self.begin(
             SyncAction::Resync,
@@ -29,29 +40,90 @@ impl Home {
             regions.iter().map(|&r| stripes_of(r).end - stripes_of(r).start).sum(),
         );
         let mut whole = true;
+        let mut recorded = shard::now();
         for region in regions {
             if active(Mutant::ResyncMarkForgotten) {
                 intent.resynced(region);
                 continue;
             }
-            let walk = self.walk(SyncAction::Resync, None, stripes_of(region), u64::MAX).await;
-            if walk.aborted.get() {
+            self.upkeep.with_errors.set(false);
+            let Ok(()) = self.resync_region(intent, stripes_of(region), &mut recorded).await else {
                 return false;
-            }
-            // C4: parity must be on the members before anything may say that it matches.
-            let flushed = active(Mutant::ResyncWithoutFlush) || self.flush_walked().await;
-            if walk.errors.get() > 0 || !flushed {
+            };
+            if self.upkeep.with_errors.get() {
                 whole = false;
-                continue;
+            } else {
+                intent.resynced(region);
             }
-            intent.resynced(region);
         }
         self.upkeep.resync_in_vain.set(!whole);
         // What was not dirty for writers is clean now: the superblocks may say so.
-        let refreshes = !self.shared().admission.is_open() && !self.dirty.get() || self.awaits_log();
-        if whole && refreshes {
+        if whole && (self.is_idle() || self.awaits_log()) {
             whole = self.command(|reply| Command::Refresh { reply }).await.is_ok();
         }
         whole
     }
+
+    /// Whether the superblocks say how far a resync is, and not that writes are under way.
+    fn is_idle(&self) -> bool {
+        !self.shared().admission.is_open() && !self.dirty.get()
+    }
+
+    /// Walks a region, in legs if what is done can be recorded.
+    async fn resync_region(
+        self: &Rc<Self>,
+        intent: &IntentTable,
+        stripes: Range<u64>,
+        recorded: &mut u64,
+    ) -> Result<(), Aborted> {
+        let chunk = u64::from(self.volume.inner.parity_geometry().chunk_bytes());
+        let options = &self.shared().options;
+        let (checkpoint_ns, leg) = (options.checkpoint_ns, options.leg_stripes.max(1));
+        let mut next = stripes.start;
+        loop {
+            let now = shard::now();
+            let (to, due) = if is_recorded(intent) {
+                let due = (*recorded + checkpoint_ns.max(LEG_NS_MIN)).max(now + LEG_NS_MIN);
+                (stripes.end.min(next.saturating_add(leg)), due)
+            } else {
+                (stripes.end, u64::MAX)
+            };
+            let walk = self.walk(SyncAction::Resync, None, next..to, due).await;
+            if walk.aborted.get() {
+                return Err(Aborted);
+            }
+            next = walk.end.get();
+            let is_over = next >= stripes.end;
+            if !is_over && shard::now() - *recorded < checkpoint_ns && walk.errors.get() == 0 {
+                continue;
+            }
+            // C4: parity must be on the members before anything may say that it matches.
+            let flushed = active(Mutant::ResyncWithoutFlush) || self.flush_walked().await;
+            if walk.errors.get() > 0 || !flushed {
+                self.upkeep.with_errors.set(true);
+            }
+            if is_over {
+                return Ok(());
+            }
+            *recorded = shard::now();
+            if !self.upkeep.with_errors.get() && self.shared().snapshot().membership == walk.membership {
+                note_resynced(intent, next * chunk);
+                if self.is_idle() && self.command(|reply| Command::Refresh { reply }).await.is_err() {
+                    return Err(Aborted);
+                }
+            }
+        }
+    }
+}
+
+/// Parity matches up to this byte of the members.
+pub(super) fn note_resynced(intent: &IntentTable, to: u64) {
+    if is_recorded(intent) {
+        intent.resynced_to(to);
+    }
+}
+
+/// Whether the superblocks may say how far a resync of these regions is.
+fn is_recorded(intent: &IntentTable) -> bool {
+    !intent.is_persistent() && !intent.is_torn(0..=intent.len() - 1)
 }

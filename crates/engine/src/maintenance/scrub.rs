@@ -325,6 +325,7 @@ impl Home {
                 end: Cell::new(scrub.stripes.end),
                 due_ns: u64::MAX,
                 undone: RefCell::new(scrub.undone.take()),
+                begun: RefCell::default(),
                 findings: RefCell::default(),
                 errors: Cell::new(0),
                 aborted: Cell::new(false),

@@ -2,12 +2,18 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{array::Array, create::create, error::IoError, options::ArrayOptions, volume::Volume};
+use pinstripe_engine::{
+    array::Array,
+    create::{CreateError, create_placed},
+    error::IoError,
+    options::ArrayOptions,
+    volume::Volume,
+};
 use pinstripe_md::{
     bitmap::BitmapImage,
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},
-    placement::{InitialSync, NewArray, NewBitmap, NewDevice},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, PlacedArray},
     superblock::{MetadataVersion, Superblock},
     units::{Sector, SectorCount},
 };
@@ -60,20 +66,20 @@ impl Scene {
         Self::in_world(World::new(WorldConfig::new(seed, shards)), wish, options)
     }
 
-    pub fn in_world(mut world: World, wish: NewArray, options: ArrayOptions) -> Self {
-        let disks: Vec<SimDisk> = (0..)
-            .zip(&wish.members)
-            .map(|(i, member)| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), member.sectors * 512)))
-            .collect();
-        let devices = disks.clone();
-        world
-            .block_on(0, "create", STEPS, async move {
-                let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-                create(&wish, &devices).await
-            })
-            .unwrap()
-            .unwrap();
-        let sources = disks.iter().map(SimDisk::source).collect();
+    pub fn in_world(world: World, wish: NewArray, options: ArrayOptions) -> Self {
+        Self::with_log(world, &wish, NewLog::None, options)
+    }
+
+    pub fn with_log(mut world: World, wish: &NewArray, log: NewLog, options: ArrayOptions) -> Self {
+        let disks = plain_disks(&mut world, wish.members.iter().map(|member| member.sectors));
+        lay_out(&mut world, wish.place_with(log).unwrap(), &disks).unwrap();
+        let members = disks.len();
+        Self::over(world, disks, members, options)
+    }
+
+    /// An array that is laid out already, on the first `members` disks.
+    pub fn over(mut world: World, disks: Vec<SimDisk>, members: usize, options: ArrayOptions) -> Self {
+        let sources = disks[..members].iter().map(SimDisk::source).collect();
         let array = super::assemble(&mut world, sources, options.clone()).unwrap();
         let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
         Self { world, disks, array, ledger, options }
@@ -134,6 +140,27 @@ impl Scene {
         self.run(async move { array.stop().await }).unwrap();
     }
 
+    /// Everything can be read and parity matches, and so it is after a stop and another start.
+    pub fn is_right_and_stays_so(&mut self) {
+        self.read_all();
+        assert_eq!(self.check(), 0);
+        self.stop();
+        self.reassemble();
+        self.read_all();
+    }
+
+    /// Fails the member of a slot, and adds a new disk, which takes its place. That is not among `disks`.
+    pub fn fail_and_add(&mut self, slot: usize) -> SimDisk {
+        let spare = self.world.add_disk(SimDiskConfig::new("spare", self.disks[slot].info().size));
+        let (array, source) = (self.array.clone(), spare.source());
+        let work = async move {
+            array.fail(slot).await?;
+            array.add(source, Uuid([99; 16])).await
+        };
+        self.run(work).unwrap();
+        spare
+    }
+
     pub fn superblock(&self, disk: usize) -> Superblock {
         superblock_on(&self.disks[disk])
     }
@@ -143,6 +170,32 @@ impl Scene {
         let sector = self.superblock(disk).bitmap_sector()?;
         Some(BitmapImage::decode(&self.disks[disk].peek(sector.0 * 512, 4096)).unwrap())
     }
+}
+
+/// Disks of so many sectors each.
+pub fn plain_disks(world: &mut World, sectors: impl IntoIterator<Item = u64>) -> Vec<SimDisk> {
+    let disk = |(i, sectors)| SimDiskConfig::new(&format!("disk{i}"), sectors * 512);
+    (0..).zip(sectors).map(disk).map(|config: SimDiskConfig| world.add_disk(config)).collect()
+}
+
+/// The same, with habits that are drawn, and caches that forget.
+pub fn drawn_disks(world: &mut World, sectors: impl IntoIterator<Item = u64>) -> Vec<SimDisk> {
+    let mut rng = world.rng(77);
+    let mut disk = |(i, sectors): (usize, u64)| {
+        let config = SimDiskConfig::drawn(&mut rng, &format!("disk{i}"), sectors * 512);
+        world.add_disk(SimDiskConfig { volatile_cache: true, ..config })
+    };
+    sectors.into_iter().enumerate().map(&mut disk).collect()
+}
+
+/// Makes an array on its disks, in order.
+pub fn lay_out(world: &mut World, placed: PlacedArray, disks: &[SimDisk]) -> Result<(), CreateError> {
+    let devices = disks.to_vec();
+    let created = world.block_on(0, "create", STEPS, async move {
+        let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
+        create_placed(placed, &devices).await
+    });
+    created.unwrap().map(|_| ())
 }
 
 /// What a disk's superblock says now.

@@ -118,6 +118,7 @@ impl Swarm {
             9 if self.setup.failures => self.hang(habits.timeout_ns),
             10 if self.setup.failures => self.fail_target(habits.timeout_ns),
             11 if self.setup.failures => self.fail_soon(),
+            12 | 13 => self.crawl(),
             _ => {}
         }
     }
@@ -319,6 +320,7 @@ impl Swarm {
                     Ok(_)
                     | Err(
                         CommandError::NotReplaceable { .. }
+                        | CommandError::OtherSlotEmpty { .. }
                         | CommandError::NoSpare
                         | CommandError::Io(IoError::MembershipChanged),
                     ),
@@ -335,6 +337,19 @@ impl Swarm {
         let Some((_, disk)) = self.victim() else { return };
         self.summary.failures += 1;
         self.hang_disk(disk, timeout_ns);
+    }
+
+    /// Every request to a disk takes longer than any should, though none as long as it may: slow is not dead.
+    fn crawl(&mut self) {
+        let number = self.rng.index(self.disks.len());
+        let disk = &self.disks[number];
+        if disk.is_gone() || disk.is_hung() {
+            return;
+        }
+        self.summary.slow += 1;
+        disk.fault(&Fault::SlowBy(self.rng.range(SLOWEST..3 * SLOWEST)));
+        let until = self.world.now() + self.rng.below(50_000_000);
+        disk.plan(Trigger::AtTime(until), Fault::SlowBy(1));
     }
 
     fn hang_disk(&mut self, disk: usize, timeout_ns: u64) {

@@ -135,7 +135,11 @@ impl Swarm {
         };
         explorer.next = steps + 1 + explorer.rng.below(2 * explorer.depth.gap);
         let Some(mut explorer) = self.explorer.take() else { return Ok(()) };
-        let looked = self.shape().map_or(Ok(()), |geometry| self.look(&geometry, &mut explorer));
+        // Without its journal the array is refused, and after that by force it is what its members say.
+        let looked = self
+            .shape()
+            .filter(|_| !self.journal_lost)
+            .map_or(Ok(()), |geometry| self.look(&geometry, &mut explorer));
         self.explorer = Some(explorer);
         looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
     }
@@ -250,6 +254,7 @@ impl Swarm {
             cut_off,
             lost_at_start: self.lost_at_start.clone(),
             unsynced: self.unsynced,
+            journal_lost: self.journal_lost,
             summary: Summary { assemblies: 1, ..Summary::default() },
             phase: Phase::Starting,
             front: None,

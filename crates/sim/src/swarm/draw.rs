@@ -97,6 +97,8 @@ pub struct Setup {
     pub failures: bool,
     /// The engine's options.
     pub options: ArrayOptions,
+    /// Disks behind the members that are, or were, journals: one or none.
+    pub journals: usize,
     /// What the disks are like; sizes and blocks are set.
     pub disk: SimDiskConfig,
     /// Users come over NBD.
@@ -161,6 +163,7 @@ impl Setup {
             crashes: rng.pick(&[0, 4, 6, 8]),
             failures: parity && rng.chance(2, 3),
             options: options(rng, disk.latency_ns_max),
+            journals: 0,
             disk,
             nbd: None,
             policy_changes: false,
@@ -184,7 +187,8 @@ impl Setup {
             (_, 4 | 5) | (Level::Raid4, 3) => Consistency::Journal,
             _ => return self,
         };
-        if self.consistency == Consistency::Journal && self.members.is_multiple_of(2) {
+        self.journals = usize::from(self.consistency == Consistency::Journal);
+        if self.journals > 0 && self.members.is_multiple_of(2) {
             // Not drawn: other arrays stay as their seeds have them.
             self.options.journal_mode = JournalMode::WriteBack;
             self.options.journal_cache_bytes = if self.shards == 1 { 32 << 10 } else { 1 << 20 };
@@ -198,7 +202,7 @@ impl Setup {
 
     /// Disks at the beginning: the members, and the journal if there is one.
     pub fn disks(&self) -> usize {
-        self.members + usize::from(self.consistency == Consistency::Journal)
+        self.members + self.journals
     }
 
     /// What to create, with the log on the members or beside them.
@@ -259,7 +263,7 @@ impl Setup {
     /// One disk of the run.
     pub fn disk(&self, number: usize) -> SimDiskConfig {
         // A journal must take a stripe several times over.
-        let is_journal = self.consistency == Consistency::Journal && number == self.members;
+        let is_journal = (self.members..self.disks()).contains(&number);
         let size = self.disk.size + if is_journal { JOURNAL_BYTES } else { 0 };
         SimDiskConfig { name: format!("disk{number}"), size, ..self.disk.clone() }
     }

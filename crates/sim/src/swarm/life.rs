@@ -37,6 +37,8 @@ enum End {
     CrashInStop,
     /// After more disks have gone than the level bears; all come back.
     Outage,
+    /// After the journal device has gone.
+    JournalLoss,
 }
 
 impl Swarm {
@@ -53,6 +55,7 @@ impl Swarm {
             } else {
                 End::Peace
             };
+            let end = if !last && self.will_lose_journal() { End::JournalLoss } else { end };
             self.live(end)?;
         }
         Ok(())
@@ -120,6 +123,7 @@ impl Swarm {
         }
         let mut force = false;
         loop {
+            let forbidden = self.is_journal_forbidden();
             self.note_lost()?;
             let outcome = self.start_assembly(force);
             self.wait_in_steps(|_| outcome.borrow().is_some())?;
@@ -128,7 +132,12 @@ impl Swarm {
                 Ok(array) => {
                     self.doubt_cut_off();
                     self.begin_life(array);
+                    self.started_after_loss(forbidden, force)?;
                     return Ok(true);
+                }
+                Err(AssembleError::JournalMissing) if !force && self.may_miss_journal()? => {
+                    self.summary.forced += 1;
+                    force = true;
                 }
                 Err(AssembleError::DirtyDegraded { missing }) => {
                     let present = self.present();
@@ -238,7 +247,7 @@ impl Swarm {
         }
         let mut deadline = match end {
             End::Peace | End::CrashInStop => u64::MAX,
-            End::Crash | End::Kill | End::Outage => {
+            End::Crash | End::Kill | End::Outage | End::JournalLoss => {
                 self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500)
             }
         };
@@ -285,6 +294,11 @@ impl Swarm {
             End::Outage => {
                 self.outage()?;
                 let power = self.rng.chance(1, 2);
+                self.crash(power)
+            }
+            End::JournalLoss => {
+                let stopped = self.lose_journal()?;
+                let power = stopped || self.rng.chance(2, 3);
                 self.crash(power)
             }
             End::Kill => self.crash(false),
@@ -341,7 +355,7 @@ impl Swarm {
     }
 
     /// Lets up to `steps` happen, whoever waits or doesn't.
-    fn idle_on(&mut self, steps: u64) -> Result<(), Verdict> {
+    pub(super) fn idle_on(&mut self, steps: u64) -> Result<(), Verdict> {
         for _ in 0..steps {
             if !self.step()? {
                 break;

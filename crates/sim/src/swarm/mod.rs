@@ -17,6 +17,7 @@ mod crash_states;
 mod draw;
 mod events;
 mod front;
+mod journal_loss;
 mod killers;
 mod lies;
 mod life;
@@ -97,6 +98,10 @@ pub struct Summary {
     pub replacements: u64,
     /// Members that hung for longer than they may.
     pub hangs: u64,
+    /// Members that were slow for a while, far slower than is usual.
+    pub slow: u64,
+    /// Journal devices that were lost.
+    pub journals_lost: u64,
     /// Writes that went to a wrong place.
     pub lies: u64,
     /// How often the array was refused, legally.
@@ -122,6 +127,8 @@ impl Summary {
         self.readds += other.readds;
         self.replacements += other.replacements;
         self.hangs += other.hangs;
+        self.slow += other.slow;
+        self.journals_lost += other.journals_lost;
         self.lies += other.lies;
         self.refusals += other.refusals;
         self.forced += other.forced;
@@ -247,6 +254,8 @@ pub(crate) struct Swarm {
     pub(crate) lost_at_start: BTreeMap<usize, bool>,
     /// Parity of rows that nobody wrote is unknown.
     pub(crate) unsynced: bool,
+    /// The journal device was lost, and the array has not started since.
+    pub(crate) journal_lost: bool,
     pub(crate) summary: Summary,
     pub(crate) phase: Phase,
     /// Servers and connections, if users come over NBD.
@@ -292,6 +301,7 @@ pub fn run_explored(
         cut_off: BTreeSet::new(),
         lost_at_start: BTreeMap::new(),
         unsynced: setup.resync,
+        journal_lost: false,
         summary: Summary::default(),
         phase: Phase::Starting,
         front: None,

@@ -141,6 +141,10 @@ impl Home {
     /// already go on; no other is taken.
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
+        if active(Mutant::JournalLossUnrecorded) {
+            journal.set_loss_recorded();
+            return journal.set_loss_durable();
+        }
         self.note_journal_loss(&journal);
         // If that fails, the array has failed, and says so.
         if self.update_superblocks().await.is_ok() {
