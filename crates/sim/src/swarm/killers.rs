@@ -51,10 +51,11 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::StripesNotAwaited, 0),
     (Mutant::RowErrorIgnored, 6),
     (Mutant::SpareTakenForFormer, 2_000_007),
-    (Mutant::TargetPromotedWhole, 2_000_019),
+    (Mutant::TargetPromotedWhole, 2_000_009),
     (Mutant::LogWithoutForcing, 42),
     (Mutant::LogWrongRange, 2),
     (Mutant::LogWrongCoefficient, 2),
+    (Mutant::SlowMemberDropped, 2_000_007),
     (Mutant::FailedFlushForgotten, 2719),
     (Mutant::AbsentMissReplay, 2_000_583),
 ];
