@@ -150,9 +150,7 @@ impl Table {
         let Some(operation) = self.operations.get_mut(&number) else { return };
         if operation.takes_a_slot() {
             self.held -= 1;
-        }
-        if matches!(stage, Stage::Dropped) {
-            self.dropped += 1;
+            self.dropped += u64::from(matches!(stage, Stage::Dropped));
         }
         operation.sum = Sum::default();
         operation.become_stage(stage);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pinstripe_nvme::wire::offload::Outcome;
 use pinstripe_runtime::DeviceErrorKind::{Fenced, Gone, Refused};
-use pinstripe_runtime::{Attachment, Device, DeviceSource, OperationId, Reducer, Ticket, shard};
+use pinstripe_runtime::{Attachment, DeviceSource, OperationId, Reducer, Ticket, shard};
 
 use super::array::{Member, slice};
 use super::{Run, Sources, expect_error};
@@ -28,6 +28,7 @@ impl Run {
         };
         self.unprepared(&sources, &pair).map_err(|words| format!("unprepared: {words}"))?;
         self.late_peer(&sources, &pair).map_err(|words| format!("a late part: {words}"))?;
+        self.sent_twice(&sources, &pair).map_err(|words| format!("a part that comes twice: {words}"))?;
         self.stale(&sources, &pair).map_err(|words| format!("stale: {words}"))?;
         self.twice(&sources, &pair).map_err(|words| format!("commit twice: {words}"))?;
         let sources = self.host_gone(sources, &pair).map_err(|words| format!("host gone: {words}"))?;
@@ -124,6 +125,51 @@ impl Run {
         self.drop_on_host((sender, reducer));
         expect_error("a write whose part comes too late", result, &[Refused])?;
         self.check_slots(sources)
+    }
+
+    /// A part arrives, its answer doesn't, and it is sent again on another connection.
+    fn sent_twice(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        let ticket = self.array.ticket();
+        let (sender, reducer) = (self.one(sources, pair.sender), self.one(sources, pair.reducer));
+        let (from, to) = (self.servers[self.places[pair.sender].0].shard, self.places[pair.reducer].0);
+        let wires = self.network.live(|wire| wire.from == from && wire.to == to);
+        for wire in &wires {
+            wire.hold(false, true);
+        }
+        let place = u8::try_from(pair.reducer).unwrap();
+        let data = Rc::clone(&sender);
+        let length = u32::try_from(LENGTH).unwrap();
+        let sent = Rc::new(std::cell::Cell::new(None));
+        let there = Rc::clone(&sent);
+        self.world.spawn(self.host, "part", async move {
+            let reducers = [Some(Reducer { place, coefficient: 1 }), None];
+            let result = data.offload().unwrap().contribute(ticket, 0, length, reducers).await.result;
+            drop(data);
+            there.set(Some(result));
+        });
+        self.pause(100_000_000)?;
+        for wire in &wires {
+            wire.near.reset();
+        }
+        self.run_until("the part", || sent.get().is_some())?;
+        let before = self.places[pair.sender].2.peek(0, LENGTH);
+        let sums = Rc::clone(&reducer);
+        let (result, sum) = self.ask(self.host, "sum", async move {
+            let buffer = shard::buffer(LENGTH);
+            let outcome = sums.offload().unwrap().reduce(ticket, 0, buffer, 0, 1).await;
+            (outcome.result, outcome.buffer.map(|buffer| buffer.to_vec()))
+        })?;
+        self.array.finished(ticket);
+        self.drop_on_host((sender, reducer));
+        if let Some(Err(error)) = sent.get() {
+            return Err(format!("the part never arrives: {error}"));
+        }
+        result.map_err(|error| error.to_string())?;
+        if sum.is_none_or(|sum| sum != before) {
+            return Err("the sum is wrong".to_owned());
+        }
+        let again: u64 = self.servers.iter().map(|server| server.statistics().peers_repeated).sum();
+        if again == 0 { Err("it didn't come twice".to_owned()) } else { self.check_slots(sources) }
     }
 
     /// The host has finished with an operation, and then a command of it comes.

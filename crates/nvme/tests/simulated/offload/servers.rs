@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use pinstripe_nvme::initiator::Options;
 use pinstripe_nvme::target::{
-    DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Storing, Subsystem,
+    DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, OffloadStatistics, Pipeline, Storing, Subsystem,
     SubsystemConfig, Target,
 };
 use pinstripe_runtime::shard;
@@ -61,8 +61,9 @@ impl Server {
         self.running.borrow().as_ref().map(|(_, target)| target.clone())
     }
 
-    pub fn subsystem(&self) -> Option<Arc<Subsystem>> {
-        self.running.borrow().as_ref().map(|(subsystem, _)| Arc::clone(subsystem))
+    /// What was done since it was started.
+    pub fn statistics(&self) -> OffloadStatistics {
+        self.running.borrow().as_ref().and_then(|(subsystem, _)| subsystem.offload_statistics()).unwrap_or_default()
     }
 
     pub fn start(&self, world: &World) {
