@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use pinstripe_runtime::completion::Payload;
 use pinstripe_runtime::{
-    Attachment, Buffer, DeviceError, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket,
-    shard,
+    Attachment, Buffer, DeviceError, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission,
+    Ticket, shard,
 };
 
 use super::association::{Association, Initiator, Lease};
@@ -82,7 +82,8 @@ impl NvmeSource {
         let asked = association.on_admin(move |queue| async move {
             let command = Command::new(admin::QUERY, namespace);
             let (_, buffer) = queue.ask(command, Some(shard::zeroed(QUERY_BYTES))).await?;
-            let page = buffer.as_deref().and_then(|bytes| bytes.first_chunk::<QUERY_BYTES>()).map(Query::parse);
+            let page =
+                buffer.as_deref().and_then(|bytes| bytes.first_chunk::<QUERY_BYTES>()).map(Query::parse);
             page.ok_or(Failure::Lost)
         });
         asked.await.map_err(|failure| association.failed("a query about its attachments", failure))
@@ -154,7 +155,8 @@ impl Offload for NvmeDevice {
 
     fn address(&self) -> String {
         let own = self.lease.association.address().clone();
-        Address { namespace: self.namespace.number, header_digests: false, data_digests: false, ..own }.to_string()
+        Address { namespace: self.namespace.number, header_digests: false, data_digests: false, ..own }
+            .to_string()
     }
 
     fn attach(&self, attachment: &Attachment) -> Submission {

@@ -55,7 +55,11 @@ impl Request {
     }
 
     /// One command of an operation.
-    pub fn of_operation(completion: pinstripe_runtime::Completion, length: usize, purpose: Purpose) -> Rc<Self> {
+    pub fn of_operation(
+        completion: pinstripe_runtime::Completion,
+        length: usize,
+        purpose: Purpose,
+    ) -> Rc<Self> {
         Self::new(purpose, Sink::Device(Cell::new(Some(completion))), length, 1)
     }
 

@@ -90,7 +90,11 @@ fn data_range(namespace: &Namespace, command: &Command) -> Result<(Range, u32), 
     Ok((range, length.ok_or(Status::INVALID_FIELD)?))
 }
 
-pub(super) fn admit<S>(session: &Session<S>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
+pub(super) fn admit<S>(
+    session: &Session<S>,
+    namespace: &Namespace,
+    access: Access,
+) -> Result<Admitted, Status> {
     session.controller.admit(namespace, access)
 }
 

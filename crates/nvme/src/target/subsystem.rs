@@ -149,7 +149,10 @@ impl Subsystem {
     }
 
     /// The same, with the offload extension. Reads stored epochs, which may block.
-    pub fn with_offload(config: SubsystemConfig, offload: OffloadConfig) -> Result<Arc<Self>, SubsystemError> {
+    pub fn with_offload(
+        config: SubsystemConfig,
+        offload: OffloadConfig,
+    ) -> Result<Arc<Self>, SubsystemError> {
         let mut subsystem = Self::bare(config)?;
         let uuids: Vec<[u8; 16]> = subsystem.namespaces.iter().map(|namespace| namespace.uuid).collect();
         let server = Server::new(&subsystem.config.nqn, &uuids, offload);
@@ -481,7 +484,8 @@ impl Controller {
     /// It counts before it looks at the reservation, and who preempts looks at the counts after changing it: so one
     /// of them sees the other (C22).
     pub fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
-        let mut admitted = Admitted { writes: (access == Access::Write).then(|| Arc::clone(self)), change: None };
+        let mut admitted =
+            Admitted { writes: (access == Access::Write).then(|| Arc::clone(self)), change: None };
         if access == Access::Write {
             self.writes.fetch_add(1, Ordering::SeqCst);
             if let Some(guarded) = &namespace.offload {

@@ -166,8 +166,7 @@ impl Attach {
         bytes[..16].copy_from_slice(&self.array);
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
-        let flags =
-            if self.peer { Self::PEER } else { 0 } | if self.takeover { Self::TAKEOVER } else { 0 };
+        let flags = if self.peer { Self::PEER } else { 0 } | if self.takeover { Self::TAKEOVER } else { 0 };
         bytes[32..36].copy_from_slice(&flags.to_le_bytes());
         bytes[36] = count.to_le_bytes()[0];
         bytes[64..80].copy_from_slice(&self.incarnation);
@@ -203,9 +202,8 @@ impl Attach {
             incarnation: array_at(header, 64),
             peers: entries.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<_, _>>()?,
         };
-        let reserved = flags & !(Self::PEER | Self::TAKEOVER) == 0
-            && is_zero(&header[38..64])
-            && is_zero(&header[80..]);
+        let reserved =
+            flags & !(Self::PEER | Self::TAKEOVER) == 0 && is_zero(&header[38..64]) && is_zero(&header[80..]);
         let sense = attach.epoch > 0
             && !is_zero(&attach.array)
             && (!attach.peer || (attach.peers.is_empty() && !attach.takeover));
@@ -218,14 +216,16 @@ fn entry(bytes: &[u8]) -> Result<Option<PeerAddress>, Status> {
         return Ok(None);
     }
     let peer = || {
-        let reserved = bytes[0] == 1 && is_zero(&bytes[1..4]) && is_zero(&bytes[10..16]) && is_zero(&bytes[480..]);
+        let reserved =
+            bytes[0] == 1 && is_zero(&bytes[1..4]) && is_zero(&bytes[10..16]) && is_zero(&bytes[480..]);
         let peer = PeerAddress {
             namespace: u32_at(bytes, 4),
             port: u16_at(bytes, 8),
             host: ended_text(&bytes[Attach::HOST])?,
             nqn: ended_text(&bytes[Attach::NQN])?,
         };
-        let host = !peer.host.is_empty() && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+        let host =
+            !peer.host.is_empty() && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
         let number = (1..u32::MAX - 1).contains(&peer.namespace) && peer.port > 0;
         (reserved && host && number && nqn_is_valid(&peer.nqn)).then_some(peer)
     };
@@ -378,7 +378,8 @@ impl Request {
         let flag = |on, bit| if on { bit } else { 0 };
         match *self {
             Self::PartialWrite { blocks, modify, reducers } => {
-                ranged(opcode::PARTIAL_WRITE, blocks, flag(modify, MODIFY)).with_dword(13, reducers_dword(reducers))
+                ranged(opcode::PARTIAL_WRITE, blocks, flag(modify, MODIFY))
+                    .with_dword(13, reducers_dword(reducers))
             }
             Self::Contribute { blocks, reducers } => {
                 ranged(opcode::CONTRIBUTE, blocks, 0).with_dword(13, reducers_dword(reducers))
@@ -394,8 +395,9 @@ impl Request {
                 let dword = u32::from(wait) | u32::from(coefficient) << 16;
                 ranged(opcode::REDUCE, blocks, 0).with_dword(13, dword)
             }
-            Self::Peer { blocks, place } => ranged(opcode::PEER, Blocks { start: 0, count: blocks }, 0)
-                .with_dword(13, place.into()),
+            Self::Peer { blocks, place } => {
+                ranged(opcode::PEER, Blocks { start: 0, count: blocks }, 0).with_dword(13, place.into())
+            }
             Self::Commit { fua } => new(opcode::COMMIT).with_dword(12, flag(fua, FORCE_UNIT_ACCESS)),
             Self::Resolve => new(opcode::RESOLVE),
         }
@@ -449,11 +451,18 @@ impl Request {
             opcode::PARITY => {
                 let supplied = twelve & SUPPLIED != 0;
                 // A sum has a part at least.
-                (few && (modify || supplied || wait > 0))
-                    .then_some(Self::Parity { blocks, modify, supplied, wait })?
+                (few && (modify || supplied || wait > 0)).then_some(Self::Parity {
+                    blocks,
+                    modify,
+                    supplied,
+                    wait,
+                })?
             }
-            opcode::REDUCE => (few && (coefficient > 0 || wait > 0))
-                .then_some(Self::Reduce { blocks, coefficient, wait })?,
+            opcode::REDUCE => (few && (coefficient > 0 || wait > 0)).then_some(Self::Reduce {
+                blocks,
+                coefficient,
+                wait,
+            })?,
             opcode::PEER => {
                 (usize::from(place) < PLACES_MAX).then_some(Self::Peer { blocks: count, place })?
             }
@@ -581,11 +590,13 @@ mod tests {
         let blocks = (any::<u64>(), 1..=65536_u32).prop_map(|(start, count)| Blocks { start, count });
         (blocks, reducer(), reducer(), any::<[bool; 2]>(), 1..64_u16, 0..8_u8).prop_map(
             |(blocks, first, second, [modify, supplied], wait, kind)| {
-                let second =
-                    second.filter(|second| first.is_none_or(|first| first.place != second.place));
+                let second = second.filter(|second| first.is_none_or(|first| first.place != second.place));
                 let reducers = [first, second];
-                let some =
-                    if reducers == [None; 2] { [Some(Reducer { place: 3, coefficient: 1 }), None] } else { reducers };
+                let some = if reducers == [None; 2] {
+                    [Some(Reducer { place: 3, coefficient: 1 }), None]
+                } else {
+                    reducers
+                };
                 match kind {
                     0 => Request::PartialWrite { blocks, modify, reducers },
                     1 => Request::Contribute { blocks, reducers: some },
@@ -679,7 +690,9 @@ mod tests {
         let good = attach.encode();
         assert_eq!(Attach::parse(&good), Ok(attach.clone()));
         // Reserved bytes, flags, the number of entries, texts without an end, a port of 0.
-        for (at, value) in [(38, 1), (95, 1), (32, 4), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)] {
+        for (at, value) in
+            [(38, 1), (95, 1), (32, 4), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)]
+        {
             let mut bad = good.clone();
             bad[at] = value;
             assert!(Attach::parse(&bad).is_err(), "byte {at}");

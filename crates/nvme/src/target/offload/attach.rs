@@ -181,7 +181,9 @@ async fn detach<S: BlockService>(
 impl Server {
     async fn store(&self, guarded: &Guarded, record: &EpochRecord) -> bool {
         match &self.epochs {
-            Some(epochs) if !active(Mutant::EpochNotDurable) => epochs.store(&guarded.uuid, record).await.is_ok(),
+            Some(epochs) if !active(Mutant::EpochNotDurable) => {
+                epochs.store(&guarded.uuid, record).await.is_ok()
+            }
             _ => true,
         }
     }
@@ -207,8 +209,7 @@ impl Server {
     }
 
     fn place(&self, address: &PeerAddress) -> Option<Place> {
-        let at =
-            if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
+        let at = if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
         Some(Place { namespace: address.namespace, at })
     }
 }

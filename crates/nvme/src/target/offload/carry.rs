@@ -14,8 +14,8 @@ use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, Reducers, Ticket, shard};
 
 use super::peers::{At, Identity, Place};
-use super::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
 use super::sum::Work;
+use super::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
 use super::{Guarded, Pipeline, RANGE_BYTES_MAX, Server};
 use crate::mutants::{Mutant, active};
 use crate::target::io::{admit, failed, namespace, range};
@@ -146,7 +146,12 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     }
 
     /// Takes a slot, and learns where parts go.
-    fn begin(&self, length: u32, parts: Option<(u16, u8)>, reducers: Reducers) -> Result<(Key, Ways), Status> {
+    fn begin(
+        &self,
+        length: u32,
+        parts: Option<(u16, u8)>,
+        reducers: Reducers,
+    ) -> Result<(Key, Ways), Status> {
         let controller = self.session.controller.id;
         let beginning = Beginning { ticket: self.ticket, controller, length, parts };
         self.guarded.with(|state| {
@@ -201,9 +206,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         reads: bool,
     ) -> Result<Option<(Buffer, Option<Buffer>)>, Status> {
         let receive = self.receive(capsule, span.length);
-        let read = async {
-            if reads { self.read(span).await.map(Some) } else { Ok(None) }
-        };
+        let read = async { if reads { self.read(span).await.map(Some) } else { Ok(None) } };
         let (data, old) = if self.is_serial() {
             let data = receive.await;
             (data, read.await)
@@ -462,7 +465,9 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 Ok(Done::Result(0))
             }
             Commit::Wait(key) => {
-                match poll_fn(|cx| self.guarded.with(|state| state.table.poll_written(key, cx.waker()))).await? {
+                match poll_fn(|cx| self.guarded.with(|state| state.table.poll_written(key, cx.waker())))
+                    .await?
+                {
                     Outcome::Applied => self.repeated(fua).await,
                     Outcome::InDoubt | Outcome::NotApplied => Err(Status::WRITE_FAULT.into()),
                 }

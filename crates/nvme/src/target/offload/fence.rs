@@ -253,7 +253,11 @@ mod tests {
         let mut fence = Fence::default();
         attached(&mut fence, 5, 1, A);
         assert_eq!(fence.attach(&attach(4), 2, B, Table::default()), Err(Status::FENCED));
-        assert_eq!(fence.attach(&attach(5), 2, B, Table::default()), Err(Status::FENCED), "two hosts, one number");
+        assert_eq!(
+            fence.attach(&attach(5), 2, B, Table::default()),
+            Err(Status::FENCED),
+            "two hosts, one number"
+        );
         assert_eq!(fence.attach(&attach(6), 2, B, Table::default()), Err(Status::ATTACHED));
         let takeover = Attach { takeover: true, ..attach(6) };
         assert_eq!(fence.attach(&takeover, 2, B, Table::default()), Ok(Grant::Raises));

@@ -63,7 +63,11 @@ pub(super) struct Peers {
 impl Peers {
     pub fn new(connector: Arc<dyn Connector>, options: Options) -> Self {
         let options = Options { repeats_harmlessly: true, ..options };
-        Self { initiator: Initiator::new(options, connector), home: OnceLock::new(), servers: Mutex::default() }
+        Self {
+            initiator: Initiator::new(options, connector),
+            home: OnceLock::new(),
+            servers: Mutex::default(),
+        }
     }
 
     /// The current shard is the home, unless there is one.

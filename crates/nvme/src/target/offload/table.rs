@@ -391,7 +391,11 @@ impl Table {
         let key = self.key(ticket);
         let Some(operation) = self.operations.get_mut(&ticket.operation.0) else {
             self.admit(ticket, now)?;
-            return if active(Mutant::UnpreparedCommitted) { Ok(Commit::Done) } else { Err(Status::UNPREPARED) };
+            return if active(Mutant::UnpreparedCommitted) {
+                Ok(Commit::Done)
+            } else {
+                Err(Status::UNPREPARED)
+            };
         };
         match &operation.stage {
             Stage::Prepared(..) => {}

@@ -9,7 +9,8 @@ use pinstripe_nvme::wire::offload::Outcome;
 use pinstripe_parity::{divide, kernel, multiply, power_of_two};
 use pinstripe_runtime::shard::{self, JoinHandle, spawn_joined};
 use pinstripe_runtime::{
-    Buffer, Device, DeviceError, DeviceErrorKind, Offload, OperationId, Reducer, Reducers, Slice, Submission, Ticket,
+    Buffer, Device, DeviceError, DeviceErrorKind, Offload, OperationId, Reducer, Reducers, Slice, Submission,
+    Ticket,
 };
 use pinstripe_sim::{Rng, SECTOR};
 
@@ -68,7 +69,10 @@ pub fn slice(bytes: &[u8]) -> Slice {
 }
 
 /// A submission that begins after a while.
-fn later(rng: &mut Rng, begin: impl FnOnce() -> Submission + 'static) -> JoinHandle<(Result<usize, DeviceError>, Option<Buffer>)> {
+fn later(
+    rng: &mut Rng,
+    begin: impl FnOnce() -> Submission + 'static,
+) -> JoinHandle<(Result<usize, DeviceError>, Option<Buffer>)> {
     let pause = rng.pick(&[0, 0, 1_000, 100_000, 2_000_000]);
     spawn_joined(async move {
         if pause > 0 {
@@ -329,7 +333,8 @@ impl Array {
                     computes(&member).partial_write(ticket, offset, slice(&data), modify, reducers)
                 }));
             } else if !parities.is_empty() {
-                first.push(later(rng, move || computes(&member).contribute(ticket, offset, length, reducers)));
+                first
+                    .push(later(rng, move || computes(&member).contribute(ticket, offset, length, reducers)));
             } else {
                 continue;
             }
@@ -363,7 +368,9 @@ impl Array {
                 let Some(member) = members[self.member(row, role)].clone() else { continue };
                 match computes(&member).resolve(ticket).await.result {
                     Ok(outcome) if outcome == Outcome::NotApplied as usize => {}
-                    Ok(outcome) => self.complain(format!("what was never committed has the outcome {outcome}")),
+                    Ok(outcome) => {
+                        self.complain(format!("what was never committed has the outcome {outcome}"))
+                    }
                     Err(error) => {
                         let now = self.failed("a Resolve", error);
                         if !matches!(ended, Ended::Lost) {

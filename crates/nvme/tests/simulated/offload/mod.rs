@@ -147,8 +147,19 @@ impl Run {
             server.start(&world);
         }
         let hosts = (0..HOSTS).map(|number| host(number, HOSTS + count)).collect();
-        let run =
-            Self { world, rng, network, servers, places, hosts, array, pipeline, epoch: 1, generation: 0, host: 0 };
+        let run = Self {
+            world,
+            rng,
+            network,
+            servers,
+            places,
+            hosts,
+            array,
+            pipeline,
+            epoch: 1,
+            generation: 0,
+            host: 0,
+        };
         for (member, offset, bytes, _) in run.array.contents() {
             run.places[member].2.poke(offset, &bytes);
         }
@@ -269,7 +280,8 @@ impl Run {
                     sources.push(None);
                     continue;
                 };
-                let source = initiator.open(&address).await.map_err(|error: InitiatorError| error.to_string())?;
+                let source =
+                    initiator.open(&address).await.map_err(|error: InitiatorError| error.to_string())?;
                 let device = source.attach().map_err(|error: DeviceError| error.to_string())?;
                 let attached = device.offload().ok_or("nothing is announced")?.attach(&attachment).await;
                 attached.result.map_err(|error| format!("Attach: {error}"))?;
@@ -282,7 +294,9 @@ impl Run {
     /// The devices on the host's shard.
     fn members(&self, sources: &Sources) -> Rc<Vec<Option<Member>>> {
         let _entered = self.world.enter(self.host);
-        Rc::new(sources.iter().map(|source| source.as_ref().and_then(|source| source.attach().ok())).collect())
+        Rc::new(
+            sources.iter().map(|source| source.as_ref().and_then(|source| source.attach().ok())).collect(),
+        )
     }
 
     fn start_users(&mut self, sources: &Sources, count: usize) -> Rc<Cell<usize>> {

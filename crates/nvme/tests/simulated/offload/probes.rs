@@ -50,7 +50,12 @@ impl Run {
     }
 
     /// A write that has been prepared at the sender and at the reducer, or fails.
-    fn prepare(&mut self, sources: &Sources, pair: &Pair, ticket: Ticket) -> Result<(Member, Member), String> {
+    fn prepare(
+        &mut self,
+        sources: &Sources,
+        pair: &Pair,
+        ticket: Ticket,
+    ) -> Result<(Member, Member), String> {
         let (sender, reducer) = (self.one(sources, pair.sender), self.one(sources, pair.reducer));
         let place = u8::try_from(pair.reducer).unwrap();
         let (data, parity) = (Rc::clone(&sender), Rc::clone(&reducer));
@@ -68,18 +73,29 @@ impl Run {
 
     fn resolve(&mut self, member: &Member, ticket: Ticket) -> Result<(), String> {
         let member = Rc::clone(member);
-        let outcome = self.ask(self.host, "resolve", async move {
-            member.offload().unwrap().resolve(ticket).await.result
-        })?;
+        let outcome =
+            self.ask(
+                self.host,
+                "resolve",
+                async move { member.offload().unwrap().resolve(ticket).await.result },
+            )?;
         match outcome {
             Ok(outcome) if outcome == Outcome::NotApplied as usize => Ok(()),
             other => Err(format!("a Resolve says {other:?}")),
         }
     }
 
-    fn commit(&mut self, member: &Member, ticket: Ticket) -> Result<Result<usize, pinstripe_runtime::DeviceError>, String> {
+    fn commit(
+        &mut self,
+        member: &Member,
+        ticket: Ticket,
+    ) -> Result<Result<usize, pinstripe_runtime::DeviceError>, String> {
         let member = Rc::clone(member);
-        self.ask(self.host, "commit", async move { member.offload().unwrap().commit(ticket, false).await.result })
+        self.ask(
+            self.host,
+            "commit",
+            async move { member.offload().unwrap().commit(ticket, false).await.result },
+        )
     }
 
     fn unprepared(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
@@ -112,7 +128,8 @@ impl Run {
         self.world.spawn(self.host, "late", async move {
             let reducers = [Some(Reducer { place, coefficient: 1 }), None];
             let offload = data.offload().unwrap();
-            let result = offload.partial_write(ticket, 0, slice(&[0x55; LENGTH]), true, reducers).await.result;
+            let result =
+                offload.partial_write(ticket, 0, slice(&[0x55; LENGTH]), true, reducers).await.result;
             drop(data);
             *there.borrow_mut() = Some(result);
         });
@@ -180,10 +197,16 @@ impl Run {
         let member = self.one(sources, pair.reducer);
         self.resolve(&member, new)?;
         self.array.finished(new);
-        let late = Ticket { operation: old.operation, oldest: OperationId(old.operation.0.min(old.oldest.0)) };
+        let late =
+            Ticket { operation: old.operation, oldest: OperationId(old.operation.0.min(old.oldest.0)) };
         let there = Rc::clone(&member);
         let result = self.ask(self.host, "stale", async move {
-            there.offload().unwrap().partial_write(late, 0, slice(&[0x55; LENGTH]), false, [None, None]).await.result
+            there
+                .offload()
+                .unwrap()
+                .partial_write(late, 0, slice(&[0x55; LENGTH]), false, [None, None])
+                .await
+                .result
         })?;
         self.drop_on_host(member);
         expect_error("a write that is over", result, &[Refused])
@@ -205,7 +228,11 @@ impl Run {
         }
         let there = Rc::clone(&member);
         let outcome =
-            self.ask(self.host, "resolve", async move { there.offload().unwrap().resolve(ticket).await.result })?;
+            self.ask(
+                self.host,
+                "resolve",
+                async move { there.offload().unwrap().resolve(ticket).await.result },
+            )?;
         self.array.finished(ticket);
         self.drop_on_host(member);
         if outcome != Ok(Outcome::Applied as usize) {
@@ -291,11 +318,13 @@ impl Run {
         let sources = self.open(false)?;
         let member = self.one(&sources, pair.sender);
         let there = Rc::clone(&member);
-        let gave_up = self.ask(self.host, "give up", async move { there.offload().unwrap().detach(true).await.result })?;
+        let gave_up = self
+            .ask(self.host, "give up", async move { there.offload().unwrap().detach(true).await.result })?;
         gave_up.map_err(|error| format!("giving up: {error}"))?;
         let before = self.places[pair.sender].2.peek(0, LENGTH);
         let there = Rc::clone(&member);
-        let plain = self.ask(self.host, "plain", async move { there.write(0, slice(&before), false).await.result })?;
+        let plain =
+            self.ask(self.host, "plain", async move { there.write(0, slice(&before), false).await.result })?;
         plain.map_err(|error| format!("a plain write after the epoch was given up: {error}"))?;
         self.drop_on_host(member);
         self.drop_on_host(sources);

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use pinstripe_nvme::initiator::Options;
 use pinstripe_nvme::target::{
-    DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, OffloadStatistics, Pipeline, Storing, Subsystem,
-    SubsystemConfig, Target,
+    DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, OffloadStatistics, Pipeline,
+    Storing, Subsystem, SubsystemConfig, Target,
 };
 use pinstripe_runtime::shard;
 use pinstripe_sim::{SimDisk, World};
@@ -63,7 +63,11 @@ impl Server {
 
     /// What was done since it was started.
     pub fn statistics(&self) -> OffloadStatistics {
-        self.running.borrow().as_ref().and_then(|(subsystem, _)| subsystem.offload_statistics()).unwrap_or_default()
+        self.running
+            .borrow()
+            .as_ref()
+            .and_then(|(subsystem, _)| subsystem.offload_statistics())
+            .unwrap_or_default()
     }
 
     pub fn start(&self, world: &World) {
@@ -89,7 +93,10 @@ impl Server {
             incarnation: [self.starts.get(); 16],
             epochs: Some(Arc::new(self.epochs.clone())),
             connector: Arc::new(Dialler),
-            peers: Options { connect_nanoseconds: 1_000_000_000, ..OffloadConfig::peer_options(&name, queues) },
+            peers: Options {
+                connect_nanoseconds: 1_000_000_000,
+                ..OffloadConfig::peer_options(&name, queues)
+            },
         };
         let subsystem = Subsystem::with_offload(config, offload).unwrap();
         let _entered = world.enter(self.shard);
