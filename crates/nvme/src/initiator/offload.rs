@@ -64,6 +64,16 @@ async fn detach(association: &Arc<Association>, namespace: u32, give_up: bool) -
     told.await
 }
 
+async fn query(association: &Arc<Association>, namespace: u32) -> Result<Query, Failure> {
+    let asked = association.on_admin(move |queue| async move {
+        let command = Command::new(admin::QUERY, namespace);
+        let (_, buffer) = queue.ask(command, Some(shard::zeroed(QUERY_BYTES))).await?;
+        let page = buffer.as_deref().and_then(|bytes| bytes.first_chunk::<QUERY_BYTES>()).map(Query::parse);
+        page.ok_or(Failure::Lost)
+    });
+    asked.await
+}
+
 fn peer_address(text: &str) -> Result<PeerAddress, DeviceError> {
     let address: Address = text.parse().map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))?;
     let Address { host, port, nqn, namespace, .. } = address;
@@ -78,15 +88,9 @@ impl NvmeSource {
 
     /// Who has attached the namespace, and what the server knows of its link.
     pub async fn query(&self) -> Result<Query, InitiatorError> {
-        let (association, namespace) = (&self.lease.association, self.namespace.number);
-        let asked = association.on_admin(move |queue| async move {
-            let command = Command::new(admin::QUERY, namespace);
-            let (_, buffer) = queue.ask(command, Some(shard::zeroed(QUERY_BYTES))).await?;
-            let page =
-                buffer.as_deref().and_then(|bytes| bytes.first_chunk::<QUERY_BYTES>()).map(Query::parse);
-            page.ok_or(Failure::Lost)
-        });
-        asked.await.map_err(|failure| association.failed("a query about its attachments", failure))
+        let association = &self.lease.association;
+        let asked = query(association, self.namespace.number).await;
+        asked.map_err(|failure| association.failed("a query about its attachments", failure))
     }
 }
 
@@ -139,11 +143,11 @@ impl NvmeDevice {
     /// An admin command, as a submission.
     fn administer<F>(&self, work: impl FnOnce(Arc<Lease>) -> F) -> Submission
     where
-        F: Future<Output = Result<(), Failure>> + 'static,
+        F: Future<Output = Result<usize, Failure>> + 'static,
     {
         let (submission, completion) = Submission::pending(Payload::None);
         let work = work(Arc::clone(&self.lease));
-        shard::spawn(async move { completion.finish(work.await.map(|()| 0).map_err(DeviceError::from)) });
+        shard::spawn(async move { completion.finish(work.await.map_err(DeviceError::from)) });
         submission
     }
 }
@@ -157,6 +161,14 @@ impl Offload for NvmeDevice {
         let own = self.lease.association.address().clone();
         Address { namespace: self.namespace.number, header_digests: false, data_digests: false, ..own }
             .to_string()
+    }
+
+    fn epoch(&self) -> Submission {
+        let namespace = self.namespace.number;
+        self.administer(|lease| async move {
+            let query = query(&lease.association, namespace).await?;
+            Ok(usize::try_from(query.epoch).unwrap_or(usize::MAX))
+        })
     }
 
     fn attach(&self, attachment: &Attachment) -> Submission {
@@ -178,12 +190,16 @@ impl Offload for NvmeDevice {
             peers,
         };
         let namespace = self.namespace.number;
-        self.administer(|lease| async move { self::attach(&lease.association, namespace, &attach).await })
+        self.administer(|lease| async move {
+            self::attach(&lease.association, namespace, &attach).await.map(|()| 0)
+        })
     }
 
     fn detach(&self, give_up: bool) -> Submission {
         let namespace = self.namespace.number;
-        self.administer(|lease| async move { self::detach(&lease.association, namespace, give_up).await })
+        self.administer(|lease| async move {
+            self::detach(&lease.association, namespace, give_up).await.map(|()| 0)
+        })
     }
 
     fn partial_write(

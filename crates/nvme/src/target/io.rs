@@ -36,7 +36,8 @@ pub(super) async fn execute<S: BlockService>(
     if super::offload::is_operation(command.opcode)
         && let Some(server) = session.inner.subsystem.offload()
     {
-        return super::offload::execute(session, server, command, capsule).await;
+        // Boxed: its state is larger than that of all others, which every command's task would have to carry.
+        return Box::pin(super::offload::execute(session, server, command, capsule)).await;
     }
     let result = match command.opcode {
         nvm::READ => return read(session, command).await,

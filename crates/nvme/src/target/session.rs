@@ -265,7 +265,7 @@ impl<S: BlockService> Session<S> {
             && offload::is_admin(command.opcode)
             && let Some(server) = self.inner.subsystem.offload()
         {
-            offload::administer(self, server, &command, capsule).await;
+            Box::pin(offload::administer(self, server, &command, capsule)).await;
         } else if self.queue == 0 {
             admin::execute(self, &command);
         } else {

@@ -5,7 +5,7 @@
 //! answer is `Dropped` and the memory goes, with whoever held it.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -13,6 +13,7 @@ use std::task::Poll;
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, Reducers, Ticket, shard};
 
+use super::counters::count;
 use super::peers::{At, Identity, Place};
 use super::sum::Work;
 use super::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
@@ -72,6 +73,7 @@ struct Way {
 
 /// Where the parts of an operation go, and as what.
 struct Ways {
+    key: Key,
     both: [Option<Way>; 2],
     identity: Identity,
     own: u8,
@@ -166,9 +168,9 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 Ok(Way { place, number: reducer.place, coefficient: reducer.coefficient })
             };
             let [first, second] = reducers.map(|reducer| reducer.map(way).transpose());
-            let ways = Ways { both: [first?, second?], identity, own: members.own.unwrap_or(0) };
+            let (both, own) = ([first?, second?], members.own.unwrap_or(0));
             let key = state.table.begin(&beginning, shard::now())?;
-            Ok((key, ways))
+            Ok((key, Ways { key, both, identity, own }))
         })
     }
 
@@ -211,9 +213,9 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             let data = receive.await;
             (data, read.await)
         } else {
-            both(receive, read).await
+            both(pin!(receive), pin!(read)).await
         };
-        Ok(data?.map(|data| old.map(|old| (data, old))).transpose()?)
+        data?.map(|data| old.map(|old| (data, old))).transpose()
     }
 
     async fn partial_write(
@@ -264,7 +266,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 give.await;
                 return Ok(());
             }
-            both(forward, give).await.0
+            both(pin!(forward), pin!(give)).await.0
         };
         self.under(key, work).await?;
         self.guarded.with(|state| state.table.over(key))?;
@@ -285,7 +287,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             first.await?;
             return second.await;
         }
-        let (first, second) = both(first, second).await;
+        let (first, second) = both(pin!(first), pin!(second)).await;
         first.and(second)
     }
 
@@ -308,7 +310,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         let counters = &self.server.counters;
         let sent = match &way.place.at {
             At::Here => {
-                counters.add(&counters.peers_local, 1);
+                count(&counters.peers_local, 1);
                 self.deliver(way.place.namespace, ways, part)
             }
             At::There(peer) => {
@@ -317,17 +319,25 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 let said = (self.ticket, request);
                 let part = part.freeze();
                 let send = self.server.peers.send(peer, way.place.namespace, ways.identity, said, part);
-                let sent = shard::timeout(PEER_NANOSECONDS, send).await;
+                let dropped =
+                    poll_fn(|cx| self.guarded.with(|state| state.table.poll_dropped(ways.key, cx.waker())));
+                let sent = shard::timeout(PEER_NANOSECONDS, unless(pin!(send), pin!(dropped))).await;
                 sent.unwrap_or(Err(Status::PEER_UNREACHABLE))
             }
         };
         let counter = if sent.is_ok() { &counters.peers_sent } else { &counters.peers_failed };
-        counters.add(counter, 1);
+        count(counter, 1);
         if sent.is_ok() {
-            counters.add(&counters.peer_bytes_sent, length as u64);
+            count(&counters.peer_bytes_sent, length as u64);
         }
-        // Whatever the reducer said: from here it can't be reached for this operation.
-        sent.map_err(|_| Refusal(Status::PEER_UNREACHABLE, way.number.into()))
+        sent.map_err(|_| {
+            if self.guarded.with(|state| state.table.is_open(ways.key)) {
+                // Whatever the reducer said: from here it can't be reached for this operation.
+                Refusal(Status::PEER_UNREACHABLE, way.number.into())
+            } else {
+                Status::DROPPED.into()
+            }
+        })
     }
 
     /// A part for a namespace of this server.
@@ -345,7 +355,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     fn take(&self, guarded: &Guarded, taken: Taken) {
         match taken {
             Taken::New(key, work) => self.add(guarded, key, work),
-            Taken::Again => self.server.counters.add(&self.server.counters.peers_repeated, 1),
+            Taken::Again => count(&self.server.counters.peers_repeated, 1),
         }
     }
 
@@ -366,8 +376,8 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             return Ok(Done::Answered);
         };
         let counters = &self.server.counters;
-        counters.add(&counters.peers_received, 1);
-        counters.add(&counters.peer_bytes_received, part.len() as u64);
+        count(&counters.peers_received, 1);
+        count(&counters.peer_bytes_received, part.len() as u64);
         let taken = self.guarded.with(|state| {
             // The epoch may have risen while the data came.
             state.fence.check_peer(controller)?;
@@ -500,9 +510,23 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     }
 }
 
+/// Waits for `work`, unless there is a reason not to.
+async fn unless<T>(
+    mut work: Pin<&mut impl Future<Output = Result<T, Status>>>,
+    mut reason: Pin<&mut impl Future<Output = Status>>,
+) -> Result<T, Status> {
+    poll_fn(move |cx| match work.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(done),
+        Poll::Pending => reason.as_mut().poll(cx).map(Err),
+    })
+    .await
+}
+
 /// Waits for both.
-async fn both<A, B>(first: impl Future<Output = A>, second: impl Future<Output = B>) -> (A, B) {
-    let (mut first, mut second) = (pin!(first), pin!(second));
+async fn both<A, B>(
+    mut first: Pin<&mut impl Future<Output = A>>,
+    mut second: Pin<&mut impl Future<Output = B>>,
+) -> (A, B) {
     let (mut one, mut other) = (None, None);
     poll_fn(move |cx| {
         if one.is_none()

@@ -67,10 +67,6 @@ counters! {
 }
 
 impl Counters {
-    pub fn add(&self, counter: &AtomicU64, count: u64) {
-        counter.fetch_add(count, Ordering::Relaxed);
-    }
-
     /// A stage begins; it ends with the guard.
     pub fn stage(&self) -> Running<'_> {
         let others = self.stages.fetch_add(1, Ordering::Relaxed);
@@ -78,6 +74,11 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
         Running(self)
     }
+}
+
+/// Counts.
+pub(super) fn count(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
 }
 
 pub(super) struct Running<'a>(&'a Counters);

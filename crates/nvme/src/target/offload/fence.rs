@@ -96,10 +96,7 @@ impl Fence {
     /// The same for this server's own parts.
     pub fn check_own(&self, array: [u8; 16], epoch: u64) -> Result<(), Status> {
         let same = self.record.as_ref().is_some_and(|record| (record.array, record.epoch) == (array, epoch));
-        match same && self.has_host() {
-            true => Ok(()),
-            false => Err(Status::FENCED),
-        }
+        if same && self.has_host() { Ok(()) } else { Err(Status::FENCED) }
     }
 
     /// The array and epoch of the attachment.

@@ -343,12 +343,26 @@ impl Table {
         let Some(operation) = self.get(key).filter(|operation| matches!(operation.stage, Stage::Open)) else {
             return Poll::Ready(Err(Status::DROPPED));
         };
-        match operation.sum.whole() {
-            Some(sum) => Poll::Ready(Ok(sum)),
-            None => {
+        if let Some(sum) = operation.sum.whole() {
+            return Poll::Ready(Ok(sum));
+        }
+        operation.await_change(waker);
+        Poll::Pending
+    }
+
+    /// Whether an operation is in its first phase.
+    pub fn is_open(&mut self, key: Key) -> bool {
+        self.get(key).is_some_and(|operation| matches!(operation.stage, Stage::Open))
+    }
+
+    /// Ready when the operation is dropped.
+    pub fn poll_dropped(&mut self, key: Key, waker: &Waker) -> Poll<Status> {
+        match self.get(key) {
+            Some(operation) if matches!(operation.stage, Stage::Open) => {
                 operation.await_change(waker);
                 Poll::Pending
             }
+            _ => Poll::Ready(Status::DROPPED),
         }
     }
 
@@ -460,5 +474,183 @@ impl Table {
         };
         self.operations.insert(number, operation);
         Ok(Resolution::Known(Outcome::NotApplied))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinstripe_runtime::{OperationId, Shard, ShardConfig, shard};
+
+    /// Something to take memory from.
+    fn on_a_shard(test: impl FnOnce()) {
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        test();
+        assert_eq!(shard.pool().outstanding(), 0, "memory was kept");
+    }
+
+    fn ticket(operation: u64, oldest: u64) -> Ticket {
+        Ticket { operation: OperationId(operation), oldest: OperationId(oldest) }
+    }
+
+    fn part(byte: u8, length: usize) -> Buffer {
+        let mut buffer = shard::buffer(length);
+        buffer.fill(byte);
+        buffer
+    }
+
+    fn beginning(operation: u64, parts: Option<(u16, u8)>) -> Beginning {
+        Beginning { ticket: ticket(operation, 1), controller: 1, length: 512, parts }
+    }
+
+    fn bring(table: &mut Table, operation: u64, place: u8, byte: u8) -> Result<bool, Status> {
+        match table.peer(ticket(operation, 1), place, part(byte, 512), 0)? {
+            Taken::New(key, mut work) => {
+                while let Some(sum) = work.take().and_then(Work::add) {
+                    work = table.added(key, sum);
+                }
+                Ok(true)
+            }
+            Taken::Again => Ok(false),
+        }
+    }
+
+    fn sum(table: &mut Table, key: Key) -> Poll<Result<Buffer, Status>> {
+        table.poll_sum(key, Waker::noop())
+    }
+
+    #[test]
+    fn parts_may_come_before_the_command_and_twice() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            assert_eq!(bring(&mut table, 7, 3, 0x0f), Ok(true));
+            assert_eq!(bring(&mut table, 7, 3, 0x0f), Ok(false));
+            let Ok(key) = table.begin(&beginning(7, Some((2, 0))), 0) else { panic!("it begins") };
+            assert!(sum(&mut table, key).is_pending());
+            assert_eq!(bring(&mut table, 7, 5, 0xf0), Ok(true));
+            let Poll::Ready(Ok(whole)) = sum(&mut table, key) else { panic!("all parts are there") };
+            assert!(whole.iter().all(|byte| *byte == 0xff));
+            assert_eq!(table.prepared(key, 0, whole.freeze()), Ok(()));
+            assert_eq!(bring(&mut table, 7, 5, 0xf0), Ok(false), "late, but the same");
+            assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Write(..))));
+            assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Wait(_))));
+            table.written(key, true);
+            assert!(matches!(table.commit(ticket(7, 1), 0), Ok(Commit::Done)));
+            assert_eq!(table.held(), 0);
+        });
+    }
+
+    #[test]
+    fn whoever_adds_adds_what_came_meanwhile() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            let Ok(key) = table.begin(&beginning(7, Some((3, 0))), 0) else { panic!("it begins") };
+            assert_eq!(bring(&mut table, 7, 0, 1), Ok(true));
+            let Ok(Taken::New(_, Some(work))) = table.peer(ticket(7, 1), 1, part(2, 512), 0) else {
+                panic!("there are two to add")
+            };
+            let Ok(Taken::New(_, None)) = table.peer(ticket(7, 1), 2, part(4, 512), 0) else {
+                panic!("somebody adds already")
+            };
+            assert!(sum(&mut table, key).is_pending());
+            let work = table.added(key, work.add().unwrap()).expect("the third one");
+            assert!(table.added(key, work.add().unwrap()).is_none());
+            let Poll::Ready(Ok(whole)) = sum(&mut table, key) else { panic!("all are added") };
+            assert!(whole.iter().all(|byte| *byte == 7));
+        });
+    }
+
+    #[test]
+    fn a_part_that_does_not_fit_drops_the_operation() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            assert_eq!(bring(&mut table, 7, 0, 1), Ok(true));
+            let longer = table.peer(ticket(7, 1), 1, part(1, 1024), 0).map(|_| ());
+            assert_eq!(longer, Err(Status::INVALID_FIELD));
+            assert_eq!(bring(&mut table, 7, 2, 1), Err(Status::DROPPED));
+            // One too many, and one for somebody who sums nothing up.
+            let key = table.begin(&beginning(8, Some((1, 1))), 0);
+            assert!(key.is_ok());
+            assert_eq!(bring(&mut table, 8, 0, 1), Ok(true));
+            assert_eq!(bring(&mut table, 8, 1, 1), Err(Status::INVALID_FIELD));
+            assert!(table.begin(&beginning(9, None), 0).is_ok());
+            assert_eq!(bring(&mut table, 9, 1, 1), Err(Status::INVALID_FIELD));
+            assert_eq!(table.held(), 0);
+        });
+    }
+
+    #[test]
+    fn slots_are_few_and_come_back() {
+        on_a_shard(|| {
+            let mut table = Table::new(2);
+            assert_eq!(bring(&mut table, 7, 0, 1), Ok(true));
+            let Ok(key) = table.begin(&beginning(8, None), 0) else { panic!("there is a slot") };
+            assert_eq!(bring(&mut table, 9, 0, 1), Err(Status::BUSY));
+            assert_eq!(table.over(key), Ok(()));
+            assert_eq!(bring(&mut table, 9, 0, 1), Ok(true));
+            // Nobody has come for those: after their time they go.
+            let begun = table.begin(&beginning(10, None), PREPARE_NANOSECONDS);
+            assert!(begun.is_ok());
+            assert_eq!((table.held(), table.dropped), (1, 2));
+        });
+    }
+
+    #[test]
+    fn what_the_host_has_finished_with_is_stale_and_gone() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            let Ok(key) = table.begin(&beginning(5, None), 0) else { panic!("it begins") };
+            assert_eq!(table.prepared(key, 0, part(1, 512).freeze()), Ok(()));
+            assert!(table.begin(&Beginning { ticket: ticket(9, 9), ..beginning(9, None) }, 0).is_ok());
+            assert_eq!(table.held(), 1);
+            assert_eq!(bring(&mut table, 5, 0, 1), Err(Status::STALE));
+            assert_eq!(table.commit(ticket(5, 5), 0).map(|_| ()), Err(Status::STALE));
+        });
+    }
+
+    #[test]
+    fn a_resolve_that_comes_first_forbids_what_follows() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            assert!(matches!(table.resolve(ticket(7, 1), 0), Ok(Resolution::Known(Outcome::NotApplied))));
+            assert_eq!(bring(&mut table, 7, 0, 1), Err(Status::DROPPED));
+            assert_eq!(table.begin(&beginning(7, None), 0).map(|_| ()), Err(Status::DROPPED));
+            assert_eq!(table.commit(ticket(7, 1), 0).map(|_| ()), Err(Status::DROPPED));
+            assert_eq!(table.held(), 0);
+        });
+    }
+
+    #[test]
+    fn notes_are_bounded_and_what_was_forgotten_is_stale() {
+        on_a_shard(|| {
+            let mut table = Table::new(2);
+            for number in 1..5_000 {
+                let Ok(key) = table.begin(&beginning(number, None), 0) else { panic!("{number}") };
+                assert_eq!(table.over(key), Ok(()));
+            }
+            assert!(table.operations.len() <= NOTES_MAX + 1);
+            assert_eq!(bring(&mut table, 3, 0, 1), Err(Status::STALE));
+            assert!(matches!(table.resolve(ticket(4_999, 1), 0), Ok(Resolution::Known(Outcome::NotApplied))));
+        });
+    }
+
+    #[test]
+    fn a_key_of_an_earlier_epoch_opens_nothing() {
+        on_a_shard(|| {
+            let mut table = Table::new(2);
+            let Ok(old) = table.begin(&beginning(7, Some((1, 0))), 0) else { panic!("it begins") };
+            table.drop_uncommitted(None);
+            table.forget_all();
+            let Ok(new) = table.begin(&beginning(7, Some((1, 0))), 0) else {
+                panic!("its number comes again")
+            };
+            assert!(table.own(old, part(9, 512)).is_none());
+            assert_eq!(table.prepared(old, 0, part(9, 512).freeze()), Err(Status::DROPPED));
+            table.failed(old);
+            assert!(sum(&mut table, new).is_pending());
+            assert_eq!(bring(&mut table, 7, 0, 1), Ok(true));
+            assert!(sum(&mut table, new).is_ready());
+        });
     }
 }

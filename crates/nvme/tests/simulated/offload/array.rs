@@ -12,8 +12,9 @@ use pinstripe_runtime::{
     Buffer, Device, DeviceError, DeviceErrorKind, Offload, OperationId, Reducer, Reducers, Slice, Submission,
     Ticket,
 };
-use pinstripe_sim::{Rng, SECTOR};
+use pinstripe_sim::Rng;
 
+const SECTOR_BYTES: usize = 512;
 /// Rows of the array, one chunk of each member.
 pub const ROWS: usize = 5;
 
@@ -52,6 +53,44 @@ enum Ended {
     Lost,
 }
 
+impl Ended {
+    fn or(self, other: Self) -> Self {
+        if matches!(self, Self::Lost) { self } else { other }
+    }
+}
+
+/// By number; none for those that are lost.
+pub type Members = Rc<Vec<Option<Member>>>;
+
+/// A request that begins after a while.
+type Later = JoinHandle<(Result<usize, DeviceError>, Option<Buffer>)>;
+
+/// What a write is to change.
+struct Change {
+    offset: u64,
+    written: Vec<bool>,
+    old: Vec<Vec<u8>>,
+    new: Vec<Vec<u8>>,
+    modify: bool,
+}
+
+impl Change {
+    /// What a column contributes, before it is multiplied.
+    fn part(&self, column: usize) -> Vec<u8> {
+        let mut part = self.new[column].clone();
+        if self.modify {
+            xor(&mut part, &self.old[column]);
+        }
+        part
+    }
+}
+
+/// The commands of a first phase, and who is to commit.
+struct Phase {
+    commands: Vec<Later>,
+    takers: Vec<usize>,
+}
+
 fn xor(into: &mut [u8], from: &[u8]) {
     for (byte, other) in into.iter_mut().zip(from) {
         *byte ^= other;
@@ -68,11 +107,7 @@ pub fn slice(bytes: &[u8]) -> Slice {
     buffer.freeze()
 }
 
-/// A submission that begins after a while.
-fn later(
-    rng: &mut Rng,
-    begin: impl FnOnce() -> Submission + 'static,
-) -> JoinHandle<(Result<usize, DeviceError>, Option<Buffer>)> {
+fn later(rng: &mut Rng, begin: impl FnOnce() -> Submission + 'static) -> Later {
     let pause = rng.pick(&[0, 0, 1_000, 100_000, 2_000_000]);
     spawn_joined(async move {
         if pause > 0 {
@@ -220,7 +255,7 @@ impl Array {
 }
 
 /// Does some random things, until the association is lost.
-pub async fn user(array: Rc<Array>, members: Rc<Vec<Option<Member>>>, mut rng: Rng, count: usize) {
+pub async fn user(array: Rc<Array>, members: Members, mut rng: Rng, count: usize) {
     for _ in 0..count {
         let Some(row) = array.take_row(&mut rng) else {
             shard::sleep(100_000).await;
@@ -242,15 +277,15 @@ pub async fn user(array: Rc<Array>, members: Rc<Vec<Option<Member>>>, mut rng: R
 
 impl Array {
     fn range(&self, rng: &mut Rng) -> Range<usize> {
-        let sectors = self.chunk / SECTOR as usize;
+        let sectors = self.chunk / SECTOR_BYTES;
         let some = 1 + rng.index(sectors);
         let length = rng.pick(&[1, some, sectors]);
         let start = rng.index(sectors - length + 1);
-        start * SECTOR as usize..(start + length) * SECTOR as usize
+        start * SECTOR_BYTES..(start + length) * SECTOR_BYTES
     }
 
     /// Writes the whole row, plainly.
-    async fn rewrite(&self, members: &Rc<Vec<Option<Member>>>, row: usize, rng: &mut Rng) -> Ended {
+    async fn rewrite(&self, members: &Members, row: usize, rng: &mut Rng) -> Ended {
         self.set_certain(row, false);
         for column in &mut self.rows.borrow_mut()[row].columns {
             rng.fill(column);
@@ -275,143 +310,150 @@ impl Array {
     }
 
     /// Writes a part of a row by the servers.
-    async fn write(&self, members: &Rc<Vec<Option<Member>>>, row: usize, rng: &mut Rng) -> Ended {
+    async fn write(&self, members: &Members, row: usize, rng: &mut Rng) -> Ended {
         let range = self.range(rng);
-        let offset = self.offset(row) + range.start as u64;
-        let length = u32::try_from(range.len()).unwrap();
-        let written: Vec<bool> = loop {
-            let written: Vec<bool> = (0..self.data).map(|_| rng.chance(1, 2)).collect();
-            if written.iter().any(|written| *written) {
-                break written;
+        let change = self.change(row, &range, rng);
+        let ticket = self.ticket();
+        let mut phase = self.first_phase(members, row, &change, ticket, rng);
+        rng.shuffle(&mut phase.commands);
+        let mut ended = Ended::Fine;
+        let mut prepared = true;
+        for one in phase.commands {
+            if let (Err(error), _) = one.join().await {
+                prepared = false;
+                ended = ended.or(self.failed("the first phase of a write", error));
             }
-        };
+        }
+        if !prepared || rng.chance(1, 10) {
+            ended = ended.or(self.give_up(members, row, ticket).await);
+        } else {
+            self.set_certain(row, false);
+            let (good, end) = self.commit(members, &phase.takers, ticket, rng).await;
+            ended = end;
+            if good {
+                for (column, bytes) in change.new.iter().enumerate() {
+                    self.rows.borrow_mut()[row].columns[column][range.clone()].copy_from_slice(bytes);
+                }
+                self.set_certain(row, true);
+                self.committed.update(|count| count + 1);
+            }
+        }
+        self.finished(ticket);
+        ended
+    }
+
+    /// What a write is to change.
+    fn change(&self, row: usize, range: &Range<usize>, rng: &mut Rng) -> Change {
+        let mut written: Vec<bool> = (0..self.data).map(|_| rng.chance(1, 2)).collect();
+        written[rng.index(self.data)] = true;
         let old: Vec<Vec<u8>> =
             self.rows.borrow()[row].columns.iter().map(|column| column[range.clone()].to_vec()).collect();
-        let new: Vec<Vec<u8>> = (0..self.data)
-            .map(|column| {
-                let mut bytes = old[column].clone();
-                if written[column] {
-                    rng.fill(&mut bytes);
-                }
-                bytes
-            })
-            .collect();
-        let modify = rng.chance(1, 2);
+        let mut new = old.clone();
+        for (bytes, _) in new.iter_mut().zip(&written).filter(|(_, written)| **written) {
+            rng.fill(bytes);
+        }
+        let offset = self.offset(row) + range.start as u64;
+        Change { offset, written, old, new, modify: rng.chance(1, 2) }
+    }
+
+    /// Begins the first phase of a write.
+    fn first_phase(
+        &self,
+        members: &Members,
+        row: usize,
+        change: &Change,
+        ticket: Ticket,
+        rng: &mut Rng,
+    ) -> Phase {
+        let (offset, modify) = (change.offset, change.modify);
+        let length = u32::try_from(change.old[0].len()).unwrap();
         let parities: Vec<usize> =
             (self.data..self.members()).filter(|role| self.is_there(row, *role)).collect();
-        let ticket = self.ticket();
         // What the host supplies, for columns whose member is lost.
         let mut supplied: Vec<Option<Vec<u8>>> = vec![None; self.members()];
-        let mut first = Vec::new();
-        let mut takers = Vec::new();
+        let mut phase = Phase { commands: Vec::new(), takers: Vec::new() };
         let mut wait = 0;
-        for column in 0..self.data {
+        for column in (0..self.data).filter(|column| !modify || change.written[*column]) {
+            let Some(member) = members[self.member(row, column)].clone() else {
+                for role in &parities {
+                    let part = scaled(&change.part(column), self.coefficient(*role, column));
+                    xor(supplied[*role].get_or_insert_with(|| vec![0; part.len()]), &part);
+                }
+                continue;
+            };
             let mut reducers: Reducers = [None, None];
             for (slot, role) in reducers.iter_mut().zip(&parities) {
                 let place = u8::try_from(self.member(row, *role)).unwrap();
                 *slot = Some(Reducer { place, coefficient: self.coefficient(*role, column) });
             }
-            if modify && !written[column] {
-                continue;
-            }
-            let Some(member) = members[self.member(row, column)].clone() else {
-                let mut part = new[column].clone();
-                if modify {
-                    xor(&mut part, &old[column]);
-                }
-                for role in &parities {
-                    let part = scaled(&part, self.coefficient(*role, column));
-                    let sum = supplied[*role].get_or_insert_with(|| vec![0; range.len()]);
-                    xor(sum, &part);
-                }
-                continue;
-            };
-            if written[column] {
-                takers.push(self.member(row, column));
-                let data = new[column].clone();
-                first.push(later(rng, move || {
+            if change.written[column] {
+                phase.takers.push(self.member(row, column));
+                let data = change.new[column].clone();
+                phase.commands.push(later(rng, move || {
                     computes(&member).partial_write(ticket, offset, slice(&data), modify, reducers)
                 }));
-            } else if !parities.is_empty() {
-                first
-                    .push(later(rng, move || computes(&member).contribute(ticket, offset, length, reducers)));
-            } else {
+            } else if parities.is_empty() {
                 continue;
+            } else {
+                let contribute = move || computes(&member).contribute(ticket, offset, length, reducers);
+                phase.commands.push(later(rng, contribute));
             }
             wait += 1;
         }
         for role in &parities {
             let Some(member) = members[self.member(row, *role)].clone() else { continue };
-            takers.push(self.member(row, *role));
+            phase.takers.push(self.member(row, *role));
             let supplied = supplied[*role].take();
-            first.push(later(rng, move || {
+            phase.commands.push(later(rng, move || {
                 let supplied = supplied.map(|part| slice(&part));
                 computes(&member).parity(ticket, offset, length, modify, wait, supplied)
             }));
         }
-        rng.shuffle(&mut first);
+        phase
+    }
+
+    /// Has everybody drop a write that wasn't committed.
+    async fn give_up(&self, members: &Members, row: usize, ticket: Ticket) -> Ended {
         let mut ended = Ended::Fine;
-        let mut prepared = true;
-        for one in first {
-            if let (Err(error), _) = one.join().await {
-                prepared = false;
-                let lost = matches!(ended, Ended::Lost);
-                ended = self.failed("the first phase of a write", error);
-                if lost {
-                    ended = Ended::Lost;
+        for role in (0..self.members()).filter(|role| self.is_there(row, *role)) {
+            let Some(member) = members[self.member(row, role)].clone() else { continue };
+            match computes(&member).resolve(ticket).await.result {
+                Ok(outcome) if outcome == Outcome::NotApplied as usize => {}
+                Ok(outcome) => {
+                    self.complain(format!("what was never committed has the outcome {outcome}"));
                 }
+                Err(error) => ended = ended.or(self.failed("a Resolve", error)),
             }
         }
-        if !prepared || rng.chance(1, 10) {
-            // Whoever took part, or was to.
-            for role in (0..self.members()).filter(|role| self.is_there(row, *role)) {
-                let Some(member) = members[self.member(row, role)].clone() else { continue };
-                match computes(&member).resolve(ticket).await.result {
-                    Ok(outcome) if outcome == Outcome::NotApplied as usize => {}
-                    Ok(outcome) => {
-                        self.complain(format!("what was never committed has the outcome {outcome}"))
-                    }
-                    Err(error) => {
-                        let now = self.failed("a Resolve", error);
-                        if !matches!(ended, Ended::Lost) {
-                            ended = now;
-                        }
-                    }
-                }
-            }
-            self.finished(ticket);
-            return ended;
-        }
-        self.set_certain(row, false);
+        ended
+    }
+
+    /// Whether all have committed.
+    async fn commit(
+        &self,
+        members: &Members,
+        takers: &[usize],
+        ticket: Ticket,
+        rng: &mut Rng,
+    ) -> (bool, Ended) {
         let forced = rng.chance(1, 3);
         let commits: Vec<_> = takers
             .iter()
             .filter_map(|number| members[*number].clone())
             .map(|member| later(rng, move || computes(&member).commit(ticket, forced)))
             .collect();
-        let mut good = true;
+        let (mut good, mut ended) = (true, Ended::Fine);
         for commit in commits {
             if let (Err(error), _) = commit.join().await {
                 good = false;
-                let now = self.failed("a commit", error);
-                if !matches!(ended, Ended::Lost) {
-                    ended = now;
-                }
+                ended = ended.or(self.failed("a commit", error));
             }
         }
-        self.finished(ticket);
-        if good {
-            for (column, bytes) in new.iter().enumerate() {
-                self.rows.borrow_mut()[row].columns[column][range.clone()].copy_from_slice(bytes);
-            }
-            self.set_certain(row, true);
-            self.committed.update(|count| count + 1);
-        }
-        ended
+        (good, ended)
     }
 
     /// Reads a column as if its member were lost.
-    async fn reconstruct(&self, members: &Rc<Vec<Option<Member>>>, row: usize, rng: &mut Rng) -> Ended {
+    async fn reconstruct(&self, members: &Members, row: usize, rng: &mut Rng) -> Ended {
         let range = self.range(rng);
         let offset = self.offset(row) + range.start as u64;
         let length = u32::try_from(range.len()).unwrap();

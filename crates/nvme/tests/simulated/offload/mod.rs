@@ -332,7 +332,7 @@ impl Run {
         for _ in 0..blows {
             let before = self.rng.below(BLOW_STEPS);
             self.steps(before);
-            powerless |= self.strike()?;
+            powerless |= self.strike();
             if powerless {
                 break;
             }
@@ -353,7 +353,7 @@ impl Run {
     }
 
     /// Whether the hosts have lost power.
-    fn strike(&mut self) -> Result<bool, String> {
+    fn strike(&mut self) -> bool {
         let blow = self.rng.pick(Blow::ALL);
         let host = self.host;
         let of_host = self.network.live(|wire| wire.from == host);
@@ -406,10 +406,10 @@ impl Run {
             }
             Blow::Power => {
                 self.power_fails();
-                return Ok(true);
+                return true;
             }
         }
-        Ok(false)
+        false
     }
 
     fn power_fails(&mut self) {
