@@ -117,7 +117,9 @@ impl Run {
         }
         // Sometimes two members are on one server.
         let count = if setting.chance(1, 3) && members > 2 { members - 1 } else { members };
-        let mut world = World::new(WorldConfig::new(seed, HOSTS + count));
+        // Of each server.
+        let shards = setting.pick(&[1, 2]);
+        let mut world = World::new(WorldConfig::new(seed, HOSTS + count * shards));
         let mut rng = world.rng(1);
         let array = Array::new(&mut rng, data, parities, chunk, lost);
         let network = Network::new(&mut rng);
@@ -135,7 +137,8 @@ impl Run {
         let servers: Vec<Rc<Server>> = (0..count)
             .map(|number| {
                 let theirs = (number..members).step_by(count).map(|member| disks[member].clone()).collect();
-                Server::new(number, HOSTS + number, theirs, pipeline)
+                let first = HOSTS + number * shards;
+                Server::new(number, first..first + shards, theirs, pipeline)
             })
             .collect();
         let places = disks
@@ -146,7 +149,7 @@ impl Run {
         for server in &servers {
             server.start(&world);
         }
-        let hosts = (0..HOSTS).map(|number| host(number, HOSTS + count)).collect();
+        let hosts = (0..HOSTS).map(|number| host(number, HOSTS + count * shards)).collect();
         let run = Self {
             world,
             rng,
@@ -168,13 +171,14 @@ impl Run {
 
     /// One thing happens. False if nothing can.
     fn step(&mut self) -> bool {
-        let servers = &self.servers;
-        let find = |name: &str| {
+        let (servers, rng) = (&self.servers, &mut self.rng);
+        let mut find = |name: &str| {
             let server = servers.iter().find(|server| format!("server{}", server.number) == name)?;
-            server.target().map(|_| (server.number, server.shard))
+            let shard = rng.range(server.shards.start as u64..server.shards.end as u64);
+            server.is_up().then_some((server.number, usize::try_from(shard).unwrap()))
         };
-        let laid = self.network.connect(&mut self.world, find, |number, stream| {
-            let target = servers[number].target();
+        let laid = self.network.connect(&mut self.world, &mut find, |(number, shard), stream| {
+            let target = servers[number].target(shard);
             async move {
                 if let Some(target) = target {
                     target.serve(stream).await;
@@ -239,7 +243,7 @@ impl Run {
             disk.fault(&Fault::Release);
         }
         for server in &self.servers {
-            if server.target().is_none() {
+            if !server.is_up() {
                 server.start(&self.world);
             }
         }

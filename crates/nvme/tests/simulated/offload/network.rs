@@ -63,8 +63,8 @@ impl Network {
     pub fn connect<F: Future<Output = ()> + 'static>(
         &self,
         world: &mut World,
-        server: impl Fn(&str) -> Option<(usize, usize)>,
-        serve: impl Fn(usize, Rc<SimStream>) -> F,
+        server: &mut dyn FnMut(&str) -> Option<(usize, usize)>,
+        serve: impl Fn((usize, usize), Rc<SimStream>) -> F,
     ) -> bool {
         let calls = self.calls.take();
         let any = !calls.is_empty();
@@ -74,7 +74,7 @@ impl Network {
                 let (from, over) = (call.from, Cell::new(false));
                 let wire = Rc::new(Wire { from, to, near: Rc::clone(&near), far: Rc::clone(&far), over });
                 self.wires.borrow_mut().push(Rc::clone(&wire));
-                let session = serve(to, far);
+                let session = serve((to, shard), far);
                 world.spawn(shard, "session", async move {
                     session.await;
                     wire.over.set(true);

@@ -115,9 +115,9 @@ impl Run {
         self.resolve(&sender, ticket)?;
         self.resolve(&reducer, ticket)?;
         self.array.finished(ticket);
-        let (from, to) = (&self.servers[self.places[pair.sender].0], self.places[pair.reducer].0);
-        let shard = from.shard;
-        for wire in self.network.live(|wire| wire.from == shard && wire.to == to) {
+        let from = self.servers[self.places[pair.sender].0].shards.clone();
+        let to = self.places[pair.reducer].0;
+        for wire in self.network.live(|wire| from.contains(&wire.from) && wire.to == to) {
             wire.hold(true, false);
         }
         let ticket = self.array.ticket();
@@ -148,8 +148,9 @@ impl Run {
     fn sent_twice(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
         let ticket = self.array.ticket();
         let (sender, reducer) = (self.one(sources, pair.sender), self.one(sources, pair.reducer));
-        let (from, to) = (self.servers[self.places[pair.sender].0].shard, self.places[pair.reducer].0);
-        let wires = self.network.live(|wire| wire.from == from && wire.to == to);
+        let from = self.servers[self.places[pair.sender].0].shards.clone();
+        let to = self.places[pair.reducer].0;
+        let wires = self.network.live(|wire| from.contains(&wire.from) && wire.to == to);
         for wire in &wires {
             wire.hold(false, true);
         }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -38,13 +39,20 @@ impl EpochStore for Epochs {
 /// One server; its namespaces are members of the array.
 pub struct Server {
     pub number: usize,
-    pub shard: usize,
+    /// Connections come to any of them.
+    pub shards: Range<usize>,
     pub disks: Vec<SimDisk>,
     epochs: Epochs,
     pipeline: Pipeline,
     /// So often it was started.
     starts: Cell<u8>,
-    running: RefCell<Option<(Arc<Subsystem>, Target<DeviceService>)>>,
+    running: RefCell<Option<Running>>,
+}
+
+struct Running {
+    subsystem: Arc<Subsystem>,
+    /// By shard.
+    targets: Vec<Target<DeviceService>>,
 }
 
 pub fn nqn(server: usize) -> String {
@@ -52,22 +60,25 @@ pub fn nqn(server: usize) -> String {
 }
 
 impl Server {
-    pub fn new(number: usize, shard: usize, disks: Vec<SimDisk>, pipeline: Pipeline) -> Rc<Self> {
+    pub fn new(number: usize, shards: Range<usize>, disks: Vec<SimDisk>, pipeline: Pipeline) -> Rc<Self> {
         let (epochs, starts, running) = (Epochs::default(), Cell::new(0), RefCell::default());
-        Rc::new(Self { number, shard, disks, epochs, pipeline, starts, running })
+        Rc::new(Self { number, shards, disks, epochs, pipeline, starts, running })
     }
 
-    pub fn target(&self) -> Option<Target<DeviceService>> {
-        self.running.borrow().as_ref().map(|(_, target)| target.clone())
+    pub fn is_up(&self) -> bool {
+        self.running.borrow().is_some()
+    }
+
+    /// The part of it on a shard.
+    pub fn target(&self, shard: usize) -> Option<Target<DeviceService>> {
+        let index = shard.checked_sub(self.shards.start)?;
+        self.running.borrow().as_ref().and_then(|running| running.targets.get(index).cloned())
     }
 
     /// What was done since it was started.
     pub fn statistics(&self) -> OffloadStatistics {
-        self.running
-            .borrow()
-            .as_ref()
-            .and_then(|(subsystem, _)| subsystem.offload_statistics())
-            .unwrap_or_default()
+        let running = self.running.borrow();
+        running.as_ref().and_then(|running| running.subsystem.offload_statistics()).unwrap_or_default()
     }
 
     pub fn start(&self, world: &World) {
@@ -99,32 +110,40 @@ impl Server {
             },
         };
         let subsystem = Subsystem::with_offload(config, offload).unwrap();
-        let _entered = world.enter(self.shard);
-        let services = self.disks.iter().map(|disk| DeviceService::new(disk.attach(), false)).collect();
-        let target = Target::new(Arc::clone(&subsystem), services);
-        *self.running.borrow_mut() = Some((subsystem, target));
+        let target = |shard| {
+            let _entered = world.enter(shard);
+            let services = self.disks.iter().map(|disk| DeviceService::new(disk.attach(), false)).collect();
+            Target::new(Arc::clone(&subsystem), services)
+        };
+        let targets = self.shards.clone().map(target).collect();
+        *self.running.borrow_mut() = Some(Running { subsystem, targets });
     }
 
     /// Its process ends: nobody is answered any more, and what it knew is gone. The cell says when.
     pub fn stop(&self, world: &mut World) -> Rc<Cell<bool>> {
         let over = Rc::new(Cell::new(false));
-        match self.running.take() {
-            Some((subsystem, target)) => {
-                let there = Rc::clone(&over);
-                world.spawn(self.shard, "stop", async move {
-                    target.stop().await;
-                    drop((target, subsystem));
-                    there.set(true);
-                });
-            }
-            None => over.set(true),
+        let Some(Running { subsystem, targets }) = self.running.take() else {
+            over.set(true);
+            return over;
+        };
+        let left = Rc::new(Cell::new(targets.len()));
+        for (shard, target) in self.shards.clone().zip(targets) {
+            let (there, left, subsystem) = (Rc::clone(&over), Rc::clone(&left), Arc::clone(&subsystem));
+            world.spawn(shard, "stop", async move {
+                target.stop().await;
+                drop((target, subsystem));
+                left.set(left.get() - 1);
+                there.set(left.get() == 0);
+            });
         }
+        let _entered = world.enter(self.shards.start);
+        drop(subsystem);
         over
     }
 
     /// Power is gone with everything in memory.
     pub fn forget(&self, world: &World) {
-        let _entered = world.enter(self.shard);
+        let _entered = world.enter(self.shards.start);
         drop(self.running.take());
     }
 }
