@@ -3,7 +3,9 @@
 use std::{cell::RefCell, net::SocketAddr, pin::Pin, rc::Rc, sync::Arc};
 
 use pinstripe_export::BlockService;
-use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, Target};
+use pinstripe_nvme::target::{
+    NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target,
+};
 use pinstripe_runtime::{ShardHandle, Stream, shard, uring::Connection};
 
 use crate::{failure::Failure, on_shards::on_shards};
@@ -47,20 +49,25 @@ pub fn check_address(address: SocketAddr, allow_unauthenticated: bool) -> Result
     )))
 }
 
-/// The subsystem `nqn` that is reached at `address`.
+/// The subsystem `nqn` that is reached at `address`; with `offload` it computes.
 pub fn subsystem(
     nqn: &str,
     address: SocketAddr,
     namespaces: Vec<NamespaceConfig>,
+    offload: Option<OffloadConfig>,
 ) -> Result<Arc<Subsystem>, SubsystemError> {
     let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::target::uuid_of(&[nqn.as_bytes()]);
-    Subsystem::new(SubsystemConfig {
+    let config = SubsystemConfig {
         nqn: nqn.to_owned(),
         serial: format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h])),
         namespaces,
         queues_max: QUEUES_MAX,
         addresses: vec![address],
-    })
+    };
+    match offload {
+        Some(offload) => Subsystem::with_offload(config, offload),
+        None => Subsystem::new(config),
+    }
 }
 
 /// Gives this shard its target.

@@ -2,8 +2,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
-use clap::{Args, ValueHint};
-use pinstripe_nvme::target::{DeviceService, NamespaceConfig, Subsystem, uuid_of};
+use clap::{Args, ValueEnum, ValueHint};
+use pinstripe_nvme::{
+    initiator::TcpConnector,
+    target::{
+        DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem, uuid_of,
+    },
+};
 use pinstripe_runtime::{
     ShardHandle,
     uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, blocking, termination},
@@ -13,6 +18,7 @@ use serde_json::json;
 use crate::{
     accept::{accept, in_turn},
     command_line::CpuList,
+    create::random_uuid,
     failure::Failure,
     nvme_server,
     open::open,
@@ -33,6 +39,13 @@ pub struct TargetArguments {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Where to keep what must outlive a restart: which host's writes are taken. Without it, a host that another one has
+    /// replaced could write again after a restart
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub state: Option<PathBuf>,
+    /// Whether to work out parity for hosts and with other targets; `serial` does one thing at a time, for measurements
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = Offload::On)]
+    pub offload: Offload,
     /// Threads that serve [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub shards: Option<u16>,
@@ -45,6 +58,14 @@ pub struct TargetArguments {
     /// Block devices or files; the first one becomes namespace 1
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
+}
+
+/// See the option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Offload {
+    On,
+    Serial,
+    Off,
 }
 
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
@@ -63,8 +84,12 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
     let (files, namespaces) = open_all(&arguments).await?;
     let listener = Listener::tcp(arguments.listen)?;
     let address = listener.tcp_address().unwrap_or(arguments.listen);
-    let subsystem = nvme_server::subsystem(&arguments.nqn, address, namespaces)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
+    let offload = offload(&arguments, shards.len()).await?;
+    let nqn = arguments.nqn.clone();
+    // It reads the epochs.
+    let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, offload)).await;
+    let subsystem = made?;
     for handle in &shards {
         let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
         let read_only = arguments.read_only;
@@ -78,8 +103,50 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
     accept(&listener, termination(), in_turn(&shards, nvme_server::hand_over)).await?;
     drop(listener);
     nvme_server::stop(&shards).await;
+    let done = report(&arguments, &subsystem);
     nvme_server::close(&shards).await;
-    Ok(())
+    done
+}
+
+/// How it offloads, if it does.
+async fn offload(arguments: &TargetArguments, shards: usize) -> Result<Option<OffloadConfig>, Failure> {
+    let pipeline = match arguments.offload {
+        Offload::On => Pipeline::Overlapped,
+        Offload::Serial => Pipeline::Serial,
+        Offload::Off => return Ok(None),
+    };
+    let epochs: Option<Arc<dyn EpochStore>> = match arguments.state.clone() {
+        Some(directory) => {
+            let words = format!("can't use {} for the target's state", directory.display());
+            let opened = blocking(move || EpochFiles::open(&directory)).await;
+            Some(Arc::new(opened.map_err(|error| Failure::new(format!("{words}: {error}")))?))
+        }
+        None => None,
+    };
+    Ok(Some(OffloadConfig {
+        pipeline,
+        incarnation: random_uuid()?.0,
+        epochs,
+        connector: Arc::new(TcpConnector),
+        peers: OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?),
+    }))
+}
+
+/// What was done for arrays, at the end.
+fn report(arguments: &TargetArguments, subsystem: &Subsystem) -> Result<(), Failure> {
+    let Some(statistics) = subsystem.offload_statistics() else { return Ok(()) };
+    if arguments.json {
+        let counters: serde_json::Map<_, _> =
+            statistics.each().map(|(name, value)| (name.to_owned(), value.into())).collect();
+        let line = json!({ "event": "stopped", "offload": counters });
+        return output::print(&format!("{line}\n"));
+    }
+    let done: Vec<String> = statistics
+        .each()
+        .filter(|(_, value)| *value > 0)
+        .map(|(name, value)| format!("{} {value}", name.replace('_', " ")))
+        .collect();
+    if done.is_empty() { Ok(()) } else { output::print(&format!("offload: {}\n", done.join(", "))) }
 }
 
 async fn open_all(
@@ -113,6 +180,8 @@ fn announce(arguments: &TargetArguments, address: SocketAddr, subsystem: &Subsys
         let line = json!({
             "event": "ready", "nqn": nqn, "address": address.to_string(), "namespaces": uris,
             "pid": std::process::id(),
+            "offload": arguments.offload != Offload::Off,
+            "epochs_durable": arguments.state.is_some() && arguments.offload != Offload::Off,
         });
         return output::print(&format!("{line}\n"));
     }

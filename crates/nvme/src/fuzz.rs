@@ -4,7 +4,7 @@
 use crate::framing::{DATA_MAX, Encoding, Event, Framer, Pdu, Role};
 use crate::wire::command::{Command, DataPlace};
 use crate::wire::identify::{self, ControllerInfo, NamespaceInfo};
-use crate::wire::log;
+use crate::wire::{log, offload};
 
 /// What a stream came to.
 #[derive(Debug, Default, PartialEq)]
@@ -91,6 +91,7 @@ fn structures(data: &[u8]) {
     let _ = log::parse_discovery(data);
     let _ = log::discovery_count(data);
     let _ = Encoding::default().trailer(data);
+    offload::fuzz(data);
 }
 
 #[cfg(test)]

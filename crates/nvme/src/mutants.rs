@@ -30,4 +30,22 @@ pinstripe_runtime::mutants! {
     FuaDropped,
     /// The target answers a flush without one (C5).
     FlushSkipped,
+    /// A part that comes twice is added twice (C26).
+    PeerNotDeduplicated,
+    /// A part for an operation that was dropped begins it anew (C26).
+    LatePeerAdded,
+    /// A Commit of what isn't prepared succeeds.
+    UnpreparedCommitted,
+    /// Plain writes don't look at the epoch (C22).
+    PlainWritesUnfenced,
+    /// Attach is answered although the epoch isn't stored (C22).
+    EpochNotDurable,
+    /// P's reducer gets Q's part, and Q's gets P's.
+    PartsExchanged,
+    /// Operations with which the host has finished can begin again (C26).
+    StaleAccepted,
+    /// What a controller didn't commit stays when it ends.
+    OperationsOutliveController,
+    /// New bytes are written before the host commits.
+    WrittenBeforeCommit,
 }

@@ -35,6 +35,8 @@ pub(crate) struct Operations {
     pub(crate) update_q: unsafe fn(q: &mut [u8], old: &[u8], new: &[u8], factor: u8),
     /// `p += old + new` and `q += factor * (old + new)`.
     pub(crate) update_pq: unsafe fn(p: &mut [u8], q: &mut [u8], old: &[u8], new: &[u8], factor: u8),
+    /// `dst = factor * (sum of the sources)`.
+    pub(crate) scaled_sum: unsafe fn(dst: &mut [u8], sources: &[&[u8]], factor: u8),
     /// `data *= factor`.
     pub(crate) scale: unsafe fn(data: &mut [u8], factor: u8),
     /// `(px, qx) = (a, px + a)` with `a = p_factor * px + q_factor * qx`.
@@ -134,6 +136,19 @@ impl Kernel {
         check_sources(p.len(), &[q, data]);
         // SAFETY: as in `xor`.
         unsafe { (self.operations.accumulate_pq)(p, q, data, power_of_two(exponent)) }
+    }
+
+    /// `dst` becomes the XOR of all sources times `factor`, any element of the field; zero if there are no sources. What a column
+    /// contributes to a sum that is kept elsewhere: of a change, the sources are the old column and the new one.
+    pub fn scaled_sum(&self, dst: &mut [u8], sources: &[&[u8]], factor: u8) {
+        check_sources(dst.len(), sources);
+        // SAFETY: as in `xor`.
+        unsafe {
+            match factor {
+                1 => (self.operations.xor)(dst, sources),
+                _ => (self.operations.scaled_sum)(dst, sources, factor),
+            }
+        }
     }
 
     /// Recovers a lost column from Q alone (P is lost too, or not wanted).

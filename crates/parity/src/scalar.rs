@@ -16,6 +16,7 @@ pub(crate) static OPERATIONS: Operations = Operations {
     accumulate_pq,
     update_q,
     update_pq,
+    scaled_sum,
     scale,
     solve_two,
     cancels,
@@ -70,6 +71,11 @@ fn update_q(q: &mut [u8], old: &[u8], new: &[u8], factor: u8) {
 fn update_pq(p: &mut [u8], q: &mut [u8], old: &[u8], new: &[u8], factor: u8) {
     accumulate_pq(p, q, old, factor);
     accumulate_pq(p, q, new, factor);
+}
+
+fn scaled_sum(dst: &mut [u8], sources: &[&[u8]], factor: u8) {
+    xor(dst, sources);
+    scale(dst, factor);
 }
 
 fn scale(data: &mut [u8], factor: u8) {

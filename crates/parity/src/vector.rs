@@ -408,6 +408,29 @@ impl<L: Lanes, const HAS_P: bool, const SLICES: usize> Operation<L> for Fold<L, 
     }
 }
 
+/// `dst = factor * (first + rest)`.
+struct ScaledSum<'a, L: Lanes> {
+    dst: *mut u8,
+    first: *const u8,
+    rest: &'a [&'a [u8]],
+    factor: L::Factor,
+}
+
+impl<L: Lanes> Operation<L> for ScaledSum<'_, L> {
+    #[inline(always)]
+    unsafe fn step<S: Span, const N: usize>(&self, at: usize, span: S) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sum = Block::<L, N>::load(span, self.first.add(at));
+            for source in self.rest {
+                sum = sum.xor(Block::load(span, source.as_ptr().add(at)));
+            }
+            sum.times(self.factor).store(span, self.dst.add(at));
+        }
+        true
+    }
+}
+
 /// `data *= factor`.
 struct Scale<L: Lanes> {
     data: *mut u8,
@@ -551,6 +574,17 @@ impl<L: Lanes, const N: usize> Vectors<L, N> {
     }
 
     #[inline(always)]
+    pub(crate) unsafe fn scaled_sum(dst: &mut [u8], sources: &[&[u8]], factor: u8) {
+        let [first, rest @ ..] = sources else { return dst.fill(0) };
+        // SAFETY: every pointer comes from a slice of this length (caller).
+        unsafe {
+            let factor = L::factor(factor);
+            let operation = ScaledSum::<L> { dst: dst.as_mut_ptr(), first: first.as_ptr(), rest, factor };
+            run::<L, _, N>(&operation, 0, dst.len());
+        }
+    }
+
+    #[inline(always)]
     pub(crate) unsafe fn scale(data: &mut [u8], factor: u8) {
         // SAFETY: the pointer comes from a slice of this length.
         unsafe {
@@ -619,6 +653,7 @@ macro_rules! vector_operations {
             accumulate_pq($pq)(p: &mut [u8], q: &mut [u8], data: &[u8], factor: u8) -> ();
             update_q($pq)(q: &mut [u8], old: &[u8], new: &[u8], factor: u8) -> ();
             update_pq($pq)(p: &mut [u8], q: &mut [u8], old: &[u8], new: &[u8], factor: u8) -> ();
+            scaled_sum($pq)(dst: &mut [u8], sources: &[&[u8]], factor: u8) -> ();
             scale($pq)(data: &mut [u8], factor: u8) -> ();
             solve_two($pq)(px: &mut [u8], qx: &mut [u8], p_factor: u8, q_factor: u8) -> ();
             cancels($n)(sources: &[&[u8]]) -> bool;

@@ -61,6 +61,7 @@ fn no_kernel_touches_a_byte_outside_its_slices() {
                 kernel.update_pq(p, q, a, b, 4);
                 kernel.accumulate_q(q, a, 5);
                 kernel.accumulate_pq(p, q, a, 6);
+                kernel.scaled_sum(p, &[a, b], 7);
                 kernel.recover_from_q(q, 7);
                 kernel.recover_two(p, q, 8, 9);
                 kernel.pq_stream(p, q, &columns);

@@ -155,6 +155,18 @@ proptest! {
     }
 
     #[test]
+    fn scaled_sums_equal_the_oracle_and_the_definition((case, p, _) in cases_with_destinations(), factor in any::<u8>()) {
+        let sources = case.sources();
+        same_for_all(&p, &p, |kernel, p, _| kernel.scaled_sum(p, &sources, factor))?;
+        let mut found = p.copy();
+        select("scalar").expect("always there").scaled_sum(found.get_mut(), &sources, factor);
+        for (at, byte) in found.get().iter().enumerate() {
+            let sum = sources.iter().fold(0, |sum, source| sum ^ source[at]);
+            prop_assert_eq!(*byte, multiply(sum, factor));
+        }
+    }
+
+    #[test]
     fn recovery_equals_the_oracle((case, p, q) in cases_with_destinations()) {
         let (a, b) = case.exponents;
         same_for_all(&p, &q, |kernel, p, q| kernel.recover_two(p, q, a, b))?;
@@ -324,6 +336,7 @@ mod misuse_panics_before_anything_is_read {
                 refuses(|| kernel.update_p(&mut dst.to_vec(), old, new));
                 refuses(|| kernel.update_q(&mut dst.to_vec(), old, new, 1));
                 refuses(|| kernel.update_pq(&mut dst.to_vec(), &mut dst.to_vec(), old, new, 1));
+                refuses(|| kernel.scaled_sum(&mut dst.to_vec(), &[old, new], 3));
                 refuses(|| assert!(kernel.cancels(&[dst, old, new])));
             }
             refuses(|| kernel.accumulate_q(&mut a.clone(), &short, 1));

@@ -45,6 +45,9 @@ pub enum DeviceErrorKind {
     Busy,
     /// Its server won't or can't do it so: nothing has changed, and there is another way (see [`Offload`]).
     Refused,
+    /// Another host has taken the array over with a higher epoch: this one must write nothing more, anywhere. The member
+    /// itself is well, so this is no reason to drop it.
+    Fenced,
     /// It was taken out of service on purpose.
     Removed,
     /// It did not answer in the time that it is given. The request is not over: it may still take effect (C16).
@@ -107,6 +110,7 @@ impl DeviceError {
             DeviceErrorKind::Invalid => "the request does not fit the device",
             DeviceErrorKind::Busy => "the device is out of resources",
             DeviceErrorKind::Refused => "the server refused the operation",
+            DeviceErrorKind::Fenced => "another host has taken it over",
             DeviceErrorKind::Removed => "it was taken out by command",
             DeviceErrorKind::TimedOut => "the device did not answer in time",
             DeviceErrorKind::TooManyErrors => "it had more read errors than a member may have",

@@ -61,11 +61,18 @@ pub struct OffloadLimits {
 /// Errors: [`Gone`](crate::DeviceErrorKind::Gone) if the server or the network is lost; [`Busy`](crate::DeviceErrorKind::Busy)
 /// never; [`Refused`](crate::DeviceErrorKind::Refused) if the operation can't be done so (it was dropped, a peer can't be reached,
 /// the host is not attached): take another way. A failed first phase has changed nothing.
+///
+/// [`Fenced`](crate::DeviceErrorKind::Fenced) comes from `attach` if the server knows a higher epoch, and from `commit` and every
+/// plain write, flush or discard of the device if another host has taken the member over since. First-phase commands say
+/// `Refused` then: the plain way shows what is the matter. `attach` is refused while another host is attached (unless
+/// `takeover`), and says `Gone` if the server has been started anew since the device was opened.
 pub trait Offload {
     /// What the server can do at once.
     fn limits(&self) -> OffloadLimits;
     /// The member as other servers reach it: `nvme-tcp://HOST:PORT/NQN?nsid=N`.
     fn address(&self) -> String;
+    /// The highest epoch that the member was ever attached under, in the bytes of the outcome; 0 for none.
+    fn epoch(&self) -> Submission;
     /// Makes the array known; once before the first operation, and whenever a member comes or goes. Durable.
     fn attach(&self, attachment: &Attachment) -> Submission;
     /// Ends it. With `give_up` whoever comes next needs no higher epoch.

@@ -53,6 +53,7 @@ impl Ending {
                 DeviceErrorKind::Invalid => "invalid",
                 DeviceErrorKind::Busy => "busy",
                 DeviceErrorKind::Refused => "refused",
+                DeviceErrorKind::Fenced => "fenced",
                 DeviceErrorKind::Removed => "removed",
                 DeviceErrorKind::TimedOut => "timed out",
                 DeviceErrorKind::TooManyErrors => "too many errors",

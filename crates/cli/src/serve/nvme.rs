@@ -53,7 +53,7 @@ impl Listening {
             read_only: service.read_only(),
         };
         drop(service);
-        let subsystem = nvme_server::subsystem(&nqn, address, vec![namespace])?;
+        let subsystem = nvme_server::subsystem(&nqn, address, vec![namespace], None)?;
         for handle in shards {
             let (subsystem, shared, journal) = (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
             let opened = handle.call(move || async move {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use pinstripe_runtime::{DeviceInfo, Signal, ZeroedReads, shard};
+use pinstripe_runtime::{DeviceInfo, Shard, ShardHandle, Signal, ZeroedReads, shard};
 
 use super::device::{Namespace, NvmeSource};
 use super::queue::{DEPTH, Queue};
@@ -16,6 +16,7 @@ use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, admin as opcode, fabrics};
 use crate::wire::fabrics::{CONTROLLER_ANY, bits, property};
 use crate::wire::identify::{self, ControllerInfo, NamespaceInfo, cns, optional};
+use crate::wire::offload::Announcement;
 use crate::wire::{feature, log};
 
 /// How often a controller is asked whether it is ready.
@@ -40,6 +41,8 @@ pub struct Options {
     pub connect_nanoseconds: u64,
     /// Time for a command. When it runs out, the association ends.
     pub command_nanoseconds: u64,
+    /// Whatever is sent may be carried out late or twice without harm, so a server that was lost is used again at once.
+    pub repeats_harmlessly: bool,
 }
 
 impl Options {
@@ -52,6 +55,7 @@ impl Options {
             keep_alive_ms: 5_000,
             connect_nanoseconds: 10_000_000_000,
             command_nanoseconds: 30_000_000_000,
+            repeats_harmlessly: false,
         }
     }
 }
@@ -96,7 +100,7 @@ impl Initiator {
         Ok(sources)
     }
 
-    async fn lease(self: &Arc<Self>, address: &Address) -> Result<Arc<Lease>, InitiatorError> {
+    pub(super) async fn lease(self: &Arc<Self>, address: &Address) -> Result<Arc<Lease>, InitiatorError> {
         match self.existing(address) {
             Some(lease) => Ok(lease),
             None => self.associate(address).await,
@@ -155,6 +159,7 @@ pub(super) struct Limits {
     pub queues: u16,
     pub volatile_cache: bool,
     pub optional_commands: u16,
+    pub offload: Option<Announcement>,
 }
 
 /// See the module.
@@ -163,6 +168,8 @@ pub(super) struct Association {
     initiator: Weak<Initiator>,
     options: Options,
     connector: Arc<dyn Connector>,
+    /// Where its admin queue is.
+    home: ShardHandle,
     address: Address,
     controller: AtomicU16,
     limits: OnceLock<Limits>,
@@ -185,6 +192,7 @@ impl Association {
             initiator: Arc::downgrade(initiator),
             options: initiator.options.clone(),
             connector: Arc::clone(&initiator.connector),
+            home: shard::with_current(Shard::handle),
             address: address.clone(),
             controller: AtomicU16::new(0),
             limits: OnceLock::new(),
@@ -211,6 +219,7 @@ impl Association {
             queues: 0,
             volatile_cache: true,
             optional_commands: 0,
+            offload: None,
         })
     }
 
@@ -239,7 +248,7 @@ impl Association {
 
     /// The server may still carry out commands of this association: no other one begins before it must have let go.
     pub fn hold_back(&self) {
-        if active(Mutant::ReturnsTooEarly) {
+        if active(Mutant::ReturnsTooEarly) || self.options.repeats_harmlessly {
             return;
         }
         let patience = u64::from(self.options.keep_alive_ms) + GRACE_MS;
@@ -327,7 +336,7 @@ impl Association {
     /// From Connect to a controller that takes I/O queues.
     async fn start(self: &Arc<Self>) -> Result<(), InitiatorError> {
         let queue = self.admin().await?;
-        let controller = self.controller_info(&queue).await?;
+        let (controller, offload) = self.controller_info(&queue).await?;
         if controller.discovery {
             return Err(self.unusable("it is a discovery subsystem"));
         }
@@ -358,6 +367,7 @@ impl Association {
             queues,
             volatile_cache: controller.volatile_cache,
             optional_commands: controller.optional_commands,
+            offload,
         };
         // It is set once.
         let _ = self.limits.set(limits);
@@ -389,9 +399,36 @@ impl Association {
         }
     }
 
-    async fn controller_info(&self, queue: &Rc<Queue>) -> Result<ControllerInfo, InitiatorError> {
+    async fn controller_info(
+        &self,
+        queue: &Rc<Queue>,
+    ) -> Result<(ControllerInfo, Option<Announcement>), InitiatorError> {
         let bytes = self.identify_page(queue, cns::CONTROLLER, 0).await?;
-        ControllerInfo::parse(&bytes).ok_or_else(|| self.unusable("its Identify data makes no sense"))
+        let info = ControllerInfo::parse(&bytes);
+        let info = info.ok_or_else(|| self.unusable("its Identify data makes no sense"))?;
+        Ok((info, Announcement::parse(&bytes)))
+    }
+
+    /// Runs `ask` with the admin queue, on the shard where that is.
+    pub async fn on_admin<F, T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(Rc<Queue>) -> F + Send + 'static,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>> + 'static,
+        T: Send + 'static,
+    {
+        if let Some(queue) = self.local(0) {
+            return ask(queue).await;
+        }
+        let there = Arc::clone(self);
+        let answer = self.home.call(move || async move {
+            match there.local(0) {
+                Some(queue) => ask(queue).await,
+                None => Err(Failure::Lost),
+            }
+        });
+        answer.await.unwrap_or(Err(Failure::Lost))
     }
 
     async fn identify_page(

@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::InitiatorError;
 use super::association::{Association, Lease};
+use super::offload::Extension;
 use super::queue::Queue;
 use super::request::{Data, Failure, Pending, Request};
 use crate::mutants::{Mutant, active};
@@ -33,8 +34,8 @@ pub(super) struct Namespace {
 
 /// A namespace of a server, to be attached by every shard. The association lasts as long as it or one of its devices.
 pub struct NvmeSource {
-    lease: Arc<Lease>,
-    namespace: Namespace,
+    pub(super) lease: Arc<Lease>,
+    pub(super) namespace: Namespace,
 }
 
 impl NvmeSource {
@@ -112,11 +113,13 @@ impl DeviceSource for NvmeSource {
         let queue = self.lease.association.queue()?;
         let transfer_bytes = self.lease.association.limits().transfer_bytes as u64;
         let blocks_max = (transfer_bytes >> self.namespace.block_shift).clamp(1, BLOCKS_MAX);
+        let offload = Extension::of(&self.lease.association, blocks_max << self.namespace.block_shift);
         Ok(Rc::new(NvmeDevice {
-            _lease: Arc::clone(&self.lease),
+            lease: Arc::clone(&self.lease),
             queue,
             namespace: self.namespace.clone(),
             blocks_max,
+            offload,
         }))
     }
 
@@ -126,19 +129,21 @@ impl DeviceSource for NvmeSource {
 }
 
 /// One shard's handle.
-struct NvmeDevice {
-    _lease: Arc<Lease>,
-    queue: Rc<Queue>,
-    namespace: Namespace,
+pub(super) struct NvmeDevice {
+    pub lease: Arc<Lease>,
+    pub queue: Rc<Queue>,
+    pub namespace: Namespace,
     /// Blocks of one command with data.
     blocks_max: u64,
+    /// What its server computes, if it does.
+    pub offload: Option<Extension>,
 }
 
 /// Blocks of a request.
 #[derive(Clone, Copy)]
-struct Blocks {
-    start: u64,
-    count: u64,
+pub(super) struct Blocks {
+    pub start: u64,
+    pub count: u64,
 }
 
 impl Blocks {
@@ -155,7 +160,7 @@ impl Blocks {
 }
 
 impl NvmeDevice {
-    fn blocks(&self, offset: u64, length: u64) -> Result<Blocks, DeviceError> {
+    pub(super) fn blocks(&self, offset: u64, length: u64) -> Result<Blocks, DeviceError> {
         let info = &self.namespace.info;
         let aligned = (offset | length).is_multiple_of(u64::from(info.logical_block));
         let inside = offset.checked_add(length).is_some_and(|end| end <= info.size);
@@ -227,6 +232,10 @@ impl Device for NvmeDevice {
                 })
             }
         }
+    }
+
+    fn offload(&self) -> Option<&dyn pinstripe_runtime::Offload> {
+        self.offload.is_some().then_some(self as &dyn pinstripe_runtime::Offload)
     }
 
     fn flush(&self) -> Submission {

@@ -24,6 +24,7 @@ mod association;
 mod connection;
 mod device;
 mod identity;
+pub(crate) mod offload;
 mod queue;
 mod request;
 

@@ -26,8 +26,19 @@ enum Sink {
     Own { buffer: RefCell<Option<Buffer>>, done: Cell<bool>, changed: Signal },
 }
 
+/// What a request is for, which says what its answer means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Plain,
+    /// Of the first phase of an operation, or of a reduction: it has changed nothing.
+    FirstPhase,
+    /// Its result is what is asked for.
+    Question,
+}
+
 /// See the module.
 pub(super) struct Request {
+    purpose: Purpose,
     sink: Sink,
     /// Bytes of data in all.
     length: usize,
@@ -40,19 +51,29 @@ pub(super) struct Request {
 impl Request {
     /// Of a device, made of so many commands.
     pub fn of_device(completion: pinstripe_runtime::Completion, length: usize, commands: u32) -> Rc<Self> {
-        Self::new(Sink::Device(Cell::new(Some(completion))), length, commands)
+        Self::new(Purpose::Plain, Sink::Device(Cell::new(Some(completion))), length, commands)
+    }
+
+    /// One command of an operation.
+    pub fn of_operation(
+        completion: pinstripe_runtime::Completion,
+        length: usize,
+        purpose: Purpose,
+    ) -> Rc<Self> {
+        Self::new(purpose, Sink::Device(Cell::new(Some(completion))), length, 1)
     }
 
     /// Of our own; data that is read goes to `buffer`.
     pub fn own(buffer: Option<Buffer>) -> Rc<Self> {
         let length = buffer.as_ref().map_or(0, Buffer::len);
         let buffer = RefCell::new(buffer);
-        Self::new(Sink::Own { buffer, done: Cell::new(false), changed: Signal::default() }, length, 1)
+        let sink = Sink::Own { buffer, done: Cell::new(false), changed: Signal::default() };
+        Self::new(Purpose::Plain, sink, length, 1)
     }
 
-    fn new(sink: Sink, length: usize, commands: u32) -> Rc<Self> {
+    fn new(purpose: Purpose, sink: Sink, length: usize, commands: u32) -> Rc<Self> {
         let (commands_left, failure, result) = (Cell::new(commands), Cell::new(None), Cell::new(0));
-        Rc::new(Self { sink, length, commands_left, failure, result })
+        Rc::new(Self { purpose, sink, length, commands_left, failure, result })
     }
 
     /// The buffer of a read, while data is being received into it.
@@ -98,14 +119,22 @@ impl Request {
         match &self.sink {
             Sink::Device(cell) => {
                 if let Some(completion) = cell.take() {
-                    let result = self.failure.get().map_or(Ok(self.length), |failure| Err(failure.into()));
-                    completion.finish(result);
+                    completion.finish(self.outcome());
                 }
             }
             Sink::Own { done, changed, .. } => {
                 done.set(true);
                 changed.notify();
             }
+        }
+    }
+
+    fn outcome(&self) -> Result<usize, DeviceError> {
+        match (self.failure.get(), self.purpose) {
+            (None, Purpose::Question) => Ok((self.result.get() & 0xffff_ffff).try_into().unwrap_or(0)),
+            (None, _) => Ok(self.length),
+            (Some(failure), Purpose::FirstPhase) => Err(failure.without_effect()),
+            (Some(failure), _) => Err(failure.into()),
         }
     }
 
@@ -120,6 +149,18 @@ impl Request {
     }
 }
 
+impl Failure {
+    /// The error of a command that has changed nothing, so that there is another way: unless the medium or the server itself
+    /// has failed, it is refused.
+    fn without_effect(self) -> DeviceError {
+        let error = DeviceError::from(self);
+        DeviceError::of(match error.kind {
+            kind @ (DeviceErrorKind::Media | DeviceErrorKind::Gone | DeviceErrorKind::Invalid) => kind,
+            _ => DeviceErrorKind::Refused,
+        })
+    }
+}
+
 impl From<Failure> for DeviceError {
     fn from(failure: Failure) -> Self {
         let Failure::Status(status) = failure else { return Self::of(DeviceErrorKind::Gone) };
@@ -129,6 +170,13 @@ impl From<Failure> for DeviceError {
             DeviceErrorKind::Media
         } else if is(Status::CAPACITY_EXCEEDED) {
             DeviceErrorKind::NoSpace
+        } else if is(Status::FENCED) {
+            // The member is well: it is this host that must stop.
+            DeviceErrorKind::Fenced
+        } else if is(Status::RESTARTED) {
+            DeviceErrorKind::Gone
+        } else if status.is_offload() {
+            DeviceErrorKind::Refused
         } else if is(Status::LBA_OUT_OF_RANGE) {
             DeviceErrorKind::Invalid
         } else if is(Status::INVALID_OPCODE) || is(Status::INVALID_FIELD) {

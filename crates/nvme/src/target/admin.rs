@@ -97,7 +97,13 @@ fn identify<S>(session: &Session<S>, command: &Command) -> Result<Box<[u8; ident
     let number = command.namespace.get();
     let [what, ..] = command.dword(10).to_le_bytes();
     if what == cns::CONTROLLER {
-        return Ok(controller_info(session).encode());
+        let mut page = controller_info(session).encode();
+        if let Some(server) = subsystem.offload()
+            && !session.controller.discovery
+        {
+            server.announcement().put(&mut page);
+        }
+        return Ok(page);
     }
     if session.controller.discovery {
         return Err(Status::INVALID_FIELD);

@@ -22,9 +22,9 @@ const LIST_BYTES_MAX: u32 = 4096;
 
 /// Bytes of a namespace.
 #[derive(Clone, Copy)]
-struct Range {
-    offset: u64,
-    length: u64,
+pub(super) struct Range {
+    pub offset: u64,
+    pub length: u64,
 }
 
 /// Carries out a command and answers it.
@@ -33,6 +33,12 @@ pub(super) async fn execute<S: BlockService>(
     command: &Command,
     capsule: Option<Buffer>,
 ) {
+    if super::offload::is_operation(command.opcode)
+        && let Some(server) = session.inner.subsystem.offload()
+    {
+        // Boxed: its state is larger than that of all others, which every command's task would have to carry.
+        return Box::pin(super::offload::execute(session, server, command, capsule)).await;
+    }
     let result = match command.opcode {
         nvm::READ => return read(session, command).await,
         nvm::WRITE => write(session, command, capsule).await,
@@ -60,7 +66,7 @@ enum Done {
     ConnectionLost,
 }
 
-fn namespace<'a, S: BlockService>(
+pub(super) fn namespace<'a, S: BlockService>(
     session: &'a Session<S>,
     command: &Command,
 ) -> Result<(&'a Namespace, &'a S), Status> {
@@ -71,7 +77,7 @@ fn namespace<'a, S: BlockService>(
     Ok((namespace, service))
 }
 
-fn range(namespace: &Namespace, start: u64, blocks: u64) -> Result<Range, Status> {
+pub(super) fn range(namespace: &Namespace, start: u64, blocks: u64) -> Result<Range, Status> {
     let end = start.checked_add(blocks).filter(|end| *end <= namespace.info.blocks);
     end.ok_or(Status::LBA_OUT_OF_RANGE)?;
     let shift = namespace.info.block_shift;
@@ -85,11 +91,15 @@ fn data_range(namespace: &Namespace, command: &Command) -> Result<(Range, u32), 
     Ok((range, length.ok_or(Status::INVALID_FIELD)?))
 }
 
-fn admit<S>(session: &Session<S>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
+pub(super) fn admit<S>(
+    session: &Session<S>,
+    namespace: &Namespace,
+    access: Access,
+) -> Result<Admitted, Status> {
     session.controller.admit(namespace, access)
 }
 
-fn failed(error: ServiceError, media: Status) -> Status {
+pub(super) fn failed(error: ServiceError, media: Status) -> Status {
     match error {
         ServiceError::Io => media,
         ServiceError::NoSpace => Status::CAPACITY_EXCEEDED,

@@ -11,6 +11,8 @@
 //! * [`Target`]: one shard's part: its handles on the namespaces, and its connections. Each connection is one queue.
 //! * [`DeviceService`]: a device as a block service.
 //!
+//! With [`Subsystem::with_offload`] servers work out parity together (`docs/offload-protocol.md`): see [`OffloadConfig`].
+//!
 //! What the host can make the target hold is bounded: connections per shard, controllers, commands per queue (the queue's
 //! size), bytes of a command ([`TRANSFER_BYTES_MAX`]), bytes per connection (see the link). Data that doesn't fit is
 //! asked for (R2T) when there is room.
@@ -18,6 +20,7 @@
 mod admin;
 mod connect;
 mod io;
+mod offload;
 mod reservation;
 mod service;
 mod session;
@@ -30,6 +33,9 @@ use std::sync::Arc;
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Signal, Stream, shard};
 
+pub use offload::{
+    EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX, Storing,
+};
 pub use service::DeviceService;
 pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError};
 
@@ -85,6 +91,9 @@ impl<S: BlockService> Target<S> {
     /// that is missing makes its namespace *not ready* here.
     pub fn new(subsystem: Arc<Subsystem>, services: Vec<S>) -> Self {
         let counters = subsystem.count_in();
+        if let Some(server) = subsystem.offload() {
+            server.settle();
+        }
         Self(Rc::new(Inner {
             subsystem,
             services,
@@ -125,6 +134,9 @@ impl<S: BlockService> Target<S> {
         self.0.subsystem.kill_all();
         for link in self.0.links.borrow().iter() {
             link.cut();
+        }
+        if let Some(server) = self.0.subsystem.offload() {
+            server.close();
         }
         self.0.changed.wait_until(|| self.0.links.borrow().is_empty()).await;
     }

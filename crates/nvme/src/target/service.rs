@@ -37,7 +37,10 @@ fn told(error: DeviceError) -> ServiceError {
     match error.kind {
         DeviceErrorKind::NoSpace => ServiceError::NoSpace,
         DeviceErrorKind::Busy => ServiceError::Resources,
-        DeviceErrorKind::Gone | DeviceErrorKind::Removed | DeviceErrorKind::TimedOut => ServiceError::Gone,
+        DeviceErrorKind::Gone
+        | DeviceErrorKind::Fenced
+        | DeviceErrorKind::Removed
+        | DeviceErrorKind::TimedOut => ServiceError::Gone,
         DeviceErrorKind::Media
         | DeviceErrorKind::Unsupported
         | DeviceErrorKind::Refused

@@ -12,12 +12,12 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use pinstripe_export::BlockService;
-use pinstripe_runtime::{Buffer, Signal, shard};
+use pinstripe_runtime::{Buffer, Signal, Slice, shard};
 use zerocopy::FromZeros;
 
 use super::connect::{self, Queue};
 use super::subsystem::Controller;
-use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, io};
+use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, io, offload};
 use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
@@ -261,6 +261,11 @@ impl<S: BlockService> Session<S> {
             }
         } else if !self.controller.is_ready() {
             self.complete(&command, Err(Status::COMMAND_SEQUENCE));
+        } else if self.queue == 0
+            && offload::is_admin(command.opcode)
+            && let Some(server) = self.inner.subsystem.offload()
+        {
+            Box::pin(offload::administer(self, server, &command, capsule)).await;
         } else if self.queue == 0 {
             admin::execute(self, &command);
         } else {
@@ -288,6 +293,11 @@ impl<S: BlockService> Session<S> {
         self.respond(command.id.get(), status, result);
     }
 
+    /// Refuses a command with a result.
+    pub fn refuse(&self, command: &Command, status: Status, result: u64) {
+        self.respond(command.id.get(), status, result);
+    }
+
     fn respond(&self, id: u16, status: Status, result: u64) {
         self.answered();
         let mut completion = Completion::new(id, status, result);
@@ -300,8 +310,8 @@ impl<S: BlockService> Session<S> {
         self.outstanding.set(self.outstanding.get() - 1);
     }
 
-    fn data_header(&self, id: u16, length: u32) -> crate::framing::Encoded {
-        let success = if self.flow_control { 0 } else { flag::SUCCESS };
+    fn data_header(&self, id: u16, length: u32, answers: bool) -> crate::framing::Encoded {
+        let success = if answers && !self.flow_control { flag::SUCCESS } else { 0 };
         let header = Transfer {
             common: BLANK,
             command_id: id.into(),
@@ -325,7 +335,7 @@ impl<S: BlockService> Session<S> {
         let Some(length) = u32::try_from(data.len()).ok().filter(|length| *length > 0) else {
             return self.complete(command, Ok(0));
         };
-        let header = self.data_header(id, length);
+        let header = self.data_header(id, length, true);
         let trailer = self.encoding.trailer(data);
         self.link.send_copy(&[header.bytes(), data, trailer.as_ref().map_or(&[], |digest| &digest[..])]);
         self.data_sent(id);
@@ -355,7 +365,7 @@ impl<S: BlockService> Session<S> {
     pub fn send_read(&self, command: &Command, mut head: Buffer, data: Buffer, held: usize) {
         let id = command.id.get();
         let length = data.len();
-        let header = self.data_header(id, u32::try_from(length).unwrap_or(0));
+        let header = self.data_header(id, u32::try_from(length).unwrap_or(0), true);
         let trailer = self.encoding.trailer(&data);
         let start = HEADROOM - header.bytes().len();
         head[start..].copy_from_slice(header.bytes());
@@ -366,6 +376,22 @@ impl<S: BlockService> Session<S> {
             self.link.send_copy(&[&digest]);
         }
         self.data_sent(id);
+    }
+
+    /// Sends a command's data, which doesn't answer it. False at the connection's end.
+    pub async fn send_slice(&self, command: &Command, data: Slice) -> bool {
+        let held = data.len().next_power_of_two();
+        if !self.link.acquire(held).await {
+            return false;
+        }
+        let header = self.data_header(command.id.get(), u32::try_from(data.len()).unwrap_or(0), false);
+        let trailer = self.encoding.trailer(&data);
+        self.link.send_copy(&[header.bytes()]);
+        self.link.send(data, held);
+        if let Some(digest) = trailer {
+            self.link.send_copy(&[&digest]);
+        }
+        true
     }
 
     /// The data of a command: from its capsule, or asked for. `Ok(None)` at the connection's end.
@@ -500,7 +526,11 @@ impl<S: BlockService> Session<S> {
         loop {
             let next = self.controller.changed.wait_for(|| self.news());
             let news = if self.queue == 0 {
-                let left = self.silence_left().unwrap_or(LOOK_NANOSECONDS);
+                let mut left = self.silence_left().unwrap_or(LOOK_NANOSECONDS);
+                if let Some(server) = self.inner.subsystem.offload() {
+                    server.sweep(shard::now());
+                    left = left.min(LOOK_NANOSECONDS);
+                }
                 shard::timeout(left.max(1), next).await
             } else {
                 Some(next.await)

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinstripe_runtime::Signal;
 
+use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
 use super::reservation::{Access, HostId, Reservations};
 use crate::wire::fabrics::bits;
 use crate::wire::feature;
@@ -63,6 +64,9 @@ pub enum SubsystemError {
     /// The namespaces.
     #[error("a target serves 1 to 256 namespaces, not {0}")]
     Count(usize),
+    /// What was stored of a namespace's epochs.
+    #[error("can't read the epochs: {0}")]
+    Epochs(String),
     /// A block size.
     #[error(
         "namespace {namespace} has blocks of {block_size} bytes: a power of two from 512 to 64 KiB is needed"
@@ -85,7 +89,6 @@ pub(super) struct Counters {
 }
 
 /// A namespace, as all shards see it.
-#[derive(Debug)]
 pub(super) struct Namespace {
     pub info: NamespaceInfo,
     pub uuid: [u8; 16],
@@ -93,6 +96,7 @@ pub(super) struct Namespace {
     /// Whether anybody holds a reservation. Looked at without the lock.
     reserved: AtomicBool,
     reservations: Mutex<Reservations>,
+    offload: Option<Arc<Guarded>>,
 }
 
 impl Namespace {
@@ -113,6 +117,7 @@ impl Namespace {
             present: AtomicBool::new(true),
             reserved: AtomicBool::new(false),
             reservations: Mutex::default(),
+            offload: None,
         })
     }
 
@@ -132,6 +137,7 @@ pub struct Subsystem {
     controllers: Mutex<Vec<Arc<Controller>>>,
     next_controller: AtomicU16,
     counters: Mutex<Vec<Arc<Counters>>>,
+    offload: Option<Server>,
     /// A controller has gone, or its last write has ended.
     pub(super) changed: Signal,
 }
@@ -139,6 +145,35 @@ pub struct Subsystem {
 impl Subsystem {
     /// A subsystem without controllers.
     pub fn new(config: SubsystemConfig) -> Result<Arc<Self>, SubsystemError> {
+        Ok(Arc::new(Self::bare(config)?))
+    }
+
+    /// The same, with the offload extension. Reads stored epochs, which may block.
+    pub fn with_offload(
+        config: SubsystemConfig,
+        offload: OffloadConfig,
+    ) -> Result<Arc<Self>, SubsystemError> {
+        let mut subsystem = Self::bare(config)?;
+        let uuids: Vec<[u8; 16]> = subsystem.namespaces.iter().map(|namespace| namespace.uuid).collect();
+        let server = Server::new(&subsystem.config.nqn, &uuids, offload);
+        let server = server.map_err(|error| SubsystemError::Epochs(error.to_string()))?;
+        for (number, namespace) in (1..).zip(&mut subsystem.namespaces) {
+            namespace.offload = server.namespace(number).cloned();
+        }
+        subsystem.offload = Some(server);
+        Ok(Arc::new(subsystem))
+    }
+
+    /// What was done for operations; `None` without the extension.
+    pub fn offload_statistics(&self) -> Option<OffloadStatistics> {
+        self.offload.as_ref().map(Server::statistics)
+    }
+
+    pub(super) fn offload(&self) -> Option<&Server> {
+        self.offload.as_ref()
+    }
+
+    fn bare(config: SubsystemConfig) -> Result<Self, SubsystemError> {
         if !crate::wire::nqn_is_valid(&config.nqn) || config.nqn == crate::wire::DISCOVERY_NQN {
             return Err(SubsystemError::Name(config.nqn));
         }
@@ -150,14 +185,15 @@ impl Subsystem {
             Namespace::new(namespace).ok_or(wrong)
         });
         let namespaces = namespaces.collect::<Result<_, _>>()?;
-        Ok(Arc::new(Self {
+        Ok(Self {
             config,
             namespaces,
             controllers: Mutex::default(),
             next_controller: AtomicU16::new(1),
             counters: Mutex::default(),
+            offload: None,
             changed: Signal::default(),
-        }))
+        })
     }
 
     /// What it serves.
@@ -338,6 +374,9 @@ impl Controller {
     /// Ends it: every queue's session ends soon.
     pub fn kill(&self) {
         self.dead.store(true, Ordering::SeqCst);
+        if let Some(server) = &self.subsystem.offload {
+            server.controller_ended(self.id);
+        }
         self.changed.notify();
     }
 
@@ -445,9 +484,13 @@ impl Controller {
     /// It counts before it looks at the reservation, and who preempts looks at the counts after changing it: so one
     /// of them sees the other (C22).
     pub fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
-        let admitted = Admitted((access == Access::Write).then(|| Arc::clone(self)));
+        let mut admitted =
+            Admitted { writes: (access == Access::Write).then(|| Arc::clone(self)), change: None };
         if access == Access::Write {
             self.writes.fetch_add(1, Ordering::SeqCst);
+            if let Some(guarded) = &namespace.offload {
+                admitted.change = Some(guarded.admit(self.id).ok_or(Status::FENCED)?);
+            }
         }
         if access == Access::Write && namespace.info.read_only {
             return Err(Status::WRITE_PROTECTED);
@@ -461,11 +504,14 @@ impl Controller {
 }
 
 /// See [`Controller::admit`].
-pub(super) struct Admitted(Option<Arc<Controller>>);
+pub(super) struct Admitted {
+    writes: Option<Arc<Controller>>,
+    change: Option<Change>,
+}
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        if let Some(controller) = &self.0
+        if let Some(controller) = &self.writes
             && controller.writes.fetch_sub(1, Ordering::SeqCst) == 1
         {
             controller.subsystem.changed.notify();

@@ -7,6 +7,7 @@
 //! * [`command`]: submission and completion entries, opcodes, data descriptors.
 //! * [`status`]: what a completion says.
 //! * [`fabrics`]: Connect and the controller's properties.
+//! * [`offload`]: our own extension.
 //! * [`identify`], [`log`], [`feature`], [`reservation`]: data structures of commands.
 
 pub mod command;
@@ -14,6 +15,7 @@ pub mod fabrics;
 pub mod feature;
 pub mod identify;
 pub mod log;
+pub mod offload;
 pub mod pdu;
 pub mod reservation;
 pub mod status;

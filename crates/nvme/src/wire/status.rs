@@ -83,6 +83,24 @@ statuses! {
     UNRECOVERED_READ = 0x281, "unrecovered read error";
     /// Compare: the data differs.
     COMPARE_FAILURE = 0x285 | DO_NOT_RETRY, "compare failure";
+    /// Offload: the epoch is over.
+    FENCED = 0x701 | DO_NOT_RETRY, "fenced: another host has a higher epoch";
+    /// Offload: another host is attached.
+    ATTACHED = 0x702 | DO_NOT_RETRY, "another host is attached";
+    /// Offload: the operation is older than the oldest one.
+    STALE = 0x703 | DO_NOT_RETRY, "operation is older than what is known";
+    /// Offload: the operation was dropped.
+    DROPPED = 0x704 | DO_NOT_RETRY, "operation was dropped";
+    /// Offload: all slots are taken.
+    BUSY = 0x705 | DO_NOT_RETRY, "all slots are taken";
+    /// Offload: a reducer can't be reached.
+    PEER_UNREACHABLE = 0x706 | DO_NOT_RETRY, "a peer can't be reached";
+    /// Offload: this controller isn't attached.
+    NOT_ATTACHED = 0x707 | DO_NOT_RETRY, "not attached";
+    /// Offload: it isn't prepared, so it can't be committed.
+    UNPREPARED = 0x708 | DO_NOT_RETRY, "operation is not prepared";
+    /// Offload: the server has been started anew since the host has learnt its incarnation.
+    RESTARTED = 0x709 | DO_NOT_RETRY, "the server has been started anew";
 }
 
 impl Status {
@@ -99,6 +117,11 @@ impl Status {
     /// Whether another try makes no sense.
     pub fn is_final(self) -> bool {
         self.0 & DO_NOT_RETRY != 0
+    }
+
+    /// Whether it is one of the offload extension's (type 7, vendor).
+    pub fn is_offload(self) -> bool {
+        self.code() >> 8 == 7
     }
 
     /// Whether it is about the medium (type 2).

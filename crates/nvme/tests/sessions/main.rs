@@ -3,6 +3,7 @@
 
 mod both;
 mod host;
+mod offload;
 mod target;
 #[path = "../../../export/tests/nbd/world.rs"]
 #[allow(dead_code, reason = "the tests of NBD use more of it")]
@@ -15,19 +16,24 @@ use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, Target
 
 const NQN: &str = "nqn.2026-01.com.example:test";
 
-/// A subsystem of one namespace for each array.
-fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
-    let namespaces = arrays.iter().enumerate().map(|(index, array)| NamespaceConfig {
+/// One for each array.
+fn namespaces(arrays: &[world::Array]) -> Vec<NamespaceConfig> {
+    let namespace = |(index, array): (usize, &world::Array)| NamespaceConfig {
         uuid: [u8::try_from(index).unwrap() + 1; 16],
         size_bytes: array.seen.borrow().data.len() as u64,
         block_size: 512,
         preferred_block: 4096,
         read_only: false,
-    });
+    };
+    arrays.iter().enumerate().map(namespace).collect()
+}
+
+/// A subsystem of one namespace for each array.
+fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
     Subsystem::new(SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "0123456789abcdef".to_owned(),
-        namespaces: namespaces.collect(),
+        namespaces: namespaces(arrays),
         queues_max: 4,
         addresses: vec!["127.0.0.1:4420".parse().unwrap()],
     })

@@ -8,6 +8,7 @@
 mod defects;
 mod foreign;
 mod network;
+mod offload;
 mod run;
 mod users;
 
@@ -24,6 +25,16 @@ fn all_pass(seeds: std::ops::Range<u64>, server: Server) {
 #[test]
 fn whatever_is_cut_or_late_every_command_is_decided_and_every_byte_is_right() {
     all_pass(0..24, Server::Ours);
+}
+
+#[test]
+fn rows_written_by_their_servers_are_right_whatever_is_cut_late_or_dead() {
+    let seeds = std::env::var("PINSTRIPE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(16);
+    for seed in 0..seeds {
+        if let Err(words) = offload::run(seed) {
+            panic!("seed {seed}: {words}");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,215 @@
+//! Attach, Detach and Query (section 3).
+
+use std::sync::Arc;
+
+use pinstripe_export::BlockService;
+use pinstripe_runtime::{Buffer, shard};
+
+use super::fence::{Grant, Table as Members};
+use super::peers::{At, Place};
+use super::{EpochRecord, Guarded, Server, State};
+use crate::mutants::{Mutant, active};
+use crate::target::session::Session;
+use crate::wire::command::Command;
+use crate::wire::offload::{ATTACH_BYTES_MAX, Attach, PeerAddress, Query, admin};
+use crate::wire::status::Status;
+
+/// How long an Attach or Detach waits for another one of the same namespace.
+const TURN_NANOSECONDS: u64 = 20_000_000_000;
+
+/// Carries out an admin command of the extension and answers it.
+pub(crate) async fn execute<S: BlockService>(
+    session: &Session<S>,
+    server: &Server,
+    command: &Command,
+    capsule: Option<Buffer>,
+) {
+    let number = command.namespace.get();
+    let present = session.inner.subsystem.namespace(number).is_some();
+    let Some(guarded) = server.namespace(number).filter(|_| present && !session.controller.discovery) else {
+        return session.complete(command, Err(Status::INVALID_NAMESPACE));
+    };
+    let result = match command.opcode {
+        admin::QUERY => return session.send_data(command, &query(server, guarded)[..]),
+        admin::DETACH => detach(session, server, guarded, command).await,
+        _ => match attach_data(session, command, capsule).await {
+            Ok(Some(attach)) => self::attach(session, server, guarded, &attach).await,
+            Ok(None) => return,
+            Err(status) => Err(status),
+        },
+    };
+    session.complete(command, result.map(|()| 0));
+}
+
+fn query(server: &Server, guarded: &Guarded) -> Box<[u8; crate::wire::offload::QUERY_BYTES]> {
+    guarded.with(|state| {
+        let record = state.fence.record();
+        let query = Query {
+            array: record.map_or([0; 16], |record| record.array),
+            epoch: record.map_or(0, |record| record.epoch),
+            given_up: record.is_some_and(|record| record.given_up),
+            attached: state.fence.has_host(),
+            held: state.table.held(),
+            incarnation: server.incarnation,
+            // Nothing is known of the link.
+            free_to_send: 0,
+            free_to_receive: 0,
+        };
+        query.encode()
+    })
+}
+
+/// `Ok(None)` at the connection's end.
+async fn attach_data<S: BlockService>(
+    session: &Session<S>,
+    command: &Command,
+    capsule: Option<Buffer>,
+) -> Result<Option<Attach>, Status> {
+    let length = command.dword(10);
+    if length as usize > ATTACH_BYTES_MAX {
+        return Err(Status::INVALID_FIELD);
+    }
+    let Some(data) = session.host_data(command, capsule, length).await? else { return Ok(None) };
+    let attach = Attach::parse(&data.buffer);
+    drop(data.buffer);
+    session.link.release(data.held);
+    attach.map(Some)
+}
+
+async fn attach<S: BlockService>(
+    session: &Session<S>,
+    server: &Server,
+    guarded: &Arc<Guarded>,
+    attach: &Attach,
+) -> Result<(), Status> {
+    if attach.incarnation != [0; 16] && attach.incarnation != server.incarnation {
+        return Err(Status::RESTARTED);
+    }
+    let (controller, host) = (session.controller.id, session.controller.host_id);
+    if attach.peer {
+        return guarded.with(|state| {
+            state.fence.attach_peer(attach, controller)?;
+            still_there(session, state)
+        });
+    }
+    let members = server.members(guarded, attach)?;
+    let granted = in_turn(guarded, |state| {
+        still_there(session, state)?;
+        let grant = state.fence.attach(attach, controller, host, members.clone())?;
+        if grant == Grant::Raises {
+            state.table.drop_uncommitted(None);
+        }
+        Ok(grant)
+    });
+    if granted.await? == Grant::Now {
+        return guarded.with(|state| still_there(session, state));
+    }
+    // What was admitted before is over when this is answered (C22).
+    guarded.drain().await;
+    let record = guarded.with(|state| state.fence.record().copied());
+    let stored = match record {
+        Some(record) => server.store(guarded, &record).await,
+        None => false,
+    };
+    let granted = guarded.with(|state| {
+        state.table.forget_all();
+        state.fence.grant(controller, host, stored);
+        still_there(session, state)
+    });
+    guarded.changed.notify();
+    if stored { granted } else { Err(Status::INTERNAL) }
+}
+
+/// Does something that must not happen while the record changes.
+async fn in_turn<T>(
+    guarded: &Guarded,
+    mut work: impl FnMut(&mut State) -> Result<T, Status>,
+) -> Result<T, Status> {
+    let turn = guarded
+        .changed
+        .wait_for(|| guarded.with(|state| if state.fence.changing { None } else { Some(work(state)) }));
+    shard::timeout(TURN_NANOSECONDS, turn).await.unwrap_or(Err(Status::BUSY))
+}
+
+/// A controller that has ended meanwhile isn't attached: nobody would detach it.
+fn still_there<S: BlockService>(session: &Session<S>, state: &mut State) -> Result<(), Status> {
+    if session.controller.is_dead() {
+        leave(state, session.controller.id);
+        return Err(Status::NOT_ATTACHED);
+    }
+    Ok(())
+}
+
+/// A controller is detached, without giving the epoch up.
+pub(super) fn leave(state: &mut State, controller: u16) {
+    if !state.fence.detach(controller) || active(Mutant::OperationsOutliveController) {
+        return;
+    }
+    // With the last one what came from other servers has nobody to wait for it.
+    let all = !state.fence.has_host();
+    state.table.drop_uncommitted(if all { None } else { Some(controller) });
+}
+
+async fn detach<S: BlockService>(
+    session: &Session<S>,
+    server: &Server,
+    guarded: &Arc<Guarded>,
+    command: &Command,
+) -> Result<(), Status> {
+    if command.dword(10) > 1 {
+        return Err(Status::INVALID_FIELD);
+    }
+    let controller = session.controller.id;
+    let gives_up = command.dword(10) == 1;
+    let left = in_turn(guarded, |state| {
+        state.fence.check_host(controller)?;
+        if !gives_up {
+            leave(state, controller);
+            return Ok(None);
+        }
+        state.table.drop_uncommitted(None);
+        Ok(state.fence.give_up())
+    });
+    let Some(record) = left.await? else { return Ok(()) };
+    guarded.drain().await;
+    let stored = server.store(guarded, &record).await;
+    guarded.with(|state| state.fence.given_up(stored));
+    guarded.changed.notify();
+    if stored { Ok(()) } else { Err(Status::INTERNAL) }
+}
+
+impl Server {
+    async fn store(&self, guarded: &Guarded, record: &EpochRecord) -> bool {
+        match &self.epochs {
+            Some(epochs) if !active(Mutant::EpochNotDurable) => {
+                epochs.store(&guarded.uuid, record).await.is_ok()
+            }
+            _ => true,
+        }
+    }
+
+    /// Where the members are that an Attach names; the namespace itself at most once.
+    fn members(&self, guarded: &Guarded, attach: &Attach) -> Result<Members, Status> {
+        let mut members = Members::default();
+        for (index, address) in attach.peers.iter().enumerate() {
+            let Some(address) = address else {
+                members.places.push(None);
+                continue;
+            };
+            let place = self.place(address).ok_or(Status::BUSY)?;
+            if matches!(place.at, At::Here) && place.namespace == guarded.number {
+                let again = members.own.replace(u8::try_from(index).unwrap_or(u8::MAX));
+                if again.is_some() {
+                    return Err(Status::INVALID_FIELD);
+                }
+            }
+            members.places.push(Some(Arc::new(place)));
+        }
+        Ok(members)
+    }
+
+    fn place(&self, address: &PeerAddress) -> Option<Place> {
+        let at = if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
+        Some(Place { namespace: address.namespace, at })
+    }
+}

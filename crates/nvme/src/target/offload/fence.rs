@@ -1,0 +1,313 @@
+//! Who may change a namespace: epochs and attachments (section 3). No I/O.
+
+use std::sync::Arc;
+
+use super::super::reservation::HostId;
+use super::EpochRecord;
+use super::peers::Place;
+use crate::mutants::{Mutant, active};
+use crate::wire::offload::Attach;
+use crate::wire::status::Status;
+
+/// A controller that is attached, and its host.
+struct Attached {
+    controller: u16,
+    host: HostId,
+}
+
+/// What an Attach comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Grant {
+    /// It is attached.
+    Now,
+    /// The record must be stored, and what old attachments do be over, before [`Fence::grant`].
+    Raises,
+}
+
+/// The members of an array, by place.
+#[derive(Default, Clone)]
+pub(super) struct Table {
+    pub places: Vec<Option<Arc<Place>>>,
+    /// Where the namespace itself is.
+    pub own: Option<u8>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Fence {
+    record: Option<EpochRecord>,
+    /// The record is stored.
+    stored: bool,
+    hosts: Vec<Attached>,
+    /// Controllers of other servers, of the current epoch.
+    peers: Vec<u16>,
+    generation: u64,
+    table: Table,
+    /// Somebody changes the record.
+    pub changing: bool,
+}
+
+impl Fence {
+    /// With what was stored.
+    pub fn new(record: Option<EpochRecord>) -> Self {
+        Self { record, stored: true, ..Self::default() }
+    }
+
+    pub fn record(&self) -> Option<&EpochRecord> {
+        self.record.as_ref()
+    }
+
+    /// Whether only who is attached may change the namespace.
+    pub fn is_up(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| !record.given_up)
+    }
+
+    pub fn has_host(&self) -> bool {
+        !self.hosts.is_empty()
+    }
+
+    /// Whether a controller may change the namespace.
+    pub fn allows(&self, controller: u16) -> bool {
+        !self.is_up() || self.is_attached(controller) || active(Mutant::PlainWritesUnfenced)
+    }
+
+    fn is_attached(&self, controller: u16) -> bool {
+        self.hosts.iter().any(|attached| attached.controller == controller)
+    }
+
+    /// Whether a controller may give commands of operations.
+    pub fn check_host(&self, controller: u16) -> Result<(), Status> {
+        match self.is_attached(controller) {
+            true => Ok(()),
+            false if self.is_up() && self.has_host() => Err(Status::FENCED),
+            false => Err(Status::NOT_ATTACHED),
+        }
+    }
+
+    /// Whether a controller may bring Peers.
+    pub fn check_peer(&self, controller: u16) -> Result<(), Status> {
+        match self.peers.contains(&controller) && self.has_host() {
+            true => Ok(()),
+            false if self.is_up() && self.has_host() => Err(Status::FENCED),
+            false => Err(Status::NOT_ATTACHED),
+        }
+    }
+
+    /// The same for this server's own parts.
+    pub fn check_own(&self, array: [u8; 16], epoch: u64) -> Result<(), Status> {
+        let same = self.record.as_ref().is_some_and(|record| (record.array, record.epoch) == (array, epoch));
+        if same && self.has_host() { Ok(()) } else { Err(Status::FENCED) }
+    }
+
+    /// The array and epoch of the attachment.
+    pub fn identity(&self) -> Option<([u8; 16], u64)> {
+        self.record.as_ref().map(|record| (record.array, record.epoch))
+    }
+
+    /// The members.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Attach of another server.
+    pub fn attach_peer(&mut self, attach: &Attach, controller: u16) -> Result<(), Status> {
+        let Some(record) = self.record.as_ref().filter(|record| !record.given_up && self.has_host()) else {
+            return Err(Status::NOT_ATTACHED);
+        };
+        if attach.epoch < record.epoch {
+            return Err(Status::FENCED);
+        }
+        if (attach.array, attach.epoch) != (record.array, record.epoch) {
+            return Err(Status::NOT_ATTACHED);
+        }
+        if !self.peers.contains(&controller) {
+            self.peers.push(controller);
+        }
+        Ok(())
+    }
+
+    /// Attach of a host. If it raises the epoch, the fence is up against everybody else from now on.
+    pub fn attach(
+        &mut self,
+        attach: &Attach,
+        controller: u16,
+        host: HostId,
+        table: Table,
+    ) -> Result<Grant, Status> {
+        let raises = match &self.record {
+            None => true,
+            Some(record) if attach.epoch < record.epoch => return Err(Status::FENCED),
+            Some(record) if record.given_up => true,
+            Some(record) if attach.epoch == record.epoch => {
+                // Two hosts that chose the same number: the first one has it.
+                if record.owner != host {
+                    return Err(Status::FENCED);
+                }
+                if record.array != attach.array || attach.generation < self.generation {
+                    return Err(Status::INVALID_FIELD);
+                }
+                !self.stored
+            }
+            Some(_) => {
+                let others = self.hosts.iter().any(|attached| attached.host != host);
+                if others && !attach.takeover {
+                    return Err(Status::ATTACHED);
+                }
+                true
+            }
+        };
+        if raises {
+            let (array, epoch) = (attach.array, attach.epoch);
+            self.record = Some(EpochRecord { array, epoch, owner: host, given_up: false });
+            self.stored = false;
+            self.hosts.clear();
+            self.peers.clear();
+            self.changing = true;
+        }
+        (self.generation, self.table) = (attach.generation, table);
+        if raises {
+            return Ok(Grant::Raises);
+        }
+        self.add(controller, host);
+        Ok(Grant::Now)
+    }
+
+    fn add(&mut self, controller: u16, host: HostId) {
+        if !self.is_attached(controller) {
+            self.hosts.push(Attached { controller, host });
+        }
+    }
+
+    /// The end of an Attach that raises the epoch: the record is stored, or can't be.
+    pub fn grant(&mut self, controller: u16, host: HostId, stored: bool) {
+        (self.stored, self.changing) = (stored, false);
+        if stored {
+            self.add(controller, host);
+        }
+    }
+
+    /// A controller is detached. Whether a host was.
+    pub fn detach(&mut self, controller: u16) -> bool {
+        let before = self.hosts.len();
+        self.hosts.retain(|attached| attached.controller != controller);
+        self.peers.retain(|peer| *peer != controller);
+        self.hosts.len() != before
+    }
+
+    /// The epoch is to be given up: nobody is attached any more. The record that is to be stored before [`Fence::given_up`].
+    pub fn give_up(&mut self) -> Option<EpochRecord> {
+        self.hosts.clear();
+        self.peers.clear();
+        self.changing = true;
+        self.record.map(|record| EpochRecord { given_up: true, ..record })
+    }
+
+    /// It is stored that the epoch is given up, or can't be.
+    pub fn given_up(&mut self, stored: bool) {
+        self.changing = false;
+        if let Some(record) = &mut self.record
+            && stored
+        {
+            record.given_up = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: HostId = [1; 16];
+    const B: HostId = [2; 16];
+
+    fn attach(epoch: u64) -> Attach {
+        let (array, incarnation) = ([7; 16], [0; 16]);
+        let (peer, takeover) = (false, false);
+        Attach { array, epoch, generation: 3, peer, takeover, incarnation, peers: Vec::new() }
+    }
+
+    fn attached(fence: &mut Fence, epoch: u64, controller: u16, host: HostId) {
+        assert_eq!(fence.attach(&attach(epoch), controller, host, Table::default()), Ok(Grant::Raises));
+        assert!(!fence.allows(controller), "before the record is stored");
+        fence.grant(controller, host, true);
+        assert!(fence.allows(controller));
+    }
+
+    #[test]
+    fn whoever_is_not_attached_under_the_epoch_may_change_nothing() {
+        let mut fence = Fence::default();
+        assert!(fence.allows(1) && fence.allows(2));
+        attached(&mut fence, 5, 1, A);
+        assert!(!fence.allows(2));
+        assert_eq!(fence.check_host(2), Err(Status::FENCED));
+        fence.detach(1);
+        assert!(!fence.allows(1) && !fence.allows(2), "the epoch was not given up");
+        assert_eq!(fence.check_host(1), Err(Status::NOT_ATTACHED));
+    }
+
+    #[test]
+    fn a_higher_epoch_takes_over_only_if_it_is_meant() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        assert_eq!(fence.attach(&attach(4), 2, B, Table::default()), Err(Status::FENCED));
+        assert_eq!(
+            fence.attach(&attach(5), 2, B, Table::default()),
+            Err(Status::FENCED),
+            "two hosts, one number"
+        );
+        assert_eq!(fence.attach(&attach(6), 2, B, Table::default()), Err(Status::ATTACHED));
+        let takeover = Attach { takeover: true, ..attach(6) };
+        assert_eq!(fence.attach(&takeover, 2, B, Table::default()), Ok(Grant::Raises));
+        assert!(!fence.allows(1));
+        fence.grant(2, B, true);
+        assert!(fence.allows(2) && !fence.allows(1));
+        assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Err(Status::FENCED));
+    }
+
+    #[test]
+    fn the_same_host_comes_back_under_the_same_epoch_and_an_older_table_is_refused() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        fence.detach(1);
+        assert_eq!(fence.attach(&attach(5), 9, A, Table::default()), Ok(Grant::Now));
+        assert!(fence.allows(9));
+        let older = Attach { generation: 2, ..attach(5) };
+        assert_eq!(fence.attach(&older, 9, A, Table::default()), Err(Status::INVALID_FIELD));
+    }
+
+    #[test]
+    fn what_could_not_be_stored_is_stored_by_the_next_attach() {
+        let mut fence = Fence::default();
+        assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Ok(Grant::Raises));
+        fence.grant(1, A, false);
+        assert!(!fence.allows(1));
+        attached(&mut fence, 5, 1, A);
+    }
+
+    #[test]
+    fn after_giving_up_anybody_may_write_and_an_older_host_may_not_attach() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        let record = fence.give_up().unwrap();
+        assert!(record.given_up && !fence.allows(2), "not before it is stored");
+        fence.given_up(true);
+        assert!(fence.allows(2));
+        assert_eq!(fence.attach(&attach(4), 2, B, Table::default()), Err(Status::FENCED));
+        attached(&mut fence, 5, 2, B);
+    }
+
+    #[test]
+    fn peers_come_under_the_epoch_of_a_host_that_is_attached() {
+        let mut fence = Fence::default();
+        let peer = |epoch| Attach { peer: true, ..attach(epoch) };
+        assert_eq!(fence.attach_peer(&peer(5), 8), Err(Status::NOT_ATTACHED));
+        attached(&mut fence, 5, 1, A);
+        assert_eq!(fence.attach_peer(&peer(4), 8), Err(Status::FENCED));
+        assert_eq!(fence.attach_peer(&peer(6), 8), Err(Status::NOT_ATTACHED));
+        assert_eq!(fence.attach_peer(&peer(5), 8), Ok(()));
+        assert_eq!(fence.check_peer(8), Ok(()));
+        assert_eq!(fence.check_host(8), Err(Status::FENCED), "it may do nothing else");
+        attached(&mut fence, 6, 2, A);
+        assert_eq!(fence.check_peer(8), Err(Status::FENCED));
+    }
+}

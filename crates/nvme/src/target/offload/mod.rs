@@ -1,0 +1,296 @@
+//! The offload extension, server half (`docs/offload-protocol.md`): this server works out parts of parity, passes them to others
+//! and sums up theirs.
+//!
+//! ```text
+//!   command ──> carry ──┬─> Fence: may this controller?          (of each namespace, behind one lock that is
+//!                       ├─> Table: what is known of the operation  never held across an await)
+//!                       ├─> BlockService: old bytes; what is committed
+//!                       └─> Peers ──> other servers ──> their Table
+//! ```
+//!
+//! * [`fence`], [`table`], [`sum`]: states without I/O. All shards share them.
+//! * [`carry`]: commands of operations. Nothing that is stored changes before Commit.
+//! * [`attach`]: Attach, Detach, Query.
+//! * [`peers`]: associations with other servers.
+//! * [`store`]: epochs in files.
+//!
+//! **Memory.** An operation takes a slot, and a namespace has so many: [`Server::slots`] operations of [`RANGE_BYTES_MAX`], of which
+//! each holds the new bytes or a sum, and while it is prepared the old bytes and up to two parts as well. The connection's own
+//! limit covers what is being received and what waits to be sent, and is never held while an operation waits for others: so
+//! operations can't wait for each other's memory.
+
+mod attach;
+mod carry;
+mod counters;
+mod fence;
+mod peers;
+mod store;
+mod sum;
+mod table;
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use pinstripe_runtime::Signal;
+
+pub(super) use attach::execute as administer;
+pub(super) use carry::execute;
+pub use counters::OffloadStatistics;
+pub use store::EpochFiles;
+
+use super::COMMANDS_MAX;
+use super::subsystem::lock;
+use crate::initiator::{Connector, Options};
+use crate::wire::offload::{Announcement, MINOR, admin, feature, opcode};
+use counters::Counters;
+use fence::Fence;
+use peers::Peers;
+use table::Table;
+
+/// Most bytes of a range.
+pub const RANGE_BYTES_MAX: u32 = 512 << 10;
+/// Most operations that a host may have outstanding on a namespace.
+const SLOTS_MAX: u32 = 64;
+
+/// How the stages of commands follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pipeline {
+    /// Receive, read, compute, forward and write overlap.
+    #[default]
+    Overlapped,
+    /// One after the other, one command after the other: to measure what the overlap is good for.
+    Serial,
+}
+
+/// What is durable of a namespace's attachments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EpochRecord {
+    /// The array.
+    pub array: [u8; 16],
+    /// The highest epoch.
+    pub epoch: u64,
+    /// Identifier of the host that set it.
+    pub owner: [u8; 16],
+    /// Nobody needs an epoch to write.
+    pub given_up: bool,
+}
+
+/// Storing in the making.
+pub type Storing = Pin<Box<dyn Future<Output = io::Result<()>>>>;
+
+/// Where epochs outlive the server (C22). Namespaces are named by their UUIDs.
+pub trait EpochStore: Send + Sync {
+    /// What was stored last; may block.
+    fn load(&self, namespace: &[u8; 16]) -> io::Result<Option<EpochRecord>>;
+    /// Stores it, durably when the future is done.
+    fn store(&self, namespace: &[u8; 16], record: &EpochRecord) -> Storing;
+}
+
+/// How a target offloads.
+pub struct OffloadConfig {
+    /// See [`Pipeline`].
+    pub pipeline: Pipeline,
+    /// New whenever the server may have lost state or cached writes: random, at each start.
+    pub incarnation: [u8; 16],
+    /// Without one, epochs live as long as the target, and durable fencing isn't announced.
+    pub epochs: Option<Arc<dyn EpochStore>>,
+    /// How other servers are reached.
+    pub connector: Arc<dyn Connector>,
+    /// As whom: see [`OffloadConfig::peer_options`]. What authenticates this server to others goes in here.
+    pub peers: Options,
+}
+
+impl OffloadConfig {
+    /// How a server of this name appears to others, with so many shards.
+    pub fn peer_options(nqn: &str, shards: u16) -> Options {
+        Options::new(nqn.to_owned(), super::uuid_of(&[b"pinstripe target", nqn.as_bytes()]), shards)
+    }
+}
+
+/// A namespace and who may change it.
+pub(super) struct Guarded {
+    number: u32,
+    uuid: [u8; 16],
+    /// Admitted changes that aren't over.
+    changes: AtomicUsize,
+    /// Whether the fence is up. Looked at without the lock.
+    up: AtomicBool,
+    state: Mutex<State>,
+    changed: Signal,
+}
+
+struct State {
+    fence: Fence,
+    table: Table,
+}
+
+impl Guarded {
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = lock(&self.state);
+        let value = work(&mut state);
+        self.up.store(state.fence.is_up(), Ordering::SeqCst);
+        value
+    }
+
+    /// Lets a controller change the namespace until the guard goes, or not. It counts before it looks, and who raises the epoch
+    /// looks at the count after raising: so one of them sees the other (C22).
+    pub fn admit(self: &Arc<Self>, controller: u16) -> Option<Change> {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        let change = Change(Arc::clone(self));
+        let up = self.up.load(Ordering::SeqCst);
+        (!up || self.with(|state| state.fence.allows(controller))).then_some(change)
+    }
+
+    /// Waits until no change is being carried out. New ones must be refused already.
+    async fn drain(&self) {
+        self.changed.wait_until(|| self.changes.load(Ordering::SeqCst) == 0).await;
+    }
+}
+
+/// See [`Guarded::admit`].
+pub(super) struct Change(Arc<Guarded>);
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if self.0.changes.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.changed.notify();
+        }
+    }
+}
+
+/// Has commands take turns when the pipeline is serial.
+#[derive(Default)]
+struct Turns {
+    taken: AtomicBool,
+    changed: Signal,
+}
+
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    async fn take(&self) -> Turn<'_> {
+        self.changed.wait_until(|| !self.taken.swap(true, Ordering::SeqCst)).await;
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.taken.store(false, Ordering::SeqCst);
+        self.0.changed.notify();
+    }
+}
+
+/// What all shards share.
+pub(super) struct Server {
+    nqn: String,
+    pipeline: Pipeline,
+    incarnation: [u8; 16],
+    epochs: Option<Arc<dyn EpochStore>>,
+    namespaces: Vec<Arc<Guarded>>,
+    peers: Peers,
+    counters: Counters,
+    turns: Turns,
+}
+
+impl Server {
+    /// Of namespaces with these UUIDs.
+    pub fn new(nqn: &str, uuids: &[[u8; 16]], config: OffloadConfig) -> io::Result<Self> {
+        let slots = Self::slots(uuids.len());
+        let guarded = |(index, uuid): (usize, &[u8; 16])| {
+            let record = match &config.epochs {
+                Some(epochs) => epochs.load(uuid)?,
+                None => None,
+            };
+            let state = State { fence: Fence::new(record), table: Table::new(slots) };
+            Ok(Arc::new(Guarded {
+                number: u32::try_from(index + 1).unwrap_or(u32::MAX),
+                uuid: *uuid,
+                changes: AtomicUsize::new(0),
+                up: AtomicBool::new(state.fence.is_up()),
+                state: Mutex::new(state),
+                changed: Signal::default(),
+            }))
+        };
+        let namespaces = uuids.iter().enumerate().map(guarded).collect::<io::Result<_>>()?;
+        Ok(Self {
+            nqn: nqn.to_owned(),
+            pipeline: config.pipeline,
+            incarnation: config.incarnation,
+            epochs: config.epochs,
+            namespaces,
+            peers: Peers::new(config.connector, config.peers),
+            counters: Counters::default(),
+            turns: Turns::default(),
+        })
+    }
+
+    /// So few that first-phase commands of all namespaces, which wait for other servers, never fill a queue: commands that
+    /// others wait for must get through.
+    fn slots(namespaces: usize) -> u32 {
+        let share = usize::from(COMMANDS_MAX) * 3 / 4 / namespaces.max(1);
+        u32::try_from(share).unwrap_or(SLOTS_MAX).clamp(1, SLOTS_MAX)
+    }
+
+    pub fn announcement(&self) -> Announcement {
+        let fencing = if self.epochs.is_some() { feature::FENCING } else { 0 };
+        Announcement {
+            minor: MINOR,
+            features: feature::PARTIAL_WRITES | feature::RECONSTRUCTION | fencing,
+            slots: Self::slots(self.namespaces.len()),
+            range_bytes: RANGE_BYTES_MAX,
+            incarnation: self.incarnation,
+        }
+    }
+
+    /// A shard serves.
+    pub fn settle(&self) {
+        self.peers.settle();
+    }
+
+    /// The target stops: other servers aren't needed any more.
+    pub fn close(&self) {
+        self.peers.close();
+    }
+
+    pub fn namespace(&self, number: u32) -> Option<&Arc<Guarded>> {
+        self.namespaces.get(usize::try_from(number).ok()?.checked_sub(1)?)
+    }
+
+    /// A controller is over: so are its attachments, and what it didn't commit.
+    pub fn controller_ended(&self, controller: u16) {
+        for guarded in &self.namespaces {
+            guarded.with(|state| attach::leave(state, controller));
+        }
+    }
+
+    /// Drops what wasn't prepared in time.
+    pub fn sweep(&self, now: u64) {
+        for guarded in &self.namespaces {
+            guarded.with(|state| state.table.sweep(now));
+        }
+    }
+
+    pub fn statistics(&self) -> OffloadStatistics {
+        let mut statistics = self.counters.read();
+        for guarded in &self.namespaces {
+            let (held, dropped) = guarded.with(|state| (state.table.held(), state.table.dropped));
+            statistics.held += u64::from(held);
+            statistics.dropped += dropped;
+        }
+        statistics
+    }
+}
+
+/// Whether a command of an I/O queue is the extension's.
+pub(super) fn is_operation(code: u8) -> bool {
+    opcode::ALL.contains(&code)
+}
+
+/// Whether an admin command is.
+pub(super) fn is_admin(code: u8) -> bool {
+    matches!(code, admin::ATTACH | admin::DETACH | admin::QUERY)
+}

@@ -1,0 +1,238 @@
+//! The way to other servers: one association for each, whatever the namespaces and shards that use it.
+//!
+//! An association is made, and namespaces are attached on it, on one shard (the *home*); parts go out on the queue of the shard
+//! that has computed them. What fails is told to who waits, and the next part tries again. A Peer that came twice is added
+//! once, so a server whose association was lost is used again at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use pinstripe_runtime::{Shard, ShardHandle, Signal, Slice, Ticket, shard};
+
+use super::super::subsystem::lock;
+use crate::initiator::offload::ServerLink;
+use crate::initiator::{Address, Connector, Initiator, Options};
+use crate::wire::offload::{Attach, PeerAddress, Request};
+use crate::wire::status::Status;
+
+/// Servers that are known at a time.
+const SERVERS_MAX: usize = 256;
+
+/// A member of an array.
+pub(super) struct Place {
+    pub namespace: u32,
+    pub at: At,
+}
+
+/// On which server a member is.
+pub(super) enum At {
+    Here,
+    There(Arc<Peer>),
+}
+
+/// The array and the epoch under which a part goes.
+pub(super) type Identity = ([u8; 16], u64);
+
+/// A server.
+pub(super) struct Peer {
+    address: Address,
+    state: Mutex<State>,
+    changed: Signal,
+}
+
+#[derive(Default)]
+struct State {
+    link: Option<Arc<ServerLink>>,
+    /// By namespace.
+    attached: HashMap<u32, Identity>,
+    /// Somebody connects or attaches.
+    working: bool,
+    /// Attempts that have ended.
+    attempts: u64,
+    /// The target stops.
+    closed: bool,
+}
+
+/// See the module.
+pub(super) struct Peers {
+    initiator: Arc<Initiator>,
+    home: OnceLock<ShardHandle>,
+    servers: Mutex<HashMap<(String, u16, String), Arc<Peer>>>,
+}
+
+impl Peers {
+    pub fn new(connector: Arc<dyn Connector>, options: Options) -> Self {
+        let options = Options { repeats_harmlessly: true, ..options };
+        Self {
+            initiator: Initiator::new(options, connector),
+            home: OnceLock::new(),
+            servers: Mutex::default(),
+        }
+    }
+
+    /// The current shard is the home, unless there is one.
+    pub fn settle(&self) {
+        self.home.get_or_init(|| shard::with_current(Shard::handle));
+    }
+
+    /// The server of a member; `None` if there are too many.
+    pub fn server(&self, address: &PeerAddress) -> Option<Arc<Peer>> {
+        let mut servers = lock(&self.servers);
+        let key = (address.host.clone(), address.port, address.nqn.clone());
+        if let Some(peer) = servers.get(&key) {
+            return Some(Arc::clone(peer));
+        }
+        if servers.len() >= SERVERS_MAX {
+            // Those that no table names any more.
+            servers.retain(|_, peer| Arc::strong_count(peer) > 1);
+        }
+        if servers.len() >= SERVERS_MAX {
+            return None;
+        }
+        let peer = Arc::new(Peer {
+            address: Address {
+                host: address.host.clone(),
+                port: address.port,
+                nqn: address.nqn.clone(),
+                namespace: address.namespace,
+                header_digests: false,
+                data_digests: false,
+            },
+            state: Mutex::default(),
+            changed: Signal::default(),
+        });
+        servers.insert(key, Arc::clone(&peer));
+        Some(peer)
+    }
+
+    /// Ends all associations.
+    pub fn close(&self) {
+        let servers = std::mem::take(&mut *lock(&self.servers));
+        for peer in servers.into_values() {
+            let link = {
+                let mut state = lock(&peer.state);
+                state.closed = true;
+                state.link.take()
+            };
+            drop(link);
+            peer.changed.notify();
+        }
+    }
+
+    /// Gives a part to a namespace of another server, and waits until it has it. If the association is lost meanwhile, it is sent
+    /// again on another one; whoever calls says when that takes too long.
+    pub async fn send(
+        &self,
+        peer: &Arc<Peer>,
+        namespace: u32,
+        identity: Identity,
+        (ticket, request): (Ticket, Request),
+        part: Slice,
+    ) -> Result<(), Status> {
+        loop {
+            let link = self.reach(peer, namespace, identity).await.ok_or(Status::PEER_UNREACHABLE)?;
+            match link.tell(request.command(namespace, ticket), part.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(Some(status)) => {
+                    if matches!(status, Status::NOT_ATTACHED | Status::FENCED) {
+                        lock(&peer.state).attached.remove(&namespace);
+                    }
+                    return Err(status);
+                }
+                // Whether it has come isn't known; a second one does no harm.
+                Err(None) => {}
+            }
+        }
+    }
+
+    /// An association on which the namespace is attached under `identity`. `None` if one attempt fails.
+    async fn reach(&self, peer: &Arc<Peer>, namespace: u32, identity: Identity) -> Option<Arc<ServerLink>> {
+        let mut seen = None;
+        loop {
+            {
+                let mut state = lock(&peer.state);
+                let link = state.link.clone().filter(|link| !link.is_lost());
+                if let Some(link) = link
+                    && state.attached.get(&namespace) == Some(&identity)
+                {
+                    return Some(link);
+                }
+                if state.closed {
+                    return None;
+                }
+                if !state.working {
+                    // One of others, for another namespace perhaps, doesn't count.
+                    if seen.is_some_and(|(attempt, own)| own && state.attempts > attempt) {
+                        return None;
+                    }
+                    state.working = true;
+                    seen = Some((state.attempts, true));
+                    self.work(peer, namespace, identity)?;
+                } else if seen.is_none() {
+                    seen = Some((state.attempts, false));
+                }
+            }
+            let before = lock(&peer.state).attempts;
+            peer.changed
+                .wait_until(|| {
+                    let state = lock(&peer.state);
+                    !state.working || state.attempts != before
+                })
+                .await;
+        }
+    }
+
+    /// Has the home shard connect, if need be, and attach.
+    fn work(&self, peer: &Arc<Peer>, namespace: u32, identity: Identity) -> Option<()> {
+        let home = self.home.get()?.clone();
+        let (initiator, peer) = (Arc::clone(&self.initiator), Arc::clone(peer));
+        home.send(move || {
+            shard::spawn(async move {
+                let done = connect(&initiator, &peer, namespace, identity).await;
+                let mut state = lock(&peer.state);
+                match done.filter(|_| !state.closed) {
+                    Some(link) => {
+                        let same = state.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, &link));
+                        if !same {
+                            state.attached.clear();
+                        }
+                        state.attached.insert(namespace, identity);
+                        state.link = Some(link);
+                    }
+                    None => {
+                        state.attached.remove(&namespace);
+                    }
+                }
+                state.working = false;
+                state.attempts += 1;
+                drop(state);
+                peer.changed.notify();
+            });
+        });
+        Some(())
+    }
+}
+
+async fn connect(
+    initiator: &Arc<Initiator>,
+    peer: &Peer,
+    namespace: u32,
+    (array, epoch): Identity,
+) -> Option<Arc<ServerLink>> {
+    let known = lock(&peer.state).link.clone().filter(|link| !link.is_lost());
+    let link = match known {
+        Some(link) => link,
+        None => Arc::new(initiator.link(&peer.address).await.ok()?),
+    };
+    let attach = Attach {
+        array,
+        epoch,
+        generation: 0,
+        peer: true,
+        takeover: false,
+        incarnation: [0; 16],
+        peers: Vec::new(),
+    };
+    link.attach(namespace, &attach).await.ok()?;
+    Some(link)
+}

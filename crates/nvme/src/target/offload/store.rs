@@ -1,0 +1,138 @@
+//! Epochs in files: one for each namespace, in a directory of the target's own.
+//!
+//! A record is written to a new file, which takes the old one's place when it is durable: so a crash leaves the one or the other.
+//! A damaged one stops the target: an epoch that is forgotten lets a host write that was fenced off.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::{EpochRecord, EpochStore, Storing};
+use crate::target::uuid_text;
+use crate::wire::Crc;
+
+const MAGIC: &[u8; 8] = b"PSEPOCH1";
+const BYTES: usize = 64;
+/// Where the checksum begins.
+const CHECKED: usize = BYTES - 4;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct EpochFiles {
+    directory: PathBuf,
+}
+
+impl EpochFiles {
+    /// In this directory, which is made if it isn't there.
+    pub fn open(directory: &Path) -> io::Result<Self> {
+        fs::create_dir_all(directory)?;
+        Ok(Self { directory: directory.to_owned() })
+    }
+
+    fn path(&self, namespace: &[u8; 16]) -> PathBuf {
+        self.directory.join(format!("{}.epoch", uuid_text(namespace)))
+    }
+}
+
+impl EpochStore for EpochFiles {
+    fn load(&self, namespace: &[u8; 16]) -> io::Result<Option<EpochRecord>> {
+        let path = self.path(namespace);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let damaged = || {
+            let words = format!(
+                "{} is damaged: it says which host may write. If no host uses the namespace, remove it",
+                path.display()
+            );
+            io::Error::new(io::ErrorKind::InvalidData, words)
+        };
+        parse(&bytes).map(Some).ok_or_else(damaged)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn store(&self, namespace: &[u8; 16], record: &EpochRecord) -> Storing {
+        let (path, bytes) = (self.path(namespace), encode(record));
+        Box::pin(pinstripe_runtime::uring::blocking(move || replace(&path, &bytes)))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn store(&self, namespace: &[u8; 16], record: &EpochRecord) -> Storing {
+        let (path, bytes) = (self.path(namespace), encode(record));
+        Box::pin(async move { replace(&path, &bytes) })
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+fn encode(record: &EpochRecord) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..24].copy_from_slice(&record.array);
+    bytes[24..32].copy_from_slice(&record.epoch.to_le_bytes());
+    bytes[32..48].copy_from_slice(&record.owner);
+    bytes[48] = u8::from(record.given_up);
+    let mut crc = Crc::default();
+    crc.update(&bytes[..CHECKED]);
+    bytes[CHECKED..].copy_from_slice(&crc.bytes());
+    bytes
+}
+
+fn parse(bytes: &[u8]) -> Option<EpochRecord> {
+    let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
+    let mut crc = Crc::default();
+    crc.update(&bytes[..CHECKED]);
+    if !bytes.starts_with(MAGIC) || bytes[CHECKED..] != crc.bytes() || bytes[48] > 1 {
+        return None;
+    }
+    let part = |at: usize| std::array::from_fn(|index| bytes[at + index]);
+    Some(EpochRecord {
+        array: part(8),
+        epoch: u64::from_le_bytes(std::array::from_fn(|index| bytes[24 + index])),
+        owner: part(32),
+        given_up: bytes[48] == 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_a_damaged_one_is_none() {
+        let record = EpochRecord { array: [3; 16], epoch: 1 << 40, owner: [5; 16], given_up: true };
+        let bytes = encode(&record);
+        assert_eq!(parse(&bytes), Some(record));
+        for at in 0..BYTES {
+            let mut bad = bytes;
+            bad[at] ^= 1;
+            assert_eq!(parse(&bad), None, "byte {at}");
+        }
+        assert_eq!(parse(&bytes[..63]), None);
+    }
+
+    #[test]
+    fn a_namespace_without_a_file_was_never_attached_and_a_damaged_file_is_an_error() {
+        let directory = std::env::temp_dir().join(format!("pinstripe-epochs-{}", std::process::id()));
+        let files = EpochFiles::open(&directory).unwrap();
+        assert_eq!(files.load(&[1; 16]).unwrap(), None);
+        let record = EpochRecord { array: [3; 16], epoch: 7, owner: [5; 16], given_up: false };
+        replace(&files.path(&[1; 16]), &encode(&record)).unwrap();
+        assert_eq!(files.load(&[1; 16]).unwrap(), Some(record));
+        fs::write(files.path(&[1; 16]), b"short").unwrap();
+        assert!(files.load(&[1; 16]).unwrap_err().to_string().contains("damaged"));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,728 @@
+//! The offload extension: parity computed by the servers (`docs/offload-protocol.md`, whose section numbers stand here).
+//!
+//! What is parsed is whole and makes sense by itself: reserved bytes are zero, ranges have blocks, places exist, coefficients
+//! aren't zero. Whether it makes sense to *this* server (size of the namespace, state of the operation) is for the target.
+
+use pinstripe_runtime::{OperationId, Reducer, Reducers, Ticket};
+
+use super::command::{Command, FORCE_UNIT_ACCESS};
+use super::identify::{self, VENDOR_AREA};
+use super::status::Status;
+use super::{nqn_is_valid, put_text};
+
+/// Major version that is spoken.
+pub const MAJOR: u16 = 1;
+/// Minor version.
+pub const MINOR: u16 = 0;
+/// Most places of a table of peers.
+pub const PLACES_MAX: usize = 64;
+/// Bytes of Query's data.
+pub const QUERY_BYTES: usize = 4096;
+
+const MAGIC: &[u8; 8] = b"PINSTRPE";
+const ATTACH_BYTES: usize = 4096;
+const ENTRY_BYTES: usize = 512;
+/// Most bytes of Attach's data.
+pub const ATTACH_BYTES_MAX: usize = ATTACH_BYTES + ENTRY_BYTES * PLACES_MAX;
+/// No reducer.
+const NO_PLACE: u8 = 0xff;
+
+/// Bits of the features.
+pub mod feature {
+    /// Partial writes.
+    pub const PARTIAL_WRITES: u32 = 1 << 0;
+    /// Reconstruction.
+    pub const RECONSTRUCTION: u32 = 1 << 1;
+    /// Epochs are durable.
+    pub const FENCING: u32 = 1 << 2;
+}
+
+/// Admin opcodes.
+pub mod admin {
+    /// Detach.
+    pub const DETACH: u8 = 0xc0;
+    /// Attach.
+    pub const ATTACH: u8 = 0xc1;
+    /// Query.
+    pub const QUERY: u8 = 0xc2;
+}
+
+/// Opcodes of I/O queues.
+pub mod opcode {
+    /// Sends its part of old bytes.
+    pub const CONTRIBUTE: u8 = 0x80;
+    /// Takes new bytes, sends its part.
+    pub const PARTIAL_WRITE: u8 = 0x81;
+    /// As Contribute, and gives the bytes to the host.
+    pub const READ_CONTRIBUTE: u8 = 0x82;
+    /// Sums parts up, to be written.
+    pub const PARITY: u8 = 0x85;
+    /// Sums parts up, for the host.
+    pub const REDUCE: u8 = 0x86;
+    /// A part, from another server.
+    pub const PEER: u8 = 0x89;
+    /// Writes.
+    pub const COMMIT: u8 = 0x8c;
+    /// Says what became of an operation, and drops it unless it is committed.
+    pub const RESOLVE: u8 = 0x90;
+    /// All of them.
+    pub const ALL: &[u8] =
+        &[CONTRIBUTE, PARTIAL_WRITE, READ_CONTRIBUTE, PARITY, REDUCE, PEER, COMMIT, RESOLVE];
+}
+
+/// Bit of dword 12: the old bytes are a part.
+const MODIFY: u32 = 1 << 16;
+/// Bit of dword 12 of Parity: the host supplies a part.
+const SUPPLIED: u32 = 1 << 17;
+const BLOCKS: u32 = 0xffff;
+
+/// What a controller announces in its vendor area (section 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Announcement {
+    /// Minor version.
+    pub minor: u16,
+    /// Of [`feature`].
+    pub features: u32,
+    /// Operations that a host may have outstanding on a namespace.
+    pub slots: u32,
+    /// Most bytes of a range.
+    pub range_bytes: u32,
+    /// New whenever the server may have lost state.
+    pub incarnation: [u8; 16],
+}
+
+impl Announcement {
+    /// Puts it into a controller's Identify data.
+    pub fn put(&self, identify: &mut [u8; identify::BYTES]) {
+        let area = &mut identify[VENDOR_AREA..];
+        area[..8].copy_from_slice(MAGIC);
+        area[8..10].copy_from_slice(&MAJOR.to_le_bytes());
+        area[10..12].copy_from_slice(&self.minor.to_le_bytes());
+        area[12..16].copy_from_slice(&self.features.to_le_bytes());
+        area[16..20].copy_from_slice(&self.slots.to_le_bytes());
+        area[20..24].copy_from_slice(&self.range_bytes.to_le_bytes());
+        area[24..40].copy_from_slice(&self.incarnation);
+    }
+
+    /// What a controller announces; `None` if that is nothing, or a version that isn't ours.
+    pub fn parse(identify: &[u8; identify::BYTES]) -> Option<Self> {
+        let area = &identify[VENDOR_AREA..];
+        if !area.starts_with(MAGIC) || u16_at(area, 8) != MAJOR {
+            return None;
+        }
+        let (slots, range_bytes) = (u32_at(area, 16), u32_at(area, 20));
+        (slots > 0 && range_bytes > 0).then(|| Self {
+            minor: u16_at(area, 10),
+            features: u32_at(area, 12),
+            slots,
+            range_bytes,
+            incarnation: array_at(area, 24),
+        })
+    }
+}
+
+/// A member as other servers reach it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PeerAddress {
+    /// The namespace.
+    pub namespace: u32,
+    /// TCP port.
+    pub port: u16,
+    /// Name or address.
+    pub host: String,
+    /// The subsystem.
+    pub nqn: String,
+}
+
+/// Attach (section 3).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attach {
+    /// The array.
+    pub array: [u8; 16],
+    /// From 1.
+    pub epoch: u64,
+    /// Of the table.
+    pub generation: u64,
+    /// The connection brings Peers.
+    pub peer: bool,
+    /// Raises the epoch although another host is attached.
+    pub takeover: bool,
+    /// Of the server, as the host knows it; zeroes if it doesn't.
+    pub incarnation: [u8; 16],
+    /// By place.
+    pub peers: Vec<Option<PeerAddress>>,
+}
+
+impl Attach {
+    const PEER: u32 = 1 << 0;
+    const TAKEOVER: u32 = 1 << 1;
+    const HOST: std::ops::Range<usize> = 16..256;
+    const NQN: std::ops::Range<usize> = 256..480;
+
+    /// The command's data. Places beyond [`PLACES_MAX`] are left out.
+    pub fn encode(&self) -> Vec<u8> {
+        let count = self.peers.len().min(PLACES_MAX);
+        let mut bytes = vec![0; ATTACH_BYTES + ENTRY_BYTES * count];
+        bytes[..16].copy_from_slice(&self.array);
+        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
+        let flags = if self.peer { Self::PEER } else { 0 } | if self.takeover { Self::TAKEOVER } else { 0 };
+        bytes[32..36].copy_from_slice(&flags.to_le_bytes());
+        bytes[36] = count.to_le_bytes()[0];
+        bytes[64..80].copy_from_slice(&self.incarnation);
+        for (entry, peer) in bytes[ATTACH_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(&self.peers) {
+            let Some(peer) = peer else { continue };
+            entry[0] = 1;
+            entry[4..8].copy_from_slice(&peer.namespace.to_le_bytes());
+            entry[8..10].copy_from_slice(&peer.port.to_le_bytes());
+            // The last byte of a text stays zero.
+            put_text(&mut entry[Self::HOST.start..Self::HOST.end - 1], &peer.host, 0);
+            put_text(&mut entry[Self::NQN.start..Self::NQN.end - 1], &peer.nqn, 0);
+        }
+        bytes
+    }
+
+    /// The data of a command.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Status> {
+        let (header, entries) = bytes.split_at_checked(ATTACH_BYTES).ok_or(Status::DATA_LENGTH_INVALID)?;
+        let count = usize::from(u16_at(header, 36));
+        if count > PLACES_MAX {
+            return Err(Status::INVALID_FIELD);
+        }
+        if entries.len() != count * ENTRY_BYTES {
+            return Err(Status::DATA_LENGTH_INVALID);
+        }
+        let flags = u32_at(header, 32);
+        let attach = Self {
+            array: array_at(header, 0),
+            epoch: u64_at(header, 16),
+            generation: u64_at(header, 24),
+            peer: flags & Self::PEER != 0,
+            takeover: flags & Self::TAKEOVER != 0,
+            incarnation: array_at(header, 64),
+            peers: entries.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<_, _>>()?,
+        };
+        let reserved =
+            flags & !(Self::PEER | Self::TAKEOVER) == 0 && is_zero(&header[38..64]) && is_zero(&header[80..]);
+        let sense = attach.epoch > 0
+            && !is_zero(&attach.array)
+            && (!attach.peer || (attach.peers.is_empty() && !attach.takeover));
+        if reserved && sense { Ok(attach) } else { Err(Status::INVALID_FIELD) }
+    }
+}
+
+fn entry(bytes: &[u8]) -> Result<Option<PeerAddress>, Status> {
+    if is_zero(bytes) {
+        return Ok(None);
+    }
+    let peer = || {
+        let reserved =
+            bytes[0] == 1 && is_zero(&bytes[1..4]) && is_zero(&bytes[10..16]) && is_zero(&bytes[480..]);
+        let peer = PeerAddress {
+            namespace: u32_at(bytes, 4),
+            port: u16_at(bytes, 8),
+            host: ended_text(&bytes[Attach::HOST])?,
+            nqn: ended_text(&bytes[Attach::NQN])?,
+        };
+        let host =
+            !peer.host.is_empty() && peer.host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+        let number = (1..u32::MAX - 1).contains(&peer.namespace) && peer.port > 0;
+        (reserved && host && number && nqn_is_valid(&peer.nqn)).then_some(peer)
+    };
+    peer().map(Some).ok_or(Status::INVALID_FIELD)
+}
+
+/// Text that a zero ends, with nothing but zeroes behind.
+fn ended_text(field: &[u8]) -> Option<String> {
+    let end = field.iter().position(|byte| *byte == 0)?;
+    let text = std::str::from_utf8(&field[..end]).ok()?;
+    is_zero(&field[end..]).then(|| text.to_owned())
+}
+
+/// Query (section 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Query {
+    /// Zeroes: never attached.
+    pub array: [u8; 16],
+    /// The highest one.
+    pub epoch: u64,
+    /// Nobody needs an epoch.
+    pub given_up: bool,
+    /// A host is attached.
+    pub attached: bool,
+    /// Operations that take a slot.
+    pub held: u32,
+    /// Of the server.
+    pub incarnation: [u8; 16],
+    /// Bytes per second that its link is free to send; 0 if that isn't known.
+    pub free_to_send: u64,
+    /// The same, to receive.
+    pub free_to_receive: u64,
+}
+
+impl Query {
+    /// The data.
+    pub fn encode(&self) -> Box<[u8; QUERY_BYTES]> {
+        let mut bytes = Box::new([0; QUERY_BYTES]);
+        bytes[..16].copy_from_slice(&self.array);
+        bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[24] = u8::from(self.given_up) | u8::from(self.attached) << 1;
+        bytes[28..32].copy_from_slice(&self.held.to_le_bytes());
+        bytes[64..80].copy_from_slice(&self.incarnation);
+        bytes[80..88].copy_from_slice(&self.free_to_send.to_le_bytes());
+        bytes[88..96].copy_from_slice(&self.free_to_receive.to_le_bytes());
+        bytes
+    }
+
+    /// What a server says. What is reserved isn't looked at: later versions may add.
+    pub fn parse(bytes: &[u8; QUERY_BYTES]) -> Self {
+        Self {
+            array: array_at(bytes, 0),
+            epoch: u64_at(bytes, 16),
+            given_up: bytes[24] & 1 != 0,
+            attached: bytes[24] & 2 != 0,
+            held: u32_at(bytes, 28),
+            incarnation: array_at(bytes, 64),
+            free_to_send: u64_at(bytes, 80),
+            free_to_receive: u64_at(bytes, 88),
+        }
+    }
+}
+
+/// Blocks of the namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocks {
+    /// The first one.
+    pub start: u64,
+    /// From 1 to 65536.
+    pub count: u32,
+}
+
+/// A command of an operation (sections 4 to 6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Takes new bytes, sends coefficient * (old + new) if `modify`, else coefficient * new.
+    PartialWrite {
+        /// Where.
+        blocks: Blocks,
+        /// See above.
+        modify: bool,
+        /// To whom.
+        reducers: Reducers,
+    },
+    /// Sends coefficient * old.
+    Contribute {
+        /// Where.
+        blocks: Blocks,
+        /// To whom; there is one.
+        reducers: Reducers,
+    },
+    /// The same, and reads.
+    ReadContribute {
+        /// Where.
+        blocks: Blocks,
+        /// To whom; there is one.
+        reducers: Reducers,
+    },
+    /// Sums up what is to be written.
+    Parity {
+        /// Where.
+        blocks: Blocks,
+        /// The old bytes are a part.
+        modify: bool,
+        /// The data is a part.
+        supplied: bool,
+        /// Parts of others.
+        wait: u16,
+    },
+    /// Sums up what is to be read.
+    Reduce {
+        /// Where.
+        blocks: Blocks,
+        /// Of its own bytes; 0: they aren't a part.
+        coefficient: u8,
+        /// Parts of others.
+        wait: u16,
+    },
+    /// A part of another server.
+    Peer {
+        /// From 1 to 65536.
+        blocks: u32,
+        /// The sender's.
+        place: u8,
+    },
+    /// Writes.
+    Commit {
+        /// Durable when it is answered.
+        fua: bool,
+    },
+    /// Drops what isn't committed.
+    Resolve,
+}
+
+impl Request {
+    /// The command, but for its data.
+    pub fn command(&self, namespace: u32, ticket: Ticket) -> Command {
+        let (operation, oldest) = (ticket.operation.0, ticket.oldest.0);
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let (low, high) = (operation as u32, (operation >> 32) as u32);
+        let new = |opcode| {
+            let mut command = Command::new(opcode, namespace).with_dword(14, low).with_dword(15, high);
+            command.metadata = oldest.into();
+            command
+        };
+        let ranged = |opcode, blocks: Blocks, flags: u32| {
+            let command = new(opcode).with_blocks(blocks.start, blocks.count);
+            command.with_dword(12, command.dword(12) | flags)
+        };
+        let flag = |on, bit| if on { bit } else { 0 };
+        match *self {
+            Self::PartialWrite { blocks, modify, reducers } => {
+                ranged(opcode::PARTIAL_WRITE, blocks, flag(modify, MODIFY))
+                    .with_dword(13, reducers_dword(reducers))
+            }
+            Self::Contribute { blocks, reducers } => {
+                ranged(opcode::CONTRIBUTE, blocks, 0).with_dword(13, reducers_dword(reducers))
+            }
+            Self::ReadContribute { blocks, reducers } => {
+                ranged(opcode::READ_CONTRIBUTE, blocks, 0).with_dword(13, reducers_dword(reducers))
+            }
+            Self::Parity { blocks, modify, supplied, wait } => {
+                let flags = flag(modify, MODIFY) | flag(supplied, SUPPLIED);
+                ranged(opcode::PARITY, blocks, flags).with_dword(13, wait.into())
+            }
+            Self::Reduce { blocks, coefficient, wait } => {
+                let dword = u32::from(wait) | u32::from(coefficient) << 16;
+                ranged(opcode::REDUCE, blocks, 0).with_dword(13, dword)
+            }
+            Self::Peer { blocks, place } => {
+                ranged(opcode::PEER, Blocks { start: 0, count: blocks }, 0).with_dword(13, place.into())
+            }
+            Self::Commit { fua } => new(opcode::COMMIT).with_dword(12, flag(fua, FORCE_UNIT_ACCESS)),
+            Self::Resolve => new(opcode::RESOLVE),
+        }
+    }
+
+    /// What a command asks for.
+    pub fn parse(command: &Command) -> Result<(Self, Ticket), Status> {
+        Self::try_parse(command).ok_or(if opcode::ALL.contains(&command.opcode) {
+            Status::INVALID_FIELD
+        } else {
+            Status::INVALID_OPCODE
+        })
+    }
+
+    fn try_parse(command: &Command) -> Option<(Self, Ticket)> {
+        let operation = u64::from(command.dword(14)) | u64::from(command.dword(15)) << 32;
+        let ticket =
+            Ticket { operation: OperationId(operation), oldest: OperationId(command.metadata.get()) };
+        let (twelve, thirteen) = (command.dword(12), command.dword(13));
+        #[expect(clippy::cast_possible_truncation, reason = "the count has 17 bits")]
+        let count = command.block_count() as u32;
+        let blocks = Blocks { start: command.start_block(), count };
+        // Which bits of dword 12 and 13 have a meaning, and whether the range has a beginning.
+        let (twelve_known, thirteen_known, begins) = match command.opcode {
+            opcode::PARTIAL_WRITE => (BLOCKS | MODIFY, u32::MAX, true),
+            opcode::CONTRIBUTE | opcode::READ_CONTRIBUTE => (BLOCKS, u32::MAX, true),
+            opcode::PARITY => (BLOCKS | MODIFY | SUPPLIED, 0xffff, true),
+            opcode::REDUCE => (BLOCKS, 0x00ff_ffff, true),
+            opcode::PEER => (BLOCKS, 0xff, false),
+            opcode::COMMIT => (FORCE_UNIT_ACCESS, 0, false),
+            opcode::RESOLVE => (0, 0, false),
+            _ => return None,
+        };
+        if twelve & !twelve_known != 0
+            || thirteen & !thirteen_known != 0
+            || (!begins && blocks.start != 0)
+            || !is_zero(&command.reserved)
+            || ticket.oldest > ticket.operation
+        {
+            return None;
+        }
+        let [place, _, coefficient, _] = thirteen.to_le_bytes();
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+        let wait = thirteen as u16;
+        let modify = twelve & MODIFY != 0;
+        let few = usize::from(wait) < PLACES_MAX;
+        let request = match command.opcode {
+            opcode::PARTIAL_WRITE => Self::PartialWrite { blocks, modify, reducers: reducers(thirteen)? },
+            opcode::CONTRIBUTE => Self::Contribute { blocks, reducers: some_reducers(thirteen)? },
+            opcode::READ_CONTRIBUTE => Self::ReadContribute { blocks, reducers: some_reducers(thirteen)? },
+            opcode::PARITY => {
+                let supplied = twelve & SUPPLIED != 0;
+                // A sum has a part at least.
+                (few && (modify || supplied || wait > 0)).then_some(Self::Parity {
+                    blocks,
+                    modify,
+                    supplied,
+                    wait,
+                })?
+            }
+            opcode::REDUCE => (few && (coefficient > 0 || wait > 0)).then_some(Self::Reduce {
+                blocks,
+                coefficient,
+                wait,
+            })?,
+            opcode::PEER => {
+                (usize::from(place) < PLACES_MAX).then_some(Self::Peer { blocks: count, place })?
+            }
+            opcode::COMMIT => Self::Commit { fua: twelve & FORCE_UNIT_ACCESS != 0 },
+            _ => Self::Resolve,
+        };
+        Some((request, ticket))
+    }
+}
+
+fn reducers_dword(reducers: Reducers) -> u32 {
+    let [first, second] = reducers.map(|reducer| match reducer {
+        Some(Reducer { place, coefficient }) => [place, coefficient],
+        None => [NO_PLACE, 0],
+    });
+    u32::from_le_bytes([first[0], first[1], second[0], second[1]])
+}
+
+fn reducers(dword: u32) -> Option<Reducers> {
+    let one = |place: u8, coefficient: u8| match (place, coefficient) {
+        (NO_PLACE, 0) => Some(None),
+        (_, 0) => None,
+        _ => (usize::from(place) < PLACES_MAX).then_some(Some(Reducer { place, coefficient })),
+    };
+    let [first, by, second, times] = dword.to_le_bytes();
+    let both = [one(first, by)?, one(second, times)?];
+    let same = both[0].is_some() && first == second;
+    (!same).then_some(both)
+}
+
+fn some_reducers(dword: u32) -> Option<Reducers> {
+    reducers(dword).filter(|reducers| reducers.iter().any(Option::is_some))
+}
+
+/// What became of an operation: dword 0 of Resolve's completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Outcome {
+    /// Not applied, and it never will be.
+    NotApplied = 0,
+    /// Applied.
+    Applied = 1,
+    /// A write has failed.
+    InDoubt = 2,
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array_at(bytes, at))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array_at(bytes, at))
+}
+
+/// For the fuzzer: whatever the bytes, nothing panics, and what is accepted is encoded to the same again.
+///
+/// # Panics
+/// If that isn't so.
+pub(crate) fn fuzz(data: &[u8]) {
+    use zerocopy::FromBytes;
+    if let Ok((command, _)) = Command::read_from_prefix(data)
+        && let Ok((request, ticket)) = Request::parse(&command)
+    {
+        let again = request.command(command.namespace.get(), ticket);
+        assert_eq!(Request::parse(&again), Ok((request, ticket)));
+        assert_eq!(again.dwords, command.dwords, "a field was lost");
+    }
+    if let Ok(attach) = Attach::parse(data) {
+        assert_eq!(attach.encode(), data, "an Attach lost something");
+    }
+    // Long enough to be an Attach, whatever is in its first bytes.
+    let mut padded = vec![0; ATTACH_BYTES + ENTRY_BYTES * 2];
+    let count = data.len().min(128);
+    padded[..count].copy_from_slice(&data[..count]);
+    padded[36..38].copy_from_slice(&[2, 0]);
+    let entry = data.get(count..).unwrap_or_default();
+    let count = entry.len().min(ENTRY_BYTES);
+    padded[ATTACH_BYTES..ATTACH_BYTES + count].copy_from_slice(&entry[..count]);
+    if let Ok(attach) = Attach::parse(&padded) {
+        assert_eq!(attach.encode(), padded, "an Attach lost something");
+    }
+    let mut page = [0; QUERY_BYTES];
+    let count = data.len().min(page.len());
+    page[..count].copy_from_slice(&data[..count]);
+    let query = Query::parse(&page);
+    assert_eq!(Query::parse(&query.encode()), query);
+    let mut identify = [0; identify::BYTES];
+    let area = &mut identify[VENDOR_AREA..];
+    let count = data.len().min(area.len());
+    area[..count].copy_from_slice(&data[..count]);
+    for identify in [identify, page] {
+        if let Some(announced) = Announcement::parse(&identify) {
+            let mut again = [0; identify::BYTES];
+            announced.put(&mut again);
+            assert_eq!(Announcement::parse(&again), Some(announced));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn reducer() -> impl Strategy<Value = Option<Reducer>> {
+        prop_oneof![
+            Just(None),
+            (0..64_u8, 1..=255_u8).prop_map(|(place, coefficient)| Some(Reducer { place, coefficient })),
+        ]
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let blocks = (any::<u64>(), 1..=65536_u32).prop_map(|(start, count)| Blocks { start, count });
+        (blocks, reducer(), reducer(), any::<[bool; 2]>(), 1..64_u16, 0..8_u8).prop_map(
+            |(blocks, first, second, [modify, supplied], wait, kind)| {
+                let second = second.filter(|second| first.is_none_or(|first| first.place != second.place));
+                let reducers = [first, second];
+                let some = if reducers == [None; 2] {
+                    [Some(Reducer { place: 3, coefficient: 1 }), None]
+                } else {
+                    reducers
+                };
+                match kind {
+                    0 => Request::PartialWrite { blocks, modify, reducers },
+                    1 => Request::Contribute { blocks, reducers: some },
+                    2 => Request::ReadContribute { blocks, reducers: some },
+                    3 => Request::Parity { blocks, modify, supplied, wait },
+                    4 => Request::Reduce { blocks, coefficient: 7, wait },
+                    5 => Request::Peer { blocks: blocks.count, place: 63 },
+                    6 => Request::Commit { fua: modify },
+                    _ => Request::Resolve,
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_command_is_read_as_it_was_written(request in request(), oldest in any::<u64>(), more in any::<u32>()) {
+            let operation = OperationId(oldest.saturating_add(more.into()));
+            let ticket = Ticket { operation, oldest: OperationId(oldest) };
+            let command = request.command(5, ticket);
+            prop_assert_eq!(Request::parse(&command), Ok((request, ticket)));
+            // Bits 0 and 1 of an opcode say which way data goes.
+            let data = match request {
+                Request::PartialWrite { .. } | Request::Parity { .. } | Request::Peer { .. } => 1,
+                Request::ReadContribute { .. } | Request::Reduce { .. } => 2,
+                _ => 0,
+            };
+            prop_assert_eq!(command.opcode & 3, data);
+        }
+
+        #[test]
+        fn an_attach_is_read_as_it_was_written(
+            places in proptest::collection::vec(any::<bool>(), 0..65),
+            epoch in 1..=u64::MAX,
+            takeover in any::<bool>(),
+        ) {
+            let peer = |(place, there): (usize, &bool)| there.then(|| PeerAddress {
+                namespace: u32::try_from(place).unwrap() + 1,
+                port: 4420,
+                host: format!("server{place}"),
+                nqn: format!("nqn.2026-01.example:{place}"),
+            });
+            let attach = Attach {
+                array: [7; 16],
+                epoch,
+                generation: epoch ^ 5,
+                peer: false,
+                takeover,
+                incarnation: [9; 16],
+                peers: places.iter().enumerate().map(peer).collect(),
+            };
+            prop_assert_eq!(Attach::parse(&attach.encode()), Ok(attach));
+        }
+
+        #[test]
+        fn whatever_bytes_come_are_refused_or_kept_whole(data in proptest::collection::vec(any::<u8>(), 0..700)) {
+            fuzz(&data);
+        }
+
+        #[test]
+        fn of_a_good_command_no_bit_is_ignored(request in request(), bit in 0..512_usize) {
+            let ticket = Ticket { operation: OperationId(9), oldest: OperationId(3) };
+            let command = request.command(1, ticket);
+            let mut bytes: [u8; 64] = zerocopy::transmute!(command);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let changed: Command = zerocopy::transmute!(bytes);
+            // What comes before the opcode's own fields is looked at by others: flags, identifier, namespace, descriptor.
+            let ours = matches!(bit / 8, 0 | 8..24 | 40..64);
+            if ours {
+                prop_assert_ne!(Request::parse(&changed), Ok((request, ticket)));
+            }
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let attach = Attach {
+            array: [7; 16],
+            epoch: 1,
+            generation: 0,
+            peer: false,
+            takeover: false,
+            incarnation: [0; 16],
+            peers: vec![Some(PeerAddress {
+                namespace: 1,
+                port: 1,
+                host: "a".to_owned(),
+                nqn: "nqn.a".to_owned(),
+            })],
+        };
+        let good = attach.encode();
+        assert_eq!(Attach::parse(&good), Ok(attach.clone()));
+        // Reserved bytes, flags, the number of entries, texts without an end, a port of 0.
+        for (at, value) in
+            [(38, 1), (95, 1), (32, 4), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)]
+        {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert!(Attach::parse(&bad).is_err(), "byte {at}");
+        }
+        let mut endless = good.clone();
+        endless[4096 + 16..4096 + 256].fill(b'a');
+        assert_eq!(Attach::parse(&endless), Err(Status::INVALID_FIELD));
+        for length in [0, 4095, 4096, good.len() - 1, good.len() + 512] {
+            let mut bytes = good.clone();
+            bytes.resize(length, 0);
+            assert_eq!(Attach::parse(&bytes), Err(Status::DATA_LENGTH_INVALID), "{length}");
+        }
+        let nothing = Attach { epoch: 0, ..attach };
+        assert_eq!(Attach::parse(&nothing.encode()), Err(Status::INVALID_FIELD));
+    }
+
+    #[test]
+    fn another_major_version_is_none() {
+        let announced = Announcement {
+            minor: 3,
+            features: feature::PARTIAL_WRITES,
+            slots: 64,
+            range_bytes: 1 << 19,
+            incarnation: [4; 16],
+        };
+        let mut page = [0; identify::BYTES];
+        assert_eq!(Announcement::parse(&page), None);
+        announced.put(&mut page);
+        assert_eq!(Announcement::parse(&page), Some(announced));
+        page[VENDOR_AREA + 8] = 2;
+        assert_eq!(Announcement::parse(&page), None);
+    }
+}

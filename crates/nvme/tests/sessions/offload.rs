@@ -1,0 +1,82 @@
+//! What a server that computes says to a host that speaks in bytes.
+
+use std::io::ErrorKind;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_nvme::initiator::{Connecting, Connector};
+use pinstripe_nvme::target::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
+use pinstripe_nvme::wire::command::{Command, nvm};
+use pinstripe_nvme::wire::offload::{Announcement, Attach, admin, feature};
+use pinstripe_nvme::wire::status::Status;
+
+use crate::host::{Host, identify};
+use crate::world::{Array, Random};
+use crate::{NQN, namespaces, seeds};
+
+struct Nowhere;
+
+impl Connector for Nowhere {
+    fn connect(&self, _: &str, _: u16) -> Connecting {
+        Box::pin(async { Err(ErrorKind::ConnectionRefused.into()) })
+    }
+}
+
+fn computing(arrays: &[Array]) -> Target<Array> {
+    let config = SubsystemConfig {
+        nqn: NQN.to_owned(),
+        serial: "0123456789abcdef".to_owned(),
+        namespaces: namespaces(arrays),
+        queues_max: 4,
+        addresses: Vec::new(),
+    };
+    let offload = OffloadConfig {
+        pipeline: Pipeline::Overlapped,
+        incarnation: [9; 16],
+        epochs: None,
+        connector: Arc::new(Nowhere),
+        peers: OffloadConfig::peer_options(NQN, 1),
+    };
+    Target::new(Subsystem::with_offload(config, offload).unwrap(), arrays.to_vec())
+}
+
+fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
+    let attach = Attach {
+        array: [7; 16],
+        epoch,
+        generation: 0,
+        peer: false,
+        takeover: false,
+        incarnation: [incarnation; 16],
+        peers: Vec::new(),
+    };
+    attach.encode()
+}
+
+async fn attached(admin_queue: &mut Host, data: &[u8]) -> Status {
+    let length = u32::try_from(data.len()).unwrap();
+    admin_queue.status(Command::new(admin::ATTACH, 1).with_dword(10, length), data).await
+}
+
+#[test]
+fn an_attach_to_a_server_that_was_started_anew_is_refused_and_fences_nobody() {
+    seeds(2, |random: Rc<Random>| async move {
+        let arrays = [Array::new(&random, 1 << 20, 0)];
+        let target = computing(&arrays);
+        let mut first = Host::admin(&random, &target, 1).await;
+        let page = first.read(identify(1, 0), 4096).await.unwrap();
+        let announced = Announcement::parse(page.first_chunk().unwrap()).expect("it announces the extension");
+        assert_eq!(announced.incarnation, [9; 16]);
+        assert_eq!(announced.features & feature::FENCING, 0, "epochs aren't durable here");
+        assert_eq!(attached(&mut first, &attach(1, 8)).await, Status::RESTARTED);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        assert_eq!(io.status(write, &[1; 512]).await, Status::SUCCESS);
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        assert_eq!(io.status(write, &[2; 512]).await, Status::SUCCESS);
+        let second = Host::admin(&random, &target, 2).await;
+        let mut other = second.io(&random, &target, 2, 1, 0).await;
+        assert_eq!(other.status(write, &[3; 512]).await, Status::FENCED);
+        target.stop().await;
+    });
+}

@@ -1,0 +1,334 @@
+//! What seldom comes by itself, done on purpose at the end of every run: late and stale commands, hosts that were fenced off,
+//! epochs after a restart.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_nvme::wire::offload::Outcome;
+use pinstripe_runtime::DeviceErrorKind::{Fenced, Gone, Refused};
+use pinstripe_runtime::{Attachment, DeviceSource, OperationId, Reducer, Ticket, shard};
+
+use super::array::{Member, slice};
+use super::{Run, Sources, expect_error};
+
+const LENGTH: usize = 4096;
+
+/// Two members that are there, on different servers: one that sends, one that sums up.
+struct Pair {
+    sender: usize,
+    reducer: usize,
+}
+
+impl Run {
+    pub(super) fn probes(&mut self) -> Result<(), String> {
+        let sources = self.open(true)?;
+        let Some(pair) = self.pair() else {
+            self.drop_on_host(sources);
+            return Ok(());
+        };
+        self.unprepared(&sources, &pair).map_err(|words| format!("unprepared: {words}"))?;
+        self.late_peer(&sources, &pair).map_err(|words| format!("a late part: {words}"))?;
+        self.sent_twice(&sources, &pair).map_err(|words| format!("a part that comes twice: {words}"))?;
+        self.stale(&sources, &pair).map_err(|words| format!("stale: {words}"))?;
+        self.twice(&sources, &pair).map_err(|words| format!("commit twice: {words}"))?;
+        let sources = self.host_gone(sources, &pair).map_err(|words| format!("host gone: {words}"))?;
+        self.fenced(sources, &pair).map_err(|words| format!("fenced: {words}"))
+    }
+
+    fn pair(&self) -> Option<Pair> {
+        let there: Vec<usize> =
+            (0..self.array.members()).filter(|member| !self.array.lost.contains(member)).collect();
+        let sender = *there.first()?;
+        let reducer = there.into_iter().find(|member| self.places[*member].0 != self.places[sender].0)?;
+        Some(Pair { sender, reducer })
+    }
+
+    fn one(&self, sources: &Sources, member: usize) -> Member {
+        let _entered = self.world.enter(self.host);
+        let source = sources[member].as_ref().expect("it is there");
+        source.attach().expect("it is there")
+    }
+
+    /// A write that has been prepared at the sender and at the reducer, or fails.
+    fn prepare(
+        &mut self,
+        sources: &Sources,
+        pair: &Pair,
+        ticket: Ticket,
+    ) -> Result<(Member, Member), String> {
+        let (sender, reducer) = (self.one(sources, pair.sender), self.one(sources, pair.reducer));
+        let place = u8::try_from(pair.reducer).unwrap();
+        let (data, parity) = (Rc::clone(&sender), Rc::clone(&reducer));
+        let prepared = self.ask(self.host, "prepare", async move {
+            let reducers = [Some(Reducer { place, coefficient: 1 }), None];
+            let offload = data.offload().unwrap();
+            let first = offload.partial_write(ticket, 0, slice(&[0x77; LENGTH]), true, reducers);
+            let length = u32::try_from(LENGTH).unwrap();
+            let second = parity.offload().unwrap().parity(ticket, 0, length, true, 1, None);
+            first.await.result.and(second.await.result)
+        })?;
+        prepared.map_err(|error| format!("the first phase fails: {error}"))?;
+        Ok((sender, reducer))
+    }
+
+    fn resolve(&mut self, member: &Member, ticket: Ticket) -> Result<(), String> {
+        let member = Rc::clone(member);
+        let outcome =
+            self.ask(
+                self.host,
+                "resolve",
+                async move { member.offload().unwrap().resolve(ticket).await.result },
+            )?;
+        match outcome {
+            Ok(outcome) if outcome == Outcome::NotApplied as usize => Ok(()),
+            other => Err(format!("a Resolve says {other:?}")),
+        }
+    }
+
+    fn commit(
+        &mut self,
+        member: &Member,
+        ticket: Ticket,
+    ) -> Result<Result<usize, pinstripe_runtime::DeviceError>, String> {
+        let member = Rc::clone(member);
+        self.ask(
+            self.host,
+            "commit",
+            async move { member.offload().unwrap().commit(ticket, false).await.result },
+        )
+    }
+
+    fn unprepared(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        let ticket = self.array.ticket();
+        let member = self.one(sources, pair.sender);
+        let committed = self.commit(&member, ticket)?;
+        self.array.finished(ticket);
+        self.drop_on_host(member);
+        expect_error("a commit of nothing", committed, &[Refused])
+    }
+
+    /// A part comes when its operation was dropped.
+    fn late_peer(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        // The connection between the servers exists after this one.
+        let ticket = self.array.ticket();
+        let (sender, reducer) = self.prepare(sources, pair, ticket)?;
+        self.resolve(&sender, ticket)?;
+        self.resolve(&reducer, ticket)?;
+        self.array.finished(ticket);
+        let from = self.servers[self.places[pair.sender].0].shards.clone();
+        let to = self.places[pair.reducer].0;
+        for wire in self.network.live(|wire| from.contains(&wire.from) && wire.to == to) {
+            wire.hold(true, false);
+        }
+        let ticket = self.array.ticket();
+        let place = u8::try_from(pair.reducer).unwrap();
+        let data = Rc::clone(&sender);
+        let done = Rc::new(std::cell::RefCell::new(None));
+        let there = Rc::clone(&done);
+        self.world.spawn(self.host, "late", async move {
+            let reducers = [Some(Reducer { place, coefficient: 1 }), None];
+            let offload = data.offload().unwrap();
+            let result =
+                offload.partial_write(ticket, 0, slice(&[0x55; LENGTH]), true, reducers).await.result;
+            drop(data);
+            *there.borrow_mut() = Some(result);
+        });
+        self.pause(100_000_000)?;
+        self.resolve(&reducer, ticket)?;
+        self.network.release();
+        self.run_until("the late part", || done.borrow().is_some())?;
+        self.array.finished(ticket);
+        let result = done.take().unwrap();
+        self.drop_on_host((sender, reducer));
+        expect_error("a write whose part comes too late", result, &[Refused])?;
+        self.check_slots(sources)
+    }
+
+    /// A part arrives, its answer doesn't, and it is sent again on another connection.
+    fn sent_twice(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        let ticket = self.array.ticket();
+        let (sender, reducer) = (self.one(sources, pair.sender), self.one(sources, pair.reducer));
+        let from = self.servers[self.places[pair.sender].0].shards.clone();
+        let to = self.places[pair.reducer].0;
+        let wires = self.network.live(|wire| from.contains(&wire.from) && wire.to == to);
+        for wire in &wires {
+            wire.hold(false, true);
+        }
+        let place = u8::try_from(pair.reducer).unwrap();
+        let data = Rc::clone(&sender);
+        let length = u32::try_from(LENGTH).unwrap();
+        let sent = Rc::new(std::cell::Cell::new(None));
+        let there = Rc::clone(&sent);
+        self.world.spawn(self.host, "part", async move {
+            let reducers = [Some(Reducer { place, coefficient: 1 }), None];
+            let result = data.offload().unwrap().contribute(ticket, 0, length, reducers).await.result;
+            drop(data);
+            there.set(Some(result));
+        });
+        self.pause(100_000_000)?;
+        for wire in &wires {
+            wire.near.reset();
+        }
+        self.run_until("the part", || sent.get().is_some())?;
+        let before = self.places[pair.sender].2.peek(0, LENGTH);
+        let sums = Rc::clone(&reducer);
+        let (result, sum) = self.ask(self.host, "sum", async move {
+            let buffer = shard::buffer(LENGTH);
+            let outcome = sums.offload().unwrap().reduce(ticket, 0, buffer, 0, 1).await;
+            (outcome.result, outcome.buffer.map(|buffer| buffer.to_vec()))
+        })?;
+        self.array.finished(ticket);
+        self.drop_on_host((sender, reducer));
+        if let Some(Err(error)) = sent.get() {
+            return Err(format!("the part never arrives: {error}"));
+        }
+        result.map_err(|error| error.to_string())?;
+        if sum.is_none_or(|sum| sum != before) {
+            return Err("the sum is wrong".to_owned());
+        }
+        let again: u64 = self.servers.iter().map(|server| server.statistics().peers_repeated).sum();
+        if again == 0 { Err("it didn't come twice".to_owned()) } else { self.check_slots(sources) }
+    }
+
+    /// The host has finished with an operation, and then a command of it comes.
+    fn stale(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        let old = self.array.ticket();
+        self.array.finished(old);
+        let new = self.array.ticket();
+        let member = self.one(sources, pair.reducer);
+        self.resolve(&member, new)?;
+        self.array.finished(new);
+        let late =
+            Ticket { operation: old.operation, oldest: OperationId(old.operation.0.min(old.oldest.0)) };
+        let there = Rc::clone(&member);
+        let result = self.ask(self.host, "stale", async move {
+            there
+                .offload()
+                .unwrap()
+                .partial_write(late, 0, slice(&[0x55; LENGTH]), false, [None, None])
+                .await
+                .result
+        })?;
+        self.drop_on_host(member);
+        expect_error("a write that is over", result, &[Refused])
+    }
+
+    /// A commit is repeated, and the row is put right again.
+    fn twice(&mut self, sources: &Sources, pair: &Pair) -> Result<(), String> {
+        let ticket = self.array.ticket();
+        let member = self.one(sources, pair.sender);
+        let there = Rc::clone(&member);
+        let before = self.places[pair.sender].2.peek(0, LENGTH);
+        let again = before.clone();
+        let prepared = self.ask(self.host, "prepare", async move {
+            there.offload().unwrap().partial_write(ticket, 0, slice(&again), true, [None, None]).await.result
+        })?;
+        prepared.map_err(|error| format!("the first phase fails: {error}"))?;
+        for _ in 0..2 {
+            self.commit(&member, ticket)?.map_err(|error| error.to_string())?;
+        }
+        let there = Rc::clone(&member);
+        let outcome =
+            self.ask(
+                self.host,
+                "resolve",
+                async move { there.offload().unwrap().resolve(ticket).await.result },
+            )?;
+        self.array.finished(ticket);
+        self.drop_on_host(member);
+        if outcome != Ok(Outcome::Applied as usize) {
+            return Err(format!("a Resolve says {outcome:?} of a commit"));
+        }
+        self.check_slots(sources)
+    }
+
+    /// A host goes with a write prepared; nothing of it stays.
+    fn host_gone(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
+        let ticket = self.array.ticket();
+        let members = self.prepare(&sources, pair, ticket)?;
+        self.drop_on_host(members);
+        self.drop_on_host(sources);
+        self.array.finished(ticket);
+        // Less than the time after which an operation is dropped in any case.
+        self.pause(3_000_000_000)?;
+        let sources = self.open(false)?;
+        self.check_slots(&sources)?;
+        self.check_disks()?;
+        Ok(sources)
+    }
+
+    /// Another host takes over, the servers restart, and the old one wants to go on.
+    fn fenced(&mut self, sources: Sources, pair: &Pair) -> Result<(), String> {
+        let ticket = self.array.ticket();
+        let (sender, reducer) = self.prepare(&sources, pair, ticket)?;
+        let (old_host, old_epoch) = (self.host, self.epoch);
+        (self.host, self.epoch) = (1 - old_host, old_epoch + 1);
+        // Not without meaning it.
+        if self.try_open(false)?.is_ok() {
+            return Err("an Attach beside another host's is granted".to_owned());
+        }
+        let taken = self.open(true)?;
+        let new_host = std::mem::replace(&mut self.host, old_host);
+        let late = self.commit(&sender, ticket)?;
+        expect_error("a commit under an old epoch", late, &[Fenced])?;
+        let there = Rc::clone(&reducer);
+        let plain = self.ask(old_host, "plain", async move {
+            let written = there.write(0, slice(&[0x99; LENGTH]), false).await.result;
+            let zeroed = match there.info().zeroes {
+                pinstripe_runtime::ZeroedReads::Zero => there.write_zeroes(0, 512).await.result,
+                pinstripe_runtime::ZeroedReads::Unsupported => written,
+            };
+            (written, zeroed, there.read(0, shard::buffer(LENGTH)).await.result)
+        })?;
+        expect_error("a plain write under an old epoch", plain.0, &[Fenced])?;
+        expect_error("zeroing under an old epoch", plain.1, &[Fenced])?;
+        if plain.2.is_err() {
+            return Err("a read under an old epoch is refused".to_owned());
+        }
+        self.drop_on_host((sender, reducer));
+        self.drop_on_host(sources);
+        self.check_disks()?;
+        self.array.finished(ticket);
+        self.host = new_host;
+        self.drop_on_host(taken);
+        self.after_restart(old_host, old_epoch, pair)
+    }
+
+    /// All servers restart: the old host is refused even if it is the first one to come.
+    fn after_restart(&mut self, old_host: usize, old_epoch: u64, pair: &Pair) -> Result<(), String> {
+        let stops: Vec<_> = self.servers.iter().map(|server| server.stop(&mut self.world)).collect();
+        self.run_until("stopping", || stops.iter().all(|over| over.get()))?;
+        self.mend();
+        self.pause(10_000_000_000)?;
+        let address = self.address(pair.sender);
+        let initiator = Arc::clone(&self.hosts[old_host]);
+        let attachment = Attachment { epoch: old_epoch, ..self.attachment(false) };
+        let result = self.ask(old_host, "old host", async move {
+            let source = initiator.open(&address).await.map_err(|error| error.to_string())?;
+            let device = source.attach().map_err(|error| error.to_string())?;
+            let plain = device.write(0, slice(&[0x66; LENGTH]), false).await.result;
+            let attached = device.offload().unwrap().attach(&attachment).await.result;
+            let after = device.write(0, slice(&[0x66; LENGTH]), false).await.result;
+            Ok::<_, String>((plain, attached, after))
+        })??;
+        expect_error("a plain write of the old host after a restart", result.0, &[Fenced])?;
+        expect_error("an Attach of the old host after a restart", result.1, &[Fenced, Gone])?;
+        expect_error("a plain write of the old host after its Attach", result.2, &[Fenced])?;
+        self.check_disks()?;
+        // The new one goes on under its epoch, and gives it up.
+        let sources = self.open(false)?;
+        let member = self.one(&sources, pair.sender);
+        let there = Rc::clone(&member);
+        let gave_up = self
+            .ask(self.host, "give up", async move { there.offload().unwrap().detach(true).await.result })?;
+        gave_up.map_err(|error| format!("giving up: {error}"))?;
+        let before = self.places[pair.sender].2.peek(0, LENGTH);
+        let there = Rc::clone(&member);
+        let plain =
+            self.ask(self.host, "plain", async move { there.write(0, slice(&before), false).await.result })?;
+        plain.map_err(|error| format!("a plain write after the epoch was given up: {error}"))?;
+        self.drop_on_host(member);
+        self.drop_on_host(sources);
+        Ok(())
+    }
+}
