@@ -30,4 +30,12 @@ pinstripe_runtime::mutants! {
     FuaDropped,
     /// The target answers a flush without one (C5).
     FlushSkipped,
+    /// The target believes any response to its challenge.
+    ResponseUnchecked,
+    /// The target repeats its challenge, so that a reply that was overheard can be sent again.
+    ChallengeRepeated,
+    /// An I/O queue serves a host that hasn't authenticated on it.
+    QueueUnauthenticated,
+    /// The initiator believes any server although it knows its secret.
+    ControllerUnchecked,
 }

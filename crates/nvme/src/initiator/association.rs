@@ -12,6 +12,7 @@ use super::device::{Namespace, NvmeSource};
 use super::queue::{DEPTH, Queue};
 use super::request::Failure;
 use super::{Address, Connecting, Connector, InitiatorError, Loss};
+use crate::auth::Authentication;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, admin as opcode, fabrics};
 use crate::wire::fabrics::{CONTROLLER_ANY, bits, property};
@@ -40,6 +41,8 @@ pub struct Options {
     pub connect_nanoseconds: u64,
     /// Time for a command. When it runs out, the association ends.
     pub command_nanoseconds: u64,
+    /// By which this host and the servers prove who they are.
+    pub authentication: Option<Arc<Authentication>>,
 }
 
 impl Options {
@@ -52,6 +55,7 @@ impl Options {
             keep_alive_ms: 5_000,
             connect_nanoseconds: 10_000_000_000,
             command_nanoseconds: 30_000_000_000,
+            authentication: None,
         }
     }
 }

@@ -16,6 +16,7 @@
 //! asked for (R2T) when there is room.
 
 mod admin;
+mod authenticate;
 mod connect;
 mod io;
 mod reservation;

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pinstripe_runtime::Signal;
 
 use super::reservation::{Access, HostId, Reservations};
+use crate::auth::Authentication;
 use crate::wire::fabrics::bits;
 use crate::wire::feature;
 use crate::wire::identify::NamespaceInfo;
@@ -128,6 +129,8 @@ impl Namespace {
 /// See the module.
 pub struct Subsystem {
     config: SubsystemConfig,
+    /// By which hosts prove who they are; `None`: they don't.
+    authentication: Option<Authentication>,
     namespaces: Vec<Namespace>,
     controllers: Mutex<Vec<Arc<Controller>>>,
     next_controller: AtomicU16,
@@ -137,8 +140,17 @@ pub struct Subsystem {
 }
 
 impl Subsystem {
-    /// A subsystem without controllers.
+    /// A subsystem without controllers, for any host.
     pub fn new(config: SubsystemConfig) -> Result<Arc<Self>, SubsystemError> {
+        Self::with_authentication(config, None)
+    }
+
+    /// A subsystem without controllers. With an authentication, only hosts that it knows may connect, and only to prove who they
+    /// are; all else they may do afterwards.
+    pub fn with_authentication(
+        config: SubsystemConfig,
+        authentication: Option<Authentication>,
+    ) -> Result<Arc<Self>, SubsystemError> {
         if !crate::wire::nqn_is_valid(&config.nqn) || config.nqn == crate::wire::DISCOVERY_NQN {
             return Err(SubsystemError::Name(config.nqn));
         }
@@ -152,6 +164,7 @@ impl Subsystem {
         let namespaces = namespaces.collect::<Result<_, _>>()?;
         Ok(Arc::new(Self {
             config,
+            authentication,
             namespaces,
             controllers: Mutex::default(),
             next_controller: AtomicU16::new(1),
@@ -163,6 +176,10 @@ impl Subsystem {
     /// What it serves.
     pub fn config(&self) -> &SubsystemConfig {
         &self.config
+    }
+
+    pub(super) fn authentication(&self) -> Option<&Authentication> {
+        self.authentication.as_ref()
     }
 
     /// The namespace of this number, from 1, if it is there.

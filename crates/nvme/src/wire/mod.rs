@@ -7,8 +7,10 @@
 //! * [`command`]: submission and completion entries, opcodes, data descriptors.
 //! * [`status`]: what a completion says.
 //! * [`fabrics`]: Connect and the controller's properties.
+//! * [`auth`]: messages of in-band authentication.
 //! * [`identify`], [`log`], [`feature`], [`reservation`]: data structures of commands.
 
+pub mod auth;
 pub mod command;
 pub mod fabrics;
 pub mod feature;
