@@ -6,6 +6,7 @@ use pinstripe_runtime::uring::{self, RuntimeConfig};
 use serde_json::json;
 
 use crate::{
+    command_line::SecretsArguments,
     failure::Failure,
     member,
     output::{self, printable},
@@ -16,12 +17,15 @@ pub struct DiscoverArguments {
     /// The server: HOST:PORT, with an IPv6 address in brackets
     #[arg(value_name = "HOST:PORT")]
     pub server: String,
+    #[command(flatten)]
+    pub secrets: SecretsArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
 pub fn run(arguments: &DiscoverArguments) -> Result<(), Failure> {
+    member::know(&arguments.secrets)?;
     let address: Address = format!("nvme-tcp://{}/{DISCOVERY_NQN}?nsid=1", arguments.server).parse()?;
     let found = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
         Ok::<_, Failure>(member::initiator()?.discover(&address).await?)

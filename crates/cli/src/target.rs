@@ -27,6 +27,9 @@ pub struct TargetArguments {
     /// The subsystem's name, such as nqn.2026-01.com.example:store
     #[arg(long, value_name = "NQN")]
     pub nqn: String,
+    /// Serve only hosts that authenticate: a file of lines HOST-NQN HOST-SECRET [CONTROLLER-SECRET], readable by its owner only
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub dhchap_hosts: Option<PathBuf>,
     /// Listen on other than loopback addresses although hosts are not authenticated
     #[arg(long)]
     pub allow_unauthenticated: bool,
@@ -48,7 +51,8 @@ pub struct TargetArguments {
 }
 
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
-    nvme_server::check_address(arguments.listen, arguments.allow_unauthenticated)?;
+    let hosts = arguments.dhchap_hosts.as_deref();
+    nvme_server::check_address(arguments.listen, hosts, arguments.allow_unauthenticated)?;
     let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
     let base = match (arguments.shards, &cpus) {
         (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
@@ -60,10 +64,11 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 }
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
+    let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
     let (files, namespaces) = open_all(&arguments).await?;
     let listener = Listener::tcp(arguments.listen)?;
     let address = listener.tcp_address().unwrap_or(arguments.listen);
-    let subsystem = nvme_server::subsystem(&arguments.nqn, address, namespaces)?;
+    let subsystem = nvme_server::subsystem(&arguments.nqn, address, namespaces, hosts)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     for handle in &shards {
         let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
