@@ -10,6 +10,7 @@ use super::queue::Queue;
 use super::request::{Data, Failure};
 use crate::auth::exchange::{HostEnd, HostStep};
 use crate::auth::{AuthenticationError, Entry, Names};
+use crate::wire::DISCOVERY_NQN;
 use crate::wire::auth::{
     CONNECT_AUTHENTICATE, CONNECT_SECURE_CHANNEL, MESSAGE_BYTES_MAX, receive_command, send_command,
 };
@@ -32,8 +33,11 @@ pub(super) async fn after_connect(queue: &Rc<Queue>, answer: u64) -> Result<(), 
         return Err(failed(AuthenticationError::SecureChannel));
     }
     if answer & CONNECT_AUTHENTICATE == 0 {
-        // Whoever can change messages can have the question left out. The answer must not be.
-        let wanted = known.is_some_and(|(_, entry)| entry.controller.is_some());
+        // Whoever can change messages can have the question left out; the proof must not be. Linux's discovery controllers never
+        // ask, and what they say is proved by the subsystems: they must ask only if they have a line of their own.
+        let nqn = &association.address().nqn;
+        let meant = |entry: &Entry| nqn != DISCOVERY_NQN || entry.peer == *nqn;
+        let wanted = known.is_some_and(|(_, entry)| entry.controller.is_some() && meant(entry));
         return if wanted { Err(failed(AuthenticationError::NotAsked)) } else { Ok(()) };
     }
     let (authentication, entry) = known.ok_or_else(|| failed(AuthenticationError::NoSecret))?;

@@ -142,6 +142,9 @@ fn a_server_that_cannot_prove_who_it_is_is_not_used() {
         assert_eq!(refusal(&initiator(&random, mutual())).await, AuthenticationError::NotAsked);
         let one_way = initiator(&random, Some(plain(NQN))).open(&address("")).await.unwrap();
         drop(one_way);
+        let any = Entry { peer: "*".to_owned(), ..mutual().unwrap() };
+        assert_eq!(refusal(&initiator(&random, Some(any.clone()))).await, AuthenticationError::NotAsked);
+        assert!(initiator(&random, Some(any)).discover(&address("")).await.is_ok());
         leave(target).await;
     });
 }
