@@ -57,14 +57,12 @@ grep -q "can't prove" /tmp/out || die "another controller: $(cat /tmp/out)"
 out refused yes
 
 say "every hash and group, one way and both ways"
-for hash in sha256 sha384 sha512; do
-    for group in null ffdhe2048 ffdhe3072 ffdhe4096 ffdhe6144 ffdhe8192; do
-        agree $hash $group
-        for file in one-way secrets; do
-            pinstripe examine --dhchap-secrets /tmp/$file "$one" >/tmp/out 2>&1 || {
-                grep -q "holds nothing\|no array\|nothing" /tmp/out || die "$hash $group $file: $(cat /tmp/out; dmesg | tail -n 5)"
-            }
-        done
+for pair in "sha256 null" "sha384 null" "sha512 null" "sha256 ffdhe2048" "sha384 ffdhe3072" "sha512 ffdhe4096" \
+    "sha256 ffdhe6144" "sha512 ffdhe8192"; do
+    # shellcheck disable=SC2086
+    agree $pair
+    for file in one-way secrets; do
+        pinstripe examine --dhchap-secrets /tmp/$file "$one" >/tmp/out 2>&1 || die "$pair, $file: $(cat /tmp/out)"
     done
 done
 out agreed yes

@@ -1,3 +1,5 @@
+//! The two ends against each other, with somebody in between.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
