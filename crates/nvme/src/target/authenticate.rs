@@ -23,6 +23,8 @@ const TRANSACTION_NANOSECONDS: u64 = 30_000_000_000;
 /// What stands between a queue's host and everything else.
 pub(super) struct Gate {
     open: Cell<bool>,
+    /// It has been open once.
+    proved: Cell<bool>,
     /// When a transaction must be over.
     deadline: Cell<Option<u64>>,
     end: RefCell<ControllerEnd>,
@@ -32,11 +34,24 @@ impl Gate {
     pub fn new(required: bool, queue: u16) -> Self {
         let open = !required || (queue > 0 && active(Mutant::QueueUnauthenticated));
         let deadline = (!open).then(|| shard::now() + TRANSACTION_NANOSECONDS);
-        Self { open: Cell::new(open), deadline: Cell::new(deadline), end: RefCell::new(ControllerEnd::new()) }
+        let (deadline, end) = (Cell::new(deadline), RefCell::new(ControllerEnd::new()));
+        Self { open: Cell::new(open), proved: Cell::new(open), deadline, end }
     }
 
     pub fn is_open(&self) -> bool {
         self.open.get()
+    }
+
+    /// Whether the host has ever proved who it is. Until then it can't send Keep Alive, and it may compute for long: not its silence
+    /// counts but the deadline.
+    pub fn was_open(&self) -> bool {
+        self.proved.get()
+    }
+
+    /// The host has proved who it is.
+    fn open(&self) {
+        self.open.set(true);
+        self.proved.set(true);
     }
 
     /// Whether a command may be carried out now.
@@ -83,7 +98,7 @@ pub(super) async fn execute<S: BlockService>(
     match outcome {
         Outcome::Open => {}
         Outcome::Authenticated => {
-            session.gate.open.set(true);
+            session.gate.open();
             session.gate.deadline.set(None);
             session.changed.notify();
         }
@@ -134,7 +149,7 @@ impl<S: BlockService> Session<S> {
         let outcome = end.given();
         // Open before the host hears of it: its next command may come at once.
         if outcome == Outcome::Authenticated {
-            self.gate.open.set(true);
+            self.gate.open();
         }
         self.send_data(command, &message);
         outcome

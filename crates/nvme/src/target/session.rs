@@ -551,7 +551,7 @@ impl<S: BlockService> Session<S> {
     /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
     fn silence_left(&self) -> Option<u64> {
         let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
-        if active(Mutant::SilenceIgnored) {
+        if active(Mutant::SilenceIgnored) || !self.gate.was_open() {
             return None;
         }
         let silent = shard::now().saturating_sub(self.controller.heard.load(Ordering::Relaxed));

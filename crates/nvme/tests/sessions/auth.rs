@@ -333,6 +333,15 @@ fn who_does_not_come_to_an_end_is_cut_off() {
         assert!(matches!(silent.hear().await, Heard::Closed));
         assert!(matches!(begun.hear().await, Heard::Closed));
         assert_eq!(subsystem.controller_count(), 0);
+        // Whoever computes for long isn't silent: keep-alive begins with the proof.
+        let mut slow = Host::initialize(&random, &target, 0).await;
+        assert_eq!(slow.connect(5, 0, CONTROLLER_ANY, 5000).await.status(), Status::SUCCESS);
+        shard::sleep(20_000_000_000).await;
+        assert!(matches!(prover.prove(&mut slow).await.0, Message::Success1 { .. }));
+        shard::sleep(4_000_000_000).await;
+        slow.enable().await;
+        shard::sleep(6_000_000_000).await;
+        assert!(matches!(slow.hear().await, Heard::Closed));
         // Who has proved it stays, unless it begins again and doesn't end.
         let mut admin = connected(&random, &target).await;
         prover.prove(&mut admin).await;
