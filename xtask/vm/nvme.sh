@@ -6,10 +6,12 @@ HOST_ID=11111111-2222-3333-4444-555555555555
 
 # start_target DEVICE...: serves the devices on port 4420 and waits until it listens.
 start_target() {
+    # What the last one has said doesn't count.
+    rm -f /tmp/target.log
     pinstripe target --listen 127.0.0.1:4420 --nqn $NQN --shards 2 "$@" >/tmp/target.log 2>&1 &
     t_target=$!
     t_tries=0
-    until grep -q ready /tmp/target.log; do
+    until grep -q ready /tmp/target.log 2>/dev/null; do
         kill -0 $t_target 2>/dev/null || die "target ended: $(cat /tmp/target.log)"
         t_tries=$((t_tries + 1))
         [ $t_tries -lt 300 ] || die "target does not listen"

@@ -72,6 +72,10 @@ pub struct BenchArgs {
     #[arg(long)]
     pub limit: bool,
 
+    /// Secrets by which this host and NVMe/TCP servers authenticate: a file of lines NQN HOST-SECRET [CONTROLLER-SECRET]
+    #[arg(long, value_name = "FILE")]
+    pub dhchap_secrets: Option<PathBuf>,
+
     /// Overwrite the given files and block devices
     #[arg(long)]
     pub force: bool,
@@ -100,6 +104,7 @@ impl BenchArgs {
             cache: 64 << 20,
             bitmap: BitmapChoice::Internal,
             limit: false,
+            dhchap_secrets: None,
             force: false,
             json: false,
         }

@@ -48,6 +48,9 @@ pub enum BenchError {
     /// A name of a namespace that makes no sense.
     #[error("{0}")]
     Address(#[from] pinstripe_nvme::initiator::BadAddress),
+    /// A file of secrets that can't be used.
+    #[error("{0}")]
+    Secrets(#[from] pinstripe_nvme::auth::KeyFileProblem),
     /// A server's namespace that can't be used.
     #[error("{0}")]
     Remote(#[from] pinstripe_nvme::initiator::InitiatorError),

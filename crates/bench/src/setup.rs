@@ -17,7 +17,10 @@ use pinstripe_md::{
     superblock::MetadataVersion,
     units::{SECTOR_BYTES, SectorCount},
 };
-use pinstripe_nvme::initiator::{Address, Initiator, Options, TcpConnector};
+use pinstripe_nvme::{
+    auth::{Authentication, Keyring},
+    initiator::{Address, Initiator, Options, TcpConnector},
+};
 use pinstripe_runtime::{
     Device, DeviceError, DeviceSource, Memory, MemorySource, shard,
     uring::{Context, OpenFile, OpenOptions, blocking},
@@ -54,7 +57,10 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
     let (mut sources, memories) = blocking(move || devices.open()).await?;
     if !remote.is_empty() {
         let queues = u16::try_from(context.shards().len()).unwrap_or(u16::MAX);
-        let initiator = Initiator::new(Options::of_this_host(queues), Arc::new(TcpConnector));
+        let keys = arguments.dhchap_secrets.as_deref().map(Keyring::read).transpose()?;
+        let authentication = keys.map(|keys| Arc::new(Authentication::new(keys)));
+        let options = Options { authentication, ..Options::of_this_host(queues) };
+        let initiator = Initiator::new(options, Arc::new(TcpConnector));
         for (slot, address) in remote {
             sources.insert(slot, initiator.open(&address).await?);
         }

@@ -141,6 +141,15 @@ impl ShapeArguments {
     }
 }
 
+/// What every command has that opens members on servers.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SecretsArguments {
+    /// Secrets by which this host and the NVMe/TCP servers of nvme-tcp:// members authenticate: a file of lines NQN HOST-SECRET
+    /// [CONTROLLER-SECRET], readable by its owner only
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub dhchap_secrets: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 pub struct CreateArguments {
     /// RAID level: 0, 4, 5 or 6
@@ -156,6 +165,8 @@ pub struct CreateArguments {
     /// Overwrite what the devices hold
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub secrets: SecretsArguments,
     /// Print what was made as JSON
     #[arg(long)]
     pub json: bool,
@@ -169,6 +180,8 @@ pub struct CreateArguments {
 
 #[derive(Debug, Args)]
 pub struct ExamineArguments {
+    #[command(flatten)]
+    pub secrets: SecretsArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -232,7 +245,14 @@ pub struct ServeArguments {
     /// Name of the NVMe subsystem [default: nqn.2014-08.org.nvmexpress:uuid: and the array's uuid]
     #[arg(long, value_name = "NQN", requires = "nvme_tcp")]
     pub nqn: Option<String>,
-    /// Let --nbd tcp: and --nvme-tcp listen on other than loopback addresses: there is no encryption and no password yet
+    /// Serve NVMe/TCP only to hosts that authenticate: a file of lines HOST-NQN HOST-SECRET [CONTROLLER-SECRET], readable by its
+    /// owner only. --nvme-tcp may then listen on any address
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
+    pub dhchap_hosts: Option<PathBuf>,
+    #[command(flatten)]
+    pub secrets: SecretsArguments,
+    /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses: whoever reaches them may do
+    /// everything, and nothing is encrypted
     #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
     /// Make a new array of memory devices (mem:SIZE) first; it is gone when the server ends

@@ -13,6 +13,7 @@ use pinstripe_runtime::uring::{self, RuntimeConfig};
 use serde_json::json;
 
 use crate::{
+    command_line::SecretsArguments,
     failure::Failure,
     member,
     output::{self, printable},
@@ -26,6 +27,8 @@ pub struct DiscoverArguments {
     /// Connect to each subsystem, and show its namespaces and who has attached them
     #[arg(long)]
     pub namespaces: bool,
+    #[command(flatten)]
+    pub secrets: SecretsArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -88,6 +91,7 @@ impl Found {
 }
 
 pub fn run(arguments: &DiscoverArguments) -> Result<(), Failure> {
+    member::know(&arguments.secrets)?;
     let address: Address = format!("nvme-tcp://{}/{DISCOVERY_NQN}?nsid=1", arguments.server).parse()?;
     let looks = arguments.namespaces;
     let found = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {

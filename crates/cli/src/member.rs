@@ -5,11 +5,12 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
-use pinstripe_nvme::initiator::{
-    Address, BadAddress, Initiator, NvmeSource, Options, Presence, TcpConnector,
+use pinstripe_nvme::{
+    auth::{Authentication, Keyring},
+    initiator::{Address, BadAddress, Initiator, NvmeSource, Options, Presence, TcpConnector},
 };
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
@@ -18,10 +19,14 @@ use pinstripe_runtime::{
 };
 
 use crate::{
+    command_line::SecretsArguments,
     failure::Failure,
     open::open as open_file,
     probe::{Contents, ProbeError, Probed},
 };
+
+/// By which this host and servers prove who they are.
+static SECRETS: OnceLock<Arc<Authentication>> = OnceLock::new();
 
 thread_local! {
     /// The process's associations; on shard 0, where members are opened.
@@ -39,10 +44,25 @@ pub enum Member {
     Remote(Arc<NvmeSource>),
 }
 
+/// Reads the secrets that the command line names, before anything is opened.
+pub fn know(arguments: &SecretsArguments) -> Result<(), Failure> {
+    if let Some(path) = &arguments.dhchap_secrets {
+        // A process reads one command line.
+        let _ = SECRETS.set(Arc::new(Authentication::new(Keyring::read(path)?)));
+    }
+    Ok(())
+}
+
+/// The secrets of the command line, if there are any.
+pub fn authentication() -> Option<Arc<Authentication>> {
+    SECRETS.get().cloned()
+}
+
 /// Says, before members are opened, how many shards will attach them. Servers are asked for so many queues.
 pub fn prepare(shards: usize) -> Result<(), Failure> {
     let queues = u16::try_from(shards)?;
-    let initiator = Initiator::new(Options::of_this_host(queues), Arc::new(TcpConnector));
+    let options = Options { authentication: authentication(), ..Options::of_this_host(queues) };
+    let initiator = Initiator::new(options, Arc::new(TcpConnector));
     INITIATOR.with(|current| current.replace(Some(initiator)));
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! The shards' NVMe/TCP targets, for `pinstripe target` and `pinstripe serve --nvme-tcp`.
 
-use std::{cell::RefCell, net::SocketAddr, pin::Pin, rc::Rc, sync::Arc};
+use std::{cell::RefCell, net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Arc};
 
 use pinstripe_export::BlockService;
-use pinstripe_nvme::target::{
-    NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target,
+use pinstripe_nvme::{
+    auth::{Authentication, Keyring},
+    target::{NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
 };
 use pinstripe_runtime::{ShardHandle, Stream, shard, uring::Connection};
 
@@ -38,14 +39,23 @@ thread_local! {
     static TARGET: RefCell<Option<Rc<dyn AnyTarget>>> = const { RefCell::new(None) };
 }
 
-/// Refuses an address that other machines can reach, unless the user has said that this is meant.
-pub fn check_address(address: SocketAddr, allow_unauthenticated: bool) -> Result<(), Failure> {
-    if address.ip().is_loopback() || allow_unauthenticated {
+/// The hosts that may connect, as the file names them; all if there is none.
+pub fn hosts(path: Option<&Path>) -> Result<Option<Authentication>, Failure> {
+    Ok(path.map(Keyring::read).transpose()?.map(Authentication::new))
+}
+
+/// Refuses an address that other machines can reach, unless hosts authenticate or the user has said that this is meant.
+pub fn check_address(
+    address: SocketAddr,
+    hosts: Option<&Path>,
+    allow_unauthenticated: bool,
+) -> Result<(), Failure> {
+    if address.ip().is_loopback() || hosts.is_some() || allow_unauthenticated {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{address} can be reached from other machines, and hosts are not authenticated: use a loopback address, or \
-         --allow-unauthenticated on a network that you trust"
+        "{address} can be reached from other machines, and hosts are not authenticated: use --dhchap-hosts, a loopback address, \
+         or --allow-unauthenticated on a network that you trust"
     )))
 }
 
@@ -54,6 +64,7 @@ pub fn subsystem(
     nqn: &str,
     address: SocketAddr,
     namespaces: Vec<NamespaceConfig>,
+    hosts: Option<Authentication>,
     offload: Option<OffloadConfig>,
 ) -> Result<Arc<Subsystem>, SubsystemError> {
     let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::target::uuid_of(&[nqn.as_bytes()]);
@@ -64,10 +75,7 @@ pub fn subsystem(
         queues_max: QUEUES_MAX,
         addresses: vec![address],
     };
-    match offload {
-        Some(offload) => Subsystem::with_offload(config, offload),
-        None => Subsystem::new(config),
-    }
+    Subsystem::with(config, hosts, offload)
 }
 
 /// Gives this shard its target.

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use clap::{Args, ValueEnum, ValueHint};
 use pinstripe_nvme::{
-    initiator::TcpConnector,
+    initiator::{Options, TcpConnector},
     target::{
         DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem, uuid_of,
     },
@@ -17,10 +17,10 @@ use serde_json::json;
 
 use crate::{
     accept::{accept, in_turn},
-    command_line::CpuList,
+    command_line::{CpuList, SecretsArguments},
     create::random_uuid,
     failure::Failure,
-    nvme_server,
+    member, nvme_server,
     open::open,
     output,
 };
@@ -33,6 +33,12 @@ pub struct TargetArguments {
     /// The subsystem's name, such as nqn.2026-01.com.example:store
     #[arg(long, value_name = "NQN")]
     pub nqn: String,
+    /// Serve only hosts that authenticate: a file of lines HOST-NQN HOST-SECRET [CONTROLLER-SECRET], readable by its owner only
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub dhchap_hosts: Option<PathBuf>,
+    // By which it authenticates to other targets, under its own NQN.
+    #[command(flatten)]
+    pub secrets: SecretsArguments,
     /// Listen on other than loopback addresses although hosts are not authenticated
     #[arg(long)]
     pub allow_unauthenticated: bool,
@@ -69,7 +75,9 @@ pub enum Offload {
 }
 
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
-    nvme_server::check_address(arguments.listen, arguments.allow_unauthenticated)?;
+    member::know(&arguments.secrets)?;
+    let hosts = arguments.dhchap_hosts.as_deref();
+    nvme_server::check_address(arguments.listen, hosts, arguments.allow_unauthenticated)?;
     let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
     let base = match (arguments.shards, &cpus) {
         (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
@@ -81,6 +89,7 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 }
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
+    let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
     let (files, namespaces) = open_all(&arguments).await?;
     let listener = Listener::tcp(arguments.listen)?;
     let address = listener.tcp_address().unwrap_or(arguments.listen);
@@ -88,7 +97,7 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
     let offload = offload(&arguments, shards.len()).await?;
     let nqn = arguments.nqn.clone();
     // It reads the epochs.
-    let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, offload)).await;
+    let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, hosts, offload)).await;
     let subsystem = made?;
     for handle in &shards {
         let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
@@ -128,7 +137,10 @@ async fn offload(arguments: &TargetArguments, shards: usize) -> Result<Option<Of
         incarnation: random_uuid()?.0,
         epochs,
         connector: Arc::new(TcpConnector),
-        peers: OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?),
+        peers: Options {
+            authentication: member::authentication(),
+            ..OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?)
+        },
     }))
 }
 

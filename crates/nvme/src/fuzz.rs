@@ -1,7 +1,9 @@
 //! One body for the fuzz target and for the property test: whatever the bytes and wherever they are cut, the core doesn't
 //! panic and comes to the same PDUs; and what it accepts, it encodes to the same bytes.
 
+use crate::auth::{Keyring, Secret};
 use crate::framing::{DATA_MAX, Encoding, Event, Framer, Pdu, Role};
+use crate::wire::auth::Envelope;
 use crate::wire::command::{Command, DataPlace};
 use crate::wire::identify::{self, ControllerInfo, NamespaceInfo};
 use crate::wire::{log, offload};
@@ -92,6 +94,20 @@ fn structures(data: &[u8]) {
     let _ = log::discovery_count(data);
     let _ = Encoding::default().trailer(data);
     offload::fuzz(data);
+    authentication(data);
+}
+
+/// A message that is accepted is written and read again as the same one; a secret too.
+fn authentication(data: &[u8]) {
+    if let Ok(envelope) = Envelope::decode(data) {
+        assert_eq!(Envelope::decode(&envelope.encode()), Ok(envelope));
+    }
+    if let Ok(text) = std::str::from_utf8(data) {
+        let _ = Keyring::parse(text);
+        if let Ok(secret) = Secret::parse(text) {
+            assert_eq!(Secret::parse(&secret.reveal()), Ok(secret));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! has no clock, and is what the fuzzer drives. The *sessions* run it over a connected
 //! [`Stream`](pinstripe_runtime::Stream), so that both ends run in the simulator too.
 //!
+//! * [`auth`]: by which secrets hosts and controllers prove who they are.
 //! * [`target`]: serves block services as namespaces to any NVMe/TCP host.
 //! * [`initiator`]: namespaces of any NVMe/TCP target as [`Device`](pinstripe_runtime::Device)s.
 //!
@@ -11,6 +12,7 @@
 //! [`wire`] but for its PDUs, and all above the queues, stays.
 #![forbid(unsafe_code)]
 
+pub mod auth;
 pub mod framing;
 pub mod initiator;
 pub mod mutants;

@@ -48,4 +48,12 @@ pinstripe_runtime::mutants! {
     OperationsOutliveController,
     /// New bytes are written before the host commits.
     WrittenBeforeCommit,
+    /// The target believes any response to its challenge.
+    ResponseUnchecked,
+    /// The target repeats its challenge, so that a reply that was overheard can be sent again.
+    ChallengeRepeated,
+    /// An I/O queue serves a host that hasn't authenticated on it.
+    QueueUnauthenticated,
+    /// The initiator believes any server although it knows its secret.
+    ControllerUnchecked,
 }

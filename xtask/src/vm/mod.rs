@@ -167,6 +167,16 @@ const SCENARIOS: &[Scenario] = &[
         run: nvme::member,
     },
     Scenario {
+        name: "nvme-auth-target",
+        about: "the kernel's host authenticates to our target, both ways, with every hash; without the key it is refused",
+        run: nvme::auth_target,
+    },
+    Scenario {
+        name: "nvme-auth-member",
+        about: "our initiator authenticates to the kernel's nvmet with every hash and group, and an array stands on it",
+        run: nvme::auth_member,
+    },
+    Scenario {
         name: "clients",
         about: "nbdinfo, nbdcopy, qemu-img and qemu-io, each judging what another one wrote (no boot)",
         run: clients::all,

@@ -54,6 +54,27 @@ pub fn array(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The kernel's host proves who it is to our target.
+pub fn auth_target(lab: &Lab) -> Result<()> {
+    let outcome = lab.boot(guest(lab, "auth", include_str!("../../vm/nvme-auth.sh"))?)?;
+    for proof in ["accepted", "refused"] {
+        ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
+    }
+    Ok(())
+}
+
+/// Our initiator proves who it is to the kernel's target.
+pub fn auth_member(lab: &Lab) -> Result<()> {
+    let mut machine = guest(lab, "auth-member", include_str!("../../vm/nvme-auth-member.sh"))?
+        .modules(&["nbd", "nvmet-tcp"]);
+    machine.disk("t-2", &lab.sparse_file("t-2.img", DEVICE_BYTES)?, 512);
+    let outcome = lab.boot(machine)?;
+    for proof in ["refused", "agreed", "member"] {
+        ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
+    }
+    Ok(())
+}
+
 /// Our array on namespaces of the kernel's target.
 pub fn member(lab: &Lab) -> Result<()> {
     let mut machine = guest(lab, "member", include_str!("../../vm/nvme-member.sh"))?

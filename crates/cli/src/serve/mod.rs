@@ -79,7 +79,7 @@ impl Plan {
             }
         }
         if let Some(address) = arguments.nvme_tcp {
-            nvme_server::check_address(address, arguments.allow_remote)?;
+            nvme_server::check_address(address, arguments.dhchap_hosts.as_deref(), arguments.allow_remote)?;
         }
         let shape = match arguments.level.filter(|_| arguments.create) {
             Some(level) => Some(Shape::new(level, &arguments.shape, arguments.devices.len())?),
@@ -138,6 +138,7 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
+    member::know(&plan.arguments.secrets)?;
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;

@@ -4,7 +4,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use pinstripe_engine::{shared::Shared, volume::Volume};
 use pinstripe_export::BlockService;
-use pinstripe_nvme::target::{NamespaceConfig, uuid_of, uuid_text};
+use pinstripe_nvme::{
+    auth::Authentication,
+    target::{NamespaceConfig, uuid_of, uuid_text},
+};
 use pinstripe_runtime::{ShardHandle, uring::Listener};
 
 use super::{journal::Journal, service::array_service};
@@ -15,6 +18,7 @@ pub struct Listening {
     listener: Listener,
     address: SocketAddr,
     nqn: Option<String>,
+    hosts: Option<Authentication>,
 }
 
 /// An array that can be reached.
@@ -28,9 +32,10 @@ impl Listening {
     /// Binds what the command line asks for.
     pub fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
         let Some(address) = arguments.nvme_tcp else { return Ok(None) };
+        let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
         let listener = Listener::tcp(address)?;
         let address = listener.tcp_address().unwrap_or(address);
-        Ok(Some(Self { listener, address, nqn: arguments.nqn.clone() }))
+        Ok(Some(Self { listener, address, nqn: arguments.nqn.clone(), hosts }))
     }
 
     /// Gives every shard its target.
@@ -41,7 +46,7 @@ impl Listening {
         array_uuid: &str,
         journal: &Journal,
     ) -> Result<Opened, Failure> {
-        let Self { listener, address, nqn } = self;
+        let Self { listener, address, nqn, hosts } = self;
         let uuid = namespace_uuid(array_uuid);
         let nqn = nqn.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid)));
         let service = array_service(Volume::new(Arc::clone(shared)), journal.clone());
@@ -53,7 +58,7 @@ impl Listening {
             read_only: service.read_only(),
         };
         drop(service);
-        let subsystem = nvme_server::subsystem(&nqn, address, vec![namespace], None)?;
+        let subsystem = nvme_server::subsystem(&nqn, address, vec![namespace], hosts, None)?;
         for handle in shards {
             let (subsystem, shared, journal) = (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
             let opened = handle.call(move || async move {

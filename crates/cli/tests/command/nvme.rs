@@ -143,3 +143,78 @@ fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_no
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
 }
+
+/// What the host and the controller prove to have.
+const SECRETS: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR: DHHC-1:00:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOeXryU:";
+
+fn secrets_file(world: &World, name: &str, text: &str, mode: u32) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = world.path(name);
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    name.to_owned()
+}
+
+#[test]
+fn members_the_pool_and_discovery_need_the_secrets_of_servers_that_ask_for_them() {
+    let world = World::new();
+    let devices = world.members(4);
+    secrets_file(&world, "keys", &format!("* {SECRETS} group=ffdhe2048 hash=sha384\n"), 0o600);
+    let listen = ["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "1", "--dhchap-hosts", "keys"];
+    let store = world.target(&listen, &devices);
+    let namespaces = store.ready["namespaces"].as_array().unwrap();
+    let mut members: Vec<String> = namespaces.iter().map(|uri| uri.as_str().unwrap().to_owned()).collect();
+    members.pop();
+    let pool = address(&store);
+    let shape = ["--level", "5", "--name", "data", "--assume-clean"];
+    let before = world.hashes(&devices);
+    world.create(&shape, &members).refused(1, &["no secret for it is known", "--dhchap-secrets"]);
+    world.run(&["discover", &pool]).refused(1, &["no secret for it is known"]);
+    assert!(before == world.hashes(&devices), "something was written");
+    let with = ["--dhchap-secrets", "keys"];
+    world.create(&[&shape[..], &with].concat(), &members).ok();
+    let offered = world.run(&["discover", &pool, "--json", "--dhchap-secrets", "keys"]).ok().json();
+    assert_eq!(offered["subsystems"][0]["nqn"], NQN);
+    world.run(&["examine", &members[0]]).refused(1, &["no secret for it is known"]);
+    world.run(&["examine", "--dhchap-secrets", "keys", &members[0]]).ok();
+
+    let options = ["--shards", "2", "--spare-pool", &pool, "--spare-pool-delay", "1"];
+    let server = world.serve(&[&options[..], &with].concat(), &members);
+    let mut client = Client::connect(&server.nbd());
+    let data = pattern(3, 2 << 20);
+    assert_eq!(client.write(0, &data), 0);
+    world.run(&["fail", "data", "1"]).ok();
+    let whole = await_detail(&world, |now| now["degraded"] == false);
+    assert_eq!(whole["members"][1]["device"], namespaces[3], "{whole}");
+    assert!(client.read(0, data.len()) == data);
+    world.run(&["check", "data"]).ok();
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    store.signal("TERM");
+    assert_eq!(store.ended(), 0);
+    for device in &devices {
+        let bytes = std::fs::read(world.path(device)).unwrap();
+        assert!(!bytes.windows(6).any(|window| window == b"DHHC-1"), "a secret is on {device}");
+    }
+}
+
+#[test]
+fn an_address_that_others_reach_needs_authentication_and_a_file_that_they_cannot_read() {
+    let world = World::new();
+    let device = world.file("device", MEMBER_BYTES);
+    let target = |more: &[&str]| {
+        let all = [&["target", "--listen", "0.0.0.0:0", "--nqn", NQN], more, &[device.as_str()]].concat();
+        world.run(&all)
+    };
+    target(&[]).refused(2, &["--dhchap-hosts", "--allow-unauthenticated"]);
+    secrets_file(&world, "open", &format!("* {SECRETS}\n"), 0o644);
+    target(&["--dhchap-hosts", "open"]).refused(1, &["can be read by other users", "chmod 600"]);
+    secrets_file(&world, "torn", &format!("* {SECRETS} more\n"), 0o600);
+    target(&["--dhchap-hosts", "torn"]).refused(1, &["torn, line 1", "too many words"]);
+    secrets_file(&world, "empty", "# nobody\n", 0o600);
+    target(&["--dhchap-hosts", "empty"]).refused(1, &["names nobody"]);
+    target(&["--dhchap-hosts", "missing"]).refused(1, &["can't read the secrets in missing"]);
+    let members = world.raid5(3);
+    let options = ["--nvme-tcp", "127.0.0.1:0", "--dhchap-hosts", "empty"];
+    world.serve_refused(&options, &members).refused(1, &["names nobody"]);
+}

@@ -12,6 +12,7 @@ use super::device::{Namespace, NvmeSource};
 use super::queue::{DEPTH, Queue};
 use super::request::Failure;
 use super::{Address, Connecting, Connector, InitiatorError, Loss};
+use crate::auth::Authentication;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, admin as opcode, fabrics};
 use crate::wire::fabrics::{CONTROLLER_ANY, bits, property};
@@ -43,6 +44,8 @@ pub struct Options {
     pub command_nanoseconds: u64,
     /// Whatever is sent may be carried out late or twice without harm, so a server that was lost is used again at once.
     pub repeats_harmlessly: bool,
+    /// By which this host and the servers prove who they are.
+    pub authentication: Option<Arc<Authentication>>,
 }
 
 impl Options {
@@ -56,6 +59,7 @@ impl Options {
             connect_nanoseconds: 10_000_000_000,
             command_nanoseconds: 30_000_000_000,
             repeats_harmlessly: false,
+            authentication: None,
         }
     }
 }

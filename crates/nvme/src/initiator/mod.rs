@@ -21,6 +21,7 @@
 
 mod address;
 mod association;
+mod authenticate;
 mod connection;
 mod device;
 mod identity;
@@ -41,6 +42,7 @@ pub use association::{Initiator, Options};
 pub use connection::TcpConnector;
 pub use device::{NvmeSource, Presence};
 
+use crate::auth::AuthenticationError;
 use crate::wire::pdu::FatalError;
 use crate::wire::status::Status;
 
@@ -87,6 +89,16 @@ pub enum InitiatorError {
         what: &'static str,
         /// Its answer.
         status: Status,
+    },
+    /// This host could not prove who it is, or the server could not.
+    #[error("{server} can't be used as {nqn}: {reason}")]
+    Authentication {
+        /// Host and port.
+        server: String,
+        /// The subsystem.
+        nqn: String,
+        /// Why.
+        reason: AuthenticationError,
     },
     /// There is no such namespace.
     #[error("{server} has no namespace {namespace}; `pinstripe discover` or `nvme list` shows what is there")]

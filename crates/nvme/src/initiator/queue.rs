@@ -9,6 +9,7 @@ use pinstripe_runtime::{Buffer, Signal, shard};
 use zerocopy::FromZeros;
 
 use super::association::Association;
+use super::authenticate;
 use super::request::{Data, Failure, Pending, Request};
 use super::{InitiatorError, Loss};
 use crate::framing::{BLANK, Encoding, Pdu, Role};
@@ -43,7 +44,7 @@ struct Connected {
 
 /// See the module. Lives on one shard.
 pub(super) struct Queue {
-    association: Arc<Association>,
+    pub association: Arc<Association>,
     number: u16,
     depth: Cell<u16>,
     capsule_bytes: Cell<usize>,
@@ -52,6 +53,8 @@ pub(super) struct Queue {
     in_flight: RefCell<Vec<Option<Pending>>>,
     free: RefCell<Vec<u16>>,
     waiting: RefCell<VecDeque<Pending>>,
+    /// Commands may be sent. Where the server may ask for a proof, not before it has had it.
+    open: Cell<bool>,
     lost: Cell<bool>,
     changed: Signal,
 }
@@ -73,6 +76,7 @@ impl Queue {
             in_flight: RefCell::new((0..depth).map(|_| None).collect()),
             free: RefCell::new((0..depth).rev().collect()),
             waiting: RefCell::default(),
+            open: Cell::new(authenticate::entry(association).is_none()),
             lost: Cell::new(false),
             changed: Signal::default(),
         })
@@ -125,6 +129,9 @@ impl Queue {
         let answer = shard::timeout(patience, request.wait()).await;
         match answer.ok_or_else(silent)? {
             Ok((result, _)) => {
+                let proved = shard::timeout(patience, authenticate::after_connect(self, result)).await;
+                proved.ok_or_else(silent)??;
+                self.open.set(true);
                 self.pump();
                 Ok(result.to_le_bytes()[..2]
                     .iter()
@@ -173,11 +180,29 @@ impl Queue {
             .with_dword(10, u32::from(self.number) << 16)
             .with_dword(11, u32::from(self.depth.get() - 1))
             .with_dword(12, keep_alive);
-        let request = Request::own(None);
-        if let Some(id) = self.free.borrow_mut().pop() {
-            self.send(id, Pending::new(command, Data::Write(buffer.freeze()), &request));
+        self.send_first(command, Data::Write(buffer.freeze()), Request::own(None))
+    }
+
+    /// Sends a command before those that wait.
+    fn send_first(&self, command: Command, data: Data, request: Rc<Request>) -> Rc<Request> {
+        let pending = Pending { opens: true, ..Pending::new(command, data, &request) };
+        let id = self.free.borrow_mut().pop();
+        match id {
+            Some(id) if !self.lost.get() => self.send(id, pending),
+            _ => pending.request.command_ended(Err(Failure::Lost)),
         }
         request
+    }
+
+    /// A command of ours while the queue isn't open.
+    pub async fn ask_first(
+        &self,
+        command: Command,
+        data: Data,
+        buffer: Option<Buffer>,
+    ) -> Result<Option<Buffer>, Failure> {
+        let request = self.send_first(command, data, Request::own(buffer));
+        request.wait().await.map(|(_, buffer)| buffer)
     }
 
     /// A command of our own, and its answer; what it reads goes to `buffer`.
@@ -228,7 +253,7 @@ impl Queue {
         }
         loop {
             let (mut free, mut waiting) = (self.free.borrow_mut(), self.waiting.borrow_mut());
-            if waiting.is_empty() {
+            if !waiting.front().is_some_and(|next| next.opens || self.open.get()) {
                 return;
             }
             let Some(id) = free.pop() else { return };
@@ -312,7 +337,7 @@ impl Queue {
     /// A command was answered.
     fn ended(&self, pending: Pending, status: Status, result: u64) -> Result<(), Loss> {
         let short = match pending.data {
-            Data::Read { length, .. } if self.number > 0 => pending.moved != length,
+            Data::Read { length, .. } if self.number > 0 && !pending.opens => pending.moved != length,
             _ => false,
         };
         let status = match status {

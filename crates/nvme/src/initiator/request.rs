@@ -218,11 +218,13 @@ pub(super) struct Pending {
     pub damaged: bool,
     /// When it was sent last.
     pub since: u64,
+    /// It is sent before the queue is open: Connect, and what authenticates.
+    pub opens: bool,
 }
 
 impl Pending {
     pub fn new(command: Command, data: Data, request: &Rc<Request>) -> Self {
         let request = Rc::clone(request);
-        Self { command, data, request, tries: 0, moved: 0, damaged: false, since: 0 }
+        Self { command, data, request, tries: 0, moved: 0, damaged: false, since: 0, opens: false }
     }
 }

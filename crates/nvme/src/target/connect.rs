@@ -12,6 +12,7 @@ use crate::framing::{BLANK, Encoding, Pdu};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
+use crate::wire::auth::CONNECT_AUTHENTICATE;
 use crate::wire::command::{Command, Completion, fabrics};
 use crate::wire::fabrics::{CONTROLLER_ANY, ConnectData, NO_FLOW_CONTROL, connect_field};
 use crate::wire::pdu::{FatalError, InitializeConnection, ResponseCapsule, digest, kind};
@@ -86,7 +87,10 @@ pub(super) async fn connect<S>(
             return Err(Ended::Fatal(FatalError::DataTransferLimit, 4));
         };
         let (status, result) = match &answer {
-            Ok((controller, ..)) => (Status::SUCCESS, u64::from(controller.id)),
+            Ok((controller, ..)) => {
+                let asked = inner.subsystem.authentication().map_or(0, |_| CONNECT_AUTHENTICATE);
+                (Status::SUCCESS, u64::from(controller.id) | asked)
+            }
             Err((status, result)) => (*status, *result),
         };
         let mut completion = Completion::new(command.id.get(), status, result);
@@ -173,6 +177,9 @@ async fn admin<S>(inner: &Rc<Inner<S>>, request: &Request) -> Result<Arc<Control
     let discovery = request.subsystem == DISCOVERY_NQN;
     if !discovery && request.subsystem != subsystem.config().nqn {
         return Err(wrong(connect_field::SUBSYSTEM));
+    }
+    if subsystem.authentication().is_some_and(|known| known.peer(&request.host).is_none()) {
+        return Err((Status::CONNECT_INVALID_HOST, 0));
     }
     if request.controller != CONTROLLER_ANY {
         return Err(wrong(connect_field::CONTROLLER));

@@ -11,13 +11,14 @@
 //! * [`Target`]: one shard's part: its handles on the namespaces, and its connections. Each connection is one queue.
 //! * [`DeviceService`]: a device as a block service.
 //!
-//! With [`Subsystem::with_offload`] servers work out parity together (`docs/offload-protocol.md`): see [`OffloadConfig`].
+//! With an [`OffloadConfig`] servers work out parity together (`docs/offload-protocol.md`).
 //!
 //! What the host can make the target hold is bounded: connections per shard, controllers, commands per queue (the queue's
 //! size), bytes of a command ([`TRANSFER_BYTES_MAX`]), bytes per connection (see the link). Data that doesn't fit is
 //! asked for (R2T) when there is room.
 
 mod admin;
+mod authenticate;
 mod connect;
 mod io;
 mod offload;

@@ -15,9 +15,10 @@ use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, Signal, Slice, shard};
 use zerocopy::FromZeros;
 
+use super::authenticate::Gate;
 use super::connect::{self, Queue};
 use super::subsystem::Controller;
-use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, io, offload};
+use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, authenticate, io, offload};
 use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
@@ -80,8 +81,9 @@ pub(super) struct Session<S> {
     tasks: Cell<usize>,
     incoming: RefCell<Vec<Option<Incoming>>>,
     event_requests: RefCell<Vec<u16>>,
-    ended: Cell<bool>,
-    changed: Signal,
+    pub gate: Gate,
+    pub ended: Cell<bool>,
+    pub changed: Signal,
 }
 
 /// Runs a connection to its end; `link`'s sender must be running.
@@ -158,6 +160,7 @@ impl<S: BlockService> Session<S> {
             tasks: Cell::new(0),
             incoming: RefCell::default(),
             event_requests: RefCell::default(),
+            gate: Gate::new(inner.subsystem.authentication().is_some(), queue.number),
             ended: Cell::new(false),
             changed: Signal::default(),
         })
@@ -166,12 +169,17 @@ impl<S: BlockService> Session<S> {
     async fn run(self: &Rc<Self>, inbound: &mut Inbound) -> End {
         let watcher = Rc::clone(self);
         shard::spawn(async move { watcher.watch().await });
+        if self.inner.subsystem.authentication().is_some() {
+            let session = Rc::clone(self);
+            shard::spawn(async move { session.watch_gate().await });
+        }
         let end = loop {
             if let Err(end) = self.receive(inbound).await {
                 break end;
             }
         };
         self.ended.set(true);
+        self.changed.notify();
         self.break_transfers();
         if self.queue == 0 {
             self.controller.kill();
@@ -220,7 +228,7 @@ impl<S: BlockService> Session<S> {
         self.outstanding.set(self.outstanding.get() + 1);
         if self.queue == 0 {
             self.controller.heard.store(shard::now(), Ordering::Relaxed);
-            if command.opcode == opcode::ASYNC_EVENT {
+            if command.opcode == opcode::ASYNC_EVENT && self.gate.is_open() {
                 self.event_request(&command);
                 return Ok(());
             }
@@ -253,6 +261,12 @@ impl<S: BlockService> Session<S> {
             Some((buffer, true)) => Some(buffer),
             None => None,
         };
+        if !self.gate.lets_through(&command) {
+            return self.complete(&command, Err(Status::AUTHENTICATION_REQUIRED));
+        }
+        if authenticate::is_for(self, &command) {
+            return authenticate::execute(self, &command, capsule).await;
+        }
         if command.opcode == fabrics::OPCODE {
             let disconnects = command.fabrics_kind() == fabrics::DISCONNECT && self.queue > 0;
             self.complete(&command, self.fabrics(&command));
@@ -567,7 +581,7 @@ impl<S: BlockService> Session<S> {
     /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
     fn silence_left(&self) -> Option<u64> {
         let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
-        if active(Mutant::SilenceIgnored) {
+        if active(Mutant::SilenceIgnored) || !self.gate.was_open() {
             return None;
         }
         let silent = shard::now().saturating_sub(self.controller.heard.load(Ordering::Relaxed));

@@ -14,6 +14,7 @@ use pinstripe_runtime::Signal;
 
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
 use super::reservation::{Access, HostId, Reservations};
+use crate::auth::Authentication;
 use crate::wire::fabrics::bits;
 use crate::wire::feature;
 use crate::wire::identify::NamespaceInfo;
@@ -133,6 +134,8 @@ impl Namespace {
 /// See the module.
 pub struct Subsystem {
     config: SubsystemConfig,
+    /// By which hosts prove who they are; `None`: they don't.
+    authentication: Option<Authentication>,
     namespaces: Vec<Namespace>,
     controllers: Mutex<Vec<Arc<Controller>>>,
     next_controller: AtomicU16,
@@ -143,24 +146,28 @@ pub struct Subsystem {
 }
 
 impl Subsystem {
-    /// A subsystem without controllers.
+    /// A subsystem without controllers, for any host.
     pub fn new(config: SubsystemConfig) -> Result<Arc<Self>, SubsystemError> {
-        Ok(Arc::new(Self::bare(config)?))
+        Self::with(config, None, None)
     }
 
-    /// The same, with the offload extension. Reads stored epochs, which may block.
-    pub fn with_offload(
+    /// The same, with an authentication and the offload extension. With an authentication only hosts that it knows may connect, and
+    /// only to prove who they are; all else they may do afterwards. With the extension stored epochs are read, which may block.
+    pub fn with(
         config: SubsystemConfig,
-        offload: OffloadConfig,
+        authentication: Option<Authentication>,
+        offload: Option<OffloadConfig>,
     ) -> Result<Arc<Self>, SubsystemError> {
-        let mut subsystem = Self::bare(config)?;
-        let uuids: Vec<[u8; 16]> = subsystem.namespaces.iter().map(|namespace| namespace.uuid).collect();
-        let server = Server::new(&subsystem.config.nqn, &uuids, offload);
-        let server = server.map_err(|error| SubsystemError::Epochs(error.to_string()))?;
-        for (number, namespace) in (1..).zip(&mut subsystem.namespaces) {
-            namespace.offload = server.namespace(number).cloned();
+        let mut subsystem = Self::bare(config, authentication)?;
+        if let Some(offload) = offload {
+            let uuids: Vec<[u8; 16]> = subsystem.namespaces.iter().map(|namespace| namespace.uuid).collect();
+            let server = Server::new(&subsystem.config.nqn, &uuids, offload);
+            let server = server.map_err(|error| SubsystemError::Epochs(error.to_string()))?;
+            for (number, namespace) in (1..).zip(&mut subsystem.namespaces) {
+                namespace.offload = server.namespace(number).cloned();
+            }
+            subsystem.offload = Some(server);
         }
-        subsystem.offload = Some(server);
         Ok(Arc::new(subsystem))
     }
 
@@ -173,7 +180,7 @@ impl Subsystem {
         self.offload.as_ref()
     }
 
-    fn bare(config: SubsystemConfig) -> Result<Self, SubsystemError> {
+    fn bare(config: SubsystemConfig, authentication: Option<Authentication>) -> Result<Self, SubsystemError> {
         if !crate::wire::nqn_is_valid(&config.nqn) || config.nqn == crate::wire::DISCOVERY_NQN {
             return Err(SubsystemError::Name(config.nqn));
         }
@@ -187,6 +194,7 @@ impl Subsystem {
         let namespaces = namespaces.collect::<Result<_, _>>()?;
         Ok(Self {
             config,
+            authentication,
             namespaces,
             controllers: Mutex::default(),
             next_controller: AtomicU16::new(1),
@@ -199,6 +207,10 @@ impl Subsystem {
     /// What it serves.
     pub fn config(&self) -> &SubsystemConfig {
         &self.config
+    }
+
+    pub(super) fn authentication(&self) -> Option<&Authentication> {
+        self.authentication.as_ref()
     }
 
     /// The namespace of this number, from 1, if it is there.

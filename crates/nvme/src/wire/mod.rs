@@ -8,8 +8,10 @@
 //! * [`status`]: what a completion says.
 //! * [`fabrics`]: Connect and the controller's properties.
 //! * [`offload`]: our own extension.
+//! * [`auth`]: messages of in-band authentication.
 //! * [`identify`], [`log`], [`feature`], [`reservation`]: data structures of commands.
 
+pub mod auth;
 pub mod command;
 pub mod fabrics;
 pub mod feature;

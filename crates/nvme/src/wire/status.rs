@@ -77,6 +77,8 @@ statuses! {
     CONNECT_INVALID_HOST = 0x184 | DO_NOT_RETRY, "connect: invalid host";
     /// The queue type can't be disconnected.
     INVALID_QUEUE_TYPE = 0x185 | DO_NOT_RETRY, "invalid queue type";
+    /// The queue must authenticate first.
+    AUTHENTICATION_REQUIRED = 0x191 | DO_NOT_RETRY, "authentication required";
     /// The data could not be written.
     WRITE_FAULT = 0x280, "write fault";
     /// The data could not be read.

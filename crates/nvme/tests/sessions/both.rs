@@ -26,7 +26,7 @@ struct Network {
     refuse: bool,
 }
 
-struct Wires;
+pub struct Wires;
 
 impl Connector for Wires {
     fn connect(&self, _: &str, _: u16) -> Connecting {
@@ -48,6 +48,11 @@ impl Connector for Wires {
 
 fn network(random: &Rc<Random>, arrays: &[Array]) -> Target<Array> {
     let (_, target) = target(arrays);
+    lay(random, target)
+}
+
+/// Has connections end at `target`.
+pub fn lay(random: &Rc<Random>, target: Target<Array>) -> Target<Array> {
     NETWORK.set(Some(Network {
         random: Rc::clone(random),
         target: target.clone(),
@@ -66,7 +71,7 @@ fn cut() {
     }
 }
 
-async fn leave(target: Target<Array>) {
+pub async fn leave(target: Target<Array>) {
     NETWORK.set(None);
     target.stop().await;
 }
@@ -80,11 +85,11 @@ fn initiator_of(host: u8) -> Arc<Initiator> {
     Initiator::new(Options::new(nqn, [host; 16], 1), Arc::new(Wires))
 }
 
-fn address(options: &str) -> Address {
+pub fn address(options: &str) -> Address {
     format!("nvme-tcp://server:4420/{NQN}?nsid=1{options}").parse().unwrap()
 }
 
-fn filled(length: usize, random: &Random) -> pinstripe_runtime::Buffer {
+pub fn filled(length: usize, random: &Random) -> pinstripe_runtime::Buffer {
     let mut buffer = shard::buffer(length);
     for byte in buffer.iter_mut() {
         *byte = random.below(256).to_le_bytes()[0];

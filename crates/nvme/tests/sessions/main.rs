@@ -1,6 +1,7 @@
 //! Target and initiator against each other, and the target against a host that speaks in bytes.
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]
 
+mod auth;
 mod both;
 mod host;
 mod offload;
@@ -12,6 +13,7 @@ mod world;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, Target};
 
 const NQN: &str = "nqn.2026-01.com.example:test";
@@ -29,19 +31,26 @@ fn namespaces(arrays: &[world::Array]) -> Vec<NamespaceConfig> {
 }
 
 /// A subsystem of one namespace for each array.
-fn subsystem(arrays: &[world::Array]) -> Arc<Subsystem> {
-    Subsystem::new(SubsystemConfig {
+fn subsystem(arrays: &[world::Array], authentication: Option<Authentication>) -> Arc<Subsystem> {
+    let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "0123456789abcdef".to_owned(),
         namespaces: namespaces(arrays),
         queues_max: 4,
         addresses: vec!["127.0.0.1:4420".parse().unwrap()],
-    })
-    .unwrap()
+    };
+    Subsystem::with(config, authentication, None).unwrap()
 }
 
 fn target(arrays: &[world::Array]) -> (Arc<Subsystem>, Target<world::Array>) {
-    let subsystem = subsystem(arrays);
+    target_of(arrays, None)
+}
+
+fn target_of(
+    arrays: &[world::Array],
+    authentication: Option<Authentication>,
+) -> (Arc<Subsystem>, Target<world::Array>) {
+    let subsystem = subsystem(arrays, authentication);
     (Arc::clone(&subsystem), Target::new(subsystem, arrays.to_vec()))
 }
 

@@ -37,7 +37,7 @@ fn computing(arrays: &[Array]) -> Target<Array> {
         connector: Arc::new(Nowhere),
         peers: OffloadConfig::peer_options(NQN, 1),
     };
-    Target::new(Subsystem::with_offload(config, offload).unwrap(), arrays.to_vec())
+    Target::new(Subsystem::with(config, None, Some(offload)).unwrap(), arrays.to_vec())
 }
 
 fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {

@@ -7,6 +7,7 @@
 #[cfg(feature = "mutants")]
 mod defects;
 mod foreign;
+mod intruder;
 mod network;
 mod offload;
 mod run;

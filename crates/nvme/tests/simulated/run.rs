@@ -10,6 +10,7 @@ use pinstripe_runtime::{DeviceSource, Stream, shard};
 use pinstripe_sim::{Fault, Rng, SECTOR, SimDisk, SimDiskConfig, World, WorldConfig};
 
 use crate::foreign::{self, Store};
+use crate::intruder::{self, HOST, HOST_ID};
 use crate::network::{HOST_SHARDS, Network, SERVER_SHARDS, Wire, Wires};
 use crate::users::{SECTORS, Shop, read, user};
 
@@ -72,6 +73,8 @@ struct Run {
     shop: Rc<Shop>,
     address: Address,
     server: Server,
+    /// Host and server authenticate, and somebody tries to get in.
+    secured: bool,
     store: Rc<Store>,
     /// Half of all blows are of this kind.
     favourite: Blow,
@@ -102,13 +105,15 @@ pub fn run(seed: u64, server: Server) -> Result<(), String> {
         _ => rng.pick(&["", "&hdgst=1", "&ddgst=1", "&hdgst=1&ddgst=1"]),
     };
     let store = Store::new();
-    let machines = Machines::start(&mut world, &mut rng, &disk, server, &store);
+    let secured = server == Server::Ours && seed % 4 == 1;
+    let machines = Machines::start(&mut world, &mut rng, &disk, server, &store, secured);
     let mut run = Run {
         world,
         disk,
         shop: Shop::new(),
         address: format!("nvme-tcp://server:4420/{NQN}?nsid=1{digests}").parse().unwrap(),
         server,
+        secured,
         store,
         favourite,
         small: rng.chance(1, 3),
@@ -127,9 +132,16 @@ pub fn run(seed: u64, server: Server) -> Result<(), String> {
 }
 
 impl Machines {
-    fn start(world: &mut World, rng: &mut Rng, disk: &SimDisk, server: Server, store: &Rc<Store>) -> Self {
+    fn start(
+        world: &mut World,
+        rng: &mut Rng,
+        disk: &SimDisk,
+        server: Server,
+        store: &Rc<Store>,
+        secured: bool,
+    ) -> Self {
         let network = Network::lay(world, rng);
-        let subsystem = Subsystem::new(SubsystemConfig {
+        let config = SubsystemConfig {
             nqn: NQN.to_owned(),
             serial: "0123456789abcdef".to_owned(),
             namespaces: vec![NamespaceConfig {
@@ -141,8 +153,9 @@ impl Machines {
             }],
             queues_max: 4,
             addresses: Vec::new(),
-        })
-        .unwrap();
+        };
+        let keys = secured.then(|| intruder::keys(rng));
+        let subsystem = Subsystem::with(config, keys, None).unwrap();
         let target = |shard| {
             let _entered = world.enter(shard);
             Target::new(Arc::clone(&subsystem), vec![DeviceService::new(disk.attach(), false)])
@@ -161,7 +174,8 @@ impl Machines {
             }),
         }
         let queues = u16::try_from(HOST_SHARDS).unwrap();
-        let options = Options::new("nqn.2026-01.com.example:host".to_owned(), [5; 16], queues);
+        let authentication = secured.then(|| Arc::new(intruder::keys(rng)));
+        let options = Options { authentication, ..Options::new(HOST.to_owned(), HOST_ID, queues) };
         Self { network, initiator: Initiator::new(options, Arc::new(Wires)), targets }
     }
 }
@@ -184,7 +198,16 @@ impl Run {
         let source = self.open(dangerous)?;
         self.shop.settle();
         let users = 2 + self.rng.index(5);
-        self.shop.users.set(users);
+        self.shop.users.set(users + usize::from(self.secured));
+        if self.secured {
+            let (shop, address, rng) = (Rc::clone(&self.shop), self.address.clone(), self.rng.fork(11));
+            self.world.spawn(self.rng.index(HOST_SHARDS), "intruder", async move {
+                if let Some(words) = intruder::intrude(address, rng).await {
+                    shop.complain(words);
+                }
+                shop.users.set(shop.users.get() - 1);
+            });
+        }
         for _ in 0..users {
             let user = user(Rc::clone(&self.shop), Arc::clone(&source), self.rng.fork(9), self.small);
             self.world.spawn(self.rng.index(HOST_SHARDS), "user", user);
@@ -330,7 +353,14 @@ impl Run {
         self.shop.ledger.borrow_mut().crash();
         self.disk.fault(&Fault::Release);
         self.held.clear();
-        self.machines = Machines::start(&mut self.world, &mut self.rng, &self.disk, self.server, &self.store);
+        self.machines = Machines::start(
+            &mut self.world,
+            &mut self.rng,
+            &self.disk,
+            self.server,
+            &self.store,
+            self.secured,
+        );
     }
 
     /// All ends, and nothing is left.

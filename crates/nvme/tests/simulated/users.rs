@@ -41,7 +41,7 @@ impl Shop {
         }
     }
 
-    fn complain(&self, words: String) {
+    pub fn complain(&self, words: String) {
         self.violations.borrow_mut().push(words);
     }
 

@@ -109,7 +109,7 @@ impl Server {
                 ..OffloadConfig::peer_options(&name, queues)
             },
         };
-        let subsystem = Subsystem::with_offload(config, offload).unwrap();
+        let subsystem = Subsystem::with(config, None, Some(offload)).unwrap();
         let target = |shard| {
             let _entered = world.enter(shard);
             let services = self.disks.iter().map(|disk| DeviceService::new(disk.attach(), false)).collect();

@@ -1,0 +1,68 @@
+//! A file of secrets on disk.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::keyring::{KeyFileError, Keyring};
+
+/// Most bytes of a file.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Why a file of secrets can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileProblem {
+    /// It can't be read.
+    #[error("can't read the secrets in {path}: {error}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// Others may read it.
+    #[error(
+        "{path} can be read by other users (mode {mode:03o}): chmod 600 it, and make new secrets if others may have read them"
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A line is wrong.
+    #[error("{path}, {error}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Which and why.
+        error: KeyFileError,
+    },
+    /// Nobody is named.
+    #[error("{path} names nobody")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Keyring {
+    /// Reads a file that only its owner can read.
+    pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
+        let at = || path.to_owned();
+        let failed = |error| KeyFileProblem::Read { path: at(), error };
+        let file = std::fs::File::open(path).map_err(failed)?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let metadata = file.metadata().map_err(failed)?;
+            let mode = metadata.permissions().mode() & 0o777;
+            if metadata.is_file() && mode & 0o077 != 0 {
+                return Err(KeyFileProblem::Exposed { path: at(), mode });
+            }
+        }
+        let mut text = String::new();
+        file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+        let keys = Self::parse(&text).map_err(|error| KeyFileProblem::Line { path: at(), error })?;
+        if keys.is_empty() { Err(KeyFileProblem::Empty { path: at() }) } else { Ok(keys) }
+    }
+}

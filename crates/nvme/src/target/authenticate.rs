@@ -1,0 +1,173 @@
+//! Authentication of a queue: until its host has proved who it is, nothing else is carried out.
+//!
+//! Every queue authenticates by itself, as Linux's target has it: a connection that says that it belongs to an association proves it.
+//! A queue that is open may authenticate again, and goes on being served meanwhile. A failure ends the connection once the host
+//! has fetched why, and with the admin queue the association.
+
+use std::cell::{Cell, RefCell};
+
+use pinstripe_export::BlockService;
+use pinstripe_runtime::{Buffer, shard};
+
+use super::session::Session;
+use crate::auth::Names;
+use crate::auth::exchange::{ControllerEnd, Outcome};
+use crate::mutants::{Mutant, active};
+use crate::wire::auth::command_bytes;
+use crate::wire::command::{Command, DataPlace, fabrics};
+use crate::wire::status::Status;
+
+/// Time from Connect to the proof, and for each transaction afterwards.
+const TRANSACTION_NANOSECONDS: u64 = 30_000_000_000;
+
+/// What stands between a queue's host and everything else.
+pub(super) struct Gate {
+    open: Cell<bool>,
+    /// It has been open once.
+    proved: Cell<bool>,
+    /// When a transaction must be over.
+    deadline: Cell<Option<u64>>,
+    end: RefCell<ControllerEnd>,
+}
+
+impl Gate {
+    pub fn new(required: bool, queue: u16) -> Self {
+        let open = !required || (queue > 0 && active(Mutant::QueueUnauthenticated));
+        let deadline = (!open).then(|| shard::now() + TRANSACTION_NANOSECONDS);
+        let (deadline, end) = (Cell::new(deadline), RefCell::new(ControllerEnd::new()));
+        Self { open: Cell::new(open), proved: Cell::new(open), deadline, end }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.open.get()
+    }
+
+    /// Whether the host has ever proved who it is. Until then it can't send Keep Alive, and it may compute for long: not its silence
+    /// counts but the deadline.
+    pub fn was_open(&self) -> bool {
+        self.proved.get()
+    }
+
+    /// The host has proved who it is.
+    fn open(&self) {
+        self.open.set(true);
+        self.proved.set(true);
+    }
+
+    /// Whether a command may be carried out now.
+    pub fn lets_through(&self, command: &Command) -> bool {
+        self.is_open()
+            || command.opcode == fabrics::OPCODE
+                && matches!(
+                    command.fabrics_kind(),
+                    fabrics::PROPERTY_GET | fabrics::AUTHENTICATION_SEND | fabrics::AUTHENTICATION_RECEIVE
+                )
+    }
+}
+
+/// Whether this is a command of ours.
+pub(super) fn is_for<S>(session: &Session<S>, command: &Command) -> bool {
+    session.inner.subsystem.authentication().is_some()
+        && command.opcode == fabrics::OPCODE
+        && matches!(command.fabrics_kind(), fabrics::AUTHENTICATION_SEND | fabrics::AUTHENTICATION_RECEIVE)
+}
+
+/// Carries out Authentication Send or Receive.
+pub(super) async fn execute<S: BlockService>(
+    session: &Session<S>,
+    command: &Command,
+    capsule: Option<Buffer>,
+) {
+    let Some(bytes) = command_bytes(command) else {
+        return session.complete(command, Err(Status::INVALID_FIELD));
+    };
+    let outcome = if command.fabrics_kind() == fabrics::AUTHENTICATION_SEND {
+        match session.host_data(command, capsule, bytes).await {
+            Ok(Some(data)) => {
+                let outcome = session.take(&data.buffer);
+                session.link.release(data.held);
+                session.complete(command, Ok(0));
+                outcome
+            }
+            Ok(None) => return,
+            Err(status) => return session.complete(command, Err(status)),
+        }
+    } else {
+        session.give(command, bytes)
+    };
+    match outcome {
+        Outcome::Open => {}
+        Outcome::Authenticated => {
+            session.gate.open();
+            session.gate.deadline.set(None);
+            session.changed.notify();
+        }
+        Outcome::Failed => session.link.finish().await,
+    }
+}
+
+impl<S: BlockService> Session<S> {
+    fn names(&self) -> Names {
+        let subsystem = if self.controller.discovery {
+            crate::wire::DISCOVERY_NQN.to_owned()
+        } else {
+            self.inner.subsystem.config().nqn.clone()
+        };
+        Names { host: self.controller.host.clone(), subsystem }
+    }
+
+    /// The host says something.
+    fn take(&self, message: &[u8]) -> Outcome {
+        let Some(authentication) = self.inner.subsystem.authentication() else { return Outcome::Failed };
+        if self.gate.deadline.get().is_none() {
+            self.gate.deadline.set(Some(shard::now() + TRANSACTION_NANOSECONDS));
+            self.changed.notify();
+        }
+        let mut end = self.gate.end.borrow_mut();
+        let outcome = end.take(authentication, &self.names(), message);
+        if end.has_failed() {
+            self.gate.open.set(false);
+        }
+        outcome
+    }
+
+    /// The host fetches what is to be said, with zeroes behind it up to the length that it asks for.
+    fn give(&self, command: &Command, bytes: u32) -> Outcome {
+        let mut end = self.gate.end.borrow_mut();
+        let Some(message) = end.due() else {
+            self.complete(command, Err(Status::COMMAND_SEQUENCE));
+            return Outcome::Open;
+        };
+        let room = bytes as usize;
+        if message.len() > room || !matches!(command.data(), Ok(DataPlace::Transport(told)) if told == bytes)
+        {
+            self.complete(command, Err(Status::INVALID_FIELD));
+            return Outcome::Open;
+        }
+        let mut message = message.to_vec();
+        message.resize(room, 0);
+        let outcome = end.given();
+        // Open before the host hears of it: its next command may come at once.
+        if outcome == Outcome::Authenticated {
+            self.gate.open();
+        }
+        self.send_data(command, &message);
+        outcome
+    }
+
+    /// Cuts the connection when a transaction takes too long.
+    pub(super) async fn watch_gate(&self) {
+        loop {
+            let next = || match self.gate.deadline.get() {
+                _ if self.ended.get() => Some(None),
+                deadline => deadline.map(Some),
+            };
+            let Some(deadline) = self.changed.wait_for(next).await else { return };
+            let left = deadline.saturating_sub(shard::now());
+            let moved = || self.ended.get() || self.gate.deadline.get() != Some(deadline);
+            if shard::timeout(left.max(1), self.changed.wait_until(moved)).await.is_none() {
+                return self.link.cut();
+            }
+        }
+    }
+}
