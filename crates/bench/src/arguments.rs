@@ -14,6 +14,7 @@ const WARM_UP_SECONDS: f64 = 0.2;
 
 /// Measures reads and writes of an array that is made for it, and checks what was written.
 #[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct BenchArgs {
     /// RAID level: 0, 4, 5 or 6
     #[arg(long, default_value = "5")]

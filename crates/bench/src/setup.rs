@@ -9,7 +9,7 @@ use std::{
 
 use pinstripe_engine::{array::Array, create::create, geometry::Geometry, options::ArrayOptions};
 use pinstripe_md::{
-    identity::{SetName, Timestamp, Uuid},
+    identity::{SetName, Timestamp},
     level::{Layout, Level, ParityLayout, Raid0Layout},
     placement::{InitialSync, NewArray, NewBitmap, NewDevice},
     superblock::MetadataVersion,

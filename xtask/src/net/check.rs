@@ -2,11 +2,10 @@
 //!
 //! Ratios of bytes only, and limits that no machine exceeds: how busy this one is doesn't matter.
 
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::client::{self, Load, Measurement, equal_links};
 use super::network::{Network, Node, Rates};

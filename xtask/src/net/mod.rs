@@ -3,9 +3,14 @@
 //! Without options it is a test: bytes on every link against what the client says it moved, limits that limit, data and parity right.
 //! With `--figures` it measures what docs/results/disaggregated.md shows.
 
+mod chart;
 mod check;
 mod client;
+mod experiments;
+mod figures;
 mod network;
+mod report;
+mod results;
 mod server;
 mod usage;
 
@@ -23,6 +28,21 @@ pub struct Net {
     /// Not being root is no failure.
     #[arg(long, hide = true)]
     unless_unprivileged: bool,
+    /// Measure, and write docs/results/disaggregated.md: about half an hour for each arm, on a machine with nothing else to do.
+    #[arg(long)]
+    figures: bool,
+    /// Only the figures whose name contains this; the others stay as they were measured.
+    #[arg(long, requires = "figures")]
+    only: Option<String>,
+    /// Seconds of each point.
+    #[arg(long, requires = "figures", default_value_t = 6.0)]
+    seconds: f64,
+    /// Rate of the links in Mbit/s.
+    #[arg(long, requires = "figures", default_value_t = 500.0)]
+    mbit: f64,
+    /// Write below this folder instead of into the documents.
+    #[arg(long, requires = "figures")]
+    out: Option<PathBuf>,
     /// The command to try, instead of one built now.
     #[arg(long)]
     pinstripe: Option<PathBuf>,
@@ -46,7 +66,17 @@ pub fn run(root: &Path, net: &Net) -> Result<()> {
             root.join("target/release/pinstripe")
         }
     };
-    check::run(&bench)
+    if !net.figures {
+        return check::run(&bench);
+    }
+    figures::run(&figures::Wish {
+        root,
+        pinstripe: &bench,
+        only: net.only.as_deref(),
+        seconds: net.seconds,
+        mbit: net.mbit,
+        out: net.out.as_deref(),
+    })
 }
 
 /// Targets on the first `count` servers of the network, each with so many bytes of zeroes.

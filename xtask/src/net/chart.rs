@@ -1,0 +1,215 @@
+//! A figure as an SVG: a line for each series and arm.
+
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::prelude::*;
+
+use super::experiments::{Figure, Quantity};
+use super::results::{Measured, Row};
+
+const SIZE: (u32, u32) = (760, 420);
+/// Room above the highest point, and beside the first and the last.
+const ROOM: f64 = 0.05;
+/// Colours that those too can tell apart who see no red or green (Okabe and Ito).
+const COLORS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
+
+/// Whether there is more than one place on the axis: what has only one is a table.
+pub fn is_drawn(measured: &Measured) -> bool {
+    places(measured).len() > 1
+}
+
+/// Draws it, if [`is_drawn`].
+pub fn draw(figure: &Figure, measured: &Measured, path: &Path) -> Result<()> {
+    if !is_drawn(measured) {
+        return Ok(());
+    }
+    // The library's errors borrow from the drawing.
+    let failed = |error: &dyn std::fmt::Display| anyhow!("draw {}: {error}", path.display());
+    let text = svg(figure, measured).map_err(|error| failed(&error))?;
+    std::fs::write(path, text).map_err(|error| failed(&error))
+}
+
+/// The places on the axis, from left to right, with their labels.
+fn places(measured: &Measured) -> Vec<(f64, String)> {
+    let mut places: Vec<(f64, String)> = Vec::new();
+    for row in &measured.rows {
+        if places.iter().all(|(x, _)| (x - row.x).abs() > 1e-9) {
+            // The unit stands at the axis.
+            let label = row.label.split(' ').next().unwrap_or_default();
+            places.push((row.x, label.to_owned()));
+        }
+    }
+    places.sort_by(|a, b| a.0.total_cmp(&b.0));
+    places
+}
+
+/// The lines, in the order of the table.
+fn lines(measured: &Measured) -> Vec<(String, Vec<&Row>)> {
+    let mut lines: Vec<(String, Vec<&Row>)> = Vec::new();
+    for row in &measured.rows {
+        let name = format!("{}, {}", row.series, row.arm);
+        match lines.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, rows)) => rows.push(row),
+            None => lines.push((name, vec![row])),
+        }
+    }
+    lines
+}
+
+/// The axis with marks where there are points, and nowhere else.
+struct Axis {
+    range: Range<f64>,
+    places: Vec<f64>,
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        let share = (value - self.range.start) / (self.range.end - self.range.start);
+        #[expect(clippy::cast_possible_truncation, reason = "a pixel of a small picture")]
+        let pixels = (f64::from(to - from) * share).round() as i32;
+        from + pixels
+    }
+
+    fn key_points<H: KeyPointHint>(&self, _: H) -> Vec<f64> {
+        self.places.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+fn value(quantity: Quantity, row: &Row) -> f64 {
+    match quantity {
+        Quantity::Goodput => row.of_goodput,
+        Quantity::LinkBytes => row.sent + row.received,
+        Quantity::Latency => row.p99_ms.unwrap_or(0.0),
+    }
+}
+
+fn in_words(quantity: Quantity) -> &'static str {
+    match quantity {
+        Quantity::Goodput => "users' bytes by the link's goodput",
+        Quantity::LinkBytes => "bytes on the client's link per user's byte",
+        Quantity::Latency => "99th percentile of latency, ms",
+    }
+}
+
+fn svg(figure: &Figure, measured: &Measured) -> Result<String, Box<dyn std::error::Error>> {
+    let place = |x: f64| if figure.logarithmic { x.log2() } else { x };
+    let places = places(measured);
+    let (first, last) = (place(places[0].0), place(places[places.len() - 1].0));
+    let margin = (last - first) * ROOM;
+    let top = measured.rows.iter().map(|row| value(figure.quantity, row)).fold(0.0, f64::max);
+    let label = |at: &f64| {
+        let found = places.iter().find(|(x, _)| (place(*x) - at).abs() < 1e-6);
+        found.map_or(String::new(), |(_, label)| label.clone())
+    };
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        area.fill(&WHITE)?;
+        let keys = places.iter().map(|(x, _)| place(*x)).collect();
+        let axis = Axis { range: first - margin..last + margin, places: keys };
+        let mut chart = ChartBuilder::on(&area)
+            .margin(12)
+            .caption(figure.title, ("sans-serif", 18))
+            .x_label_area_size(42)
+            .y_label_area_size(56)
+            .build_cartesian_2d(axis, 0.0..(top * (1.0 + ROOM)).max(1e-9))?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .x_labels(places.len())
+            .x_label_formatter(&label)
+            .x_desc(figure.axis)
+            .y_desc(in_words(figure.quantity))
+            .draw()?;
+        for (index, (name, rows)) in lines(measured).into_iter().enumerate() {
+            let color = COLORS[index % COLORS.len()];
+            let mut points: Vec<(f64, f64)> =
+                rows.iter().map(|row| (place(row.x), value(figure.quantity, row))).collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, color.filled())))?;
+            chart
+                .draw_series(LineSeries::new(points, color.stroke_width(2)))?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
+        }
+        let position = match figure.quantity {
+            Quantity::Latency => SeriesLabelPosition::UpperLeft,
+            Quantity::Goodput | Quantity::LinkBytes => SeriesLabelPosition::LowerLeft,
+        };
+        chart.configure_series_labels().position(position).background_style(WHITE.mix(0.8)).draw()?;
+        area.present()?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::experiments;
+
+    fn measured() -> Measured {
+        let row = |arm: &str, x: f64, of_goodput: f64| Row {
+            series: "RAID5".to_owned(),
+            arm: arm.to_owned(),
+            x,
+            label: format!("{x} KiB"),
+            bytes_per_second: 1e6,
+            of_goodput,
+            bound: None,
+            sent: 1.0,
+            received: 1.0,
+            p50_ms: Some(1.0),
+            p99_ms: Some(2.0),
+            client_cpu: 1.0,
+            servers_cpu: 1.0,
+            busy: 0.5,
+        };
+        Measured {
+            commit: "c".to_owned(),
+            date: "d".to_owned(),
+            load: "0".to_owned(),
+            machine: "m".to_owned(),
+            seconds: 1.0,
+            mbit: 500.0,
+            goodput_write: 1e6,
+            goodput_read: 1e6,
+            rows: vec![row("a", 64.0, 0.5), row("b", 64.0, 0.9), row("a", 128.0, 0.4), row("b", 128.0, 0.8)],
+        }
+    }
+
+    #[test]
+    fn a_chart_names_its_lines_and_its_places() {
+        let figures = experiments::all(1.0);
+        let figure = figures.iter().find(|figure| figure.name == "reads-by-size").unwrap();
+        let text = svg(figure, &measured()).unwrap();
+        for word in ["<svg", "RAID5, a", "RAID5, b", ">\n64\n<", ">\n128\n<", figure.title] {
+            assert!(text.contains(word), "{word} is missing in {text}");
+        }
+        assert_eq!(text.matches("<circle").count(), 4, "{text}");
+    }
+
+    #[test]
+    fn one_place_makes_no_chart() {
+        let mut measured = measured();
+        measured.rows.truncate(2);
+        assert!(!is_drawn(&measured));
+    }
+}
