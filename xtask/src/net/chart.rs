@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 
@@ -24,19 +24,27 @@ const COLORS: [RGBColor; 6] = [
 ];
 
 /// Whether there is more than one place on the axis: what has only one is a table.
-pub fn is_drawn(measured: &Measured) -> bool {
+fn is_drawn(measured: &Measured) -> bool {
     places(measured).len() > 1
 }
 
-/// Draws it, if [`is_drawn`].
-pub fn draw(figure: &Figure, measured: &Measured, path: &Path) -> Result<()> {
-    if !is_drawn(measured) {
-        return Ok(());
+/// The charts' files, and what each shows, if [`is_drawn`].
+pub fn files(figure: &Figure, measured: &Measured) -> Vec<(String, Quantity)> {
+    let quantities = if is_drawn(measured) { figure.quantities } else { &[] };
+    quantities
+        .iter()
+        .map(|&quantity| (format!("{}{}.svg", figure.name, quantity.suffix()), quantity))
+        .collect()
+}
+
+/// Draws them into this folder.
+pub fn draw(figure: &Figure, measured: &Measured, folder: &Path) -> Result<()> {
+    for (name, quantity) in files(figure, measured) {
+        // The library's errors borrow from the drawing.
+        let text = svg(figure, quantity, measured).map_err(|error| anyhow!("draw {name}: {error}"))?;
+        std::fs::write(folder.join(&name), text).with_context(|| format!("write {name}"))?;
     }
-    // The library's errors borrow from the drawing.
-    let failed = |error: &dyn std::fmt::Display| anyhow!("draw {}: {error}", path.display());
-    let text = svg(figure, measured).map_err(|error| failed(&error))?;
-    std::fs::write(path, text).map_err(|error| failed(&error))
+    Ok(())
 }
 
 /// The places on the axis, from left to right, with their labels.
@@ -100,20 +108,16 @@ fn value(quantity: Quantity, row: &Row) -> f64 {
     }
 }
 
-fn in_words(quantity: Quantity) -> &'static str {
-    match quantity {
-        Quantity::Goodput => "users' bytes by the link's goodput",
-        Quantity::LinkBytes => "bytes on the client's link per user's byte",
-        Quantity::Latency => "99th percentile of latency, ms",
-    }
-}
-
-fn svg(figure: &Figure, measured: &Measured) -> Result<String, Box<dyn std::error::Error>> {
+fn svg(
+    figure: &Figure,
+    quantity: Quantity,
+    measured: &Measured,
+) -> Result<String, Box<dyn std::error::Error>> {
     let place = |x: f64| if figure.logarithmic { x.log2() } else { x };
     let places = places(measured);
     let (first, last) = (place(places[0].0), place(places[places.len() - 1].0));
     let margin = (last - first) * ROOM;
-    let top = measured.rows.iter().map(|row| value(figure.quantity, row)).fold(0.0, f64::max);
+    let top = measured.rows.iter().map(|row| value(quantity, row)).fold(0.0, f64::max);
     let label = |at: &f64| {
         let found = places.iter().find(|(x, _)| (place(*x) - at).abs() < 1e-6);
         found.map_or(String::new(), |(_, label)| label.clone())
@@ -137,12 +141,12 @@ fn svg(figure: &Figure, measured: &Measured) -> Result<String, Box<dyn std::erro
             .x_labels(places.len())
             .x_label_formatter(&label)
             .x_desc(figure.axis)
-            .y_desc(in_words(figure.quantity))
+            .y_desc(quantity.in_words())
             .draw()?;
         for (index, (name, rows)) in lines(measured).into_iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
             let mut points: Vec<(f64, f64)> =
-                rows.iter().map(|row| (place(row.x), value(figure.quantity, row))).collect();
+                rows.iter().map(|row| (place(row.x), value(quantity, row))).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, color.filled())))?;
             chart
@@ -150,7 +154,7 @@ fn svg(figure: &Figure, measured: &Measured) -> Result<String, Box<dyn std::erro
                 .label(name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
         }
-        let position = match figure.quantity {
+        let position = match quantity {
             Quantity::Latency => SeriesLabelPosition::UpperLeft,
             Quantity::Goodput | Quantity::LinkBytes => SeriesLabelPosition::LowerLeft,
         };
@@ -199,7 +203,7 @@ mod tests {
     fn a_chart_names_its_lines_and_its_places() {
         let figures = experiments::all(1.0);
         let figure = figures.iter().find(|figure| figure.name == "reads-by-size").unwrap();
-        let text = svg(figure, &measured()).unwrap();
+        let text = svg(figure, Quantity::Goodput, &measured()).unwrap();
         for word in ["<svg", "RAID5, a", "RAID5, b", ">\n64\n<", ">\n128\n<", figure.title] {
             assert!(text.contains(word), "{word} is missing in {text}");
         }

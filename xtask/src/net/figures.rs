@@ -14,7 +14,9 @@ use super::{chart, report, start_servers};
 
 /// Memory of all members together; with more servers each has less.
 const MEMBERS_BYTES: u64 = 2 << 30;
-/// A member has at least so much.
+/// Of a member that is rebuilt: all of it is, however long that takes.
+const REBUILT_BYTES: u64 = 64 << 20;
+/// A member has at least so much otherwise: there must be far more stripes than requests under way.
 const MEMBER_BYTES_MIN: u64 = 128 << 20;
 /// Where the figures lie, from the root.
 const FOLDER: &str = "docs/results/disaggregated";
@@ -42,9 +44,14 @@ impl Wish<'_> {
         self.out.unwrap_or(self.root)
     }
 
-    /// Where a figure's file is.
-    fn file(&self, name: &str, extension: &str) -> PathBuf {
-        self.base().join(FOLDER).join(format!("{name}.{extension}"))
+    /// Where charts and what was measured lie.
+    fn folder(&self) -> PathBuf {
+        self.base().join(FOLDER)
+    }
+
+    /// What was measured of a figure.
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder().join(format!("{name}.json"))
     }
 }
 
@@ -56,7 +63,7 @@ pub fn run(wish: &Wish) -> Result<()> {
     ensure!(!chosen.is_empty(), "no figure has {:?} in its name; they are: {}", wish.only.unwrap_or(""), {
         figures.iter().map(|figure| figure.name).collect::<Vec<_>>().join(", ")
     });
-    fs::create_dir_all(wish.base().join(FOLDER))?;
+    fs::create_dir_all(wish.folder())?;
     let can_offload = can_offload(wish.pinstripe)?;
     let servers = chosen.iter().flat_map(|figure| &figure.points).map(|point| point.servers).max();
     let lab = Lab { wish, network: Network::new(servers.unwrap_or(1))?, can_offload };
@@ -64,7 +71,7 @@ pub fn run(wish: &Wish) -> Result<()> {
     for figure in chosen {
         println!("{}: {}", figure.name, figure.title);
         let result = lab.measure(figure).and_then(|measured| match measured {
-            Some(measured) => measured.save(&wish.file(figure.name, "json")),
+            Some(measured) => measured.save(&wish.file(figure.name)),
             None => Ok(()),
         });
         if let Err(error) = result {
@@ -83,8 +90,8 @@ pub fn run(wish: &Wish) -> Result<()> {
 fn write_page(wish: &Wish, figures: &[Figure]) -> Result<()> {
     let mut known = Vec::new();
     for figure in figures {
-        if let Some(measured) = Measured::load(&wish.file(figure.name, "json"))? {
-            chart::draw(figure, &measured, &wish.file(figure.name, "svg"))?;
+        if let Some(measured) = Measured::load(&wish.file(figure.name))? {
+            chart::draw(figure, &measured, &wish.folder())?;
             known.push((figure, measured));
         }
     }
@@ -174,7 +181,10 @@ impl Lab<'_> {
         rates: &[(Node, Rates)],
     ) -> Result<Measurement> {
         let (wish, mib) = (self.wish, 1 << 20);
-        let bytes = (MEMBERS_BYTES / servers.max(4) as u64).max(MEMBER_BYTES_MIN) / mib * mib;
+        let bytes = match load.rebuild {
+            Some(_) => REBUILT_BYTES,
+            None => (MEMBERS_BYTES / servers.max(4) as u64).max(MEMBER_BYTES_MIN) / mib * mib,
+        };
         let servers = start_servers(&self.network, wish.pinstripe, servers, bytes)?;
         client::run(&self.network, wish.pinstripe, &servers, load, further, rates)
     }

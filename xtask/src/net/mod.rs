@@ -59,12 +59,11 @@ pub fn run(root: &Path, net: &Net) -> Result<()> {
         bail!("{sentence}: run it with sudo, or in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN");
     }
     crate::packages::ensure()?;
-    let bench = match &net.pinstripe {
-        Some(command) => command.clone(),
-        None => {
-            crate::vm::build_command(root)?;
-            root.join("target/release/pinstripe")
-        }
+    let bench = if let Some(command) = &net.pinstripe {
+        command.clone()
+    } else {
+        crate::vm::build_command(root)?;
+        root.join("target/release/pinstripe")
     };
     if !net.figures {
         return check::run(&bench);

@@ -10,8 +10,9 @@
 //! of a namespace go its links, so nothing stays behind however we end, and nothing that we did not make can be
 //! touched. A look inside: `nsenter --net --target PID`, with the PID of a target or of the bench.
 
+use std::fmt::Write as _;
 use std::fs;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -159,8 +160,8 @@ impl Network {
         let mut lines = String::from("link set lo up\nlink add bridge type bridge\nlink set bridge up\n");
         for (index, holder) in self.nodes.iter().enumerate() {
             let (port, pid) = (port(index), holder.0.id());
-            lines += &format!("link add {port} type veth peer name {INTERFACE} netns {pid}\n");
-            lines += &format!("link set {port} master bridge up\n");
+            let _ = writeln!(lines, "link add {port} type veth peer name {INTERFACE} netns {pid}");
+            let _ = writeln!(lines, "link set {port} master bridge up");
         }
         quiet(&self.hub)?;
         self.hub.batch("ip", &lines)?;
@@ -173,11 +174,6 @@ impl Network {
             )?;
         }
         Ok(())
-    }
-
-    /// Servers that there are.
-    pub fn servers(&self) -> usize {
-        self.nodes.len() - 1
     }
 
     /// A command on a node, which the kernel ends with us. It must be spawned by the main thread.

@@ -130,7 +130,7 @@ impl Goodput {
     }
 }
 
-const GIB: f64 = (1_u64 << 30) as f64;
+const GIB: f64 = 1_073_741_824.0;
 
 impl Row {
     /// Of a measurement. `servers_share` is what all servers' links carry by what the client's does.
