@@ -13,6 +13,10 @@ use super::results::{Measured, Row};
 const SIZE: (u32, u32) = (760, 420);
 /// Room above the highest point, and beside the first and the last.
 const ROOM: f64 = 0.05;
+/// Room above that for each line's name.
+const NAME_ROOM: f64 = 0.07;
+/// Most marks of the axis that goes up.
+const MARKS_MAX: f64 = 8.0;
 /// Colours that those too can tell apart who see no red or green (Okabe and Ito).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
@@ -74,10 +78,28 @@ fn lines(measured: &Measured) -> Vec<(String, Vec<&Row>)> {
     lines
 }
 
-/// The axis with marks where there are points, and nowhere else.
+/// An axis with marks where we want them, and nowhere else.
 struct Axis {
     range: Range<f64>,
     places: Vec<f64>,
+}
+
+impl Axis {
+    /// From 0 to above `top`, which is not 0.
+    fn rising(top: f64, room: f64) -> Self {
+        let power = 10_f64.powf((top / MARKS_MAX).log10().floor());
+        let steps = [1.0, 2.0, 5.0, 10.0].map(|times| times * power);
+        let step = steps.into_iter().find(|step| top / step <= MARKS_MAX).unwrap_or(top);
+        let places = (0..).map(|count| f64::from(count) * step).take_while(|place| *place <= top);
+        Self { places: places.collect(), range: 0.0..top * (1.0 + ROOM + room) }
+    }
+
+    /// Powers of ten around values from `bottom` to `top`, as logarithms.
+    fn powers(bottom: f64, top: f64, room: f64) -> Self {
+        let (bottom, top) = (bottom.log10().floor(), top.log10().ceil());
+        let places = (0..).map(|count| bottom + f64::from(count)).take_while(|place| *place <= top);
+        Self { places: places.collect(), range: bottom..top + (top - bottom).max(1.0) * room }
+    }
 }
 
 impl Ranged for Axis {
@@ -108,6 +130,12 @@ fn value(quantity: Quantity, row: &Row) -> f64 {
     }
 }
 
+/// Without digits that say nothing.
+fn in_figures(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 fn svg(
     figure: &Figure,
     quantity: Quantity,
@@ -117,7 +145,13 @@ fn svg(
     let places = places(measured);
     let (first, last) = (place(places[0].0), place(places[places.len() - 1].0));
     let margin = (last - first) * ROOM;
-    let top = measured.rows.iter().map(|row| value(quantity, row)).fold(0.0, f64::max);
+    let lines = lines(measured);
+    let values = || measured.rows.iter().map(|row| value(quantity, row));
+    let (bottom, top) = (values().fold(f64::INFINITY, f64::min).max(1e-3), values().fold(1e-3, f64::max));
+    let room = NAME_ROOM * f64::from(u16::try_from(lines.len())?);
+    let is_log = quantity == Quantity::Latency;
+    let rising = if is_log { Axis::powers(bottom, top, room) } else { Axis::rising(top, room) };
+    let height = |value: f64| if is_log { value.max(bottom).log10() } else { value };
     let label = |at: &f64| {
         let found = places.iter().find(|(x, _)| (place(*x) - at).abs() < 1e-6);
         found.map_or(String::new(), |(_, label)| label.clone())
@@ -133,20 +167,21 @@ fn svg(
             .caption(figure.title, ("sans-serif", 18))
             .x_label_area_size(42)
             .y_label_area_size(56)
-            .build_cartesian_2d(axis, 0.0..(top * (1.0 + ROOM)).max(1e-9))?;
+            .build_cartesian_2d(axis, rising)?;
         chart
             .configure_mesh()
             .disable_x_mesh()
             .light_line_style(TRANSPARENT)
             .x_labels(places.len())
             .x_label_formatter(&label)
+            .y_label_formatter(&|at| in_figures(if is_log { 10_f64.powf(*at) } else { *at }))
             .x_desc(figure.axis)
             .y_desc(quantity.in_words())
             .draw()?;
-        for (index, (name, rows)) in lines(measured).into_iter().enumerate() {
+        for (index, (name, rows)) in lines.into_iter().enumerate() {
             let color = COLORS[index % COLORS.len()];
             let mut points: Vec<(f64, f64)> =
-                rows.iter().map(|row| (place(row.x), value(quantity, row))).collect();
+                rows.iter().map(|row| (place(row.x), height(value(quantity, row)))).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, color.filled())))?;
             chart
@@ -154,11 +189,11 @@ fn svg(
                 .label(name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], color.stroke_width(2)));
         }
-        let position = match quantity {
-            Quantity::Latency => SeriesLabelPosition::UpperLeft,
-            Quantity::Goodput | Quantity::LinkBytes => SeriesLabelPosition::LowerLeft,
-        };
-        chart.configure_series_labels().position(position).background_style(WHITE.mix(0.8)).draw()?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
         area.present()?;
     }
     Ok(text)
@@ -208,6 +243,14 @@ mod tests {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
         assert_eq!(text.matches("<circle").count(), 4, "{text}");
+    }
+
+    #[test]
+    fn marks_are_round_and_reach_as_far_as_the_points() {
+        assert_eq!(Axis::rising(0.95, 0.0).places.len(), 5, "0 to 0.8 by 0.2");
+        assert_eq!(Axis::rising(7.9, 0.0).places.last(), Some(&7.0));
+        assert_eq!(Axis::powers(12.0, 3200.0, 0.0).places, [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!([0.2, 10.0, 1.0 / 8.0].map(in_figures), ["0.2", "10", "0.125"]);
     }
 
     #[test]

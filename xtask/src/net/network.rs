@@ -23,8 +23,9 @@ use anyhow::{Context, Result, bail, ensure};
 /// Bytes that a limited link lets through at once. TCP hands links up to 64 KiB in one piece, and two cores with other work
 /// let a timer be late: at 500 Mbit/s these are 4 ms.
 const BURST_BYTES: u64 = 256 << 10;
-/// Milliseconds of queue in front of a limited link; more is dropped, as a switch does.
-const QUEUE_MS: u32 = 25;
+/// Milliseconds of queue in front of a limited link; more is dropped, as a switch does. What a figure has under way fits, so that it
+/// measures links and not how TCP gets over losses.
+const QUEUE_MS: u32 = 100;
 /// The same control on every machine, whatever it uses itself: the only one that every kernel lets a namespace choose. On links as
 /// short as these the usual ones act like it.
 const CONGESTION: &str = "reno";
