@@ -28,14 +28,14 @@ pub struct Net {
     /// Not being root is no failure.
     #[arg(long, hide = true)]
     unless_unprivileged: bool,
-    /// Measure, and write docs/results/disaggregated.md: about half an hour for each arm, on a machine with nothing else to do.
+    /// Measure, and write docs/results/disaggregated.md: an hour or so for each arm, on a machine with nothing else to do.
     #[arg(long)]
     figures: bool,
     /// Only the figures whose name contains this; the others stay as they were measured.
     #[arg(long, requires = "figures")]
     only: Option<String>,
     /// Seconds of each point.
-    #[arg(long, requires = "figures", default_value_t = 6.0)]
+    #[arg(long, requires = "figures", default_value_t = 15.0)]
     seconds: f64,
     /// Rate of the links in Mbit/s.
     #[arg(long, requires = "figures", default_value_t = 500.0)]
