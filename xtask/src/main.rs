@@ -6,6 +6,7 @@ mod fuzz;
 mod golden;
 mod nbd;
 mod neon;
+mod net;
 mod packages;
 mod pattern;
 mod random;
@@ -57,6 +58,8 @@ enum Task {
     /// Kill servers and machines under load, over and over, and look for a byte that is lost.
     #[command(subcommand)]
     Soak(soak::Soak),
+    /// Try and measure arrays over NVMe/TCP on a network of this machine's own namespaces (as root).
+    Net(net::Net),
     /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
     Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
@@ -108,6 +111,7 @@ fn run(task: Task) -> Result<()> {
         Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
+        Task::Net(net) => net::run(root, &net),
         Task::Neon => neon::run(root),
         Task::Tidy => tidy::run(root),
         Task::Vm { list: true, .. } => {

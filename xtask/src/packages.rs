@@ -25,6 +25,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "nbdkit", proof: &["/usr/bin/nbdkit", "/usr/sbin/nbdkit"] },
     Package { name: "nvme-cli", proof: &["/usr/sbin/nvme", "/sbin/nvme"] },
     Package { name: "fio", proof: &["/usr/bin/fio"] },
+    Package { name: "iproute2", proof: &["/usr/sbin/tc", "/sbin/tc"] },
+    Package { name: "mount", proof: &["/usr/sbin/losetup", "/sbin/losetup"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },
 ];
@@ -61,7 +63,8 @@ fn has_kernel() -> bool {
     crate::vm::image::find_kernel().is_ok()
 }
 
-fn is_root() -> bool {
+/// Whether we may do everything.
+pub fn is_root() -> bool {
     let output = Command::new("id").arg("-u").output();
     output.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }

@@ -76,6 +76,7 @@ const STEPS: &[Step] = &[
     },
     Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
     Step { name: "soak", program: "xtask", arguments: &["soak", "kill", "--rounds", "7"] },
+    Step { name: "net", program: "xtask", arguments: &["net", "--unless-unprivileged"] },
     Step { name: "vm", program: "xtask", arguments: &["vm"] },
 ];
 
@@ -158,6 +159,7 @@ fn is_closing_line(line: &str) -> bool {
     let cargo_test = line.starts_with("test result:") && !line.contains(" 0 passed; 0 failed");
     let ours = line.starts_with("tidy:")
         || line.starts_with("neon:")
+        || line.starts_with("net:")
         || (line.contains(" passed, ") && line.contains(" failed"));
     cargo_test || ours
 }

@@ -9,8 +9,12 @@ use serde::Serialize;
 
 use crate::size::{BadSize, ByteSize};
 
+/// Before anything is counted, unless the user says how long.
+const WARM_UP_SECONDS: f64 = 0.2;
+
 /// Measures reads and writes of an array that is made for it, and checks what was written.
 #[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct BenchArgs {
     /// RAID level: 0, 4, 5 or 6
     #[arg(long, default_value = "5")]
@@ -56,6 +60,15 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 4.0)]
     pub seconds: f64,
 
+    /// Seconds of the same load before measuring
+    #[arg(long, value_name = "S", default_value_t = WARM_UP_SECONDS)]
+    pub warm_up: f64,
+
+    /// Bytes to ask for in a second, at random instants; a request's latency counts from when it was due [default: as
+    /// many as --depth allows]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub rate: Option<u64>,
+
     /// How parity updates are chosen
     #[arg(long, value_enum, default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
@@ -67,6 +80,26 @@ pub struct BenchArgs {
     /// Write-intent bitmap
     #[arg(long, value_enum, default_value_t = BitmapChoice::Internal)]
     pub bitmap: BitmapChoice,
+
+    /// The devices hold nothing but zeroes: parity is right without a resync
+    #[arg(long)]
+    pub assume_clean: bool,
+
+    /// Write all of the array before measuring
+    #[arg(long)]
+    pub fill: bool,
+
+    /// Measure without the members of these slots; before the check they are put in again and rebuilt
+    #[arg(long, value_name = "SLOT", value_delimiter = ',')]
+    pub lost: Vec<usize>,
+
+    /// Measure, instead of a load, how the member of this slot is rebuilt onto its device
+    #[arg(long, value_name = "SLOT", conflicts_with = "lost")]
+    pub rebuild: Option<usize>,
+
+    /// Before the warm-up, before and after measuring: print a line of JSON, and go on after a line on standard input
+    #[arg(long)]
+    pub attended: bool,
 
     /// Compare with a straight-line loop of the same work without an engine (memory members only)
     #[arg(long)]
@@ -86,6 +119,11 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
+    /// Whether there is more than a load on a whole array.
+    pub(crate) fn is_staged(&self) -> bool {
+        self.fill || self.rate.is_some() || !self.lost.is_empty() || self.rebuild.is_some() || self.attended
+    }
+
     /// What a user gets who gives no options.
     pub fn defaults() -> Self {
         Self {
@@ -100,9 +138,16 @@ impl BenchArgs {
             reads: 0,
             depth: 32,
             seconds: 4.0,
+            warm_up: WARM_UP_SECONDS,
+            rate: None,
             policy: PolicyChoice::Cost,
             cache: 64 << 20,
             bitmap: BitmapChoice::Internal,
+            assume_clean: false,
+            fill: false,
+            lost: Vec::new(),
+            rebuild: None,
+            attended: false,
             limit: false,
             dhchap_secrets: None,
             force: false,
@@ -225,9 +270,24 @@ mod tests {
 
     #[test]
     fn sizes_and_percentages_that_make_no_sense_are_refused() {
-        for bad in ["--size 4Q", "--size K", "--reads 101", "--device mem:x", "--level 7", "--seconds x"] {
+        for bad in [
+            "--lost 1 --rebuild 1",
+            "--lost x",
+            "--size 4Q",
+            "--size K",
+            "--reads 101",
+            "--device mem:x",
+            "--level 7",
+            "--seconds x",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn several_slots_may_be_lost() {
+        assert_eq!(parse("--lost 0,3").unwrap().lost, [0, 3]);
+        assert_eq!(parse("--rebuild 2 --rate 20M").unwrap().rebuild, Some(2));
     }
 
     #[test]

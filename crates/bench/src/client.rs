@@ -51,21 +51,29 @@ pub(crate) struct Client {
     rng: Rng,
     writes: u32,
     operations: u64,
+    /// When the next request is due, if requests come at a rate.
+    due: f64,
 }
 
 impl Client {
-    pub(crate) fn new(number: u32, unit_bytes: u64) -> Self {
+    /// `writes` have gone before, which the versions of its own come after.
+    pub(crate) fn new(number: u32, unit_bytes: u64, writes: u32) -> Self {
         let length = usize::try_from(unit_bytes).unwrap_or(usize::MAX);
         let rng = Rng::new(u64::from(number) << 20 | 1);
-        Self { number, buffer: None, length, rng, writes: 0, operations: 0 }
+        Self { number, buffer: None, length, rng, writes, operations: 0, due: 0.0 }
     }
 
     /// Works until the slice is over, and comes back.
     pub(crate) async fn work(mut self, worker: Rc<Worker>, slice: Rc<Slice>) -> Self {
         let before = self.operations;
+        self.due = nanoseconds(shard::now());
         while !slice.over.get() {
             let timed = self.operations & worker.clock_mask == 0;
-            let started = if timed { shard::now() } else { 0 };
+            let started = match worker.interval_ns {
+                Some(interval) => self.until_due(interval, slice.deadline).await,
+                None if timed => shard::now(),
+                None => 0,
+            };
             if started >= slice.deadline {
                 slice.over.set(true);
                 break;
@@ -86,6 +94,15 @@ impl Client {
         }
         slice.operations.set(slice.operations.get() + self.operations - before);
         self
+    }
+
+    /// Waits until the next request is due; that is when its time begins, even if the last one took longer.
+    async fn until_due(&mut self, interval_ns: f64, deadline: u64) -> u64 {
+        self.due += self.rng.pause(interval_ns);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time that has come")]
+        let due = (self.due as u64).min(deadline);
+        shard::sleep(due.saturating_sub(shard::now())).await;
+        due
     }
 
     async fn read(&mut self, worker: &Worker) -> Result<(), IoError> {
@@ -109,4 +126,10 @@ impl Client {
         self.buffer = data.try_into_buffer().ok();
         Ok(())
     }
+}
+
+/// Exact up to 104 days.
+#[expect(clippy::cast_precision_loss, reason = "so much is exact")]
+fn nanoseconds(time: u64) -> f64 {
+    time as f64
 }

@@ -29,7 +29,12 @@ pub(crate) struct Region {
     pattern: Pattern,
     /// The next write of the sequential stream.
     stream: AtomicU64,
+    /// The next read of the sequential stream.
+    read_stream: AtomicU64,
 }
+
+/// The version of what [`Region::fill`] writes.
+pub(crate) const FILLED: u32 = 1;
 
 /// One write to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +71,23 @@ impl Region {
         // Each client has as many units as any other.
         let units = (end - start) / unit_bytes / clients * clients;
         let versions = (0..units).map(|_| AtomicU32::new(0)).collect();
-        Self { start, unit_bytes, versions, clients, pattern, stream: AtomicU64::new(0) }
+        let (stream, read_stream) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { start, unit_bytes, versions, clients, pattern, stream, read_stream }
+    }
+
+    /// Makes `units`, which lie side by side in `buffer` and in the array, what `writer` writes first of all.
+    pub(crate) fn fill(&self, units: std::ops::Range<usize>, buffer: &mut [u8], writer: u32) {
+        let unit_bytes = usize::try_from(self.unit_bytes).unwrap_or(usize::MAX);
+        for (unit, bytes) in units.zip(buffer.chunks_exact_mut(unit_bytes)) {
+            stamp(bytes, Target { unit, offset: self.offset(unit), version: FILLED }, writer);
+        }
+    }
+
+    /// Enters that every unit holds what [`Region::fill`] made.
+    pub(crate) fn enter_filled(&self) {
+        self.versions.iter().for_each(|version| version.store(FILLED, Ordering::Relaxed));
+        // The stream's first round was this one.
+        self.stream.store(self.versions.len() as u64, Ordering::Relaxed);
     }
 
     /// How many units there are.
@@ -92,7 +113,12 @@ impl Region {
 
     /// Where a client reads next.
     pub(crate) fn next_read(&self, rng: &mut Rng) -> u64 {
-        self.start + rng.below(self.versions.len() as u64) * self.unit_bytes
+        let units = self.versions.len() as u64;
+        let unit = match self.pattern {
+            Pattern::Random => rng.below(units),
+            Pattern::Sequential => self.read_stream.fetch_add(1, Ordering::Relaxed) % units,
+        };
+        self.start + unit * self.unit_bytes
     }
 
     /// Enters what was acknowledged.
@@ -197,6 +223,13 @@ impl Rng {
         word ^ word >> 31
     }
 
+    /// A waiting time whose mean is `mean`, as between events that come at random.
+    pub(crate) fn pause(&mut self, mean: f64) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "53 bits are all that is wanted")]
+        let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
+        -(1.0 - uniform).ln() * mean
+    }
+
     /// Uniform below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         let product = u128::from(self.next()) * u128::from(bound);
@@ -243,6 +276,22 @@ mod tests {
         let first: Vec<u64> = (0..4).map(|_| next().offset).collect();
         assert_eq!(first, [0, 4096, 8192, 12288]);
         assert_eq!(next(), Target { unit: 0, offset: 0, version: 2 });
+    }
+
+    #[test]
+    fn what_was_filled_is_told_from_what_was_written_later() {
+        let region = Region::new(0, 4 * UNIT as u64, UNIT as u64, 2, Pattern::Sequential);
+        let mut bytes = vec![0; 2 * UNIT];
+        bytes.chunks_exact_mut(UNIT).for_each(|unit| fill(unit, 9));
+        region.fill(2..4, &mut bytes, 9);
+        region.enter_filled();
+        assert!((0..4).all(|unit| region.version(unit) == FILLED));
+        let second = &bytes[UNIT..];
+        assert_eq!(check(second, 3 * UNIT as u64, FILLED, &mut Bodies::default()), Ok(()));
+        let mut rng = Rng::new(1);
+        assert_eq!(region.next_write(0, &mut 0, &mut rng), Target { unit: 0, offset: 0, version: 2 });
+        let reads: Vec<u64> = (0..5).map(|_| region.next_read(&mut rng)).collect();
+        assert_eq!(reads, [0, 4096, 8192, 12288, 0], "reads have a stream of their own");
     }
 
     #[test]

@@ -9,14 +9,21 @@
 //! The array is made for the run. Each unit (a write's range) carries who wrote it, where and in which version, in every
 //! sector; [`ledger`] remembers the version of the last acknowledged write. So a run that was fast and wrong fails.
 //!
+//! Members may be NVMe/TCP namespaces; what a network needs beyond that: members that are missing meanwhile or are being rebuilt
+//! ([`loss`]), a load that is no more than asked for, and somebody outside who is told when measuring begins and ends
+//! ([`attendance`]). Whatever was missing is put in again and rebuilt, so that every run ends with the same check.
+//!
 //! With `--limit` the engine writes the first half of the array and the loop the second, in slices that alternate
 //! many times a second: on a machine that others use too, the ratio of neighbouring slices is worth more than
 //! either number.
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod attendance;
 mod client;
+mod fill;
 mod ledger;
+mod loss;
 mod report;
 mod run;
 mod setup;
@@ -26,5 +33,5 @@ mod verify;
 mod worker;
 
 pub use arguments::{BenchArgs, BitmapChoice, DeviceSpec, Pattern, PolicyChoice};
-pub use report::{Amplification, Latency, Limit, Report, Settings, Verified};
+pub use report::{Amplification, Latency, Limit, Recovery, Report, Settings, Verified};
 pub use run::{BenchError, run};

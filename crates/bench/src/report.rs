@@ -27,6 +27,8 @@ pub struct Report {
     pub latency_ns: Latency,
     /// CPU time of the shards for each request; the kernel's own threads are not in it.
     pub cpu_ns_per_operation: f64,
+    /// The rebuild, if that was measured instead of a load.
+    pub recovery: Option<Recovery>,
     /// What a user's write costs the members.
     pub per_write: Amplification,
     /// Bytes read before writing, by bytes that users wrote.
@@ -62,6 +64,12 @@ pub struct Settings {
     pub reads_percent: u8,
     /// Requests at a time.
     pub depth: usize,
+    /// Bytes that were asked for in a second, if not as many as possible.
+    pub rate_bytes: Option<u64>,
+    /// Slots whose members were missing.
+    pub lost: Vec<usize>,
+    /// The slot that was rebuilt.
+    pub rebuilt: Option<usize>,
     /// How parity updates were chosen.
     pub policy: PolicyChoice,
     /// Bytes of parity cache.
@@ -70,6 +78,24 @@ pub struct Settings {
     pub bitmap: BitmapChoice,
     /// The parity kernels.
     pub kernel: &'static str,
+}
+
+/// How a member was rebuilt.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Recovery {
+    /// From the command to add the member until it was in sync.
+    pub seconds: f64,
+    /// Bytes of the member that the array uses.
+    pub member_bytes: u64,
+    /// Of the member, per second.
+    pub bytes_per_second: f64,
+}
+
+impl Recovery {
+    pub(crate) fn new(member_bytes: u64, elapsed_ns: u64) -> Self {
+        let seconds = by(elapsed_ns.max(1), 1_000_000_000);
+        Self { seconds, member_bytes, bytes_per_second: by(member_bytes, 1) / seconds }
+    }
 }
 
 /// Latency of requests, in nanoseconds. Over memory one request in 16 is timed.
@@ -138,7 +164,7 @@ fn by(a: u64, b: u64) -> f64 {
 impl Report {
     pub(crate) fn new(
         arguments: &BenchArgs,
-        names: &[String],
+        members: Vec<String>,
         measured: &Measured,
         verified: Verified,
     ) -> Self {
@@ -150,13 +176,16 @@ impl Report {
         Self {
             settings: Settings {
                 level: arguments.level.number(),
-                members: names.to_vec(),
+                members,
                 chunk_bytes: arguments.chunk,
                 shards: arguments.shards,
                 pattern: arguments.pattern,
                 size_bytes: arguments.size,
                 reads_percent: arguments.reads,
                 depth: arguments.depth,
+                rate_bytes: arguments.rate,
+                lost: arguments.lost.clone(),
+                rebuilt: arguments.rebuild,
                 policy: arguments.policy,
                 cache_bytes: arguments.cache,
                 bitmap: arguments.bitmap,
@@ -176,6 +205,7 @@ impl Report {
                 max: latency.max(),
             },
             cpu_ns_per_operation: by(engine.cpu_ns, engine.operations),
+            recovery: measured.recovery,
             per_write: Amplification {
                 member_reads: by(counts.member_reads, counts.writes),
                 member_read_bytes: by(counts.member_read_bytes, counts.writes),
@@ -243,6 +273,21 @@ impl Report {
                 s.kernel
             ),
         )?;
+        if !s.lost.is_empty() {
+            row("lost", format_args!("the members of slots {:?}", s.lost))?;
+        }
+        if let Some(recovery) = &self.recovery {
+            let mib = f64::from(1 << 20);
+            return row(
+                "rebuild",
+                format_args!(
+                    "{:.1} MiB of the member in {:.2} s, {:.1} MiB/s",
+                    by(recovery.member_bytes, 1) / mib,
+                    recovery.seconds,
+                    recovery.bytes_per_second / mib
+                ),
+            );
+        }
         row(
             "load",
             format_args!("{pattern}, {} bytes, {}% reads, depth {}", s.size_bytes, s.reads_percent, s.depth),

@@ -4,8 +4,13 @@ use std::{future::Future, io, sync::Arc};
 
 use hdrhistogram::Histogram;
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, create::CreateError, error::IoError, geometry::Geometry,
-    maintenance::SyncError, statistics::Statistics,
+    array::{Array, CommandError},
+    assembly::AssembleError,
+    create::CreateError,
+    error::IoError,
+    geometry::Geometry,
+    maintenance::SyncError,
+    statistics::Statistics,
 };
 use pinstripe_md::level::{BadLayout, Level};
 use pinstripe_runtime::{
@@ -16,18 +21,21 @@ use thiserror::Error;
 
 use crate::{
     arguments::BenchArgs,
-    ledger::Region,
-    report::Report,
+    attendance::{Stage, announce},
+    fill::fill,
+    ledger::{FILLED, Region},
+    loss,
+    report::{Recovery, Report},
     setup::{Setup, set_up},
     straight_line,
-    verify::verify,
-    worker::{SliceOutcome, Worker, WorkerConfig},
+    verify::{read_back_all, verify},
+    worker::{self, SliceOutcome, Worker, WorkerConfig},
 };
 
 /// With `--limit`: how long the engine works before the loop does, and the other way round.
 const SLICE_NS: u64 = 100_000_000;
-/// Before anything is counted.
-const WARM_UP_NS: u64 = 200_000_000;
+/// Who fills the array; clients are counted from 0.
+const FILLER: u32 = u32::MAX;
 /// The largest request.
 const SIZE_MAX: u64 = 32 << 20;
 /// A sequential stream needs room before it meets its own tail.
@@ -73,6 +81,18 @@ pub enum BenchError {
     /// `--limit` needs memory.
     #[error("--limit needs memory members, and a size that divides the chunk or is whole stripes")]
     LimitShape,
+    /// `--limit` compares plain loads.
+    #[error("--limit doesn't go with --fill, --lost, --rebuild, --rate or --attended")]
+    LimitStaged,
+    /// Somebody watches, and has gone.
+    #[error("--attended: nobody said that the run may go on: {0}")]
+    Attendance(io::Error),
+    /// A member can't be failed or added.
+    #[error("{0}")]
+    Membership(#[from] CommandError),
+    /// A rebuild ended without success.
+    #[error("the member of slot {0} was lost again while it was rebuilt")]
+    NotRebuilt(usize),
     /// Too little room for the clients.
     #[error("the array is too small for {depth} requests of {size} bytes at a time")]
     TooSmall {
@@ -140,6 +160,15 @@ fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     if !(0.0..=1e6).contains(&arguments.seconds) {
         return wrong("--seconds must be from 0 to a million");
     }
+    if !(0.0..=1e6).contains(&arguments.warm_up) {
+        return wrong("--warm-up must be from 0 to a million");
+    }
+    if arguments.rate.is_some_and(|rate| rate == 0) {
+        return wrong("--rate must be at least one byte per second");
+    }
+    if arguments.limit && arguments.is_staged() {
+        return Err(BenchError::LimitStaged);
+    }
     if arguments.size == 0 || !arguments.size.is_multiple_of(512) || arguments.size > SIZE_MAX {
         return wrong("--size must be a multiple of 512 bytes, at most 32M");
     }
@@ -154,6 +183,8 @@ pub(crate) struct Measured {
     pub(crate) ratios: Vec<f64>,
     pub(crate) statistics: Statistics,
     pub(crate) latency: Histogram<u64>,
+    /// With `--rebuild`, and then there is no load.
+    pub(crate) recovery: Option<Recovery>,
 }
 
 async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, BenchError> {
@@ -168,7 +199,33 @@ async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, Ben
     if regions.iter().any(|region| region.units() < arguments.depth * UNITS_PER_CLIENT_MIN) {
         return Err(BenchError::TooSmall { depth: arguments.depth, size: arguments.size });
     }
-    start_workers(arguments, context, &setup, &regions).await;
+    if arguments.fill {
+        fill(&setup.array, &regions[0], FILLER).await?;
+    }
+    loss::lose(&setup.array, &arguments.lost).await?;
+    let measured = match arguments.rebuild {
+        Some(slot) => measure_rebuild(arguments, &setup, slot).await?,
+        None => measure_load(arguments, context, &setup, &regions).await?,
+    };
+    let zeroed = !setup.memories.is_empty() || arguments.assume_clean;
+    if !arguments.lost.is_empty() {
+        // What the others say of the missing members' data, before those are made from it.
+        read_back_all(&setup.array, &regions, zeroed).await?;
+        loss::bring_back(&setup, &arguments.lost).await?;
+    }
+    let verified = verify(&setup.array, arguments.level, &regions, zeroed).await?;
+    setup.array.stop().await?;
+    Ok(Report::new(arguments, setup.names(), &measured, verified))
+}
+
+/// Puts a load on the array.
+async fn measure_load(
+    arguments: &BenchArgs,
+    context: &Context,
+    setup: &Setup,
+    regions: &[Arc<Region>],
+) -> Result<Measured, BenchError> {
+    start_workers(arguments, context, setup, regions).await;
     let measured = run_slices(arguments, context, &setup.array).await;
     let latencies = on_all(context, |_| || async { Worker::end() }).await;
     let mut measured = measured?;
@@ -176,9 +233,27 @@ async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, Ben
         // Made with the same bounds.
         let _ = measured.latency.add(latency);
     }
-    let verified = verify(&setup.array, arguments.level, &regions, !setup.memories.is_empty()).await?;
-    setup.array.stop().await?;
-    Ok(Report::new(arguments, &setup.names, &measured, verified))
+    Ok(measured)
+}
+
+/// Loses a member and has it rebuilt.
+async fn measure_rebuild(arguments: &BenchArgs, setup: &Setup, slot: usize) -> Result<Measured, BenchError> {
+    loss::lose(&setup.array, &[slot]).await?;
+    loss::erase(&setup.sources[slot]).await?;
+    announce(arguments.attended, Stage::Ready).await?;
+    announce(arguments.attended, Stage::Begins).await?;
+    let before = setup.array.detail().statistics;
+    let recovery = loss::rebuild(setup, slot).await?;
+    let statistics = setup.array.detail().statistics.since(&before);
+    announce(arguments.attended, Stage::Ended).await?;
+    Ok(Measured {
+        engine: SliceOutcome::default(),
+        straight: SliceOutcome::default(),
+        ratios: Vec::new(),
+        statistics,
+        latency: worker::histogram(),
+        recovery: Some(recovery),
+    })
 }
 
 /// The engine's region, and with `--limit` one for each shard's loop.
@@ -206,12 +281,15 @@ async fn start_workers(arguments: &BenchArgs, context: &Context, setup: &Setup, 
     on_all(context, |shard| {
         let number = |shard: usize| u32::try_from(depth * shard / shards).unwrap_or(u32::MAX);
         let first = number(shard);
+        let interval_ns = arguments.rate.map(|rate| interval_ns(arguments, rate));
         let writers = u32::try_from(depth).unwrap_or(u32::MAX);
         let config = WorkerConfig {
             shared: Arc::clone(setup.array.shared()),
             region: Arc::clone(&regions[0]),
             clients: (first, number(shard + 1) - first),
             reads: arguments.reads,
+            writes_before: if arguments.fill { FILLED } else { 0 },
+            interval_ns,
             straight_line: regions
                 .get(shard + 1)
                 .map(|region| (setup.memories.clone(), Arc::clone(region), writers + first)),
@@ -224,9 +302,11 @@ async fn start_workers(arguments: &BenchArgs, context: &Context, setup: &Setup, 
 
 async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> Result<Measured, BenchError> {
     let wanted_ns = nanoseconds(arguments.seconds);
-    engine_slice(context, WARM_UP_NS.min(wanted_ns)).await?;
-    straight_slice(context, WARM_UP_NS.min(wanted_ns)).await?;
-    let latency = Worker::current().latency.borrow().clone();
+    let warm_up_ns = nanoseconds(arguments.warm_up).min(wanted_ns);
+    announce(arguments.attended, Stage::Ready).await?;
+    engine_slice(context, warm_up_ns).await?;
+    straight_slice(context, warm_up_ns).await?;
+    announce(arguments.attended, Stage::Begins).await?;
     on_all(context, |_| || async { Worker::current().forget_latency() }).await;
     let before = array.detail().statistics;
     let mut measured = Measured {
@@ -234,9 +314,9 @@ async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> 
         straight: SliceOutcome::default(),
         ratios: Vec::new(),
         statistics: before,
-        latency,
+        latency: worker::histogram(),
+        recovery: None,
     };
-    measured.latency.reset();
     let slice_ns = if arguments.limit { SLICE_NS } else { wanted_ns };
     let mut done_ns = 0;
     while done_ns < wanted_ns {
@@ -251,7 +331,14 @@ async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> 
         }
     }
     measured.statistics = array.detail().statistics.since(&before);
+    announce(arguments.attended, Stage::Ended).await?;
     Ok(measured)
+}
+
+/// Nanoseconds between two requests of one client, on average, so that all of them together ask for `rate` bytes a second.
+#[expect(clippy::cast_precision_loss, reason = "an average needs no 53 bits")]
+fn interval_ns(arguments: &BenchArgs, rate: u64) -> f64 {
+    arguments.size as f64 * arguments.depth as f64 * 1e9 / rate as f64
 }
 
 async fn engine_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {

@@ -1,17 +1,15 @@
 //! The array of a run: opened, made, assembled, and ready when it returns.
 
 use std::{
-    fs::File,
-    io::Read,
     path::PathBuf,
     rc::Rc,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pinstripe_engine::{array::Array, create::create, options::ArrayOptions};
+use pinstripe_engine::{array::Array, create::create, geometry::Geometry, options::ArrayOptions};
 use pinstripe_md::{
-    identity::{SetName, Timestamp, Uuid},
+    identity::{SetName, Timestamp},
     level::{Layout, Level, ParityLayout, Raid0Layout},
     placement::{InitialSync, NewArray, NewBitmap, NewDevice},
     superblock::MetadataVersion,
@@ -28,6 +26,7 @@ use pinstripe_runtime::{
 
 use crate::{
     arguments::{BenchArgs, BitmapChoice, DeviceSpec},
+    loss::random_uuid,
     run::BenchError,
 };
 
@@ -45,8 +44,23 @@ pub(crate) struct Setup {
     pub(crate) array: Array,
     /// The members' memory by slot; empty where they are files or block devices.
     pub(crate) memories: Vec<Arc<Memory>>,
-    /// The members' names.
-    pub(crate) names: Vec<String>,
+    /// The members' storage by slot.
+    pub(crate) sources: Vec<Arc<dyn DeviceSource>>,
+}
+
+impl Setup {
+    /// The members' names by slot.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.sources.iter().map(|source| source.name()).collect()
+    }
+
+    /// Bytes that one member of a level with parity holds of the array.
+    pub(crate) fn member_bytes(&self) -> u64 {
+        match &self.array.shared().geometry {
+            Geometry::Parity(geometry) => geometry.member_bytes(),
+            Geometry::Raid0(_) => 0,
+        }
+    }
 }
 
 /// Makes the array that `arguments` describe and waits until its parity is in sync.
@@ -65,11 +79,11 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
             sources.insert(slot, initiator.open(&address).await?);
         }
     }
-    let names = sources.iter().map(|source| source.name()).collect();
     let attached: Result<Vec<Rc<dyn Device>>, DeviceError> = sources.iter().map(|s| s.attach()).collect();
     let attached = attached.map_err(BenchError::Attach)?;
     // Fresh memory is zero, and so is its parity.
-    let initial = if wants_memory { InitialSync::AssumeClean } else { InitialSync::Resync };
+    let initial =
+        if wants_memory || arguments.assume_clean { InitialSync::AssumeClean } else { InitialSync::Resync };
     create(&wish(arguments, &attached, initial)?, &attached).await?;
     drop(attached);
     let options = ArrayOptions {
@@ -77,11 +91,11 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
         parity_cache_bytes: usize::try_from(arguments.cache).unwrap_or(usize::MAX),
         ..ArrayOptions::default()
     };
-    let array = Array::assemble(sources, options, context.shards().to_vec()).await?;
+    let array = Array::assemble(sources.clone(), options, context.shards().to_vec()).await?;
     while array.detail().regions_to_resync > 0 {
         shard::sleep(LOOK_NS).await;
     }
-    Ok(Setup { array, memories, names })
+    Ok(Setup { array, memories, sources })
 }
 
 /// What to open.
@@ -198,12 +212,4 @@ fn wish(
         members: devices.iter().map(member).collect::<Result<_, BenchError>>()?,
         spares: Vec::new(),
     })
-}
-
-fn random_uuid() -> Result<Uuid, BenchError> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(BenchError::Random)?;
-    Ok(Uuid(bytes))
 }

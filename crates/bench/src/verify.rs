@@ -22,11 +22,7 @@ pub(crate) async fn verify(
     regions: &[Arc<Region>],
     zeroed: bool,
 ) -> Result<Verified, BenchError> {
-    let mut verified = Verified::default();
-    let mut bodies = Bodies::default();
-    for region in regions {
-        read_back(array.volume(), region, zeroed, &mut bodies, &mut verified).await?;
-    }
+    let mut verified = read_back_all(array, regions, zeroed).await?;
     if level.has_parity() {
         let report = array.check().await?;
         verified.stripes = report.stripes;
@@ -37,6 +33,19 @@ pub(crate) async fn verify(
                 unreadable: report.unreadable_stripes,
             });
         }
+    }
+    Ok(verified)
+}
+
+/// Reads every written unit back; with `zeroed` the others too, which nobody may have touched.
+pub(crate) async fn read_back_all(
+    array: &Array,
+    regions: &[Arc<Region>],
+    zeroed: bool,
+) -> Result<Verified, BenchError> {
+    let (mut verified, mut bodies) = (Verified::default(), Bodies::default());
+    for region in regions {
+        read_back(array.volume(), region, zeroed, &mut bodies, &mut verified).await?;
     }
     Ok(verified)
 }

@@ -22,6 +22,11 @@ thread_local! {
     static WORKER: RefCell<Option<Rc<Worker>>> = const { RefCell::new(None) };
 }
 
+/// Of latencies in nanoseconds, empty.
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are constants that fit")
+}
+
 /// What a worker is made of.
 #[derive(Clone)]
 pub(crate) struct WorkerConfig {
@@ -30,6 +35,10 @@ pub(crate) struct WorkerConfig {
     /// The numbers of its clients: the first, and how many.
     pub(crate) clients: (u32, u32),
     pub(crate) reads: u8,
+    /// Writes that went before, of every unit.
+    pub(crate) writes_before: u32,
+    /// Nanoseconds between two requests of a client, on average, if they come at a rate.
+    pub(crate) interval_ns: Option<f64>,
     /// The members' memory, and the region and first writer of the loop.
     pub(crate) straight_line: Option<(Vec<Arc<Memory>>, Arc<Region>, u32)>,
     /// Members answer inline: clients have to take turns by themselves, and the clock is dear.
@@ -52,6 +61,8 @@ pub(crate) struct Worker {
     /// A request is timed when its number has none of these bits.
     pub(crate) clock_mask: u64,
     pub(crate) inline: bool,
+    /// See [`WorkerConfig::interval_ns`].
+    pub(crate) interval_ns: Option<f64>,
     pub(crate) latency: RefCell<Histogram<u64>>,
     pub(crate) acknowledged: RefCell<Acknowledged>,
     clients: RefCell<Vec<Client>>,
@@ -62,7 +73,8 @@ impl Worker {
     /// Makes this shard's worker.
     pub(crate) fn start(config: WorkerConfig) {
         let (first, count) = config.clients;
-        let clients = (first..first + count).map(|number| Client::new(number, config.region.unit_bytes));
+        let client = |number| Client::new(number, config.region.unit_bytes, config.writes_before);
+        let clients = (first..first + count).map(client).collect();
         let straight_line = config.straight_line.map(|(memories, region, writer)| {
             let snapshot = config.shared.snapshot();
             let starts = snapshot.seats.iter().map(|seat| seat.member().map_or(0, |m| m.data_offset));
@@ -70,16 +82,16 @@ impl Worker {
             let geometry = config.shared.geometry.clone();
             StraightLine::new(geometry, members, region, config.reads, (writer, count))
         });
-        let latency = Histogram::new_with_max(LATENCY_NS_MAX, 3).expect("the bounds are constants that fit");
         let worker = Self {
-            clients: RefCell::new(clients.collect()),
+            clients: RefCell::new(clients),
             straight_line: RefCell::new(straight_line),
             volume: Volume::new(config.shared),
             region: config.region,
             reads: config.reads.into(),
-            clock_mask: if config.inline { CLOCK_EVERY - 1 } else { 0 },
+            interval_ns: config.interval_ns,
+            clock_mask: if config.inline && config.interval_ns.is_none() { CLOCK_EVERY - 1 } else { 0 },
             inline: config.inline,
-            latency: RefCell::new(latency),
+            latency: RefCell::new(histogram()),
             acknowledged: RefCell::new(Acknowledged::new()),
         };
         WORKER.with(|slot| *slot.borrow_mut() = Some(Rc::new(worker)));

@@ -93,3 +93,49 @@ fn the_report_is_json_and_a_table() {
         assert!(table.contains(word), "{table}");
     }
 }
+
+#[test]
+fn members_that_were_lost_are_rebuilt_before_the_check() {
+    for (level, lost) in [(Level::Raid5, vec![1]), (Level::Raid6, vec![0, 4])] {
+        let wish = BenchArgs { level, lost: lost.clone(), fill: true, reads: 50, ..arguments() };
+        let report = run(&wish).unwrap();
+        assert_eq!(report.settings.lost, lost);
+        assert!(counter(&report, "reconstructed_reads") > 0, "{level}: nobody read what is missing");
+        assert!(report.verified.stripes > 0 && report.verified.units > 0);
+    }
+    let too_many = run(&BenchArgs { lost: vec![0, 1], ..arguments() });
+    assert!(matches!(too_many, Err(BenchError::Membership(_))));
+    assert!(matches!(run(&BenchArgs { lost: vec![6], ..arguments() }), Err(BenchError::Membership(_))));
+}
+
+#[test]
+fn a_rebuild_makes_all_of_the_member() {
+    let wish = BenchArgs { rebuild: Some(2), fill: true, level: Level::Raid6, ..arguments() };
+    let report = run(&wish).unwrap();
+    let recovery = report.recovery.unwrap();
+    assert!(recovery.seconds > 0.0 && recovery.member_bytes > 8 << 20, "{recovery:?}");
+    assert!(counter(&report, "member_write_bytes") >= recovery.member_bytes);
+    assert!(report.verified.units > 0 && report.to_string().contains("rebuild"));
+}
+
+#[test]
+fn a_rate_is_kept_however_many_clients_there_are() {
+    for depth in [2, 32] {
+        let rate = Some(4 << 20);
+        let report = run(&BenchArgs { rate, depth, seconds: 1.0, reads: 50, ..arguments() }).unwrap();
+        let ratio = report.bytes_per_second / f64::from(4 << 20);
+        assert!((0.7..1.3).contains(&ratio), "{ratio} of the rate with {depth} clients");
+        assert!(report.latency_ns.p50 < 50_000_000, "waiting for the next request is no latency");
+    }
+    let both = run(&BenchArgs { rate: Some(1 << 20), limit: true, ..arguments() });
+    assert!(matches!(both, Err(BenchError::LimitStaged)));
+}
+
+#[test]
+fn a_filled_array_is_checked_from_end_to_end() {
+    for size in [4096, 80 << 10, 384 << 10] {
+        let report = run(&BenchArgs { fill: true, size, depth: 2, seconds: 0.1, ..arguments() }).unwrap();
+        let most_of_it = 5 * (11 << 20) / 100 * 98;
+        assert!(report.verified.units * size > most_of_it, "{} units of {size}", report.verified.units);
+    }
+}

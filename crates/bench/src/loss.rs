@@ -1,0 +1,64 @@
+//! Members that are missing while the array is measured, and their return.
+//!
+//! Who comes back comes back blank: its superblock is erased, so that all of it is rebuilt and not only what changed.
+
+use std::{fs::File, io::Read, sync::Arc};
+
+use pinstripe_engine::array::Array;
+use pinstripe_md::identity::Uuid;
+use pinstripe_runtime::{DeviceSource, shard};
+
+use crate::{report::Recovery, run::BenchError, setup::Setup};
+
+/// Everything of metadata 1.2 that makes a device a member lies in front of this.
+const SUPERBLOCK_END: usize = 64 << 10;
+/// How often to look whether the rebuild is done.
+const LOOK_NS: u64 = 1_000_000;
+
+/// Fails the members of these slots.
+pub(crate) async fn lose(array: &Array, slots: &[usize]) -> Result<(), BenchError> {
+    for &slot in slots {
+        array.fail(slot).await?;
+    }
+    Ok(())
+}
+
+/// Puts the members of these slots in again, one after the other, and waits until they are whole.
+pub(crate) async fn bring_back(setup: &Setup, slots: &[usize]) -> Result<(), BenchError> {
+    for &slot in slots {
+        erase(&setup.sources[slot]).await?;
+        rebuild(setup, slot).await?;
+    }
+    Ok(())
+}
+
+/// Erases a failed member's superblock.
+pub(crate) async fn erase(source: &Arc<dyn DeviceSource>) -> Result<(), BenchError> {
+    let device = source.attach().map_err(BenchError::Attach)?;
+    device.write(0, shard::zeroed(SUPERBLOCK_END).freeze(), true).await.result.map_err(BenchError::Attach)?;
+    Ok(())
+}
+
+/// Adds the device of an empty slot, and waits until it is rebuilt.
+pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Recovery, BenchError> {
+    let started = shard::now();
+    setup.array.add(Arc::clone(&setup.sources[slot]), random_uuid()?).await?;
+    loop {
+        let state = setup.array.detail().slots[slot].state;
+        match state {
+            "in-sync" => break,
+            "missing" => return Err(BenchError::NotRebuilt(slot)),
+            _ => shard::sleep(LOOK_NS).await,
+        }
+    }
+    Ok(Recovery::new(setup.member_bytes(), shard::now() - started))
+}
+
+/// A new identity.
+pub(crate) fn random_uuid() -> Result<Uuid, BenchError> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(BenchError::Random)?;
+    Ok(Uuid(bytes))
+}

@@ -1,0 +1,177 @@
+//! The page of the figures: what was asked for and what came of it, then every figure with its table and where it comes from.
+
+use std::fmt::Write;
+
+use super::experiments::{Arm, Figure};
+use super::results::{Measured, Row};
+use super::{chart, network};
+
+const HEAD: &str = "# Disaggregated: what was measured
+
+Written by `cargo xtask net --figures` (as root; `--only NAME` measures single figures again). Client and servers are on one machine,
+each in a network namespace of its own, with links that are limited in each direction ([how](../lab.md)). So only
+ratios mean something, and each compares what was measured within minutes: the *goodput* of a figure is what plain sequential requests of
+1 MiB to one member moved over one link, just before the figure's points. Members are in memory. `host-centric` means that the
+client computes parity, `offload` that the servers do. There is no parity cache. Every point ended with a scrub of all
+parity and with all written data read back, after members that were missing had been rebuilt.
+
+";
+
+const COLUMNS: &str = "\
+| | | arm | MB/s | of goodput | bound | of bound | sent | received | p50 ms | p99 ms | client CPU | servers' CPU | busy |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+";
+
+const LEGEND: &str = "*Bound*: what the plan allows, for a duplex link: users' bytes by the bytes that the array moves in the busier direction. *Sent, \
+received*: bytes on the client's link for each of the user's, headers included, by the link's own counters. *CPU*: seconds \
+per GiB of users' bytes, of the client's process and of all servers' processes together (what the kernel does in interrupts and for \
+loop devices isn't in it). *Busy*: share of the machine's CPUs that was busy with anything; near 100 % the CPU is the bound, and \
+the figures say nothing about networks.
+
+";
+
+/// The page of the figures that were measured.
+pub fn page(figures: &[Figure], known: &[(&Figure, Measured)]) -> String {
+    let mut text = HEAD.to_owned();
+    let _ = writeln!(text, "Links: {}.\n", network::description());
+    let has_offload = known.iter().any(|(_, measured)| measured.rows.iter().any(is_offload));
+    if !has_offload {
+        text.push_str(
+            "The offload arms are left out, because the `pinstripe bench` that was measured has no `--offload`.\n\n",
+        );
+    }
+    let missing: Vec<&str> = figures
+        .iter()
+        .filter(|figure| known.iter().all(|(other, _)| other.name != figure.name))
+        .map(|figure| figure.name)
+        .collect();
+    if !missing.is_empty() {
+        let _ = writeln!(text, "Not measured yet: {}.\n", missing.join(", "));
+    }
+    text.push_str("## What was to be reached\n\n| | wanted | measured |\n|---|---|---|\n");
+    for (what, wanted, found) in targets(known) {
+        let _ = writeln!(
+            text,
+            "| {what} | {wanted} | {} |",
+            found.unwrap_or_else(|| "not measured yet".to_owned())
+        );
+    }
+    text.push('\n');
+    text.push_str(LEGEND);
+    for (figure, measured) in known {
+        section(&mut text, figure, measured);
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
+fn is_offload(row: &Row) -> bool {
+    row.arm != Arm::HostCentric.name()
+}
+
+fn section(text: &mut String, figure: &Figure, measured: &Measured) {
+    let _ = writeln!(text, "## {}\n", figure.title);
+    if !figure.about.is_empty() {
+        let _ = writeln!(text, "{}\n", figure.about);
+    }
+    for (file, quantity) in chart::files(figure, measured) {
+        let _ = writeln!(text, "![{}: {}](disaggregated/{file})\n", figure.title, quantity.in_words());
+    }
+    text.push_str(COLUMNS);
+    for row in &measured.rows {
+        table_row(text, row);
+    }
+    let (write, read) = (measured.goodput_write * 8e-6, measured.goodput_read * 8e-6);
+    let _ = writeln!(
+        text,
+        "\nCommit {}, {} UTC, {}, load average before {}. The client's link: {} Mbit/s; goodput {write:.0} written, {read:.0} \
+         read. {} s a point. Again: `cargo xtask net --figures --only {} --mbit {} --seconds {}`.\n",
+        measured.commit,
+        measured.date,
+        measured.machine,
+        measured.load,
+        measured.mbit,
+        measured.seconds,
+        figure.name,
+        measured.mbit,
+        measured.seconds
+    );
+}
+
+fn table_row(text: &mut String, row: &Row) {
+    let or_nothing =
+        |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
+    let _ = writeln!(
+        text,
+        "| {} | {} | {} | {:.1} | {:.3} | {} | {} | {:.3} | {:.3} | {} | {} | {:.2} | {:.2} | {:.0} % |",
+        row.series,
+        row.label,
+        row.arm,
+        row.bytes_per_second / 1e6,
+        row.of_goodput,
+        or_nothing(row.bound, 3),
+        or_nothing(row.of_bound(), 3),
+        row.sent,
+        row.received,
+        or_nothing(row.p50_ms, 1),
+        or_nothing(row.p99_ms, 1),
+        row.client_cpu,
+        row.servers_cpu,
+        row.busy * 100.0
+    );
+}
+
+type Target = (String, &'static str, Option<String>);
+
+/// What the project set out to reach, and what is known of it.
+fn targets(known: &[(&Figure, Measured)]) -> Vec<Target> {
+    let find = |figure: &str, series: &str, arm: Arm, x: f64| {
+        let (_, measured) = known.iter().find(|(other, _)| other.name == figure)?;
+        measured.row(series, arm.name(), x)
+    };
+    let mut targets = Vec::new();
+    for (series, parts) in [("RAID5", 2.0), ("RAID6", 3.0)] {
+        let row = |figure: &str, arm, x| find(figure, series, arm, x);
+        let number = |value: f64| format!("{value:.3}");
+        let ratio =
+            |a: Option<&Row>, b: Option<&Row>, part: fn(&Row) -> f64| Some(number(part(a?) / part(b?)));
+        let mut target =
+            |what: &str, wanted, found| targets.push((format!("{series}: {what}"), wanted, found));
+        let partial = |arm| row("partial-writes", arm, 128.0);
+        target(
+            "partial writes, host-centric, by its bound (a half of the goodput, or a third)",
+            "≥ 0.95",
+            partial(Arm::HostCentric).map(|row| number(row.of_goodput * parts)),
+        );
+        target(
+            "partial writes, offload, by goodput",
+            "≥ 0.90",
+            partial(Arm::Offload).map(|r| number(r.of_goodput)),
+        );
+        target(
+            "servers' CPU per GiB of partial writes, offload by plain targets",
+            "≤ 1.5",
+            ratio(partial(Arm::Offload), partial(Arm::HostCentric), |row| row.servers_cpu),
+        );
+        for (arm, wanted) in [(Arm::Offload, "≥ 0.95"), (Arm::HostCentric, "0.57 or less is its bound")] {
+            let what = format!("degraded reads by healthy ones, {}", arm.name());
+            let reads = |figure| row(figure, arm, 128.0);
+            let found = ratio(reads("degraded-reads-by-size"), reads("reads-by-size"), |row| row.of_goodput);
+            target(&what, wanted, found);
+        }
+        let reducers = |arm| row("reducers", arm, 8.0);
+        target(
+            "rebuild under unequal links, bandwidth-aware by uniform reducers",
+            "≥ 1.5",
+            ratio(reducers(Arm::Bandwidth), reducers(Arm::Uniform), |row| row.of_goodput),
+        );
+        let servers = |arm, width| row("servers", arm, width);
+        target(
+            "6 servers with slow links by 4, offload",
+            "1.43 to 1.58",
+            ratio(servers(Arm::Offload, 6.0), servers(Arm::Offload, 4.0), |row| row.bytes_per_second),
+        );
+    }
+    targets
+}

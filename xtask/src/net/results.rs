@@ -1,0 +1,171 @@
+//! What was measured, as it is kept beside the figures: they can be drawn again, and measured again one by one.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::client::Measurement;
+
+/// One arm at one point.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// The line in the chart, without the arm.
+    pub series: String,
+    /// Who did the work.
+    pub arm: String,
+    /// Place on the axis.
+    pub x: f64,
+    /// The same in words.
+    pub label: String,
+    /// Users' bytes per second.
+    pub bytes_per_second: f64,
+    /// The same by the goodput of a link.
+    pub of_goodput: f64,
+    /// What it could be at most, in the same measure, by what the plan moves over the busiest link; host-centric only.
+    pub bound: Option<f64>,
+    /// Bytes that the client sent for each of the user's, by the link's counters.
+    pub sent: f64,
+    /// And received.
+    pub received: f64,
+    /// Median of the latency in milliseconds; none of a rebuild.
+    pub p50_ms: Option<f64>,
+    /// 99th percentile.
+    pub p99_ms: Option<f64>,
+    /// Seconds of the client's CPU per GiB of users' bytes.
+    pub client_cpu: f64,
+    /// And of all servers together.
+    pub servers_cpu: f64,
+    /// Share of the machine that was busy.
+    pub busy: f64,
+}
+
+/// A figure that was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// Commit of the sources, with `-dirty` if there were changes.
+    pub commit: String,
+    /// When, UTC.
+    pub date: String,
+    /// The machine's load average before.
+    pub load: String,
+    /// CPUs and kernel.
+    pub machine: String,
+    /// Seconds of each point.
+    pub seconds: f64,
+    /// The client's link in Mbit/s.
+    pub mbit: f64,
+    /// Bytes per second of plain sequential writes to one member.
+    pub goodput_write: f64,
+    /// And reads.
+    pub goodput_read: f64,
+    /// By point, arm after arm.
+    pub rows: Vec<Row>,
+}
+
+impl Measured {
+    /// Of now, without rows.
+    pub fn begin(root: &Path, seconds: f64, mbit: f64, goodput: Goodput) -> Result<Self> {
+        let load = fs::read_to_string("/proc/loadavg").context("read /proc/loadavg")?;
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Ok(Self {
+            commit: said(Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root))?,
+            date: said(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]))?,
+            load: load.split(' ').take(2).collect::<Vec<_>>().join(", "),
+            machine: format!("{cpus} CPUs, Linux {}", kernel.trim()),
+            seconds,
+            mbit,
+            goodput_write: goodput.write,
+            goodput_read: goodput.read,
+            rows: Vec::new(),
+        })
+    }
+
+    /// The row of this place.
+    pub fn row(&self, series: &str, arm: &str, x: f64) -> Option<&Row> {
+        self.rows.iter().find(|row| row.series == series && row.arm == arm && (row.x - x).abs() < 1e-9)
+    }
+
+    /// What was kept, if there is something.
+    pub fn load(path: &Path) -> Result<Option<Self>> {
+        let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
+        serde_json::from_str(&text)
+            .map(Some)
+            .with_context(|| format!("{} is of another form", path.display()))
+    }
+
+    /// Keeps it.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("run {command:?}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// What one link carries of one member's data, in bytes per second.
+#[derive(Clone, Copy, Debug)]
+pub struct Goodput {
+    /// To the member.
+    pub write: f64,
+    /// From it.
+    pub read: f64,
+}
+
+impl Goodput {
+    /// What a load with this percentage of reads is compared with: a duplex link carries both at once, so that mixed loads can
+    /// exceed it.
+    pub fn of(self, reads: u8) -> f64 {
+        match reads {
+            100 => self.read,
+            0 => self.write,
+            _ => self.read.min(self.write),
+        }
+    }
+}
+
+const GIB: f64 = 1_073_741_824.0;
+
+impl Row {
+    /// Of a measurement. `servers_share` is what all servers' links carry by what the client's does.
+    pub fn new(
+        (series, arm, x, label): (&str, &str, f64, &str),
+        measured: &Measurement,
+        goodput: f64,
+        (is_host_centric, servers_share): (bool, f64),
+    ) -> Self {
+        let user = measured.user_bytes();
+        let (written, read) = measured.moved();
+        let is_rebuild = !measured.report["recovery"].is_null();
+        let latency = |percentile| (!is_rebuild).then(|| measured.latency(percentile) * 1e3);
+        #[expect(clippy::cast_precision_loss, reason = "ratios need no 53 bits")]
+        let per_byte = |bytes: u64| bytes as f64 / user;
+        Self {
+            series: series.to_owned(),
+            arm: arm.to_owned(),
+            x,
+            label: label.to_owned(),
+            bytes_per_second: measured.bytes_per_second(),
+            of_goodput: measured.bytes_per_second() / goodput,
+            bound: is_host_centric.then(|| servers_share.min(1.0) * user / written.max(read)),
+            sent: per_byte(measured.client.sent),
+            received: per_byte(measured.client.received),
+            p50_ms: latency("p50"),
+            p99_ms: latency("p99"),
+            client_cpu: measured.client_cpu / user * GIB,
+            servers_cpu: measured.servers_cpu.iter().sum::<f64>() / user * GIB,
+            busy: measured.busy,
+        }
+    }
+
+    /// How much of its bound it reached.
+    pub fn of_bound(&self) -> Option<f64> {
+        self.bound.map(|bound| self.of_goodput / bound)
+    }
+}
