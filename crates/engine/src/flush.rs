@@ -56,17 +56,17 @@ impl VolumeInner {
         let again = matches!(self.shared.geometry, Geometry::Raid0(_));
         let mut set = self.sets.take();
         // A slot may have two: its member and the target of its replacement. With how many flushes of it had failed before.
-        let mut places = [(0, 0); 2 * crate::geometry::MEMBERS_MAX];
+        let mut asked = [(0, 0); 2 * crate::geometry::MEMBERS_MAX];
         for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
             let Some((member, device)) = view.member(place) else { continue };
             let before = member.health.flushes.begin();
             let before = if again || active(Mutant::FailedFlushForgotten) { before } else { 0 };
-            places[set.push(device.flush())] = (place, before);
+            asked[set.push(device.flush())] = (place, before);
         }
         set.wait().await;
+        let asked = &asked[..set.len()];
         let mut failed = Vec::new();
-        for index in 0..set.len() {
-            let (place, _) = places[index];
+        for (index, &(place, _)) in asked.iter().enumerate() {
             let Some((member, device)) = view.member(place) else { continue };
             let mut error = set.take(index).result.err();
             if error.is_some() && active(Mutant::FlushTriedAgain) {
@@ -77,12 +77,14 @@ impl VolumeInner {
             member.health.flushes.end(error);
             failed.extend(error.map(|error| (place, error)));
         }
-        for &(place, before) in &places[..set.len()] {
-            let Some((member, _)) = view.member(place) else { continue };
-            if failed.iter().any(|(other, _)| *other == place) || active(Mutant::FailedFlushForgotten) {
-                continue;
+        for &(place, before) in asked {
+            let told = failed.iter().any(|(other, _)| *other == place);
+            if let Some((member, _)) = view.member(place)
+                && !told
+                && !active(Mutant::FailedFlushForgotten)
+            {
+                failed.extend(member.health.flushes.failed_since(before).await.map(|error| (place, error)));
             }
-            failed.extend(member.health.flushes.failed_since(before).await.map(|error| (place, error)));
         }
         set.clear();
         self.sets.give(set);
