@@ -66,6 +66,8 @@ pub trait Offload {
     fn limits(&self) -> OffloadLimits;
     /// The member as other servers reach it: `nvme-tcp://HOST:PORT/NQN?nsid=N`.
     fn address(&self) -> String;
+    /// The highest epoch that the member was ever attached under, in the bytes of the outcome; 0 for none.
+    fn epoch(&self) -> Submission;
     /// Makes the array known; once before the first operation, and whenever a member comes or goes. Durable.
     fn attach(&self, attachment: &Attachment) -> Submission;
     /// Ends it. With `give_up` whoever comes next needs no higher epoch.
