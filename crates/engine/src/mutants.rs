@@ -225,6 +225,22 @@ pinstripe_runtime::mutants! {
     HalfRecoveredReadded,
     /// A check or repair that made room for a rebuild forgets the stripes that it had begun.
     UndoneForgotten,
+    /// Servers are told to commit before all of them have done their part.
+    OffloadCommitsEarly,
+    /// A part of P is multiplied like one of Q.
+    OffloadQForP,
+    /// Parity stays in the cache although a server has written it anew (C13).
+    OffloadKeepsParity,
+    /// An operation that failed is left to the servers when the client takes another way.
+    OffloadUnresolved,
+    /// A server that did not carry out a commit is kept (C2).
+    OffloadCommitErrorIgnored,
+    /// Servers change parity of an array whose log must know the old bytes.
+    OffloadPastLog,
+    /// What is written to a missing member is not sent to the parity servers.
+    OffloadSuppliedForgotten,
+    /// Lost bytes are summed up with coefficients that are twice as large.
+    OffloadWrongCoefficient,
 }
 
 impl Mutant {
@@ -262,6 +278,18 @@ impl Mutant {
         Self::LogBeginsUnflushed,
         Self::LogForgetsFailure,
         Self::LogBeforeRecord,
+    ];
+
+    /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather than the swarm.
+    pub const OF_OFFLOAD: &[Self] = &[
+        Self::OffloadCommitsEarly,
+        Self::OffloadQForP,
+        Self::OffloadKeepsParity,
+        Self::OffloadUnresolved,
+        Self::OffloadCommitErrorIgnored,
+        Self::OffloadPastLog,
+        Self::OffloadSuppliedForgotten,
+        Self::OffloadWrongCoefficient,
     ];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.

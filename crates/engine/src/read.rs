@@ -141,6 +141,15 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(piece.stripe).await)
         };
+        let view = self.view();
+        if repair.is_none() && self.may_reduce(&view) {
+            let (is_read, back) = Box::pin(self.read_reduced(&view, piece, buffer)).await;
+            if is_read {
+                return (Ok(()), back);
+            }
+            buffer = back;
+        }
+        drop(view);
         let mut row = self.rows.take();
         let range = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let avoid = repair.map_or(Set64::EMPTY, Set64::only);

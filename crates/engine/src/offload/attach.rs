@@ -1,0 +1,288 @@
+//! Making the servers know the array: who its members are, and under which epoch.
+//!
+//! A task on the home shard attaches every member that offers the seam whenever the membership has changed, and then has the
+//! controller publish who takes part. It waits until the superblocks know the membership first: then nobody writes under an
+//! earlier one, and no operation of it is under way.
+//!
+//! # Epoch
+//!
+//! It must be higher than any before, also after a crash before which nothing of the array's own was written: so neither the superblocks'
+//! events nor a clock will do. The servers know: their epochs are durable. It is one more than the highest that any of the
+//! members was ever attached under; that is asked each time, so that a member that joins with a higher one raises all.
+//!
+//! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed member.
+
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::Arc,
+};
+
+use pinstripe_runtime::{Attachment, DeviceError, DeviceErrorKind, SubmissionSet, shard};
+
+use super::{Attached, OffloadMode, Standing};
+use crate::{
+    array::{Array, Home},
+    control::Command,
+    error::{IoError, Operation},
+    geometry::{Geometry, Set64},
+    snapshot::View,
+    volume::adopt_everywhere,
+};
+
+/// A server that refused is asked again after this.
+const AGAIN_NS: u64 = 10_000_000_000;
+
+/// What the home shard knows of the attachments.
+#[derive(Default)]
+pub(crate) struct Attaching {
+    /// The task runs.
+    runs: Cell<bool>,
+    epoch: Cell<u64>,
+    /// Of the table of peers.
+    generation: Cell<u64>,
+    /// The array has ended.
+    ended: Cell<bool>,
+}
+
+/// What came of asking the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// All take part who offer it, or the membership is another by now.
+    Granted,
+    /// Some would not.
+    Refused,
+    /// Some did not answer: the membership of this generation will not last.
+    Lost(u64),
+}
+
+impl Home {
+    /// Whether somebody offers to compute, and nobody has taken that up yet.
+    pub(crate) fn is_offered(&self) -> bool {
+        let shared = self.shared();
+        if self.attaching.runs.get()
+            || shared.options.offload == OffloadMode::Off
+            || self.is_static()
+            || !matches!(shared.geometry, Geometry::Parity(_))
+        {
+            return false;
+        }
+        let view = self.volume.inner.view();
+        (0..view.snapshot.seats.len())
+            .any(|slot| view.member(slot).is_some_and(|(_, device)| device.offload().is_some()))
+    }
+
+    /// Somebody is about to take the offer up.
+    pub(crate) fn claim_offload(&self) {
+        self.attaching.runs.set(true);
+    }
+
+    /// Attaches the members for the first time, and from then on after every change.
+    pub(crate) async fn begin_offload(self: &Rc<Self>) {
+        let round = self.attach_members().await;
+        shard::spawn(Rc::clone(self).keep_attached(round));
+    }
+
+    /// The same, without waiting for it.
+    pub(crate) fn take_up_offload(self: &Rc<Self>) {
+        self.claim_offload();
+        shard::spawn(Rc::clone(self).keep_attached(Round::Granted));
+    }
+
+    async fn keep_attached(self: Rc<Self>, mut round: Round) {
+        let shared = Arc::clone(self.shared());
+        loop {
+            let is_over = || self.stopped.get() || shared.has_failed();
+            let wanted = || match round {
+                Round::Lost(generation) => shared.has_moved(generation),
+                Round::Granted | Round::Refused => shared.snapshot().offload.is_none(),
+            };
+            let change = shared.offload.changed.wait_until(|| is_over() || wanted());
+            if round == Round::Refused {
+                // What was refused may be granted now.
+                let _ = shard::timeout(AGAIN_NS, change).await;
+            } else {
+                change.await;
+            }
+            if is_over() {
+                return;
+            }
+            round = self.attach_members().await;
+        }
+    }
+
+    /// Attaches everybody who offers it, and publishes who takes part.
+    async fn attach_members(&self) -> Round {
+        let shared = self.shared();
+        let snapshot = shared.snapshot();
+        let lost = Round::Lost(snapshot.generation);
+        if !shared.recorded(snapshot.generation).await {
+            return lost;
+        }
+        let view = self.volume.inner.view();
+        if view.snapshot.generation != snapshot.generation {
+            return lost;
+        }
+        let mut attached = offers(&view);
+        if attached.slots.is_empty() {
+            self.publish_attached(snapshot.generation, attached).await;
+            return Round::Granted;
+        }
+        if !self.raise_epoch(&view, &mut attached).await {
+            return lost;
+        }
+        self.attaching.generation.set(self.attaching.generation.get() + 1);
+        let attachment = Attachment {
+            array: self.records.borrow().array.set_uuid.0,
+            epoch: self.attaching.epoch.get(),
+            generation: self.attaching.generation.get(),
+            peers: addresses(&view, attached.slots),
+            takeover: false,
+        };
+        let asked = attached.slots;
+        let answers = ask(&view, asked, |server| server.attach(&attachment)).await;
+        let is_lost = self.note_answers(&view, &mut attached, asked, &answers);
+        if is_lost {
+            return lost;
+        }
+        attached.epoch = self.attaching.epoch.get();
+        let refused = attached.standing.iter().any(|standing| matches!(standing, Standing::Refused(_)));
+        self.publish_attached(snapshot.generation, attached).await;
+        if refused { Round::Refused } else { Round::Granted }
+    }
+
+    /// Makes the epoch higher than every one that a member knows of another. False if a member is lost.
+    async fn raise_epoch(&self, view: &View, attached: &mut Attached) -> bool {
+        let asked = attached.slots;
+        let answers = ask(view, asked, |server| server.epoch()).await;
+        if self.note_answers(view, attached, asked, &answers) {
+            return false;
+        }
+        let known = answers.iter().filter_map(|answer| answer.ok()).max().unwrap_or(0) as u64;
+        let own = self.attaching.epoch.get();
+        if own == 0 || known > own {
+            self.attaching.epoch.set(known + 1);
+        }
+        true
+    }
+
+    /// Takes those who refused out of who takes part, and reports those who don't answer. True if there are any of these: the
+    /// membership will change.
+    fn note_answers(
+        &self,
+        view: &View,
+        attached: &mut Attached,
+        asked: Set64,
+        answers: &[Result<usize, DeviceError>],
+    ) -> bool {
+        use DeviceErrorKind::{Gone, Removed, TimedOut};
+        let mut is_lost = false;
+        for (slot, answer) in asked.iter().zip(answers) {
+            let Err(error) = *answer else { continue };
+            attached.slots = attached.slots.without(Set64::only(slot));
+            attached.standing[slot] = Standing::Refused(error);
+            if matches!(error.kind, Gone | TimedOut | Removed) {
+                is_lost = true;
+                self.volume.inner.report(view, slot, Operation::Metadata, 0, error);
+            }
+        }
+        is_lost
+    }
+
+    async fn publish_attached(&self, generation: u64, attached: Attached) {
+        let attached = Arc::new(attached);
+        // If the membership has changed meanwhile, it is attached anew.
+        let _ = self.command(|reply| Command::Offload { generation, attached, reply }).await;
+    }
+
+    /// Has every shard know who takes part. The controller's.
+    pub(crate) async fn adopt_attached(
+        &self,
+        generation: u64,
+        attached: Arc<Attached>,
+    ) -> Result<(), IoError> {
+        let shared = self.shared();
+        let now = shared.snapshot();
+        if now.generation != generation || !shared.is_recorded() {
+            return Err(IoError::MembershipChanged);
+        }
+        let mut next = (*now).clone();
+        next.generation += 1;
+        next.offload = Some(attached);
+        shared.publish(next);
+        shared.admission.drained().await;
+        adopt_everywhere(shared);
+        // The superblocks know this membership: it is the one before.
+        shared.set_durable(generation + 1);
+        Ok(())
+    }
+
+    /// The array has ended: whoever takes up its members next needs no higher epoch if it ended well.
+    pub(crate) async fn detach_members(&self, give_up: bool) {
+        self.shared().offload.changed.notify();
+        if self.attaching.epoch.get() == 0 || self.attaching.ended.replace(true) {
+            return;
+        }
+        let view = self.volume.inner.view();
+        let slots = offers(&view).slots;
+        // Whoever doesn't answer keeps an epoch that the next one raises.
+        ask(&view, slots, |server| server.detach(give_up)).await;
+    }
+}
+
+impl Array {
+    /// The epoch under which the members' servers are attached; 0 if none is.
+    pub fn offload_epoch(&self) -> u64 {
+        self.home.attaching.epoch.get()
+    }
+}
+
+/// Who offers to take part, and can.
+fn offers(view: &View) -> Attached {
+    let slots = view.snapshot.seats.len();
+    let mut attached = Attached {
+        slots: Set64::EMPTY,
+        epoch: 0,
+        range_bytes: u32::MAX,
+        limits: vec![0; slots],
+        standing: vec![Standing::NotOffered; slots],
+    };
+    for slot in 0..slots {
+        let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else { continue };
+        if !view.snapshot.targets.is_empty() {
+            attached.standing[slot] = Standing::Replacement;
+            continue;
+        }
+        let limits = server.limits();
+        attached.slots.insert(slot);
+        attached.limits[slot] = limits.operations;
+        attached.range_bytes = attached.range_bytes.min(limits.range_bytes);
+        attached.standing[slot] = Standing::Offload;
+    }
+    // Whole blocks.
+    attached.range_bytes -= attached.range_bytes % 4096;
+    if attached.range_bytes == 0 {
+        attached.slots = Set64::EMPTY;
+    }
+    attached
+}
+
+fn addresses(view: &View, slots: Set64) -> Vec<Option<String>> {
+    let address = |slot: usize| Some(view.member(slot)?.1.offload()?.address());
+    (0..view.snapshot.seats.len()).map(|slot| address(slot).filter(|_| slots.contains(slot))).collect()
+}
+
+/// Asks all of `slots` at once; the answers by slot, ascending.
+async fn ask(
+    view: &View,
+    slots: Set64,
+    request: impl Fn(&dyn pinstripe_runtime::Offload) -> pinstripe_runtime::Submission,
+) -> Vec<Result<usize, DeviceError>> {
+    let mut set = SubmissionSet::default();
+    let servers = slots.iter().filter_map(|slot| view.member(slot)?.1.offload());
+    servers.for_each(|server| {
+        set.push(request(server));
+    });
+    set.wait().await;
+    (0..set.len()).map(|index| set.take(index).result).collect()
+}

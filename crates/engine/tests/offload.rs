@@ -1,0 +1,245 @@
+//! Members whose servers compute parity: every byte that was acknowledged, parity on every row, nothing left at the servers,
+//! whatever servers and links do.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use arrays::{
+    STEPS,
+    net::{CHUNK, Net, plan},
+    options,
+    scene::{clients, spawn, write},
+};
+use pinstripe_engine::{geometry::ParityLayout, offload::OffloadMode, options::ArrayOptions};
+use pinstripe_md::level::Level;
+
+const CHUNK_SECTORS: u64 = CHUNK / 512;
+
+fn raid5(seed: u64) -> Net {
+    Net::of(seed, plan(Level::Raid5, "left-symmetric", 4))
+}
+
+fn raid6(seed: u64) -> Net {
+    Net::of(seed, plan(Level::Raid6, "left-symmetric", 5))
+}
+
+fn fill(net: &mut Net) {
+    let sectors = net.scene.array.volume().size() / 512;
+    net.scene.write(0, sectors, false).unwrap();
+    net.scene.flush().unwrap();
+}
+
+#[test]
+fn partial_writes_send_each_byte_once_and_full_stripes_stay_with_the_client() {
+    for parities in 1..=2 {
+        let mut net = if parities == 1 { raid5(1) } else { raid6(2) };
+        fill(&mut net);
+        let written: u64 = net.servers.iter().map(|server| server.count("partial_write")).sum();
+        assert_eq!(written, 0);
+        let (before, detail) = (net.statistics(), net.scene.array.detail());
+        net.scene.write(3, 8, false).unwrap();
+        let (now, after) = (net.statistics().since(&before), net.scene.array.detail());
+        assert_eq!((now.offloaded_runs, now.offload_operations, now.offload_fallbacks), (1, 1, 0), "{:?}", net.script.failures);
+        assert_eq!((now.pre_read_bytes, now.member_write_bytes), (0, 0));
+        let sent = |detail: &pinstripe_engine::detail::Detail| {
+            detail.slots.iter().map(|slot| (slot.statistics.sent_bytes, slot.statistics.received_bytes)).collect::<Vec<_>>()
+        };
+        let (from, to) = (sent(&detail), sent(&after));
+        // The bitmap and superblocks are written too, by every member alike.
+        let user = from.iter().zip(&to).map(|(from, to)| to.0 - from.0).collect::<Vec<_>>();
+        let least = user.iter().min().unwrap();
+        assert_eq!(user.iter().sum::<u64>() - least * user.len() as u64, 8 * 512);
+        let parity: u64 = net.servers.iter().map(|server| server.count("parity")).sum();
+        assert_eq!(parity, parities);
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn random_writes_of_every_level_and_layout_keep_data_and_parity() {
+    for (seed, layout) in (0..).zip(ParityLayout::all()) {
+        let level = Level::from_number(layout.level()).unwrap();
+        let members = if level == Level::Raid6 { 5 } else { 4 };
+        let mut net = Net::of(seed, plan(level, layout.name(), members));
+        fill(&mut net);
+        clients(&mut net.scene, 4, 25, 70);
+        assert!(net.statistics().offloaded_runs > 20, "{:?}", net.statistics());
+        assert_eq!(net.statistics().offload_fallbacks, 0, "{:?}", net.script.failures);
+        net.assert_consistent();
+        net.assert_settled();
+        net.scene.stop();
+        assert!(net.servers.iter().all(|server| server.is_given_up()));
+    }
+}
+
+#[test]
+fn degraded_writes_and_reads_of_every_level_and_layout_keep_what_is_lost() {
+    let mut reads = 0;
+    for (seed, layout) in (100..).zip(ParityLayout::all()) {
+        let level = Level::from_number(layout.level()).unwrap();
+        let (members, redundancy) = if level == Level::Raid6 { (5, 2) } else { (4, 1) };
+        for lost in 1..=redundancy {
+            let mut net = Net::of(seed, plan(level, layout.name(), members));
+            fill(&mut net);
+            for number in 0..lost {
+                net.lose((usize::try_from(seed).unwrap() + 2 * number) % usize::from(members));
+            }
+            clients(&mut net.scene, 4, 25, 70);
+            net.scene.read_all();
+            let now = net.statistics();
+            assert!(now.offloaded_runs > 10 && now.offload_fallbacks == 0, "{now:?} {:?}", net.script.failures);
+            assert_eq!(now.offloaded_reads, now.reconstructed_reads);
+            reads += now.offloaded_reads;
+            net.assert_settled();
+        }
+    }
+    assert!(reads > 1000, "{reads}");
+}
+
+#[test]
+fn writers_of_one_stripe_and_readers_of_it_see_whole_writes() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        if seed % 2 == 1 {
+            net.lose(1);
+        }
+        let done = spawn(&mut net.scene, 6, |number, volume, ledger, mut rng| async move {
+            for _ in 0..20 {
+                let at = rng.below(CHUNK_SECTORS * 3 - 40);
+                if number < 4 {
+                    write(&volume, &ledger, at, 1 + rng.below(40), rng.below(8) == 0).await.unwrap();
+                    continue;
+                }
+                let id = ledger.borrow_mut().begin_read(at..at + 40);
+                let (result, buffer) = volume.read(at * 512, pinstripe_runtime::shard::buffer(40 * 512)).await;
+                result.unwrap();
+                ledger.borrow_mut().check_read(id, &buffer).unwrap();
+            }
+        });
+        net.scene.world.run_until(STEPS, |_| *done.borrow() == 6).unwrap();
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn with_a_barrier_parity_servers_are_told_when_all_parts_are_there() {
+    let options = ArrayOptions { offload: OffloadMode::Barrier, ..options() };
+    let mut net = Net::new(3, plan(Level::Raid6, "left-symmetric", 5), 2, options);
+    fill(&mut net);
+    clients(&mut net.scene, 3, 20, 40);
+    let now = net.statistics();
+    assert!(now.offload_barriers > 10 && now.offload_fallbacks == 0);
+    net.assert_consistent();
+    net.assert_settled();
+}
+
+#[test]
+fn servers_with_few_slots_are_never_asked_for_more() {
+    for seed in 0..4 {
+        let wish = plan(Level::Raid5, "left-symmetric", 4);
+        let mut net = Net::with_slots(seed, wish, 2, options(), 2);
+        fill(&mut net);
+        net.script.delay_ns.set(3_000_000);
+        if seed % 2 == 1 {
+            net.lose(2);
+        }
+        clients(&mut net.scene, 8, 12, 30);
+        assert!(net.statistics().offloaded_runs > 10);
+        assert!(net.servers.iter().all(|server| server.held_max.get() <= 2));
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn a_refused_operation_has_no_effect_and_the_client_does_the_work_for_a_while() {
+    for seed in 0..8 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.servers[usize::try_from(seed % 5).unwrap()].refuses.set(1);
+        for stripe in 0..5 {
+            net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 9, false).unwrap();
+        }
+        let now = net.statistics();
+        assert_eq!(now.offload_fallbacks, 1, "{now:?}");
+        assert!(now.pre_read_bytes > 0);
+        net.assert_consistent();
+        net.assert_settled();
+        net.sleep(10_000);
+        let before = net.statistics();
+        net.scene.write(5, 9, false).unwrap();
+        assert_eq!(net.statistics().since(&before).offloaded_runs, 1);
+        net.assert_consistent();
+    }
+}
+
+#[test]
+fn servers_that_do_not_reach_each_other_are_done_without() {
+    for seed in 0..4 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        net.script.parted.borrow_mut().extend([(0, 1), (1, 0)]);
+        clients(&mut net.scene, 3, 12, 40);
+        let now = net.statistics();
+        assert!(now.offload_fallbacks > 0 && net.scene.array.detail().missing == 0, "{now:?}");
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+/// Writes one range while the server that takes step `step` of the write dies. False if there is no such step any more.
+fn dies_in_write(mut net: Net, step: u64, at: u64, sectors: u64) -> bool {
+    let begun = net.script.steps.get();
+    net.script.dies_at.set(Some(begun + step));
+    net.scene.write(at, sectors, false).unwrap();
+    net.scene.flush().unwrap();
+    let died = net.script.died.get();
+    net.script.dies_at.set(None);
+    net.scene.read_all();
+    net.attach();
+    net.scene.write(at + 1, sectors, false).unwrap();
+    net.scene.read_all();
+    net.assert_settled();
+    died.is_some()
+}
+
+#[test]
+fn a_server_that_dies_at_any_step_of_a_write_costs_no_byte() {
+    for (seed, level, members, lost) in
+        [(1, Level::Raid5, 4, &[][..]), (2, Level::Raid6, 5, &[]), (3, Level::Raid6, 5, &[1]), (4, Level::Raid6, 6, &[4])]
+    {
+        let mut steps = 0;
+        for step in 0.. {
+            let mut net = Net::of(seed, plan(level, "left-symmetric", members));
+            fill(&mut net);
+            lost.iter().for_each(|&server| net.lose(server));
+            if !dies_in_write(net, step, 10, 30) {
+                break;
+            }
+            steps = step;
+        }
+        assert!(steps > 12, "{steps}");
+    }
+}
+
+#[test]
+fn a_server_that_hangs_is_given_up_and_nothing_of_it_lands_later() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        let hangs = usize::try_from(seed).unwrap() % 5;
+        net.servers[hangs].hang(true);
+        net.scene.disks[hangs].fault(&pinstripe_sim::Fault::Hang);
+        clients(&mut net.scene, 3, 8, 40);
+        assert_eq!(net.scene.array.detail().missing, 1);
+        net.servers[hangs].hang(false);
+        net.scene.disks[hangs].fault(&pinstripe_sim::Fault::Release);
+        net.sleep(1_000);
+        clients(&mut net.scene, 3, 8, 40);
+        net.scene.read_all();
+        net.assert_settled();
+    }
+}
