@@ -212,6 +212,7 @@ impl VolumeInner {
             return Err(Again::Replan);
         }
         context.held.clear();
+        context.remote.forget_jobs();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).

@@ -59,6 +59,11 @@ impl Remote {
         self.jobs.iter().any(|job| job.run == run)
     }
 
+    /// Whatever an earlier plan gave to the servers.
+    pub(super) fn forget_jobs(&mut self) {
+        self.jobs.clear();
+    }
+
     pub(super) fn clear(&mut self) {
         self.jobs.clear();
         self.failed = false;
@@ -74,7 +79,7 @@ impl Job {
 impl VolumeInner {
     /// Decides whether the servers do the plan's work.
     pub(super) fn choose_offload(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
-        context.remote.jobs.clear();
+        context.remote.forget_jobs();
         let Some(attached) = attached(&view.snapshot) else { return };
         let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
