@@ -9,9 +9,10 @@ use arrays::{
     net::{CHUNK, Net, plan},
     options,
     scene::{clients, spawn, write},
+    servers::ServerSource,
 };
 use pinstripe_engine::{geometry::ParityLayout, offload::OffloadMode, options::ArrayOptions};
-use pinstripe_md::level::Level;
+use pinstripe_md::{identity::Uuid, level::Level};
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
 
@@ -198,7 +199,6 @@ fn dies_in_write(mut net: Net, step: u64, at: u64, sectors: u64) -> bool {
     net.scene.flush().unwrap();
     let died = net.script.died.get();
     net.script.dies_at.set(None);
-    net.scene.read_all();
     net.attach();
     net.scene.write(at + 1, sectors, false).unwrap();
     net.scene.read_all();
@@ -208,14 +208,12 @@ fn dies_in_write(mut net: Net, step: u64, at: u64, sectors: u64) -> bool {
 
 #[test]
 fn a_server_that_dies_at_any_step_of_a_write_costs_no_byte() {
-    for (seed, level, members, lost) in
-        [(1, Level::Raid5, 4, &[][..]), (2, Level::Raid6, 5, &[]), (3, Level::Raid6, 5, &[1]), (4, Level::Raid6, 6, &[4])]
-    {
+    for (seed, level, members, lost) in [(1, Level::Raid5, 4, None), (2, Level::Raid6, 5, Some(1))] {
         let mut steps = 0;
         for step in 0.. {
             let mut net = Net::of(seed, plan(level, "left-symmetric", members));
-            fill(&mut net);
-            lost.iter().for_each(|&server| net.lose(server));
+            net.scene.write(0, 3 * 3 * CHUNK_SECTORS, false).unwrap();
+            lost.into_iter().for_each(|server| net.lose(server));
             if !dies_in_write(net, step, 10, 30) {
                 break;
             }
@@ -242,4 +240,158 @@ fn a_server_that_hangs_is_given_up_and_nothing_of_it_lands_later() {
         net.scene.read_all();
         net.assert_settled();
     }
+}
+
+#[test]
+fn a_server_that_loses_what_it_was_to_write_is_dropped_before_the_write_is_acknowledged() {
+    for seed in 0..5 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.servers[usize::try_from(seed).unwrap()].refuses_commit.set(1);
+        (0..5).for_each(|stripe| net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 40, true).unwrap());
+        assert_eq!(net.scene.array.detail().missing, 1);
+        net.scene.read_all();
+        // C2: a client that dies now finds the member out of the array.
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.restart();
+        assert_eq!(net.scene.array.detail().missing, 1);
+        net.scene.read_all();
+    }
+}
+
+#[test]
+fn what_is_read_of_the_others_anyway_is_not_sent_twice() {
+    let mut net = raid5(7);
+    fill(&mut net);
+    net.lose(1);
+    let received = |net: &Net| -> u64 {
+        net.scene.array.detail().slots.iter().map(|slot| slot.statistics.received_bytes).sum()
+    };
+    let before = received(&net);
+    net.scene.read_all();
+    let sectors = net.scene.array.volume().size() / 512;
+    assert_eq!(received(&net) - before, sectors * 512, "read in pieces of a chunk");
+    let before = received(&net);
+    let (volume, ledger) = (net.scene.volume(), std::rc::Rc::clone(&net.scene.ledger));
+    net.scene.run(async move {
+        for at in (0..sectors).step_by(77) {
+            let length = 150.min(sectors - at);
+            let id = ledger.borrow_mut().begin_read(at..at + length);
+            let buffer = pinstripe_runtime::shard::buffer(usize::try_from(length).unwrap() * 512);
+            let (result, buffer) = volume.read(at * 512, buffer).await;
+            result.unwrap();
+            ledger.borrow_mut().check_read(id, &buffer).unwrap();
+        }
+    });
+    let read: u64 = (0..sectors).step_by(77).map(|at| 150.min(sectors - at)).sum();
+    assert_eq!(received(&net) - before, read * 512);
+    assert!(net.servers.iter().map(|server| server.count("read_contribute")).sum::<u64>() > 5);
+    net.assert_settled();
+}
+
+#[test]
+fn reads_survive_servers_that_die_refuse_or_do_not_reach_each_other() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.lose(0);
+        let begun = net.script.steps.get();
+        match seed % 3 {
+            0 => net.script.dies_at.set(Some(begun + 40 + 7 * seed)),
+            1 => net.servers[2].refuses.set(2),
+            _ => net.script.parted.borrow_mut().extend([(1, 2), (2, 3), (3, 4), (4, 1)]),
+        }
+        net.scene.read_all();
+        assert!(net.statistics().offload_fallbacks > 0 || net.script.died.get().is_some());
+        net.script.dies_at.set(None);
+        clients(&mut net.scene, 2, 8, 40);
+        net.scene.read_all();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn a_client_that_dies_is_followed_by_one_with_a_higher_epoch() {
+    for seed in 0..6 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        let first = net.epoch();
+        assert!(first > 0 && net.servers.iter().all(|server| server.epoch() == first));
+        let done = spawn(&mut net.scene, 3, |_, volume, ledger, mut rng| async move {
+            for _ in 0..100 {
+                let at = rng.below(500);
+                write(&volume, &ledger, at, 1 + rng.below(40), rng.below(8) == 0).await.unwrap();
+            }
+        });
+        let until = net.scene.world.now() + 3_000_000 * (seed + 1);
+        net.scene.world.run_until(STEPS, |world| world.now() >= until).unwrap();
+        assert!(*done.borrow() < 3);
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.restart();
+        assert_eq!(net.epoch(), first + 1);
+        net.scene.read_all();
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        clients(&mut net.scene, 3, 10, 40);
+        net.assert_consistent();
+        assert!(net.statistics().offloaded_runs > 0);
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn an_array_whose_servers_refuse_to_be_attached_goes_on_with_plain_members() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.scene.stop();
+    net.servers[2].refuses_attach.set(true);
+    net.reassemble();
+    let plain = net.scene.array.detail().slots[2].offload.clone().unwrap().plain.unwrap();
+    assert!(plain.contains("refused"), "{plain}");
+    assert_eq!(net.scene.array.detail().slots[1].offload.clone().unwrap().plain, None);
+    clients(&mut net.scene, 3, 12, 40);
+    // Rows in which that member has no part.
+    let now = net.statistics();
+    assert!(now.pre_read_bytes > 0, "{now:?}");
+    net.assert_consistent();
+    net.servers[2].refuses_attach.set(false);
+    net.sleep(11_000);
+    assert_eq!(net.scene.array.detail().slots[2].offload.clone().unwrap().plain, None, "it is asked again");
+    clients(&mut net.scene, 3, 12, 40);
+    net.assert_consistent();
+    net.assert_settled();
+}
+
+#[test]
+fn a_member_that_comes_back_is_rebuilt_and_takes_part_again() {
+    for seed in 0..3 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.lose(3);
+        clients(&mut net.scene, 3, 8, 40);
+        net.servers[3].come_back();
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+        net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+        clients(&mut net.scene, 3, 20, 40);
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        net.attach();
+        let before = net.statistics();
+        clients(&mut net.scene, 3, 12, 40);
+        assert!(net.statistics().since(&before).offloaded_runs > 5);
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn switched_off_every_member_is_a_plain_one() {
+    let options = ArrayOptions { offload: OffloadMode::Off, ..options() };
+    let mut net = Net::new(3, plan(Level::Raid5, "left-symmetric", 4), 1, options);
+    clients(&mut net.scene, 3, 10, 40);
+    assert_eq!((net.statistics().offloaded_runs, net.epoch()), (0, 0));
+    assert!(net.scene.array.detail().offload.is_none());
+    net.assert_consistent();
 }

@@ -24,9 +24,10 @@ use super::{Attached, OffloadMode, Standing};
 use crate::{
     array::{Array, Home},
     control::Command,
+    detail::{MemberOffload, OffloadDetail},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
-    snapshot::View,
+    snapshot::{Snapshot, View},
     volume::adopt_everywhere,
 };
 
@@ -231,9 +232,53 @@ impl Home {
 }
 
 impl Array {
-    /// The epoch under which the members' servers are attached; 0 if none is.
-    pub fn offload_epoch(&self) -> u64 {
-        self.home.attaching.epoch.get()
+    /// Tells how many bytes per second a member's link is free to receive, for the choice of who sums up lost bytes; `None` if that
+    /// isn't known any more.
+    pub fn set_free_bandwidth(&self, slot: usize, bytes_per_second: Option<u64>) {
+        if slot < self.shared().snapshot().seats.len() {
+            self.shared().offload.draw().set_free(slot, bytes_per_second);
+        }
+    }
+
+    pub(crate) fn offload_detail(&self, snapshot: &Snapshot) -> Option<OffloadDetail> {
+        let attaching = &self.home.attaching;
+        let plain = if !attaching.runs.get() {
+            return None;
+        } else if !snapshot.log.is_none() {
+            Some("the array's log has to see old bytes")
+        } else if !snapshot.targets.is_empty() {
+            Some("a member is being replaced")
+        } else if super::attached(snapshot).is_none() {
+            Some("the servers are not attached")
+        } else if self.shared().offload.was_paused() {
+            Some("a server refused an operation a short time ago")
+        } else {
+            None
+        };
+        Some(OffloadDetail { epoch: attaching.epoch.get(), plain })
+    }
+
+    pub(crate) fn member_offload(&self, snapshot: &Snapshot, slot: usize) -> Option<MemberOffload> {
+        let member = snapshot.seats[slot].member().filter(|_| self.home.attaching.runs.get())?;
+        let (plain, operations_max) = match &snapshot.offload {
+            None => (Some("its server is being attached".to_owned()), 0),
+            Some(attached) => (attached.standing[slot].why(), attached.limits[slot]),
+        };
+        let shared = &self.shared().offload;
+        let free_bandwidth = shared.draw().free(slot);
+        Some(MemberOffload { plain, outstanding: shared.outstanding(member.id), operations_max, free_bandwidth })
+    }
+}
+
+impl Standing {
+    /// In words; `None` of a member that takes part.
+    fn why(&self) -> Option<String> {
+        Some(match self {
+            Self::Offload => return None,
+            Self::NotOffered => "its server doesn't compute".to_owned(),
+            Self::Replacement => "a member is being replaced".to_owned(),
+            Self::Refused(error) => format!("its server would not be attached: {error}"),
+        })
     }
 }
 

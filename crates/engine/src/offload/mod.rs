@@ -110,7 +110,17 @@ pub(crate) struct Common {
 impl Common {
     /// Whether the client does the work itself for now.
     pub(crate) fn is_paused(&self) -> bool {
-        self.paused_until.load(Ordering::Relaxed) > shard::now()
+        let until = self.paused_until.load(Ordering::Relaxed);
+        if until == 0 || until > shard::now() {
+            return until != 0;
+        }
+        self.paused_until.store(0, Ordering::Relaxed);
+        false
+    }
+
+    /// Whether the client did the work itself when somebody last asked for some.
+    pub(crate) fn was_paused(&self) -> bool {
+        self.paused_until.load(Ordering::Relaxed) != 0
     }
 
     /// A server refused to do its part.

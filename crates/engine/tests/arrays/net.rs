@@ -7,6 +7,7 @@ use pinstripe_md::{
     level::{Layout, Level, ParityLayout},
     placement::{InitialSync, NewArray, NewBitmap},
 };
+use pinstripe_runtime::Device;
 use pinstripe_sim::{SimDisk, SimDiskConfig, World, WorldConfig};
 
 use super::{
@@ -42,19 +43,28 @@ impl Net {
 
     /// With servers that hold at most `slots` operations each.
     pub fn with_slots(seed: u64, wish: NewArray, shards: usize, options: ArrayOptions, slots: u32) -> Self {
+        Self::made_by(seed, wish, shards, options, slots, |wish, devices| async move {
+            create(&wish, &devices).await.unwrap();
+        })
+    }
+
+    /// Of an array that is made in another way.
+    pub fn made_by<F: Future<Output = ()> + 'static>(
+        seed: u64,
+        wish: NewArray,
+        shards: usize,
+        options: ArrayOptions,
+        slots: u32,
+        make: impl FnOnce(NewArray, Vec<Rc<dyn Device>>) -> F + 'static,
+    ) -> Self {
         let mut world = World::new(WorldConfig::new(seed, shards));
         let disks: Vec<SimDisk> = (0..)
             .zip(&wish.members)
             .map(|(i, member)| world.add_disk(SimDiskConfig::new(&format!("disk{i}"), member.sectors * 512)))
             .collect();
         let devices = disks.clone();
-        world
-            .block_on(0, "create", STEPS, async move {
-                let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
-                create(&wish, &devices).await
-            })
-            .unwrap()
-            .unwrap();
+        let create = async move { make(wish, devices.iter().map(SimDisk::attach).collect()).await };
+        world.block_on(0, "create", STEPS, create).unwrap();
         let (script, servers) = serve(&disks, slots, |label| world.rng(label));
         let sources = servers.iter().map(|server| ServerSource::of(server)).collect();
         let array = super::assemble(&mut world, sources, options.clone()).unwrap();
@@ -67,11 +77,21 @@ impl Net {
         Self::new(seed, wish, 2, options())
     }
 
+    /// After a crash of the client, which the servers have noticed.
+    pub fn restart(&mut self) {
+        self.servers.iter().for_each(|server| server.host_gone());
+        self.reassemble();
+    }
+
     pub fn reassemble(&mut self) {
         let servers = self.servers.iter().filter(|server| server.is_alive());
         let sources = servers.map(|server| ServerSource::of(server)).collect();
         self.scene.array =
             super::assemble(&mut self.scene.world, sources, self.scene.options.clone()).unwrap();
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.scene.array.detail().offload.map_or(0, |offload| offload.epoch)
     }
 
     pub fn statistics(&self) -> Statistics {

@@ -84,6 +84,8 @@ pub struct Server {
     /// Commands that are refused from now on, each once.
     pub refuses: Cell<u32>,
     pub refuses_attach: Cell<bool>,
+    /// So many operations are dropped when they are to be committed.
+    pub refuses_commit: Cell<u32>,
     pub commands: RefCell<BTreeMap<&'static str, u64>>,
     /// Most operations that it held at a time.
     pub held_max: Cell<usize>,
@@ -138,6 +140,7 @@ pub fn serve(disks: &[SimDisk], slots: u32, mut rng: impl FnMut(u64) -> Rng) -> 
                 rng: RefCell::new(rng(1000 + number as u64)),
                 refuses: Cell::new(0),
                 refuses_attach: Cell::new(false),
+                refuses_commit: Cell::new(0),
                 commands: RefCell::default(),
                 held_max: Cell::new(0),
             })
@@ -179,6 +182,12 @@ impl Server {
         self.operations.borrow_mut().clear();
         self.epoch.borrow_mut().attached = false;
         self.changed.notify();
+    }
+
+    /// Its host is gone: it is detached, and the epoch stays.
+    pub fn host_gone(&self) {
+        self.operations.borrow_mut().clear();
+        self.epoch.borrow_mut().attached = false;
     }
 
     /// It is back, with what its disk holds.
@@ -657,6 +666,11 @@ impl Offload for Link {
     fn commit(&self, ticket: Ticket, fua: bool) -> Submission {
         self.command("commit", Payload::None, move |server, disk| async move {
             let id = ticket.operation.0;
+            if server.refuses_commit.get() > 0 {
+                server.refuses_commit.set(server.refuses_commit.get() - 1);
+                server.drop_operation(id);
+                return Err(DeviceErrorKind::Refused);
+            }
             let held = {
                 let mut operations = server.operations.borrow_mut();
                 let operation = operations.get_mut(&id).ok_or(DeviceErrorKind::Refused)?;
