@@ -18,15 +18,16 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_runtime::{Attachment, DeviceError, DeviceErrorKind, SubmissionSet, shard};
+use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, SubmissionSet, shard};
 
 use super::{Attached, OffloadMode, Standing};
 use crate::{
-    array::{Array, Home},
+    array::{Array, CommandError, Home},
     control::Command,
     detail::{MemberOffload, OffloadDetail},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
+    members::answered,
     snapshot::{Snapshot, View},
     volume::adopt_everywhere,
 };
@@ -132,14 +133,7 @@ impl Home {
         if !self.raise_epoch(&view, &mut attached).await {
             return lost;
         }
-        self.attaching.generation.set(self.attaching.generation.get() + 1);
-        let attachment = Attachment {
-            array: self.records.borrow().array.set_uuid.0,
-            epoch: self.attaching.epoch.get(),
-            generation: self.attaching.generation.get(),
-            peers: addresses(&view, attached.slots),
-            takeover: false,
-        };
+        let attachment = self.next_attachment(&view, attached.slots);
         let asked = attached.slots;
         let answers = ask(&view, asked, |server| server.attach(&attachment)).await;
         let is_lost = self.note_answers(&view, &mut attached, asked, &answers);
@@ -188,6 +182,37 @@ impl Home {
             }
         }
         is_lost
+    }
+
+    /// Attaches the server of a device that is about to join: while it has an epoch of another time, it takes no write without that.
+    pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
+        let options = &self.shared().options;
+        let Some(server) = device.offload().filter(|_| options.offload != OffloadMode::Off) else {
+            return Ok(());
+        };
+        let failed = |error| CommandError::Device { name: device.info().name.clone(), error };
+        let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
+        let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
+        if own == 0 || known > own {
+            // The others get it when this one has joined.
+            self.attaching.epoch.set(known + 1);
+        }
+        let view = self.volume.inner.view();
+        let attachment = self.next_attachment(&view, offers(&view).slots);
+        let answer = answered(options.member_timeout_ns, server.attach(&attachment)).await.map_err(failed)?;
+        answer.result.map(|_| ()).map_err(failed)
+    }
+
+    /// What the servers are told next.
+    fn next_attachment(&self, view: &View, slots: Set64) -> Attachment {
+        self.attaching.generation.set(self.attaching.generation.get() + 1);
+        Attachment {
+            array: self.records.borrow().array.set_uuid.0,
+            epoch: self.attaching.epoch.get(),
+            generation: self.attaching.generation.get(),
+            peers: addresses(view, slots),
+            takeover: false,
+        }
     }
 
     async fn publish_attached(&self, generation: u64, attached: Attached) {

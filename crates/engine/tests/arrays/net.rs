@@ -65,7 +65,8 @@ impl Net {
         let devices = disks.clone();
         let create = async move { make(wish, devices.iter().map(SimDisk::attach).collect()).await };
         world.block_on(0, "create", STEPS, create).unwrap();
-        let (script, servers) = serve(&disks, slots, |label| world.rng(label));
+        let range_bytes = if seed % 2 == 1 { 8 << 10 } else { 1 << 20 };
+        let (script, servers) = serve(&disks, (slots, range_bytes), |label| world.rng(label));
         let sources = servers.iter().map(|server| ServerSource::of(server)).collect();
         let array = super::assemble(&mut world, sources, options.clone()).unwrap();
         let ledger = Rc::new(std::cell::RefCell::new(pinstripe_sim::Ledger::new(array.volume().size() / 512)));

@@ -66,6 +66,8 @@ struct Epoch {
     peers: Vec<Option<String>>,
     attached: bool,
     given_up: bool,
+    /// Its host has ended: another one may not take the same number.
+    ended: bool,
 }
 
 pub struct Server {
@@ -105,6 +107,8 @@ pub struct Script {
     pub complaints: RefCell<Vec<String>>,
     /// Operations that each may hold.
     pub slots: Cell<u32>,
+    /// Most bytes of a range.
+    pub range_bytes: Cell<u32>,
     /// Commands that failed, for messages.
     pub failures: RefCell<Vec<String>>,
     /// Longest delay of a message, in nanoseconds.
@@ -117,10 +121,15 @@ thread_local! {
 }
 
 /// Puts a server before each disk. Those of an earlier scene are gone.
-pub fn serve(disks: &[SimDisk], slots: u32, mut rng: impl FnMut(u64) -> Rng) -> (Rc<Script>, Vec<Rc<Server>>) {
+pub fn serve(
+    disks: &[SimDisk],
+    (slots, range_bytes): (u32, u32),
+    mut rng: impl FnMut(u64) -> Rng,
+) -> (Rc<Script>, Vec<Rc<Server>>) {
     let script = Rc::new(Script::default());
     script.delay_ns.set(200_000);
     script.slots.set(slots);
+    script.range_bytes.set(range_bytes);
     SCRIPT.replace(Rc::clone(&script));
     let servers: Vec<_> = disks
         .iter()
@@ -187,7 +196,8 @@ impl Server {
     /// Its host is gone: it is detached, and the epoch stays.
     pub fn host_gone(&self) {
         self.operations.borrow_mut().clear();
-        self.epoch.borrow_mut().attached = false;
+        let mut epoch = self.epoch.borrow_mut();
+        (epoch.attached, epoch.ended) = (false, true);
     }
 
     /// It is back, with what its disk holds.
@@ -507,7 +517,7 @@ impl Device for Link {
 
 impl Offload for Link {
     fn limits(&self) -> OffloadLimits {
-        OffloadLimits { operations: slots(), range_bytes: 8 << 10 }
+        OffloadLimits { operations: slots(), range_bytes: SCRIPT.with_borrow(|script| script.range_bytes.get()) }
     }
 
     fn address(&self) -> String {
@@ -526,7 +536,7 @@ impl Offload for Link {
         self.command("attach", Payload::None, |server, _| async move {
             let mut epoch = server.epoch.borrow_mut();
             let is_older = wanted.epoch < epoch.number
-                || wanted.epoch == epoch.number && (wanted.generation < epoch.generation || !epoch.attached);
+                || wanted.epoch == epoch.number && (wanted.generation < epoch.generation || epoch.ended);
             if is_older || server.refuses_attach.get() {
                 return Err(DeviceErrorKind::Refused);
             }
@@ -540,6 +550,7 @@ impl Offload for Link {
                 peers: wanted.peers,
                 attached: true,
                 given_up: false,
+                ended: false,
             };
             Ok((0, None))
         })
@@ -549,7 +560,7 @@ impl Offload for Link {
         self.command("detach", Payload::None, move |server, _| async move {
             server.operations.borrow_mut().clear();
             let mut epoch = server.epoch.borrow_mut();
-            (epoch.attached, epoch.given_up) = (false, give_up);
+            (epoch.attached, epoch.given_up, epoch.ended) = (false, give_up, true);
             Ok((0, None))
         })
     }
