@@ -30,7 +30,8 @@ impl VolumeInner {
         }
         let view = self.view();
         if !view.snapshot.missing.is_empty() && self.may_reduce(&view) {
-            return Box::pin(self.read_by_stripes(geometry, std::iter::once(first).chain(pieces), rest)).await;
+            return Box::pin(self.read_by_stripes(geometry, std::iter::once(first).chain(pieces), rest))
+                .await;
         }
         let mut set = self.sets.take();
         for piece in std::iter::once(first).chain(pieces.clone()) {

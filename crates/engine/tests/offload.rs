@@ -40,10 +40,19 @@ fn partial_writes_send_each_byte_once_and_full_stripes_stay_with_the_client() {
         let (before, detail) = (net.statistics(), net.scene.array.detail());
         net.scene.write(3, 8, false).unwrap();
         let (now, after) = (net.statistics().since(&before), net.scene.array.detail());
-        assert_eq!((now.offloaded_runs, now.offload_operations, now.offload_fallbacks), (1, 1, 0), "{:?}", net.script.failures);
+        assert_eq!(
+            (now.offloaded_runs, now.offload_operations, now.offload_fallbacks),
+            (1, 1, 0),
+            "{:?}",
+            net.script.failures
+        );
         assert_eq!((now.pre_read_bytes, now.member_write_bytes), (0, 0));
         let sent = |detail: &pinstripe_engine::detail::Detail| {
-            detail.slots.iter().map(|slot| (slot.statistics.sent_bytes, slot.statistics.received_bytes)).collect::<Vec<_>>()
+            detail
+                .slots
+                .iter()
+                .map(|slot| (slot.statistics.sent_bytes, slot.statistics.received_bytes))
+                .collect::<Vec<_>>()
         };
         let (from, to) = (sent(&detail), sent(&after));
         // The bitmap and superblocks are written too, by every member alike.
@@ -89,7 +98,11 @@ fn degraded_writes_and_reads_of_every_level_and_layout_keep_what_is_lost() {
             clients(&mut net.scene, 4, 25, 70);
             net.scene.read_all();
             let now = net.statistics();
-            assert!(now.offloaded_runs > 10 && now.offload_fallbacks == 0, "{now:?} {:?}", net.script.failures);
+            assert!(
+                now.offloaded_runs > 10 && now.offload_fallbacks == 0,
+                "{now:?} {:?}",
+                net.script.failures
+            );
             assert_eq!(now.offloaded_reads, now.reconstructed_reads);
             reads += now.offloaded_reads;
             net.assert_settled();
@@ -114,7 +127,8 @@ fn writers_of_one_stripe_and_readers_of_it_see_whole_writes() {
                     continue;
                 }
                 let id = ledger.borrow_mut().begin_read(at..at + 40);
-                let (result, buffer) = volume.read(at * 512, pinstripe_runtime::shard::buffer(40 * 512)).await;
+                let (result, buffer) =
+                    volume.read(at * 512, pinstripe_runtime::shard::buffer(40 * 512)).await;
                 result.unwrap();
                 ledger.borrow_mut().check_read(id, &buffer).unwrap();
             }
@@ -391,4 +405,27 @@ fn switched_off_every_member_is_a_plain_one() {
     assert_eq!((net.statistics().offloaded_runs, net.epoch()), (0, 0));
     assert!(net.scene.array.detail().offload.is_none());
     net.assert_consistent();
+}
+
+#[test]
+fn a_member_that_was_added_again_takes_part_under_the_next_client_too() {
+    for seed in 0..3 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        net.lose(3);
+        net.servers[3].come_back();
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+        net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        // A client that dies leaves everybody with an epoch, the next one takes all of them up.
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.restart();
+        clients(&mut net.scene, 3, 10, 40);
+        net.scene.read_all();
+        net.attach();
+        assert!(net.statistics().offloaded_runs > 3);
+        net.assert_settled();
+    }
 }

@@ -15,7 +15,10 @@ use pinstripe_engine::{
     create::create_with,
     mutants::{Mutant, activate},
 };
-use pinstripe_md::{level::Level, placement::{NewBitmap, NewLog}};
+use pinstripe_md::{
+    level::Level,
+    placement::{NewBitmap, NewLog},
+};
 use pinstripe_runtime::shard;
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
@@ -65,7 +68,8 @@ fn healthy(seed: u64) -> bool {
 fn refused(seed: u64) -> bool {
     let mut net = array(seed, Level::Raid5);
     net.servers[usize::try_from(seed).unwrap() % 4].refuses.set(1);
-    (0..3).all(|stripe| net.scene.write(stripe * 3 * CHUNK_SECTORS, 12, false).is_ok()) && is_settled(&mut net)
+    (0..3).all(|stripe| net.scene.write(stripe * 3 * CHUNK_SECTORS, 12, false).is_ok())
+        && is_settled(&mut net)
 }
 
 /// A server has lost what it was to write, and lives on.

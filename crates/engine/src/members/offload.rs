@@ -1,8 +1,7 @@
 //! Commands to a member whose server computes, under the same supervision as reads and writes (C16).
 
 use pinstripe_runtime::{
-    About, Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission,
-    Ticket,
+    About, Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket,
 };
 
 use super::{COMMAND, Supervised};
@@ -18,7 +17,10 @@ impl Supervised {
             return Submission::done(Err(error), None);
         }
         let Some(server) = self.device.offload() else {
-            return Submission::done(Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Unsupported)), None);
+            return Submission::done(
+                Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Unsupported)),
+                None,
+            );
         };
         self.core.counters.commands.add(1);
         self.core.counters.sent_bytes.add(sent as u64);

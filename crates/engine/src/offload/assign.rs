@@ -59,7 +59,8 @@ impl Assignment {
 
     /// Where a column's part goes.
     pub fn reducers(&self, map: StripeMap, column: usize) -> [Option<Reducer>; 2] {
-        let to = |slot: Option<MemberSlot>, coefficient| slot.map(|slot| Reducer { place: slot.0, coefficient });
+        let to =
+            |slot: Option<MemberSlot>, coefficient| slot.map(|slot| Reducer { place: slot.0, coefficient });
         let [p, q] = self.parities;
         let in_p = if active(Mutant::OffloadQForP) { in_q(map, column) } else { 1 };
         [to(p, in_p), to(q, in_q(map, column))]
@@ -102,7 +103,8 @@ pub fn assign(facts: &Facts, run: &Run) -> Assigned {
             true
         }
     };
-    let supplied = if active(Mutant::OffloadSuppliedForgotten) { Set64::EMPTY } else { run.written.and(absent) };
+    let supplied =
+        if active(Mutant::OffloadSuppliedForgotten) { Set64::EMPTY } else { run.written.and(absent) };
     let assignment = Assignment {
         modify,
         writes: run.written.without(absent),

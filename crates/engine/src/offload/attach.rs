@@ -12,11 +12,7 @@
 //!
 //! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed member.
 
-use std::{
-    cell::Cell,
-    rc::Rc,
-    sync::Arc,
-};
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, SubmissionSet, shard};
 
@@ -135,12 +131,14 @@ impl Home {
         }
         let attachment = self.next_attachment(&view, attached.slots);
         let asked = attached.slots;
+        self.attach_others(&view, &attachment).await;
         let answers = ask(&view, asked, |server| server.attach(&attachment)).await;
         let is_lost = self.note_answers(&view, &mut attached, asked, &answers);
         if is_lost {
             return lost;
         }
         attached.epoch = self.attaching.epoch.get();
+        attached.leave_out(&view);
         let refused = attached.standing.iter().any(|standing| matches!(standing, Standing::Refused(_)));
         self.publish_attached(snapshot.generation, attached).await;
         if refused { Round::Refused } else { Round::Granted }
@@ -203,6 +201,25 @@ impl Home {
         answer.result.map(|_| ()).map_err(failed)
     }
 
+    /// Devices that hold no slot take superblocks too: spares, and the targets of replacements. Who refuses is noticed when it is written
+    /// to.
+    async fn attach_others(&self, view: &View, attachment: &Attachment) {
+        for device in self.others(view) {
+            if let Some(server) = device.offload() {
+                let limit = self.shared().options.member_timeout_ns;
+                let _ = answered(limit, server.attach(attachment)).await;
+            }
+        }
+    }
+
+    fn others(&self, view: &View) -> Vec<Rc<dyn Device>> {
+        let slots = view.snapshot.seats.len();
+        let targets = (slots..view.devices.len()).filter_map(|place| Some(Rc::clone(view.member(place)?.1)));
+        let records = self.records.borrow();
+        let spares = records.active().filter(|book| !book.is_seated()).map(|book| Rc::clone(&book.device));
+        targets.chain(spares).collect()
+    }
+
     /// What the servers are told next.
     fn next_attachment(&self, view: &View, slots: Set64) -> Attachment {
         self.attaching.generation.set(self.attaching.generation.get() + 1);
@@ -253,6 +270,11 @@ impl Home {
         let slots = offers(&view).slots;
         // Whoever doesn't answer keeps an epoch that the next one raises.
         ask(&view, slots, |server| server.detach(give_up)).await;
+        for device in self.others(&view) {
+            if let Some(server) = device.offload() {
+                let _ = answered(self.shared().options.member_timeout_ns, server.detach(give_up)).await;
+            }
+        }
     }
 }
 
@@ -291,7 +313,12 @@ impl Array {
         };
         let shared = &self.shared().offload;
         let free_bandwidth = shared.draw().free(slot);
-        Some(MemberOffload { plain, outstanding: shared.outstanding(member.id), operations_max, free_bandwidth })
+        Some(MemberOffload {
+            plain,
+            outstanding: shared.outstanding(member.id),
+            operations_max,
+            free_bandwidth,
+        })
     }
 }
 
@@ -319,10 +346,6 @@ fn offers(view: &View) -> Attached {
     };
     for slot in 0..slots {
         let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else { continue };
-        if !view.snapshot.targets.is_empty() {
-            attached.standing[slot] = Standing::Replacement;
-            continue;
-        }
         let limits = server.limits();
         attached.slots.insert(slot);
         attached.limits[slot] = limits.operations;
@@ -331,10 +354,22 @@ fn offers(view: &View) -> Attached {
     }
     // Whole blocks.
     attached.range_bytes -= attached.range_bytes % 4096;
-    if attached.range_bytes == 0 {
-        attached.slots = Set64::EMPTY;
-    }
     attached
+}
+
+impl Attached {
+    /// While a member is being replaced its rows have two places for one chunk, of which the servers know nothing.
+    fn leave_out(&mut self, view: &View) {
+        if !view.snapshot.targets.is_empty() {
+            for standing in self.standing.iter_mut().filter(|standing| **standing == Standing::Offload) {
+                *standing = Standing::Replacement;
+            }
+            self.slots = Set64::EMPTY;
+        }
+        if self.range_bytes == 0 {
+            self.slots = Set64::EMPTY;
+        }
+    }
 }
 
 fn addresses(view: &View, slots: Set64) -> Vec<Option<String>> {

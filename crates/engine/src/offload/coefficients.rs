@@ -17,11 +17,7 @@ pub fn in_q(map: StripeMap, column: usize) -> u8 {
 /// those only `readable` ones are used; `None` if they don't suffice.
 ///
 /// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::decode) does.
-pub fn combination(
-    map: StripeMap,
-    wanted: MemberSlot,
-    readable: Set64,
-) -> Option<Vec<(MemberSlot, u8)>> {
+pub fn combination(map: StripeMap, wanted: MemberSlot, readable: Set64) -> Option<Vec<(MemberSlot, u8)>> {
     let readable = readable.without(Set64::only(wanted.index()));
     let mut sum = Sum { map, readable, coefficients: [0; MEMBERS_MAX] };
     match map.role(wanted) {
@@ -95,7 +91,8 @@ mod tests {
     fn geometries() -> Vec<ParityGeometry> {
         let all: Vec<_> = ParityLayout::all()
             .flat_map(|layout| {
-                (3..=6).filter_map(move |members| ParityGeometry::new(layout, members, 4096, 1 << 20, 512).ok())
+                (3..=6)
+                    .filter_map(move |members| ParityGeometry::new(layout, members, 4096, 1 << 20, 512).ok())
             })
             .collect();
         assert!(all.len() > 50, "{} geometries", all.len());
@@ -159,7 +156,9 @@ mod tests {
                         continue;
                     }
                     let data: Vec<Option<&[u8]>> = (0..map.columns())
-                        .map(|c| Some(at(map.data_slot(c))).filter(|_| !lost.contains(map.data_slot(c).index())))
+                        .map(|c| {
+                            Some(at(map.data_slot(c))).filter(|_| !lost.contains(map.data_slot(c).index()))
+                        })
                         .collect();
                     let columns: Vec<usize> = (0..map.columns()).filter(|&c| data[c].is_none()).collect();
                     if columns.is_empty() {

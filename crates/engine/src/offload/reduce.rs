@@ -82,7 +82,8 @@ impl Around {
 
     /// The parts beside the lost range that nobody has read.
     fn take_middles(&mut self, lost: usize) -> Vec<(usize, Buffer)> {
-        let middle = |(index, cut): (usize, &mut Cut)| Some((index, cut.middle.take().filter(|_| index != lost)?));
+        let middle =
+            |(index, cut): (usize, &mut Cut)| Some((index, cut.middle.take().filter(|_| index != lost)?));
         self.pieces.iter_mut().enumerate().filter_map(middle).collect()
     }
 
@@ -123,7 +124,12 @@ impl VolumeInner {
 
     /// Fills `buffer` with what a lost chunk holds. The caller holds the claim. False if the servers can't: then the buffer holds
     /// anything.
-    pub(crate) async fn read_reduced(&self, view: &View, piece: &Piece, mut buffer: Buffer) -> (bool, Buffer) {
+    pub(crate) async fn read_reduced(
+        &self,
+        view: &View,
+        piece: &Piece,
+        mut buffer: Buffer,
+    ) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
         let mut whole: Option<Buffer> = None;
         let mut from = piece.chunk_offset;
@@ -156,7 +162,9 @@ impl VolumeInner {
         let view = self.view();
         let attached = attached(&view.snapshot).filter(|_| self.may_reduce(&view)).cloned();
         let mut lost = (0..pieces.len()).filter(|&index| !self.is_readable(&view, &pieces[index]));
-        let (Some(attached), Some(lost), None) = (attached, lost.next(), lost.next()) else { return Set64::EMPTY };
+        let (Some(attached), Some(lost), None) = (attached, lost.next(), lost.next()) else {
+            return Set64::EMPTY;
+        };
         let range = pieces[lost];
         if range.length > attached.range_bytes {
             return Set64::EMPTY;
@@ -225,7 +233,8 @@ impl VolumeInner {
         let offset = self.parity_geometry().member_offset(range.stripe) + u64::from(range.chunk_offset);
         let place = MemberSlot(reduction.reducer.to_le_bytes()[0]).0;
         for (slot, coefficient) in &reduction.others {
-            let Some((member, server)) = view.member(slot.index()).and_then(|(m, d)| Some((m, d.offload()?))) else {
+            let Some((member, server)) = view.member(slot.index()).and_then(|(m, d)| Some((m, d.offload()?)))
+            else {
                 continue;
             };
             let reducers = [Some(Reducer { place, coefficient: *coefficient }), None];
@@ -292,7 +301,8 @@ impl VolumeInner {
         let received = length * (sum.len() as u64).saturating_sub(1);
         let choice = self.shared.options.reducer;
         let reducer = self.shared.offload.draw().choose(shard::now(), choice, slots, received)?;
-        let own = sum.iter().find(|(slot, _)| slot.index() == reducer).map(|(_, coefficient)| *coefficient)?;
+        let own =
+            sum.iter().find(|(slot, _)| slot.index() == reducer).map(|(_, coefficient)| *coefficient)?;
         let others = sum.into_iter().filter(|(slot, _)| slot.index() != reducer).collect();
         Some(Reduction { reducer, own, others })
     }

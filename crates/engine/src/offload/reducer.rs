@@ -103,7 +103,8 @@ impl Draw {
         for slot in members {
             self.credit[slot] += self.share[slot];
         }
-        let chosen = members.iter().max_by(|&a, &b| self.credit[a].total_cmp(&self.credit[b]).then(b.cmp(&a)))?;
+        let chosen =
+            members.iter().max_by(|&a, &b| self.credit[a].total_cmp(&self.credit[b]).then(b.cmp(&a)))?;
         self.credit[chosen] -= 1.0;
         Some(chosen)
     }
@@ -117,7 +118,8 @@ impl Draw {
 
     #[expect(clippy::cast_precision_loss, reason = "rates are estimates")]
     fn renew(&mut self, choice: ReducerChoice, members: Set64) {
-        let known: Option<Vec<f64>> = members.iter().map(|slot| self.free[slot].map(|free| free as f64)).collect();
+        let known: Option<Vec<f64>> =
+            members.iter().map(|slot| self.free[slot].map(|free| free as f64)).collect();
         // What isn't known of all can't be compared.
         let shares = match known.filter(|_| choice == ReducerChoice::Bandwidth) {
             Some(free) => shares(&free, self.load),
@@ -187,7 +189,10 @@ mod tests {
     fn members_take_turns_and_those_with_more_room_take_more() {
         let members = Set64::below(7).without(Set64::only(2));
         let mut draw = Draw::default();
-        assert_eq!(turns(&mut draw, ReducerChoice::Uniform, members, 600), [100, 100, 0, 100, 100, 100, 100, 0]);
+        assert_eq!(
+            turns(&mut draw, ReducerChoice::Uniform, members, 600),
+            [100, 100, 0, 100, 100, 100, 100, 0]
+        );
         // The load goes to 10^8 bytes per second: three members with a quarter of that, three with all of it.
         for slot in members {
             draw.set_free(slot, Some(if slot < 4 { 25_000_000 } else { 100_000_000 }));

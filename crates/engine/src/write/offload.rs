@@ -244,7 +244,8 @@ impl VolumeInner {
     /// The parts of columns whose members are missing, for P or for Q.
     fn supplied(&self, map: StripeMap, job: &Job, for_q: bool, image: &Image) -> Option<Slice> {
         let lost = job.assignment.supplied;
-        let mut columns = lost.iter().map(|column| (column, written_bytes(image, column, job.start, job.end)));
+        let mut columns =
+            lost.iter().map(|column| (column, written_bytes(image, column, job.start, job.end)));
         if !for_q && lost.len() == 1 {
             return columns.next().map(|(_, bytes)| bytes);
         }
@@ -283,7 +284,9 @@ impl VolumeInner {
         debug_assert_eq!(sent.len(), context.remote.jobs.len());
         for (index, job) in context.remote.jobs.iter().enumerate() {
             for slot in job.assignment.keepers(map) {
-                let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else { continue };
+                let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else {
+                    continue;
+                };
                 let written = Written { slot, start: job.start, length: job.length() };
                 requests.push(written, server.commit(reserved.ticket(index), fua));
             }

@@ -69,7 +69,8 @@ impl Net {
         let (script, servers) = serve(&disks, (slots, range_bytes), |label| world.rng(label));
         let sources = servers.iter().map(|server| ServerSource::of(server)).collect();
         let array = super::assemble(&mut world, sources, options.clone()).unwrap();
-        let ledger = Rc::new(std::cell::RefCell::new(pinstripe_sim::Ledger::new(array.volume().size() / 512)));
+        let ledger =
+            Rc::new(std::cell::RefCell::new(pinstripe_sim::Ledger::new(array.volume().size() / 512)));
         Self { scene: Scene { world, disks, array, ledger, options }, script, servers }
     }
 
@@ -102,7 +103,10 @@ impl Net {
     /// Waits until whoever is there takes part again.
     pub fn attach(&mut self) {
         let shared = std::sync::Arc::clone(self.scene.array.shared());
-        self.scene.world.run_until(STEPS, |_| shared.snapshot().offload.is_some() && shared.is_recorded()).unwrap();
+        self.scene
+            .world
+            .run_until(STEPS, |_| shared.snapshot().offload.is_some() && shared.is_recorded())
+            .unwrap();
     }
 
     /// A member is out, and the others know it.

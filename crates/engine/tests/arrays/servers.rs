@@ -292,7 +292,8 @@ impl Server {
             return Err(DeviceErrorKind::Refused);
         }
         let mut operations = self.operations.borrow_mut();
-        let held = operations.values().filter(|o| !matches!(o.stage, Stage::Applied | Stage::Dropped)).count();
+        let held =
+            operations.values().filter(|o| !matches!(o.stage, Stage::Applied | Stage::Dropped)).count();
         let is_new = !operations.contains_key(&id);
         if is_new && held >= slots() as usize {
             drop(operations);
@@ -345,7 +346,8 @@ impl Server {
             let Some(peer) = address.and_then(|address| server_at(&address)) else {
                 return Err(DeviceErrorKind::Refused);
             };
-            let parted = SCRIPT.with_borrow(|script| script.parted.borrow().contains(&(self.number, peer.number)));
+            let parted =
+                SCRIPT.with_borrow(|script| script.parted.borrow().contains(&(self.number, peer.number)));
             if parted || peer.hung.get() {
                 shard::sleep(PEER_NS).await;
             }
@@ -355,7 +357,8 @@ impl Server {
             }
             let times = if self.rng.borrow_mut().below(4) == 0 { 2 } else { 1 };
             for _ in 0..times {
-                peer.peer(ticket.operation.0, ticket.oldest.0, own, &part).map_err(|_| DeviceErrorKind::Refused)?;
+                peer.peer(ticket.operation.0, ticket.oldest.0, own, &part)
+                    .map_err(|_| DeviceErrorKind::Refused)?;
             }
         }
         Ok(())
@@ -367,7 +370,12 @@ impl Server {
         u8::try_from(epoch.peers.iter().position(|peer| *peer == own).unwrap_or(255)).unwrap()
     }
 
-    async fn read(&self, disk: &Rc<dyn Device>, offset: u64, length: usize) -> Result<Vec<u8>, DeviceErrorKind> {
+    async fn read(
+        &self,
+        disk: &Rc<dyn Device>,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, DeviceErrorKind> {
         let outcome = disk.read(offset, shard::buffer(length)).await;
         self.check_alive()?;
         outcome.result.map_err(|error| error.kind)?;
@@ -398,12 +406,16 @@ impl Server {
                 return Some(Err(DeviceErrorKind::Gone));
             }
             match self.operations.borrow().get(&id) {
-                Some(o) if o.stage == Stage::Preparing && o.from.len() >= usize::from(wait) => Some(Ok(o.sum.clone())),
+                Some(o) if o.stage == Stage::Preparing && o.from.len() >= usize::from(wait) => {
+                    Some(Ok(o.sum.clone()))
+                }
                 Some(o) if o.stage == Stage::Preparing => None,
                 _ => Some(Err(DeviceErrorKind::Refused)),
             }
         };
-        shard::timeout(COMPLETE_NS, self.changed.wait_for(look)).await.unwrap_or(Err(DeviceErrorKind::Refused))
+        shard::timeout(COMPLETE_NS, self.changed.wait_for(look))
+            .await
+            .unwrap_or(Err(DeviceErrorKind::Refused))
     }
 }
 
@@ -456,7 +468,10 @@ impl Link {
         let work = work(Rc::clone(&server), Rc::clone(&self.disk));
         shard::spawn(async move {
             let answer = match server.step(true).await {
-                Ok(()) if server.refuses.get() > 0 && !matches!(name, "resolve" | "attach" | "epoch" | "detach") => {
+                Ok(())
+                    if server.refuses.get() > 0
+                        && !matches!(name, "resolve" | "attach" | "epoch" | "detach") =>
+                {
                     server.refuses.set(server.refuses.get() - 1);
                     Err(DeviceErrorKind::Refused)
                 }
@@ -499,16 +514,19 @@ impl Device for Link {
         }
     }
     fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
-        self.refusal(true).map_or_else(|| self.disk.write(offset, data, fua), |e| Submission::done(Err(e), None))
+        self.refusal(true)
+            .map_or_else(|| self.disk.write(offset, data, fua), |e| Submission::done(Err(e), None))
     }
     fn flush(&self) -> Submission {
         self.refusal(false).map_or_else(|| self.disk.flush(), |error| Submission::done(Err(error), None))
     }
     fn discard(&self, offset: u64, length: u64) -> Submission {
-        self.refusal(true).map_or_else(|| self.disk.discard(offset, length), |e| Submission::done(Err(e), None))
+        self.refusal(true)
+            .map_or_else(|| self.disk.discard(offset, length), |e| Submission::done(Err(e), None))
     }
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
-        self.refusal(true).map_or_else(|| self.disk.write_zeroes(offset, length), |e| Submission::done(Err(e), None))
+        self.refusal(true)
+            .map_or_else(|| self.disk.write_zeroes(offset, length), |e| Submission::done(Err(e), None))
     }
     fn offload(&self) -> Option<&dyn Offload> {
         Some(self)
@@ -517,7 +535,10 @@ impl Device for Link {
 
 impl Offload for Link {
     fn limits(&self) -> OffloadLimits {
-        OffloadLimits { operations: slots(), range_bytes: SCRIPT.with_borrow(|script| script.range_bytes.get()) }
+        OffloadLimits {
+            operations: slots(),
+            range_bytes: SCRIPT.with_borrow(|script| script.range_bytes.get()),
+        }
     }
 
     fn address(&self) -> String {
