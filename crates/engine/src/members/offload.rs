@@ -101,7 +101,7 @@ impl Offload for Supervised {
         wait: u16,
         supplied: Option<Slice>,
     ) -> Submission {
-        let traffic = (supplied.as_ref().map_or(0, |bytes| bytes.len()), 0);
+        let traffic = (supplied.as_ref().map_or(0, Slice::len), 0);
         self.ask(false, traffic, |server| server.parity(ticket, offset, length, modify, wait, supplied))
     }
 

@@ -119,26 +119,10 @@ impl VolumeInner {
         let mut failed = false;
         while !active(Mutant::OffloadCommitsEarly) && requests.failure().await {
             if !std::mem::replace(&mut failed, true) {
-                self.resolve(view, sent, requests);
+                resolve(view, sent, requests);
             }
         }
         !failed
-    }
-
-    /// Has every participant drop operations that aren't committed.
-    pub(crate) fn resolve(&self, view: &View, sent: &[Sent], requests: &mut Requests<Step>) {
-        if active(Mutant::OffloadUnresolved) {
-            return;
-        }
-        for Sent { ticket, participants } in sent {
-            for slot in participants.iter() {
-                let server = view.member(slot).and_then(|(_, device)| device.offload());
-                // Whoever has left the membership is out already.
-                if let Some(server) = server {
-                    requests.push(Step::Resolve { slot }, server.resolve(*ticket));
-                }
-            }
-        }
     }
 
     /// Looks at a first phase that failed and was resolved. Members that don't answer are reported; so is one that says that it
@@ -160,6 +144,22 @@ impl VolumeInner {
             judged.member = self.report(view, step.slot(), Operation::Write, 0, error).or(judged.member);
         }
         judged
+    }
+}
+
+/// Has every participant drop operations that aren't committed.
+pub(crate) fn resolve(view: &View, sent: &[Sent], requests: &mut Requests<Step>) {
+    if active(Mutant::OffloadUnresolved) {
+        return;
+    }
+    for Sent { ticket, participants } in sent {
+        for slot in *participants {
+            let server = view.member(slot).and_then(|(_, device)| device.offload());
+            // Whoever has left the membership is out already.
+            if let Some(server) = server {
+                requests.push(Step::Resolve { slot }, server.resolve(*ticket));
+            }
+        }
     }
 }
 

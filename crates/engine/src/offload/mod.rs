@@ -45,7 +45,7 @@ use pinstripe_runtime::{
 pub(crate) use self::{
     attach::Attaching,
     desk::{Demand, Desk, Reservation},
-    exchange::{Requests, Sent, Step},
+    exchange::{Requests, Sent, Step, resolve},
 };
 use crate::{
     geometry::{MEMBERS_MAX, Set64},

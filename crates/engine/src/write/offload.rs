@@ -16,6 +16,7 @@ use crate::{
         assign::{Assigned, Assignment, Facts, assign},
         attached,
         coefficients::in_q,
+        resolve,
     },
     plan::{Plan, Run},
     snapshot::View,
@@ -162,7 +163,7 @@ impl VolumeInner {
         }
         if is_ready {
             // The membership is another: the batch is planned anew under it.
-            self.resolve(view, sent, &mut requests);
+            resolve(view, sent, &mut requests);
             requests.wait().await;
         }
         let outcomes: Vec<_> = requests.take().map(|(step, outcome)| (step, outcome.result)).collect();

@@ -236,7 +236,7 @@ impl Server {
         operations.iter().filter(|(_, o)| is_open(o.stage)).map(|(id, o)| (*id, o.stage)).collect()
     }
 
-    fn complain(&self, what: String) {
+    fn complain(&self, what: &str) {
         SCRIPT.with_borrow(|script| script.complaints.borrow_mut().push(format!("{}: {what}", self.name)));
     }
 
@@ -278,7 +278,9 @@ impl Server {
             .collect();
         *operations = operations.split_off(&oldest);
         drop(operations);
-        open.into_iter().for_each(|what| self.complain(what));
+        for what in open {
+            self.complain(&what);
+        }
     }
 
     /// Whether an operation may be begun or added to.
@@ -297,7 +299,7 @@ impl Server {
         let is_new = !operations.contains_key(&id);
         if is_new && held >= slots() as usize {
             drop(operations);
-            self.complain(format!("{held} operations are held and another comes"));
+            self.complain(&format!("{held} operations are held and another comes"));
             return Err(DeviceErrorKind::Refused);
         }
         self.held_max.set(self.held_max.get().max(held + usize::from(is_new)));
@@ -311,7 +313,7 @@ impl Server {
             (_, Stage::Expected) => Ok(()),
             (other, _) => {
                 drop(operations);
-                self.complain(format!("a second command for operation {id}, which is {other:?}"));
+                self.complain(&format!("a second command for operation {id}, which is {other:?}"));
                 Err(DeviceErrorKind::Refused)
             }
         }
@@ -445,7 +447,7 @@ impl Link {
             Some(DeviceError::of(DeviceErrorKind::Gone))
         } else if writes && epoch.number > 0 && !epoch.given_up && !epoch.attached {
             drop(epoch);
-            self.server.complain("it was written without being attached".to_owned());
+            self.server.complain("it was written without being attached");
             Some(DeviceError::of(DeviceErrorKind::Refused))
         } else {
             None
@@ -683,7 +685,9 @@ impl Offload for Link {
                 let mut sum = vec![0; length];
                 if coefficient != 0 {
                     sum = server.read(&disk, offset, length).await?;
-                    sum.iter_mut().for_each(|byte| *byte = multiply(*byte, coefficient));
+                    for byte in &mut sum {
+                        *byte = multiply(*byte, coefficient);
+                    }
                 }
                 let parts = server.parts(id, wait).await?;
                 sum.iter_mut().zip(parts).for_each(|(sum, byte)| *sum ^= byte);
