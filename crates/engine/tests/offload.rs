@@ -418,6 +418,7 @@ fn a_member_that_was_added_again_takes_part_under_the_next_client_too() {
         net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
         let array = net.scene.array.clone();
         net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        net.attach();
         // A client that dies leaves everybody with an epoch, the next one takes all of them up.
         net.scene.world.crash();
         net.scene.ledger.borrow_mut().crash();
