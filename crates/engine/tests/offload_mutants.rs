@@ -24,6 +24,9 @@ use pinstripe_runtime::shard;
 const CHUNK_SECTORS: u64 = CHUNK / 512;
 const SEEDS: u64 = 4;
 
+/// Whether all went well with a seed.
+type Scene = fn(u64) -> bool;
+
 fn array(seed: u64, level: Level) -> Net {
     let members = if level == Level::Raid6 { 5 } else { 4 };
     let mut net = Net::of(seed, plan(level, "left-symmetric", members));
@@ -128,7 +131,7 @@ fn with_log(seed: u64) -> bool {
 
 #[test]
 fn every_defect_in_what_servers_are_asked_for_is_caught() {
-    let scenes: [(Mutant, fn(u64) -> bool); 8] = [
+    let scenes: [(Mutant, Scene); 8] = [
         (Mutant::OffloadCommitsEarly, healthy),
         (Mutant::OffloadQForP, healthy),
         (Mutant::OffloadKeepsParity, cached_parity),
