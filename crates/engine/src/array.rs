@@ -63,6 +63,8 @@ pub(crate) struct Home {
     pub(crate) wanted_log: RefCell<Log>,
     /// A rebuild failed for what the others can't deliver: no spare takes over before something has changed.
     pub(crate) spares_rest: Cell<bool>,
+    /// The members' servers that compute.
+    pub(crate) attaching: crate::offload::Attaching,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -186,7 +188,15 @@ impl Array {
         }
         let home = &array.home;
         let settles = home.bits_frozen.get() && !home.is_static();
+        let offered = home.is_offered();
+        if offered {
+            home.claim_offload();
+        }
         shard::spawn(Rc::clone(home).control());
+        if offered {
+            // Before anything is written: servers that were attached once take writes under a higher epoch only.
+            home.begin_offload().await;
+        }
         if settles {
             let home = Rc::clone(home);
             shard::spawn(async move {
@@ -263,6 +273,7 @@ impl Array {
             work: Signal::default(),
             upkeep,
             events,
+            attaching: crate::offload::Attaching::default(),
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),
@@ -313,6 +324,7 @@ impl Array {
         let result = self.home.command(|reply| Command::Stop { reply }).await;
         self.home.work.notify();
         self.home.served.borrow().wanted.notify();
+        self.home.detach_members(result.is_ok()).await;
         result
     }
 

@@ -7,8 +7,8 @@
 use std::{cell::Cell, rc::Rc};
 
 use pinstripe_runtime::{
-    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Slice, Submission,
-    Verdict, Watch, completion::Payload,
+    About, Attachment, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer,
+    Offload, OffloadLimits, Reducers, Slice, Submission, Ticket, Verdict, Watch, completion::Payload,
 };
 
 /// See the module.
@@ -84,6 +84,73 @@ impl Device for Bounded {
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
         self.ask(|device| device.write_zeroes(offset, length))
     }
+
+    fn offload(&self) -> Option<&dyn Offload> {
+        self.device.offload().map(|_| self as &dyn Offload)
+    }
+}
+
+impl Bounded {
+    fn command(&self, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
+        let none = || Submission::done(Err(DeviceError::of(DeviceErrorKind::Unsupported)), None);
+        self.ask(|device| device.offload().map_or_else(none, request))
+    }
+}
+
+/// A spare is attached and detached like a member; operations are for members only.
+impl Offload for Bounded {
+    fn limits(&self) -> OffloadLimits {
+        let none = OffloadLimits { operations: 0, range_bytes: 0 };
+        self.device.offload().map_or(none, Offload::limits)
+    }
+
+    fn address(&self) -> String {
+        self.device.offload().map(Offload::address).unwrap_or_default()
+    }
+
+    fn epoch(&self) -> Submission {
+        self.command(|server| server.epoch())
+    }
+
+    fn attach(&self, attachment: &Attachment) -> Submission {
+        self.command(|server| server.attach(attachment))
+    }
+
+    fn detach(&self, give_up: bool) -> Submission {
+        self.command(|server| server.detach(give_up))
+    }
+
+    fn partial_write(&self, _: Ticket, _: u64, _: Slice, _: bool, _: Reducers) -> Submission {
+        refused(None)
+    }
+
+    fn contribute(&self, _: Ticket, _: u64, _: u32, _: Reducers) -> Submission {
+        refused(None)
+    }
+
+    fn read_contribute(&self, _: Ticket, _: u64, buffer: Buffer, _: Reducers) -> Submission {
+        refused(Some(buffer))
+    }
+
+    fn parity(&self, _: Ticket, _: u64, _: u32, _: bool, _: u16, _: Option<Slice>) -> Submission {
+        refused(None)
+    }
+
+    fn reduce(&self, _: Ticket, _: u64, buffer: Buffer, _: u8, _: u16) -> Submission {
+        refused(Some(buffer))
+    }
+
+    fn commit(&self, _: Ticket, _: bool) -> Submission {
+        refused(None)
+    }
+
+    fn resolve(&self, ticket: Ticket) -> Submission {
+        self.command(|server| server.resolve(ticket))
+    }
+}
+
+fn refused(buffer: Option<Buffer>) -> Submission {
+    Submission::done(Err(DeviceError::of(DeviceErrorKind::Refused)), buffer)
 }
 
 impl Observer for Patience {

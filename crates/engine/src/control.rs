@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Intent { intent: Arc<crate::intent::IntentTable>, change: IntentChange, reply: Reply },
     /// Puts a log on the members, or takes it away.
     Log { change: LogChange, reply: Reply },
+    /// The members' servers know the membership of a generation.
+    Offload { generation: u64, attached: Arc<crate::offload::Attached>, reply: Reply },
     /// Writes clean superblocks and ends.
     Stop { reply: Reply },
 }
@@ -77,6 +79,9 @@ impl Home {
         let shared = Arc::clone(self.shared());
         let mut entered = 0;
         loop {
+            if self.is_offered() {
+                self.take_up_offload();
+            }
             let work = shared.knock.wait_until(|| self.has_work());
             let idle = if shared.admission.is_open() {
                 shard::timeout(shared.options.safe_mode_delay_ns, work).await.is_none()
@@ -149,6 +154,9 @@ impl Home {
             }
             Command::Intent { intent, change, reply } => reply.send(self.swap_intent(intent, change).await),
             Command::Log { change, reply } => reply.send(self.change_log(change).await),
+            Command::Offload { generation, attached, reply } => {
+                reply.send(self.adopt_attached(generation, attached).await);
+            }
             Command::Stop { reply } => {
                 self.bound_waits();
                 self.shared().admission.close_for_good().await;

@@ -55,6 +55,8 @@ pub struct Detail {
     pub sync: Option<SyncProgress>,
     /// Counters since the assembly.
     pub statistics: Statistics,
+    /// What the members' servers do, if any of them computes.
+    pub offload: Option<OffloadDetail>,
     /// The latest errors for which members were dropped.
     pub last_errors: Vec<MemberError>,
     /// What the user can do, if something is wrong.
@@ -80,6 +82,28 @@ pub struct JournalDetail {
     pub used_bytes: u64,
 }
 
+/// What the members' servers do for the array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OffloadDetail {
+    /// Under which they are attached.
+    pub epoch: u64,
+    /// Why the client does the work itself, if it does.
+    pub plain: Option<&'static str>,
+}
+
+/// What a member's server does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberOffload {
+    /// Why it is a plain member; `None` if it takes part.
+    pub plain: Option<String>,
+    /// Operations that aren't over.
+    pub outstanding: u32,
+    /// Operations that it may have.
+    pub operations_max: u32,
+    /// Bytes per second that its link is free to receive, where somebody has said so.
+    pub free_bandwidth: Option<u64>,
+}
+
 /// A slot.
 #[derive(Clone, Debug, Default)]
 pub struct SlotDetail {
@@ -103,6 +127,8 @@ pub struct SlotDetail {
     pub late_requests: u64,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,
+    /// What its server does, if any server computes.
+    pub offload: Option<MemberOffload>,
     /// What was asked of it since the assembly.
     pub statistics: MemberStatistics,
 }
@@ -145,7 +171,11 @@ impl Array {
             bits: intent.len(),
             bits_set: intent.set_count(),
         });
-        let slots: Vec<SlotDetail> = snapshot.seats.iter().map(|seat| slot_detail(seat, &records)).collect();
+        let mut slots: Vec<SlotDetail> =
+            snapshot.seats.iter().map(|seat| slot_detail(seat, &records)).collect();
+        for (slot, detail) in slots.iter_mut().enumerate() {
+            detail.offload = self.member_offload(&snapshot, slot);
+        }
         let failed = self.failed_members();
         let advice = Facts {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
@@ -183,6 +213,7 @@ impl Array {
             regions_to_resync: intent.resync_count(),
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
+            offload: self.offload_detail(&snapshot),
             last_errors: self.last_errors(),
             advice,
         }
@@ -244,6 +275,7 @@ fn slot_detail(seat: &Seat, records: &Records) -> SlotDetail {
         late_requests: member.map_or(0, |m| m.health.late_requests()),
         bad_sectors: member
             .map_or(0, |m| m.bad_blocks.table().blocks().ranges().iter().map(|r| r.end - r.start).sum()),
+        offload: None,
         statistics: member.map(|m| m.health.statistics()).unwrap_or_default(),
     }
 }

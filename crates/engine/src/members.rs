@@ -15,6 +15,8 @@
 //!
 //! A read or write that the device had no resources for is tried again a few times; a flush never is (C5).
 
+mod offload;
+
 use std::{
     rc::{Rc, Weak},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,8 +24,8 @@ use std::{
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
-    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Signal, Slice,
-    Submission, Verdict, Watch,
+    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Offload, Signal,
+    Slice, Submission, Verdict, Watch,
     atomics::{AtomicBool, AtomicU64, Ordering},
     completion::Payload,
     shard,
@@ -51,6 +53,8 @@ const READ: u8 = 0;
 const WRITE: u8 = 1;
 const FLUSH: u8 = 2;
 const ZERO: u8 = 3;
+/// A command to a server that computes. It is never tried again by itself: what it names may be over by then.
+const COMMAND: u8 = 4;
 
 macro_rules! member_counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -98,6 +102,12 @@ member_counters! {
     slow,
     /// Requests that were given up because the member did not answer.
     timed_out,
+    /// Commands to a server that computes.
+    commands,
+    /// Bytes sent to a member whose server computes.
+    sent_bytes,
+    /// Bytes received from a member whose server computes.
+    received_bytes,
 }
 
 /// How a member does. Part of [`Member`]; all shards see it.
@@ -213,6 +223,8 @@ pub(crate) struct Supervised {
     device: Rc<dyn Device>,
     core: Rc<Core>,
     watch: Watch,
+    /// Its server computes, and the bytes on the way to it count.
+    computes: bool,
 }
 
 /// What outlives the handle, as long as requests are under way.
@@ -235,7 +247,8 @@ impl Supervised {
             is_slow: false.into(),
         });
         let watch = Watch::new(Rc::clone(&core) as Rc<dyn Observer>, first_look(shared));
-        Rc::new(Self { device, core, watch })
+        let computes = device.offload().is_some();
+        Rc::new(Self { device, core, watch, computes })
     }
 
     /// Ends the waits for all requests under way.
@@ -278,6 +291,9 @@ impl Device for Supervised {
             return Submission::done(Err(error), Some(buffer));
         }
         self.core.counters.reads.add(1);
+        if self.computes {
+            self.core.counters.received_bytes.add(buffer.len() as u64);
+        }
         let about = About { kind: READ, offset, read_bytes: buffer.len(), fua: false };
         self.watched(self.device.read(offset, buffer), about)
     }
@@ -287,6 +303,9 @@ impl Device for Supervised {
             return Submission::done(Err(error), None);
         }
         self.core.counters.writes.add(1);
+        if self.computes {
+            self.core.counters.sent_bytes.add(data.len() as u64);
+        }
         let about = About { kind: WRITE, offset, read_bytes: 0, fua };
         self.watched(self.device.write(offset, data, fua), about)
     }
@@ -314,6 +333,10 @@ impl Device for Supervised {
         self.core.counters.writes.add(1);
         let about = About { kind: ZERO, offset, ..About::default() };
         self.watched(self.device.write_zeroes(offset, length), about)
+    }
+
+    fn offload(&self) -> Option<&dyn Offload> {
+        self.computes.then_some(self as &dyn Offload)
     }
 }
 
@@ -374,8 +397,8 @@ impl Observer for Core {
     }
 
     fn failed(&self, about: About, error: DeviceError) {
-        // What a device can't do is no error of its own.
-        if error.kind == DeviceErrorKind::Unsupported {
+        // What a device can't do, or its server won't, is no error of its own.
+        if matches!(error.kind, DeviceErrorKind::Unsupported | DeviceErrorKind::Refused) {
             return;
         }
         let counters = &self.counters;
@@ -387,6 +410,11 @@ impl Observer for Core {
     }
 
     fn retry(&self, completion: Completion, about: About, mut payload: Payload) {
+        if about.kind == COMMAND {
+            completion.with_payload(|place| *place = payload);
+            completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));
+            return;
+        }
         let (device, member) = (self.device.clone(), Arc::clone(&self.member));
         let counters = Arc::clone(&self.counters);
         shard::spawn(async move {

@@ -323,6 +323,7 @@ impl Array {
         match self.former_slot(&found) {
             Some(slot) => {
                 let mut newcomer = Newcomer::from(found);
+                self.home.admit_server(&*newcomer.device).await?;
                 self.give_number(&mut newcomer.superblock)?;
                 Ok((newcomer, Some(slot)))
             }
@@ -403,6 +404,7 @@ impl Array {
         self.home.refuse_late(&source.name(), |_| false)?;
         let former = self.former(&source).await?;
         let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
+        self.home.admit_server(&*device).await?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();
         if info.logical_block > block && !active(Mutant::LargerBlocksJoin) {

@@ -249,6 +249,22 @@ pinstripe_runtime::mutants! {
     SlowMemberDropped,
     /// The superblocks don't say that the journal is lost (C18).
     JournalLossUnrecorded,
+    /// Servers are told to commit before all of them have done their part.
+    OffloadCommitsEarly,
+    /// A part of P is multiplied like one of Q.
+    OffloadQForP,
+    /// Parity stays in the cache although a server has written it anew (C13).
+    OffloadKeepsParity,
+    /// An operation that failed is left to the servers when the client takes another way.
+    OffloadUnresolved,
+    /// A server that did not carry out a commit is kept (C2).
+    OffloadCommitErrorIgnored,
+    /// Servers change parity of an array whose log must know the old bytes.
+    OffloadPastLog,
+    /// What is written to a missing member is not sent to the parity servers.
+    OffloadSuppliedForgotten,
+    /// Lost bytes are summed up with coefficients that are twice as large.
+    OffloadWrongCoefficient,
 }
 
 impl Mutant {
@@ -293,6 +309,18 @@ impl Mutant {
 
     /// Those that the engine's tests of membership and of checkpoints find (`tests/membership.rs`, `tests/checkpoints.rs`).
     pub const OF_LIFE: &[Self] = &[Self::PlaceIgnoresBegun, Self::SeatedSpareRemoved];
+
+    /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather than the swarm.
+    pub const OF_OFFLOAD: &[Self] = &[
+        Self::OffloadCommitsEarly,
+        Self::OffloadQForP,
+        Self::OffloadKeepsParity,
+        Self::OffloadUnresolved,
+        Self::OffloadCommitErrorIgnored,
+        Self::OffloadPastLog,
+        Self::OffloadSuppliedForgotten,
+        Self::OffloadWrongCoefficient,
+    ];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];

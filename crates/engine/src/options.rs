@@ -1,6 +1,11 @@
 //! How an array behaves; nothing of this is on disk.
 
-use crate::{consistency::JournalMode, maintenance::SyncSpeed, plan::WritePolicy};
+use crate::{
+    consistency::JournalMode,
+    maintenance::SyncSpeed,
+    offload::{OffloadMode, reducer::ReducerChoice},
+    plan::WritePolicy,
+};
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
 #[derive(Clone, Debug)]
@@ -40,6 +45,10 @@ pub struct ArrayOptions {
     pub journal_mode: JournalMode,
     /// Bytes of memory for what only the journal has; more is written through.
     pub journal_cache_bytes: usize,
+    /// Whether members' servers compute parity, where they can.
+    pub offload: OffloadMode,
+    /// How the server is chosen that sums up lost bytes.
+    pub reducer: ReducerChoice,
     /// Most writes in one batch.
     pub batch_max: usize,
     /// Words of the stripe table, rounded up to a power of two: stripes that share one wait for each other.
@@ -69,6 +78,8 @@ impl Default for ArrayOptions {
             max_read_errors: 20,
             journal_mode: JournalMode::WriteThrough,
             journal_cache_bytes: 64 << 20,
+            offload: OffloadMode::On,
+            reducer: ReducerChoice::Bandwidth,
             batch_max: 256,
             stripe_slots: 1 << 14,
             waiters_per_shard: 4096,

@@ -6,6 +6,7 @@ use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
     mutants::{Mutant, active},
+    offload::Requests,
     parity_cache::ROW_BYTES,
     row::{Row, Want},
     snapshot::View,
@@ -27,8 +28,12 @@ impl VolumeInner {
         if first.length as usize == rest.len() {
             return self.read_piece(geometry, &first, rest).await;
         }
-        let mut set = self.sets.take();
         let view = self.view();
+        if !view.snapshot.missing.is_empty() && self.may_reduce(&view) {
+            return Box::pin(self.read_by_stripes(geometry, std::iter::once(first).chain(pieces), rest))
+                .await;
+        }
+        let mut set = self.sets.take();
         for piece in std::iter::once(first).chain(pieces.clone()) {
             let buffer = rest.split_to(piece.length as usize);
             // Inline answers of a memory device make this a plain loop.
@@ -58,7 +63,63 @@ impl VolumeInner {
         (result, whole.unwrap_or(rest))
     }
 
-    fn submit_piece(
+    /// Reads whole stripes at once, and those of which one piece is lost one by one, so that a server can sum that up while the
+    /// others are on their way.
+    async fn read_by_stripes(
+        &self,
+        geometry: &ParityGeometry,
+        pieces: impl Iterator<Item = Piece>,
+        mut rest: Buffer,
+    ) -> (Result<(), IoError>, Buffer) {
+        let pieces: Vec<Piece> = pieces.collect();
+        let mut buffers: Vec<Option<Buffer>> =
+            pieces.iter().map(|piece| Some(rest.split_to(piece.length as usize))).collect();
+        let (view, mut whole, mut from) = (self.view(), Requests::new(), 0);
+        let mut is_read = vec![false; pieces.len()];
+        let mut around = Vec::new();
+        for stripe in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
+            let range = from..from + stripe.len();
+            from = range.end;
+            if stripe.iter().filter(|piece| !self.is_readable(&view, piece)).count() == 1 {
+                around.push(range);
+                continue;
+            }
+            for index in range {
+                if let Some(buffer) = buffers[index].take() {
+                    whole.push(index, self.submit_piece(geometry, &view, &pieces[index], buffer));
+                }
+            }
+        }
+        for range in around {
+            let mut parts = buffers[range.clone()].iter_mut().filter_map(Option::take).collect();
+            let read = self.read_around(&pieces[range.clone()], &mut parts).await;
+            for ((number, index), part) in range.enumerate().zip(parts) {
+                is_read[index] = read.contains(number);
+                buffers[index] = Some(part);
+            }
+        }
+        whole.wait().await;
+        for (index, outcome) in whole.take() {
+            let slot = geometry.slots(pieces[index].stripe).data_slot(pieces[index].column).index();
+            is_read[index] = outcome.result.is_ok() && self.still_holds(&view, slot);
+            buffers[index] = outcome.buffer;
+        }
+        let (mut joined, mut result): (Option<Buffer>, _) = (None, Ok(()));
+        for ((piece, buffer), is_read) in pieces.iter().zip(buffers).zip(is_read) {
+            let Some(mut buffer) = buffer else { unreachable!("a read gives its buffer back") };
+            if !is_read {
+                let (again, back) = self.read_piece(geometry, piece, buffer).await;
+                (result, buffer) = (result.and(again), back);
+            }
+            match &mut joined {
+                None => joined = Some(buffer),
+                Some(joined) => joined.unsplit(buffer),
+            }
+        }
+        (result, joined.unwrap_or(rest))
+    }
+
+    pub(crate) fn submit_piece(
         &self,
         geometry: &ParityGeometry,
         view: &View,
@@ -81,7 +142,7 @@ impl VolumeInner {
     }
 
     /// Whether the member that answered under `view` is still in sync in that slot (C1).
-    fn still_holds(&self, view: &View, slot: usize) -> bool {
+    pub(crate) fn still_holds(&self, view: &View, slot: usize) -> bool {
         if self.shared.admission.generation() == view.snapshot.generation {
             return true;
         }
@@ -141,6 +202,15 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(piece.stripe).await)
         };
+        let view = self.view();
+        if repair.is_none() && self.may_reduce(&view) {
+            let (is_read, back) = Box::pin(self.read_reduced(&view, piece, buffer)).await;
+            if is_read {
+                return (Ok(()), back);
+            }
+            buffer = back;
+        }
+        drop(view);
         let mut row = self.rows.take();
         let range = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let avoid = repair.map_or(Set64::EMPTY, Set64::only);

@@ -55,6 +55,8 @@ pub struct Shared {
     failed: AtomicBool,
     /// How long a member may take for a request; 0 for ever.
     member_limit_ns: AtomicU64,
+    /// What the members' servers do.
+    pub(crate) offload: crate::offload::Common,
 }
 
 /// How far the stripes written lately were written, on whatever shard: what tells a sequential stream. By the low bits of
@@ -157,6 +159,7 @@ impl Shared {
             failures: Mutex::default(),
             bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
+            offload: crate::offload::Common::default(),
         }
     }
 
@@ -172,6 +175,7 @@ impl Shared {
         self.admission.publish(generation);
         // Who waits under the old one gives way.
         old.log.wake();
+        self.offload.changed.notify();
         self.durable_changed.notify();
     }
 
@@ -246,6 +250,7 @@ impl Shared {
         self.durable_changed.notify();
         self.snapshot().log.wake();
         self.bad_reports.wake();
+        self.offload.changed.notify();
     }
 
     /// How long a member may take for a request, in nanoseconds; 0 for ever.

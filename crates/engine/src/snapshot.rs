@@ -16,6 +16,7 @@ use crate::{
     intent::IntentTable,
     members::Health,
     mutants::{Mutant, active},
+    offload::Attached,
 };
 
 /// A device that was attached to the array; never reused for another.
@@ -122,6 +123,8 @@ pub struct Snapshot {
     pub intent: Arc<IntentTable>,
     /// The log that goes with this membership.
     pub log: Log,
+    /// Whose servers compute; `None` until they know this membership.
+    pub offload: Option<Arc<Attached>>,
 }
 
 impl Snapshot {
@@ -145,6 +148,7 @@ impl Snapshot {
             intent,
             log,
             seats,
+            offload: None,
         };
         snapshot.look_at_bad_blocks();
         snapshot

@@ -89,6 +89,16 @@ counters! {
     corrected_reads,
     /// Stripe writes planned anew because the membership changed or a member failed.
     replans,
+    /// Row ranges that the members' servers updated.
+    offloaded_runs,
+    /// Operations sent to the members' servers.
+    offload_operations,
+    /// Stripe writes and reads that the servers could not do, so that the client did the work itself.
+    offload_fallbacks,
+    /// Reads whose lost bytes a server summed up.
+    offloaded_reads,
+    /// Offloaded stripe writes that waited for all parts before parity servers were told.
+    offload_barriers,
 }
 
 /// One counter, written by one shard and read by any.

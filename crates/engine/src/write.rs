@@ -15,6 +15,7 @@
 mod back;
 mod encode;
 mod held;
+mod offload;
 
 use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
@@ -74,6 +75,8 @@ pub(crate) struct WriteContext {
     timed: bool,
     /// A member failed, and before that is recorded the log must not forget what it may have missed.
     logged: Logged,
+    /// What the members' servers do.
+    remote: offload::Remote,
 }
 
 /// A batch of so many pieces needs no more memory than a context has from the start.
@@ -103,6 +106,7 @@ impl Default for WriteContext {
             is_written_out: false,
             timed: false,
             logged: Logged::Nothing,
+            remote: offload::Remote::default(),
         }
     }
 }
@@ -208,6 +212,7 @@ impl VolumeInner {
             return Err(Again::Replan);
         }
         context.held.clear();
+        context.remote.forget_jobs();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
@@ -226,17 +231,23 @@ impl VolumeInner {
         if shared.admission.generation() != pass.generation() {
             return Err(Again::Replan);
         }
-        self.encode(stripe, &view.snapshot, context)?;
-        if active(Mutant::LogAfterData) {
+        let logged = if context.remote.is_empty() {
+            self.encode(stripe, &view.snapshot, context)?;
+            if active(Mutant::LogAfterData) {
+                self.write_members(&view, stripe, context).await;
+            }
+            let logged = if view.snapshot.log.is_none() {
+                Logged::Nothing
+            } else {
+                // A future of its own: inlined, it would make every write larger.
+                Box::pin(self.write_ahead(&view, stripe, context)).await?
+            };
             self.write_members(&view, stripe, context).await;
-        }
-        let logged = if view.snapshot.log.is_none() {
-            Logged::Nothing
+            logged
         } else {
-            // A future of its own: inlined, it would make every write larger.
-            Box::pin(self.write_ahead(&view, stripe, context)).await?
+            Box::pin(self.write_offloaded(&view, stripe, context)).await?;
+            Logged::Nothing
         };
-        self.write_members(&view, stripe, context).await;
         if !context.dropped.is_empty() || !context.listings.is_empty() {
             context.logged = logged;
         }
@@ -278,12 +289,17 @@ impl VolumeInner {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
         self.plan(view, stripe, context)?;
+        if view.snapshot.offload.is_some() {
+            self.choose_offload(view, stripe, context);
+        }
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
         let mark = intent.mark(intent.regions(offset, length), stripe.0);
         // Asks for the bits now, so that they are written while we read.
         let durable = intent.is_durable(&mark);
-        self.pre_read(view, stripe, context).await?;
+        if context.remote.is_empty() {
+            self.pre_read(view, stripe, context).await?;
+        }
         if !durable && !active(Mutant::DataBeforeIntent) {
             intent.durable(&mark).await;
         }
@@ -709,6 +725,7 @@ impl WriteContext {
         self.listings.clear();
         self.rest.clear();
         self.logged = Logged::Nothing;
+        self.remote.clear();
         self.is_split = false;
         self.is_written_out = false;
     }

@@ -84,8 +84,26 @@ pub struct Member {
     pub late_requests: u64,
     /// Sectors that its bad-block log lists.
     pub bad_sectors: u64,
+    /// What its server does, where servers compute.
+    #[serde(default)]
+    pub offload: Option<MemberOffload>,
     /// What was asked of it since the assembly, and what failed.
     pub statistics: BTreeMap<String, u64>,
+}
+
+/// What a member's server does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberOffload {
+    /// Why it is a plain member; none if its server takes part.
+    pub plain: Option<String>,
+    /// The epoch under which the array's members are attached.
+    pub epoch: u64,
+    /// Operations that aren't over.
+    pub outstanding: u32,
+    /// Operations that it may have.
+    pub operations_max: u32,
+    /// Bytes per second that its link is free to receive, where that is known.
+    pub free_bandwidth: Option<u64>,
 }
 
 /// A device that was dropped.
@@ -221,9 +239,17 @@ impl Member {
         let bad =
             if self.bad_sectors > 0 { format!(", {} bad sectors", self.bad_sectors) } else { String::new() };
         let troubles = troubles(&self.statistics, self.late_requests);
+        let offload = match &self.offload {
+            None => String::new(),
+            Some(MemberOffload { plain: None, .. }) => ", offload".to_owned(),
+            Some(MemberOffload { plain: Some(why), .. }) => format!(", plain: {}", printable(why)),
+        };
         let state = format!("{}{slow}", self.state);
         let by_bitmap = if self.by_bitmap { " (by bitmap)" } else { "" };
-        let own = format!("  {:>3}  {state:<10}  {device}{by_bitmap}{measured}{bad}{troubles}\n", self.slot);
+        let own = format!(
+            "  {:>3}  {state:<10}  {device}{by_bitmap}{measured}{offload}{bad}{troubles}\n",
+            self.slot
+        );
         match &self.replacement {
             Some(target) => format!("{own}  {:>3}  replacement {}\n", self.slot, printable(target)),
             None => own,

@@ -7,7 +7,7 @@ use pinstripe_engine::{
 };
 use pinstripe_md::level::Level;
 
-use crate::control::detail::{Bitmap, Detail, Failed, Journal, Member, Sync};
+use crate::control::detail::{Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
 
 /// Work over the whole array.
 pub fn sync(progress: &SyncProgress) -> Sync {
@@ -31,6 +31,7 @@ pub fn sync(progress: &SyncProgress) -> Sync {
 /// The state of `array`, which is served at `nbd`.
 pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     let now = array.detail();
+    let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
     let members = now.slots.into_iter().enumerate().map(|(slot, member)| Member {
         slot,
         state: member.state.to_owned(),
@@ -42,6 +43,13 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         slow: member.slow,
         late_requests: member.late_requests,
         bad_sectors: member.bad_sectors,
+        offload: member.offload.map(|offload| MemberOffload {
+            plain: offload.plain.or_else(|| array_plain.map(str::to_owned)),
+            epoch,
+            outstanding: offload.outstanding,
+            operations_max: offload.operations_max,
+            free_bandwidth: offload.free_bandwidth,
+        }),
         statistics: member.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     });
     let failed = now.failed.into_iter().map(|failed| Failed {

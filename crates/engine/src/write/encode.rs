@@ -30,7 +30,11 @@ impl VolumeInner {
         self.counters().rcw_runs.add(totals.rcw_runs.into());
         self.counters().cache_hits.add(totals.cached_bytes / u64::from(ROW_BYTES));
         context.parity.clear();
-        for run in context.plan.runs() {
+        for (number, run) in context.plan.runs().iter().enumerate() {
+            if context.remote.takes(number) {
+                context.parity.push([None, None]);
+                continue;
+            }
             let writes =
                 |slot: Option<MemberSlot>| slot.is_some_and(|s| !snapshot.absent().contains(s.index()));
             let mut targets = [writes(Some(map.p_slot())), writes(map.q_slot())];

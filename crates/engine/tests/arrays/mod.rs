@@ -1,7 +1,9 @@
 //! What the engine's tests share: the golden images, and arrays served from memory in a simulated world.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod net;
 pub mod scene;
+pub mod servers;
 
 use std::{fs, ops::Range, path::PathBuf, sync::Arc};
 

@@ -272,9 +272,15 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let of_tests =
-        [Mutant::OF_LOGS, Mutant::OF_FAULTS, Mutant::OF_JOURNAL, Mutant::OF_REPLACEMENT, Mutant::OF_LIFE]
-            .concat();
+    let of_tests = [
+        Mutant::OF_LOGS,
+        Mutant::OF_FAULTS,
+        Mutant::OF_JOURNAL,
+        Mutant::OF_REPLACEMENT,
+        Mutant::OF_LIFE,
+        Mutant::OF_OFFLOAD,
+    ]
+    .concat();
     let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(mutant) if of_tests.contains(mutant));
     let wanted = |defect: &Defect| {
         !elsewhere(defect) && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))

@@ -1,0 +1,119 @@
+//! Commands to a member whose server computes, under the same supervision as reads and writes (C16).
+
+use pinstripe_runtime::{
+    About, Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket,
+};
+
+use super::{COMMAND, Supervised};
+
+impl Supervised {
+    fn ask(
+        &self,
+        fua: bool,
+        (sent, received): (usize, usize),
+        request: impl FnOnce(&dyn Offload) -> Submission,
+    ) -> Submission {
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), None);
+        }
+        let Some(server) = self.device.offload() else {
+            return Submission::done(
+                Err(pinstripe_runtime::DeviceError::of(DeviceErrorKind::Unsupported)),
+                None,
+            );
+        };
+        self.core.counters.commands.add(1);
+        self.core.counters.sent_bytes.add(sent as u64);
+        self.core.counters.received_bytes.add(received as u64);
+        self.watched(request(server), About { kind: COMMAND, fua, ..About::default() })
+    }
+
+    /// The same, of one that brings `buffer` back.
+    fn fetch(
+        &self,
+        offset: u64,
+        buffer: Buffer,
+        request: impl FnOnce(&dyn Offload, Buffer) -> Submission,
+    ) -> Submission {
+        let Some(server) = self.device.offload() else {
+            let unsupported = pinstripe_runtime::DeviceError::of(DeviceErrorKind::Unsupported);
+            return Submission::done(Err(unsupported), Some(buffer));
+        };
+        if let Some(error) = self.refused() {
+            return Submission::done(Err(error), Some(buffer));
+        }
+        let length = buffer.len();
+        self.core.counters.commands.add(1);
+        self.core.counters.received_bytes.add(length as u64);
+        let about = About { kind: COMMAND, offset, read_bytes: length, fua: false };
+        self.watched(request(server, buffer), about)
+    }
+}
+
+impl Offload for Supervised {
+    fn limits(&self) -> OffloadLimits {
+        let none = OffloadLimits { operations: 0, range_bytes: 0 };
+        self.device.offload().map_or(none, Offload::limits)
+    }
+
+    fn address(&self) -> String {
+        self.device.offload().map(Offload::address).unwrap_or_default()
+    }
+
+    fn epoch(&self) -> Submission {
+        self.ask(false, (0, 0), |server| server.epoch())
+    }
+
+    fn attach(&self, attachment: &Attachment) -> Submission {
+        self.ask(false, (0, 0), |server| server.attach(attachment))
+    }
+
+    fn detach(&self, give_up: bool) -> Submission {
+        self.ask(false, (0, 0), |server| server.detach(give_up))
+    }
+
+    fn partial_write(
+        &self,
+        ticket: Ticket,
+        offset: u64,
+        data: Slice,
+        modify: bool,
+        reducers: Reducers,
+    ) -> Submission {
+        let traffic = (data.len(), 0);
+        self.ask(false, traffic, |server| server.partial_write(ticket, offset, data, modify, reducers))
+    }
+
+    fn contribute(&self, ticket: Ticket, offset: u64, length: u32, reducers: Reducers) -> Submission {
+        self.ask(false, (0, 0), |server| server.contribute(ticket, offset, length, reducers))
+    }
+
+    fn read_contribute(&self, ticket: Ticket, offset: u64, buffer: Buffer, reducers: Reducers) -> Submission {
+        self.fetch(offset, buffer, |server, buffer| server.read_contribute(ticket, offset, buffer, reducers))
+    }
+
+    fn parity(
+        &self,
+        ticket: Ticket,
+        offset: u64,
+        length: u32,
+        modify: bool,
+        wait: u16,
+        supplied: Option<Slice>,
+    ) -> Submission {
+        let traffic = (supplied.as_ref().map_or(0, Slice::len), 0);
+        self.ask(false, traffic, |server| server.parity(ticket, offset, length, modify, wait, supplied))
+    }
+
+    fn reduce(&self, ticket: Ticket, offset: u64, buffer: Buffer, coefficient: u8, wait: u16) -> Submission {
+        self.fetch(offset, buffer, |server, buffer| server.reduce(ticket, offset, buffer, coefficient, wait))
+    }
+
+    fn commit(&self, ticket: Ticket, fua: bool) -> Submission {
+        self.ask(fua, (0, 0), |server| server.commit(ticket, fua))
+    }
+
+    fn resolve(&self, ticket: Ticket) -> Submission {
+        self.ask(false, (0, 0), |server| server.resolve(ticket))
+    }
+}

@@ -1,0 +1,393 @@
+//! Making the servers know the array: who its members are, and under which epoch.
+//!
+//! A task on the home shard attaches every member that offers the seam whenever the membership has changed, and then has the
+//! controller publish who takes part. It waits until the superblocks know the membership first: then nobody writes under an
+//! earlier one, and no operation of it is under way.
+//!
+//! # Epoch
+//!
+//! It must be higher than any before, also after a crash before which nothing of the array's own was written: so neither the superblocks'
+//! events nor a clock will do. The servers know: their epochs are durable. It is one more than the highest that any of the
+//! members was ever attached under; that is asked each time, so that a member that joins with a higher one raises all.
+//!
+//! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed member.
+
+use std::{cell::Cell, rc::Rc, sync::Arc};
+
+use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, SubmissionSet, shard};
+
+use super::{Attached, OffloadMode, Standing};
+use crate::{
+    array::{Array, CommandError, Home},
+    control::Command,
+    detail::{MemberOffload, OffloadDetail},
+    error::{IoError, Operation},
+    geometry::{Geometry, Set64},
+    members::answered,
+    snapshot::{Snapshot, View},
+    volume::adopt_everywhere,
+};
+
+/// A server that refused is asked again after this.
+const AGAIN_NS: u64 = 10_000_000_000;
+
+/// What the home shard knows of the attachments.
+#[derive(Default)]
+pub(crate) struct Attaching {
+    /// The task runs.
+    runs: Cell<bool>,
+    epoch: Cell<u64>,
+    /// Of the table of peers.
+    generation: Cell<u64>,
+    /// The array has ended.
+    ended: Cell<bool>,
+}
+
+/// What came of asking the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// All take part who offer it, or the membership is another by now.
+    Granted,
+    /// Some would not.
+    Refused,
+    /// Some did not answer: the membership of this generation will not last.
+    Lost(u64),
+}
+
+impl Home {
+    /// Whether somebody offers to compute, and nobody has taken that up yet.
+    pub(crate) fn is_offered(&self) -> bool {
+        let shared = self.shared();
+        if self.attaching.runs.get()
+            || shared.options.offload == OffloadMode::Off
+            || self.is_static()
+            || !matches!(shared.geometry, Geometry::Parity(_))
+        {
+            return false;
+        }
+        let view = self.volume.inner.view();
+        (0..view.snapshot.seats.len())
+            .any(|slot| view.member(slot).is_some_and(|(_, device)| device.offload().is_some()))
+    }
+
+    /// Somebody is about to take the offer up.
+    pub(crate) fn claim_offload(&self) {
+        self.attaching.runs.set(true);
+    }
+
+    /// Attaches the members for the first time, and from then on after every change.
+    pub(crate) async fn begin_offload(self: &Rc<Self>) {
+        let round = self.attach_members().await;
+        shard::spawn(Rc::clone(self).keep_attached(round));
+    }
+
+    /// The same, without waiting for it.
+    pub(crate) fn take_up_offload(self: &Rc<Self>) {
+        self.claim_offload();
+        shard::spawn(Rc::clone(self).keep_attached(Round::Granted));
+    }
+
+    async fn keep_attached(self: Rc<Self>, mut round: Round) {
+        let shared = Arc::clone(self.shared());
+        loop {
+            let is_over = || self.stopped.get() || shared.has_failed();
+            let wanted = || match round {
+                Round::Lost(generation) => shared.has_moved(generation),
+                Round::Granted | Round::Refused => shared.snapshot().offload.is_none(),
+            };
+            let change = shared.offload.changed.wait_until(|| is_over() || wanted());
+            if round == Round::Refused {
+                // What was refused may be granted now.
+                let _ = shard::timeout(AGAIN_NS, change).await;
+            } else {
+                change.await;
+            }
+            if is_over() {
+                return;
+            }
+            round = self.attach_members().await;
+        }
+    }
+
+    /// Attaches everybody who offers it, and publishes who takes part.
+    async fn attach_members(&self) -> Round {
+        let shared = self.shared();
+        let snapshot = shared.snapshot();
+        let lost = Round::Lost(snapshot.generation);
+        if !shared.recorded(snapshot.generation).await {
+            return lost;
+        }
+        let view = self.volume.inner.view();
+        if view.snapshot.generation != snapshot.generation {
+            return lost;
+        }
+        let mut attached = offers(&view);
+        if attached.slots.is_empty() {
+            self.publish_attached(snapshot.generation, attached).await;
+            return Round::Granted;
+        }
+        if !self.raise_epoch(&view, &mut attached).await {
+            return lost;
+        }
+        let attachment = self.next_attachment(&view, attached.slots);
+        let asked = attached.slots;
+        self.attach_others(&view, &attachment).await;
+        let answers = ask(&view, asked, |server| server.attach(&attachment)).await;
+        let is_lost = self.note_answers(&view, &mut attached, asked, &answers);
+        if is_lost {
+            return lost;
+        }
+        attached.epoch = self.attaching.epoch.get();
+        attached.leave_out(&view);
+        let refused = attached.standing.iter().any(|standing| matches!(standing, Standing::Refused(_)));
+        self.publish_attached(snapshot.generation, attached).await;
+        if refused { Round::Refused } else { Round::Granted }
+    }
+
+    /// Makes the epoch higher than every one that a member knows of another. False if a member is lost.
+    async fn raise_epoch(&self, view: &View, attached: &mut Attached) -> bool {
+        let asked = attached.slots;
+        let answers = ask(view, asked, |server| server.epoch()).await;
+        if self.note_answers(view, attached, asked, &answers) {
+            return false;
+        }
+        let known = answers.iter().filter_map(|answer| answer.ok()).max().unwrap_or(0) as u64;
+        let own = self.attaching.epoch.get();
+        if own == 0 || known > own {
+            self.attaching.epoch.set(known + 1);
+        }
+        true
+    }
+
+    /// Takes those who refused out of who takes part, and reports those who don't answer. True if there are any of these: the
+    /// membership will change.
+    fn note_answers(
+        &self,
+        view: &View,
+        attached: &mut Attached,
+        asked: Set64,
+        answers: &[Result<usize, DeviceError>],
+    ) -> bool {
+        use DeviceErrorKind::{Gone, Removed, TimedOut};
+        let mut is_lost = false;
+        for (slot, answer) in asked.iter().zip(answers) {
+            let Err(error) = *answer else { continue };
+            attached.slots = attached.slots.without(Set64::only(slot));
+            attached.standing[slot] = Standing::Refused(error);
+            if matches!(error.kind, Gone | TimedOut | Removed) {
+                is_lost = true;
+                self.volume.inner.report(view, slot, Operation::Metadata, 0, error);
+            }
+        }
+        is_lost
+    }
+
+    /// Attaches the server of a device that is about to join: while it has an epoch of another time, it takes no write without that.
+    pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
+        let options = &self.shared().options;
+        let Some(server) = device.offload().filter(|_| options.offload != OffloadMode::Off) else {
+            return Ok(());
+        };
+        let failed = |error| CommandError::Device { name: device.info().name.clone(), error };
+        let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
+        let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
+        if own == 0 || known > own {
+            // The others get it when this one has joined.
+            self.attaching.epoch.set(known + 1);
+        }
+        let view = self.volume.inner.view();
+        let attachment = self.next_attachment(&view, offers(&view).slots);
+        let answer = answered(options.member_timeout_ns, server.attach(&attachment)).await.map_err(failed)?;
+        answer.result.map(|_| ()).map_err(failed)
+    }
+
+    /// Devices that hold no slot take superblocks too: spares, and the targets of replacements. Who refuses is noticed when it is written
+    /// to.
+    async fn attach_others(&self, view: &View, attachment: &Attachment) {
+        for device in self.others(view) {
+            if let Some(server) = device.offload() {
+                let limit = self.shared().options.member_timeout_ns;
+                let _ = answered(limit, server.attach(attachment)).await;
+            }
+        }
+    }
+
+    fn others(&self, view: &View) -> Vec<Rc<dyn Device>> {
+        let slots = view.snapshot.seats.len();
+        let targets = (slots..view.devices.len()).filter_map(|place| Some(Rc::clone(view.member(place)?.1)));
+        let records = self.records.borrow();
+        let spares = records.active().filter(|book| !book.is_seated()).map(|book| Rc::clone(&book.device));
+        targets.chain(spares).collect()
+    }
+
+    /// What the servers are told next.
+    fn next_attachment(&self, view: &View, slots: Set64) -> Attachment {
+        self.attaching.generation.set(self.attaching.generation.get() + 1);
+        Attachment {
+            array: self.records.borrow().array.set_uuid.0,
+            epoch: self.attaching.epoch.get(),
+            generation: self.attaching.generation.get(),
+            peers: addresses(view, slots),
+            takeover: false,
+        }
+    }
+
+    async fn publish_attached(&self, generation: u64, attached: Attached) {
+        let attached = Arc::new(attached);
+        // If the membership has changed meanwhile, it is attached anew.
+        let _ = self.command(|reply| Command::Offload { generation, attached, reply }).await;
+    }
+
+    /// Has every shard know who takes part. The controller's.
+    pub(crate) async fn adopt_attached(
+        &self,
+        generation: u64,
+        attached: Arc<Attached>,
+    ) -> Result<(), IoError> {
+        let shared = self.shared();
+        let now = shared.snapshot();
+        if now.generation != generation || !shared.is_recorded() {
+            return Err(IoError::MembershipChanged);
+        }
+        let mut next = (*now).clone();
+        next.generation += 1;
+        next.offload = Some(attached);
+        shared.publish(next);
+        shared.admission.drained().await;
+        adopt_everywhere(shared);
+        // The superblocks know this membership: it is the one before.
+        shared.set_durable(generation + 1);
+        Ok(())
+    }
+
+    /// The array has ended: whoever takes up its members next needs no higher epoch if it ended well.
+    pub(crate) async fn detach_members(&self, give_up: bool) {
+        self.shared().offload.changed.notify();
+        if self.attaching.epoch.get() == 0 || self.attaching.ended.replace(true) {
+            return;
+        }
+        let view = self.volume.inner.view();
+        let slots = offers(&view).slots;
+        // Whoever doesn't answer keeps an epoch that the next one raises.
+        ask(&view, slots, |server| server.detach(give_up)).await;
+        for device in self.others(&view) {
+            if let Some(server) = device.offload() {
+                let _ = answered(self.shared().options.member_timeout_ns, server.detach(give_up)).await;
+            }
+        }
+    }
+}
+
+impl Array {
+    /// Tells how many bytes per second a member's link is free to receive, for the choice of who sums up lost bytes; `None` if that
+    /// isn't known any more.
+    pub fn set_free_bandwidth(&self, slot: usize, bytes_per_second: Option<u64>) {
+        if slot < self.shared().snapshot().seats.len() {
+            self.shared().offload.draw().set_free(slot, bytes_per_second);
+        }
+    }
+
+    pub(crate) fn offload_detail(&self, snapshot: &Snapshot) -> Option<OffloadDetail> {
+        let attaching = &self.home.attaching;
+        let plain = if !attaching.runs.get() {
+            return None;
+        } else if !snapshot.log.is_none() {
+            Some("the array's log has to see old bytes")
+        } else if !snapshot.targets.is_empty() {
+            Some("a member is being replaced")
+        } else if super::attached(snapshot).is_none() {
+            Some("the servers are not attached")
+        } else if self.shared().offload.was_paused() {
+            Some("a server refused an operation a short time ago")
+        } else {
+            None
+        };
+        Some(OffloadDetail { epoch: attaching.epoch.get(), plain })
+    }
+
+    pub(crate) fn member_offload(&self, snapshot: &Snapshot, slot: usize) -> Option<MemberOffload> {
+        let member = snapshot.seats[slot].member().filter(|_| self.home.attaching.runs.get())?;
+        let (plain, operations_max) = match &snapshot.offload {
+            None => (Some("its server is being attached".to_owned()), 0),
+            Some(attached) => (attached.standing[slot].why(), attached.limits[slot]),
+        };
+        let shared = &self.shared().offload;
+        let free_bandwidth = shared.draw().free(slot);
+        Some(MemberOffload {
+            plain,
+            outstanding: shared.outstanding(member.id),
+            operations_max,
+            free_bandwidth,
+        })
+    }
+}
+
+impl Standing {
+    /// In words; `None` of a member that takes part.
+    fn why(&self) -> Option<String> {
+        Some(match self {
+            Self::Offload => return None,
+            Self::NotOffered => "its server doesn't compute".to_owned(),
+            Self::Replacement => "a member is being replaced".to_owned(),
+            Self::Refused(error) => format!("its server would not be attached: {error}"),
+        })
+    }
+}
+
+/// Who offers to take part, and can.
+fn offers(view: &View) -> Attached {
+    let slots = view.snapshot.seats.len();
+    let mut attached = Attached {
+        slots: Set64::EMPTY,
+        epoch: 0,
+        range_bytes: u32::MAX,
+        limits: vec![0; slots],
+        standing: vec![Standing::NotOffered; slots],
+    };
+    for slot in 0..slots {
+        let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else { continue };
+        let limits = server.limits();
+        attached.slots.insert(slot);
+        attached.limits[slot] = limits.operations;
+        attached.range_bytes = attached.range_bytes.min(limits.range_bytes);
+        attached.standing[slot] = Standing::Offload;
+    }
+    // Whole blocks.
+    attached.range_bytes -= attached.range_bytes % 4096;
+    attached
+}
+
+impl Attached {
+    /// While a member is being replaced its rows have two places for one chunk, of which the servers know nothing.
+    fn leave_out(&mut self, view: &View) {
+        if !view.snapshot.targets.is_empty() {
+            for standing in self.standing.iter_mut().filter(|standing| **standing == Standing::Offload) {
+                *standing = Standing::Replacement;
+            }
+            self.slots = Set64::EMPTY;
+        }
+        if self.range_bytes == 0 {
+            self.slots = Set64::EMPTY;
+        }
+    }
+}
+
+fn addresses(view: &View, slots: Set64) -> Vec<Option<String>> {
+    let address = |slot: usize| Some(view.member(slot)?.1.offload()?.address());
+    (0..view.snapshot.seats.len()).map(|slot| address(slot).filter(|_| slots.contains(slot))).collect()
+}
+
+/// Asks all of `slots` at once; the answers by slot, ascending.
+async fn ask(
+    view: &View,
+    slots: Set64,
+    request: impl Fn(&dyn pinstripe_runtime::Offload) -> pinstripe_runtime::Submission,
+) -> Vec<Result<usize, DeviceError>> {
+    let mut set = SubmissionSet::default();
+    let servers = slots.iter().filter_map(|slot| view.member(slot)?.1.offload());
+    servers.for_each(|server| {
+        set.push(request(server));
+    });
+    set.wait().await;
+    (0..set.len()).map(|index| set.take(index).result).collect()
+}

@@ -1,0 +1,169 @@
+//! Commands to several servers, and what becomes of them.
+//!
+//! If one of the commands of a first phase fails, the operation is resolved at every participant at once: a server that waits for
+//! a part that will never come would else hold it, and the stripe, for seconds.
+
+use std::{future::Future, pin::Pin, task::Poll};
+
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, Outcome, Submission, Ticket};
+
+use crate::{
+    error::Operation,
+    geometry::Set64,
+    mutants::{Mutant, active},
+    snapshot::{MemberId, View},
+    volume::VolumeInner,
+};
+
+/// Requests under way, each with what its owner wants to know of it.
+pub(crate) struct Requests<T> {
+    list: Vec<Request<T>>,
+}
+
+struct Request<T> {
+    tag: T,
+    state: State,
+}
+
+enum State {
+    Waiting(Submission),
+    Done(Outcome),
+}
+
+impl<T> Requests<T> {
+    pub(crate) fn new() -> Self {
+        Self { list: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, tag: T, submission: Submission) {
+        self.list.push(Request { tag, state: State::Waiting(submission) });
+    }
+
+    /// Waits until all are answered, or another one has failed. True if one has.
+    pub(crate) fn failure(&mut self) -> impl Future<Output = bool> {
+        std::future::poll_fn(|cx| {
+            let (mut failed, mut pending) = (false, false);
+            for request in &mut self.list {
+                let State::Waiting(submission) = &mut request.state else { continue };
+                match Pin::new(submission).poll(cx) {
+                    Poll::Ready(outcome) => {
+                        failed |= outcome.result.is_err();
+                        request.state = State::Done(outcome);
+                    }
+                    Poll::Pending => pending = true,
+                }
+            }
+            if pending && !failed { Poll::Pending } else { Poll::Ready(failed) }
+        })
+    }
+
+    /// Waits until all are answered.
+    pub(crate) async fn wait(&mut self) {
+        while self.failure().await {}
+    }
+
+    /// What became of them, in order. All are answered.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = (T, Outcome)> + '_ {
+        self.list.drain(..).map(|request| match request.state {
+            State::Done(outcome) => (request.tag, outcome),
+            State::Waiting(_) => unreachable!("it was waited for"),
+        })
+    }
+}
+
+/// A command of a first phase, or the end of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Does a part of the work.
+    Prepare {
+        /// Whose server.
+        slot: usize,
+    },
+    /// Brings what a read wants.
+    Deliver {
+        slot: usize,
+        /// The reader's own number for it.
+        number: usize,
+    },
+    /// Drops the operation.
+    Resolve { slot: usize },
+}
+
+impl Step {
+    fn slot(self) -> usize {
+        match self {
+            Self::Prepare { slot } | Self::Deliver { slot, .. } | Self::Resolve { slot } => slot,
+        }
+    }
+}
+
+/// An operation that was sent, and the slots of all who take part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) ticket: Ticket,
+    pub(crate) participants: Set64,
+}
+
+/// What a first phase that failed comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failed {
+    /// A member that was reported and must be out before its stripe is released (C16).
+    pub(crate) member: Option<MemberId>,
+    /// A server would not do it: the next one will not either, for now.
+    pub(crate) refused: bool,
+}
+
+impl VolumeInner {
+    /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false then.
+    pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut Requests<Step>) -> bool {
+        let mut failed = false;
+        while !active(Mutant::OffloadCommitsEarly) && requests.failure().await {
+            if !std::mem::replace(&mut failed, true) {
+                resolve(view, sent, requests);
+            }
+        }
+        !failed
+    }
+
+    /// Looks at a first phase that failed and was resolved. Members that don't answer are reported; so is one that says that it
+    /// has written what nobody committed.
+    pub(crate) fn judge(&self, view: &View, outcomes: &[(Step, Result<usize, DeviceError>)]) -> Failed {
+        let mut judged = Failed { member: None, refused: false };
+        for (step, result) in outcomes {
+            let error = match (step, result) {
+                (_, Err(error)) if error.kind == DeviceErrorKind::Refused => {
+                    judged.refused = true;
+                    continue;
+                }
+                (Step::Resolve { .. }, Err(error)) => *error,
+                (_, Err(error)) if is_lost(error.kind) => *error,
+                (Step::Resolve { .. }, Ok(0)) => continue,
+                (Step::Resolve { .. }, Ok(_)) => DeviceError::of(DeviceErrorKind::Other),
+                _ => continue,
+            };
+            judged.member = self.report(view, step.slot(), Operation::Write, 0, error).or(judged.member);
+        }
+        judged
+    }
+}
+
+/// Has every participant drop operations that aren't committed.
+pub(crate) fn resolve(view: &View, sent: &[Sent], requests: &mut Requests<Step>) {
+    if active(Mutant::OffloadUnresolved) {
+        return;
+    }
+    for Sent { ticket, participants } in sent {
+        for slot in *participants {
+            let server = view.member(slot).and_then(|(_, device)| device.offload());
+            // Whoever has left the membership is out already.
+            if let Some(server) = server {
+                requests.push(Step::Resolve { slot }, server.resolve(*ticket));
+            }
+        }
+    }
+}
+
+/// Whether nothing more is to be expected of a member that said so.
+fn is_lost(kind: DeviceErrorKind) -> bool {
+    matches!(kind, DeviceErrorKind::Gone | DeviceErrorKind::TimedOut | DeviceErrorKind::Removed)
+}

@@ -1,0 +1,387 @@
+//! The stripe write of members whose servers compute; see [`offload`](crate::offload).
+
+use std::sync::Arc;
+
+use pinstripe_runtime::{DeviceError, Slice, shard};
+
+use super::{Again, WriteContext};
+use crate::{
+    decode::exponent,
+    error::{IoError, Operation},
+    geometry::{MemberSlot, StripeId, StripeMap},
+    image::Image,
+    mutants::{Mutant, active},
+    offload::{
+        OffloadMode, Requests, Reservation, Sent, Step,
+        assign::{Assigned, Assignment, Facts, assign},
+        attached,
+        coefficients::in_q,
+        resolve,
+    },
+    plan::{Plan, Run},
+    snapshot::View,
+    volume::VolumeInner,
+};
+
+/// What the servers do of a stripe write.
+#[derive(Default)]
+pub(super) struct Remote {
+    /// One operation each. Empty: the client does everything.
+    jobs: Vec<Job>,
+    /// The servers could not do this batch.
+    failed: bool,
+}
+
+/// A range of a run that is one operation.
+#[derive(Clone, Copy)]
+struct Job {
+    /// The run's number in the plan.
+    run: usize,
+    start: u32,
+    end: u32,
+    assignment: Assignment,
+}
+
+/// A write in the second phase: a commit, or what the client writes itself.
+#[derive(Clone, Copy)]
+struct Written {
+    slot: usize,
+    start: u32,
+    length: u32,
+}
+
+impl Remote {
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Whether a run of the plan is done by the servers.
+    pub(super) fn takes(&self, run: usize) -> bool {
+        self.jobs.iter().any(|job| job.run == run)
+    }
+
+    /// Whatever an earlier plan gave to the servers.
+    pub(super) fn forget_jobs(&mut self) {
+        self.jobs.clear();
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.jobs.clear();
+        self.failed = false;
+    }
+}
+
+impl Job {
+    fn length(&self) -> u32 {
+        self.end - self.start
+    }
+}
+
+impl VolumeInner {
+    /// Decides whether the servers do the plan's work.
+    pub(super) fn choose_offload(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
+        context.remote.forget_jobs();
+        let Some(attached) = attached(&view.snapshot) else { return };
+        let geometry = self.parity_geometry();
+        let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
+        let unreadable = view.unreadable(offset, chunk);
+        // A log must see the old bytes, and the client those that it doesn't trust.
+        let logged = !view.snapshot.log.is_none() && !active(Mutant::OffloadPastLog);
+        if logged
+            || context.remote.failed
+            || !context.avoid.is_empty()
+            || unreadable != view.snapshot.missing
+            || self.shared.offload.is_paused()
+        {
+            return;
+        }
+        let intent = &view.snapshot.intent;
+        let facts = Facts {
+            map: geometry.slots(stripe),
+            unreadable,
+            unwritable: view.snapshot.absent(),
+            in_sync: !intent.needs_resync(intent.regions(offset, chunk)),
+            attached: attached.slots,
+        };
+        let WriteContext { plan, remote, .. } = context;
+        if !add_jobs(&facts, attached.range_bytes, plan, &mut remote.jobs) {
+            remote.jobs.clear();
+        }
+    }
+
+    /// Both phases, and what the client writes itself.
+    pub(super) async fn write_offloaded(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &mut WriteContext,
+    ) -> Result<(), Again> {
+        let Some(attached) = attached(&view.snapshot).map(Arc::clone) else { return Err(Again::Replan) };
+        let map = self.parity_geometry().slots(stripe);
+        let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
+        let reserved = self.shared.offload.reserve(view, &attached, slots.iter().copied()).await;
+        let Some(reserved) = reserved else {
+            self.counters().offload_fallbacks.add(1);
+            context.remote.failed = true;
+            return Err(Again::Replan);
+        };
+        let operations = slots.iter().enumerate();
+        let sent: Vec<Sent> = operations
+            .map(|(index, &participants)| Sent { ticket: reserved.ticket(index), participants })
+            .collect();
+        self.counters().offload_operations.add(sent.len() as u64);
+        self.encode(stripe, &view.snapshot, context)?;
+        self.first_phase(view, stripe, &reserved, &sent, context).await?;
+        self.second_phase(view, stripe, &reserved, &sent, context).await;
+        Ok(())
+    }
+
+    /// Every participant does its part. After an error nothing has changed, and nothing will.
+    async fn first_phase(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        reserved: &Reservation<'_>,
+        sent: &[Sent],
+        context: &mut WriteContext,
+    ) -> Result<(), Again> {
+        let mut requests = Requests::new();
+        let (jobs, image) = (&context.remote.jobs, &context.image);
+        self.send_parts(view, stripe, reserved, (jobs, image), &mut requests);
+        let mut is_ready = true;
+        if self.shared.options.offload == OffloadMode::Barrier {
+            self.counters().offload_barriers.add(1);
+            is_ready = self.prepared(view, sent, &mut requests).await;
+        }
+        if is_ready {
+            self.send_parities(view, stripe, reserved, (jobs, image), &mut requests);
+            is_ready = self.prepared(view, sent, &mut requests).await;
+        }
+        let has_moved = self.shared.has_moved(view.snapshot.generation);
+        if is_ready && !has_moved {
+            return Ok(());
+        }
+        if is_ready {
+            // The membership is another: the batch is planned anew under it.
+            resolve(view, sent, &mut requests);
+            requests.wait().await;
+        }
+        let outcomes: Vec<_> = requests.take().map(|(step, outcome)| (step, outcome.result)).collect();
+        let judged = self.judge(view, &outcomes);
+        context.remote.failed |= !is_ready;
+        if !is_ready {
+            self.counters().offload_fallbacks.add(1);
+        }
+        if judged.refused {
+            self.shared.offload.pause();
+        }
+        if self.shared.has_failed() {
+            return Err(Again::Fatal(IoError::Failed));
+        }
+        Err(judged.member.map_or(Again::Replan, Again::Without))
+    }
+
+    /// New bytes to those that keep them, and the question for old ones to the others.
+    fn send_parts(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        reserved: &Reservation<'_>,
+        (jobs, image): (&[Job], &Image),
+        requests: &mut Requests<Step>,
+    ) {
+        let geometry = self.parity_geometry();
+        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
+        for (index, job) in jobs.iter().enumerate() {
+            let (ticket, assignment) = (reserved.ticket(index), &job.assignment);
+            for column in assignment.writes.or(assignment.contributes) {
+                let slot = map.data_slot(column).index();
+                let Some((member, device)) = view.member(slot) else { continue };
+                let Some(server) = device.offload() else { continue };
+                let at = member.data_offset + base + u64::from(job.start);
+                let reducers = assignment.reducers(map, column);
+                let submission = if assignment.writes.contains(column) {
+                    let data = written_bytes(image, column, job.start, job.end);
+                    server.partial_write(ticket, at, data, assignment.modify, reducers)
+                } else {
+                    server.contribute(ticket, at, job.length(), reducers)
+                };
+                requests.push(Step::Prepare { slot }, submission);
+            }
+        }
+    }
+
+    /// What P and Q are to wait for.
+    fn send_parities(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        reserved: &Reservation<'_>,
+        (jobs, image): (&[Job], &Image),
+        requests: &mut Requests<Step>,
+    ) {
+        let geometry = self.parity_geometry();
+        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
+        for (index, job) in jobs.iter().enumerate() {
+            let assignment = &job.assignment;
+            for (number, slot) in assignment.parities.into_iter().enumerate() {
+                let Some(slot) = slot.map(MemberSlot::index) else { continue };
+                let Some((member, device)) = view.member(slot) else { continue };
+                let Some(server) = device.offload() else { continue };
+                let supplied = self.supplied(map, job, number == 1, image);
+                let submission = server.parity(
+                    reserved.ticket(index),
+                    member.data_offset + base + u64::from(job.start),
+                    job.length(),
+                    assignment.modify,
+                    assignment.parts(),
+                    supplied,
+                );
+                requests.push(Step::Prepare { slot }, submission);
+            }
+        }
+    }
+
+    /// The parts of columns whose members are missing, for P or for Q.
+    fn supplied(&self, map: StripeMap, job: &Job, for_q: bool, image: &Image) -> Option<Slice> {
+        let lost = job.assignment.supplied;
+        let mut columns =
+            lost.iter().map(|column| (column, written_bytes(image, column, job.start, job.end)));
+        if !for_q && lost.len() == 1 {
+            return columns.next().map(|(_, bytes)| bytes);
+        }
+        if lost.is_empty() {
+            return None;
+        }
+        let mut sum = shard::zeroed(job.length() as usize);
+        for (column, bytes) in columns {
+            if for_q {
+                debug_assert_ne!(in_q(map, column), 0);
+                self.kernel.accumulate_q(&mut sum, &bytes, exponent(map, column));
+            } else {
+                self.kernel.xor_into(&mut sum, &[&bytes]);
+            }
+        }
+        Some(sum.freeze())
+    }
+
+    /// Commits everywhere, and writes what the client writes itself. Members that fail are noted and reported.
+    async fn second_phase(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        reserved: &Reservation<'_>,
+        sent: &[Sent],
+        context: &mut WriteContext,
+    ) {
+        let map = self.parity_geometry().slots(stripe);
+        let fua = context.image.fua();
+        let mut requests = Requests::new();
+        if !active(Mutant::OffloadKeepsParity) {
+            for job in &context.remote.jobs {
+                self.shared.cache.remove_rows(stripe.0, job.start, job.end);
+            }
+        }
+        debug_assert_eq!(sent.len(), context.remote.jobs.len());
+        for (index, job) in context.remote.jobs.iter().enumerate() {
+            for slot in job.assignment.keepers(map) {
+                let Some(server) = view.member(slot).and_then(|(_, device)| device.offload()) else {
+                    continue;
+                };
+                let written = Written { slot, start: job.start, length: job.length() };
+                requests.push(written, server.commit(reserved.ticket(index), fua));
+            }
+        }
+        self.write_own_runs(view, stripe, context, &mut requests);
+        self.counters().offloaded_runs.add(context.remote.jobs.len() as u64);
+        requests.wait().await;
+        for (written, outcome) in requests.take() {
+            self.note_outcome(view, stripe, written, outcome.result, context);
+        }
+    }
+
+    /// Writes the runs that need nothing from the servers.
+    fn write_own_runs(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &WriteContext,
+        requests: &mut Requests<Written>,
+    ) {
+        let geometry = self.parity_geometry();
+        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
+        let fua = context.image.fua();
+        let mut submit = |slot: MemberSlot, run: &Run, data: Slice| {
+            let Some((member, device)) = view.member(slot.index()) else { return };
+            self.counters().member_writes.add(1);
+            self.counters().member_write_bytes.add(data.len() as u64);
+            let written = Written { slot: slot.index(), start: run.start, length: run.length() };
+            requests.push(written, device.write(member.data_offset + base + u64::from(run.start), data, fua));
+        };
+        for (number, run) in context.plan.runs().iter().enumerate() {
+            if context.remote.takes(number) {
+                continue;
+            }
+            self.shared.cache.remove_rows(stripe.0, run.start, run.end);
+            for column in run.written {
+                let data = written_bytes(&context.image, column, run.start, run.end);
+                submit(map.data_slot(column), run, data);
+            }
+            for (bytes, slot) in context.parity[number].iter().zip([Some(map.p_slot()), map.q_slot()]) {
+                if let (Some(bytes), Some(slot)) = (bytes, slot) {
+                    submit(slot, run, bytes.clone());
+                }
+            }
+        }
+    }
+
+    /// A member that has not taken a write has missed it (C2).
+    fn note_outcome(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        written: Written,
+        result: Result<usize, DeviceError>,
+        context: &mut WriteContext,
+    ) {
+        let Written { slot, start, length } = written;
+        let at = self.parity_geometry().member_offset(stripe) + u64::from(start);
+        let error = match result {
+            Ok(_) => return self.note_written(view, slot, at, length.into()),
+            Err(_) if active(Mutant::OffloadCommitErrorIgnored) => return,
+            Err(error) => error,
+        };
+        let member = view.member(slot).map(|(member, _)| member);
+        match member.filter(|member| self.can_list(member, error)) {
+            Some(member) => {
+                context.listings.push(self.list_bad(member, slot, (at, length.into()), error));
+            }
+            None => context.dropped.extend(self.report(view, slot, Operation::Write, at, error)),
+        }
+    }
+}
+
+/// The operations of a plan. False if some of it must be done by the client that reads first, or nothing is for the servers.
+fn add_jobs(facts: &Facts, range_bytes: u32, plan: &Plan, jobs: &mut Vec<Job>) -> bool {
+    for (number, run) in plan.runs().iter().enumerate() {
+        let assignment = match assign(facts, run) {
+            Assigned::Client => continue,
+            Assigned::Plain => return false,
+            Assigned::Servers(assignment) => assignment,
+        };
+        let mut start = run.start;
+        while start < run.end {
+            let end = run.end.min(start.saturating_add(range_bytes));
+            jobs.push(Job { run: number, start, end, assignment });
+            start = end;
+        }
+    }
+    true
+}
+
+/// What is written into a column, which is all of the range.
+fn written_bytes(image: &Image, column: usize, from: u32, to: u32) -> Slice {
+    let extent = image.find(column, from, to);
+    let extent = extent.unwrap_or_else(|| unreachable!("a run is written whole"));
+    extent.data.slice((from - extent.start) as usize, (to - from) as usize)
+}

@@ -1,0 +1,434 @@
+//! Members whose servers compute parity: every byte that was acknowledged, parity on every row, nothing left at the servers,
+//! whatever servers and links do.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use arrays::{
+    STEPS,
+    net::{CHUNK, Net, plan},
+    options,
+    scene::{clients, spawn, superblock_on, write},
+    servers::ServerSource,
+};
+use pinstripe_engine::{geometry::ParityLayout, offload::OffloadMode, options::ArrayOptions};
+use pinstripe_md::{identity::Uuid, level::Level, superblock::Role};
+
+const CHUNK_SECTORS: u64 = CHUNK / 512;
+
+fn raid5(seed: u64) -> Net {
+    Net::of(seed, plan(Level::Raid5, "left-symmetric", 4))
+}
+
+fn raid6(seed: u64) -> Net {
+    Net::of(seed, plan(Level::Raid6, "left-symmetric", 5))
+}
+
+fn fill(net: &mut Net) {
+    let sectors = net.scene.array.volume().size() / 512;
+    net.scene.write(0, sectors, false).unwrap();
+    net.scene.flush().unwrap();
+}
+
+#[test]
+fn partial_writes_send_each_byte_once_and_full_stripes_stay_with_the_client() {
+    for parities in 1..=2 {
+        let mut net = if parities == 1 { raid5(1) } else { raid6(2) };
+        fill(&mut net);
+        let written: u64 = net.servers.iter().map(|server| server.count("partial_write")).sum();
+        assert_eq!(written, 0);
+        let (before, detail) = (net.statistics(), net.scene.array.detail());
+        net.scene.write(3, 8, false).unwrap();
+        let (now, after) = (net.statistics().since(&before), net.scene.array.detail());
+        assert_eq!(
+            (now.offloaded_runs, now.offload_operations, now.offload_fallbacks),
+            (1, 1, 0),
+            "{:?}",
+            net.script.failures
+        );
+        assert_eq!((now.pre_read_bytes, now.member_write_bytes), (0, 0));
+        let sent = |detail: &pinstripe_engine::detail::Detail| {
+            detail
+                .slots
+                .iter()
+                .map(|slot| (slot.statistics.sent_bytes, slot.statistics.received_bytes))
+                .collect::<Vec<_>>()
+        };
+        let (from, to) = (sent(&detail), sent(&after));
+        // The bitmap and superblocks are written too, by every member alike.
+        let user = from.iter().zip(&to).map(|(from, to)| to.0 - from.0).collect::<Vec<_>>();
+        let least = user.iter().min().unwrap();
+        assert_eq!(user.iter().sum::<u64>() - least * user.len() as u64, 8 * 512);
+        let parity: u64 = net.servers.iter().map(|server| server.count("parity")).sum();
+        assert_eq!(parity, parities);
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn random_writes_of_every_level_and_layout_keep_data_and_parity() {
+    for (seed, layout) in (0..).zip(ParityLayout::all()) {
+        let level = Level::from_number(layout.level()).unwrap();
+        let members = if level == Level::Raid6 { 5 } else { 4 };
+        let mut net = Net::of(seed, plan(level, layout.name(), members));
+        fill(&mut net);
+        clients(&mut net.scene, 4, 25, 70);
+        assert!(net.statistics().offloaded_runs > 20, "{:?}", net.statistics());
+        assert_eq!(net.statistics().offload_fallbacks, 0, "{:?}", net.script.failures);
+        net.assert_consistent();
+        net.assert_settled();
+        net.scene.stop();
+        assert!(net.servers.iter().all(|server| server.is_given_up()));
+    }
+}
+
+#[test]
+fn degraded_writes_and_reads_of_every_level_and_layout_keep_what_is_lost() {
+    let mut reads = 0;
+    for (seed, layout) in (100..).zip(ParityLayout::all()) {
+        let level = Level::from_number(layout.level()).unwrap();
+        let (members, redundancy) = if level == Level::Raid6 { (5, 2) } else { (4, 1) };
+        for lost in 1..=redundancy {
+            let mut net = Net::of(seed, plan(level, layout.name(), members));
+            fill(&mut net);
+            for number in 0..lost {
+                net.lose((usize::try_from(seed).unwrap() + 2 * number) % usize::from(members));
+            }
+            clients(&mut net.scene, 4, 25, 70);
+            net.scene.read_all();
+            let now = net.statistics();
+            assert!(
+                now.offloaded_runs > 10 && now.offload_fallbacks == 0,
+                "{now:?} {:?}",
+                net.script.failures
+            );
+            assert_eq!(now.offloaded_reads, now.reconstructed_reads);
+            reads += now.offloaded_reads;
+            net.assert_settled();
+        }
+    }
+    assert!(reads > 1000, "{reads}");
+}
+
+#[test]
+fn writers_of_one_stripe_and_readers_of_it_see_whole_writes() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        if seed % 2 == 1 {
+            net.lose(1);
+        }
+        let done = spawn(&mut net.scene, 6, |number, volume, ledger, mut rng| async move {
+            for _ in 0..20 {
+                let at = rng.below(CHUNK_SECTORS * 3 - 40);
+                if number < 4 {
+                    write(&volume, &ledger, at, 1 + rng.below(40), rng.below(8) == 0).await.unwrap();
+                    continue;
+                }
+                let id = ledger.borrow_mut().begin_read(at..at + 40);
+                let (result, buffer) =
+                    volume.read(at * 512, pinstripe_runtime::shard::buffer(40 * 512)).await;
+                result.unwrap();
+                ledger.borrow_mut().check_read(id, &buffer).unwrap();
+            }
+        });
+        net.scene.world.run_until(STEPS, |_| *done.borrow() == 6).unwrap();
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn with_a_barrier_parity_servers_are_told_when_all_parts_are_there() {
+    let options = ArrayOptions { offload: OffloadMode::Barrier, ..options() };
+    let mut net = Net::new(3, plan(Level::Raid6, "left-symmetric", 5), 2, options);
+    fill(&mut net);
+    clients(&mut net.scene, 3, 20, 40);
+    let now = net.statistics();
+    assert!(now.offload_barriers > 10 && now.offload_fallbacks == 0);
+    net.assert_consistent();
+    net.assert_settled();
+}
+
+#[test]
+fn servers_with_few_slots_are_never_asked_for_more() {
+    for seed in 0..4 {
+        let wish = plan(Level::Raid5, "left-symmetric", 4);
+        let mut net = Net::with_slots(seed, wish, 2, options(), 2);
+        fill(&mut net);
+        net.script.delay_ns.set(3_000_000);
+        if seed % 2 == 1 {
+            net.lose(2);
+        }
+        clients(&mut net.scene, 8, 12, 30);
+        assert!(net.statistics().offloaded_runs > 10);
+        assert!(net.servers.iter().all(|server| server.held_max.get() <= 2));
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn a_refused_operation_has_no_effect_and_the_client_does_the_work_for_a_while() {
+    for seed in 0..8 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.servers[usize::try_from(seed % 5).unwrap()].refuses.set(1);
+        for stripe in 0..5 {
+            net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 9, false).unwrap();
+        }
+        let now = net.statistics();
+        assert_eq!(now.offload_fallbacks, 1, "{now:?}");
+        assert!(now.pre_read_bytes > 0);
+        net.assert_consistent();
+        net.assert_settled();
+        net.sleep(10_000);
+        let before = net.statistics();
+        net.scene.write(5, 9, false).unwrap();
+        assert_eq!(net.statistics().since(&before).offloaded_runs, 1);
+        net.assert_consistent();
+    }
+}
+
+#[test]
+fn servers_that_do_not_reach_each_other_are_done_without() {
+    for seed in 0..4 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        net.script.parted.borrow_mut().extend([(0, 1), (1, 0)]);
+        clients(&mut net.scene, 3, 12, 40);
+        let now = net.statistics();
+        assert!(now.offload_fallbacks > 0 && net.scene.array.detail().missing == 0, "{now:?}");
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+/// Writes one range while the server that takes step `step` of the write dies. False if there is no such step any more.
+fn dies_in_write(mut net: Net, step: u64, at: u64, sectors: u64) -> bool {
+    let begun = net.script.steps.get();
+    net.script.dies_at.set(Some(begun + step));
+    net.scene.write(at, sectors, false).unwrap();
+    net.scene.flush().unwrap();
+    let died = net.script.died.get();
+    net.script.dies_at.set(None);
+    net.attach();
+    net.scene.write(at + 1, sectors, false).unwrap();
+    net.scene.read_all();
+    net.assert_settled();
+    died.is_some()
+}
+
+#[test]
+fn a_server_that_dies_at_any_step_of_a_write_costs_no_byte() {
+    for (seed, level, members, lost) in [(1, Level::Raid5, 4, None), (2, Level::Raid6, 5, Some(1))] {
+        let mut steps = 0;
+        for step in 0.. {
+            let mut net = Net::of(seed, plan(level, "left-symmetric", members));
+            net.scene.write(0, 3 * 3 * CHUNK_SECTORS, false).unwrap();
+            if let Some(server) = lost {
+                net.lose(server);
+            }
+            if !dies_in_write(net, step, 10, 30) {
+                break;
+            }
+            steps = step;
+        }
+        assert!(steps > 12, "{steps}");
+    }
+}
+
+#[test]
+fn a_server_that_hangs_is_given_up_and_nothing_of_it_lands_later() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        let hangs = usize::try_from(seed).unwrap() % 5;
+        net.servers[hangs].hang(true);
+        net.scene.disks[hangs].fault(&pinstripe_sim::Fault::Hang);
+        clients(&mut net.scene, 3, 8, 40);
+        assert_eq!(net.scene.array.detail().missing, 1);
+        net.servers[hangs].hang(false);
+        net.scene.disks[hangs].fault(&pinstripe_sim::Fault::Release);
+        net.sleep(1_000);
+        clients(&mut net.scene, 3, 8, 40);
+        net.scene.read_all();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn a_server_that_loses_what_it_was_to_write_is_dropped_before_the_write_is_acknowledged() {
+    for seed in 0..5 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.servers[usize::try_from(seed).unwrap()].refuses_commit.set(1);
+        (0..5).for_each(|stripe| net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 40, true).unwrap());
+        let dropped = net.scene.array.detail().failed[0].slot;
+        for disk in (0..5).filter(|&disk| disk != dropped) {
+            assert_eq!(superblock_on(&net.scene.disks[disk]).array.roles[dropped], Role::Faulty, "C2");
+        }
+        net.scene.read_all();
+    }
+}
+
+#[test]
+fn what_is_read_of_the_others_anyway_is_not_sent_twice() {
+    let mut net = raid5(8);
+    fill(&mut net);
+    net.lose(1);
+    let received = |net: &Net| -> u64 {
+        net.scene.array.detail().slots.iter().map(|slot| slot.statistics.received_bytes).sum()
+    };
+    let before = received(&net);
+    net.scene.read_all();
+    let sectors = net.scene.array.volume().size() / 512;
+    assert_eq!(received(&net) - before, sectors * 512, "read in pieces of a chunk");
+    let before = received(&net);
+    let (volume, ledger) = (net.scene.volume(), std::rc::Rc::clone(&net.scene.ledger));
+    net.scene.run(async move {
+        for at in (0..sectors).step_by(77) {
+            let length = 150.min(sectors - at);
+            let id = ledger.borrow_mut().begin_read(at..at + length);
+            let buffer = pinstripe_runtime::shard::buffer(usize::try_from(length).unwrap() * 512);
+            let (result, buffer) = volume.read(at * 512, buffer).await;
+            result.unwrap();
+            ledger.borrow_mut().check_read(id, &buffer).unwrap();
+        }
+    });
+    let read: u64 = (0..sectors).step_by(77).map(|at| 150.min(sectors - at)).sum();
+    assert_eq!(received(&net) - before, read * 512);
+    assert!(net.servers.iter().map(|server| server.count("read_contribute")).sum::<u64>() > 5);
+    net.assert_settled();
+}
+
+#[test]
+fn reads_survive_servers_that_die_refuse_or_do_not_reach_each_other() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.lose(0);
+        let begun = net.script.steps.get();
+        match seed % 3 {
+            0 => net.script.dies_at.set(Some(begun + 40 + 7 * seed)),
+            1 => net.servers[2].refuses.set(2),
+            _ => net.script.parted.borrow_mut().extend([(1, 2), (2, 3), (3, 4), (4, 1)]),
+        }
+        net.scene.read_all();
+        assert!(net.statistics().offload_fallbacks > 0 || net.script.died.get().is_some());
+        net.script.dies_at.set(None);
+        clients(&mut net.scene, 2, 8, 40);
+        net.scene.read_all();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn a_client_that_dies_is_followed_by_one_with_a_higher_epoch() {
+    for seed in 0..6 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        let first = net.epoch();
+        assert!(first > 0 && net.servers.iter().all(|server| server.epoch() == first));
+        let done = spawn(&mut net.scene, 3, |_, volume, ledger, mut rng| async move {
+            for _ in 0..100 {
+                let at = rng.below(500);
+                write(&volume, &ledger, at, 1 + rng.below(40), rng.below(8) == 0).await.unwrap();
+            }
+        });
+        let until = net.scene.world.now() + 3_000_000 * (seed + 1);
+        net.scene.world.run_until(STEPS, |world| world.now() >= until).unwrap();
+        assert!(*done.borrow() < 3);
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.restart();
+        assert_eq!(net.epoch(), first + 1);
+        net.scene.read_all();
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        clients(&mut net.scene, 3, 10, 40);
+        net.assert_consistent();
+        assert!(net.statistics().offloaded_runs > 0);
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn an_array_whose_servers_refuse_to_be_attached_goes_on_with_plain_members() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.scene.stop();
+    net.servers[2].refuses_attach.set(true);
+    net.reassemble();
+    let plain = net.scene.array.detail().slots[2].offload.clone().unwrap().plain.unwrap();
+    assert!(plain.contains("refused"), "{plain}");
+    assert_eq!(net.scene.array.detail().slots[1].offload.clone().unwrap().plain, None);
+    clients(&mut net.scene, 3, 12, 40);
+    // Rows in which that member has no part.
+    let now = net.statistics();
+    assert!(now.pre_read_bytes > 0, "{now:?}");
+    net.assert_consistent();
+    net.servers[2].refuses_attach.set(false);
+    net.sleep(11_000);
+    assert_eq!(net.scene.array.detail().slots[2].offload.clone().unwrap().plain, None, "it is asked again");
+    clients(&mut net.scene, 3, 12, 40);
+    net.assert_consistent();
+    net.assert_settled();
+}
+
+#[test]
+fn a_member_that_comes_back_is_rebuilt_and_takes_part_again() {
+    for seed in 0..3 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.lose(3);
+        clients(&mut net.scene, 3, 8, 40);
+        net.servers[3].come_back();
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+        net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+        clients(&mut net.scene, 3, 20, 40);
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        net.attach();
+        let before = net.statistics();
+        clients(&mut net.scene, 3, 12, 40);
+        assert!(net.statistics().since(&before).offloaded_runs > 5);
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn switched_off_every_member_is_a_plain_one() {
+    let options = ArrayOptions { offload: OffloadMode::Off, ..options() };
+    let mut net = Net::new(3, plan(Level::Raid5, "left-symmetric", 4), 1, options);
+    clients(&mut net.scene, 3, 10, 40);
+    assert_eq!((net.statistics().offloaded_runs, net.epoch()), (0, 0));
+    assert!(net.scene.array.detail().offload.is_none());
+    net.assert_consistent();
+}
+
+#[test]
+fn a_member_that_was_added_again_takes_part_under_the_next_client_too() {
+    for seed in 0..3 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        net.lose(3);
+        net.servers[3].come_back();
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+        net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        net.attach();
+        // A client that dies leaves everybody with an epoch, the next one takes all of them up.
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.restart();
+        clients(&mut net.scene, 3, 10, 40);
+        net.scene.read_all();
+        net.attach();
+        assert!(net.statistics().offloaded_runs > 3);
+        net.assert_settled();
+    }
+}
