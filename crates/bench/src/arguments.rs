@@ -3,7 +3,10 @@
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
-use pinstripe_engine::plan::WritePolicy;
+use pinstripe_engine::{
+    offload::{OffloadMode, reducer::ReducerChoice},
+    plan::WritePolicy,
+};
 use pinstripe_md::level::Level;
 use serde::Serialize;
 
@@ -72,6 +75,12 @@ pub struct BenchArgs {
     /// How parity updates are chosen
     #[arg(long, value_enum, default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
+    /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = OffloadChoice::On)]
+    pub offload: OffloadChoice,
+    /// Which server sums up lost bytes
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = ReducerPolicy::Bandwidth)]
+    pub reducer: ReducerPolicy,
 
     /// Parity cache; 0 turns it off
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
@@ -141,6 +150,8 @@ impl BenchArgs {
             warm_up: WARM_UP_SECONDS,
             rate: None,
             policy: PolicyChoice::Cost,
+            offload: OffloadChoice::On,
+            reducer: ReducerPolicy::Bandwidth,
             cache: 64 << 20,
             bitmap: BitmapChoice::Internal,
             assume_clean: false,
@@ -207,6 +218,47 @@ pub enum PolicyChoice {
     ModThreshold,
     /// Read-modify-write wherever that is right.
     AlwaysRmw,
+}
+
+/// Whether the members' servers compute parity, where they can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OffloadChoice {
+    /// Wherever it is possible.
+    On,
+    /// Never.
+    Off,
+    /// Stage by stage, each waited for.
+    Barrier,
+}
+
+impl From<OffloadChoice> for OffloadMode {
+    fn from(choice: OffloadChoice) -> Self {
+        match choice {
+            OffloadChoice::On => Self::On,
+            OffloadChoice::Off => Self::Off,
+            OffloadChoice::Barrier => Self::Barrier,
+        }
+    }
+}
+
+/// Which server sums up lost bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReducerPolicy {
+    /// Each as often as the others.
+    Uniform,
+    /// By what their links have free, where that is known.
+    Bandwidth,
+}
+
+impl From<ReducerPolicy> for ReducerChoice {
+    fn from(policy: ReducerPolicy) -> Self {
+        match policy {
+            ReducerPolicy::Uniform => Self::Uniform,
+            ReducerPolicy::Bandwidth => Self::Bandwidth,
+        }
+    }
 }
 
 impl From<PolicyChoice> for WritePolicy {

@@ -32,6 +32,8 @@ mod straight_line;
 mod verify;
 mod worker;
 
-pub use arguments::{BenchArgs, BitmapChoice, DeviceSpec, Pattern, PolicyChoice};
+pub use arguments::{
+    BenchArgs, BitmapChoice, DeviceSpec, OffloadChoice, Pattern, PolicyChoice, ReducerPolicy,
+};
 pub use report::{Amplification, Latency, Limit, Recovery, Report, Settings, Verified};
 pub use run::{BenchError, run};

@@ -88,6 +88,8 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
     drop(attached);
     let options = ArrayOptions {
         policy: arguments.policy.into(),
+        offload: arguments.offload.into(),
+        reducer: arguments.reducer.into(),
         parity_cache_bytes: usize::try_from(arguments.cache).unwrap_or(usize::MAX),
         ..ArrayOptions::default()
     };

@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
-use pinstripe_bench::{BitmapChoice, PolicyChoice};
+use pinstripe_bench::{BitmapChoice, OffloadChoice, PolicyChoice, ReducerPolicy};
 use pinstripe_engine::consistency::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
@@ -212,6 +212,15 @@ pub struct ServeArguments {
     /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
     #[arg(long)]
     pub force: bool,
+    /// Use members on servers that compute although another host uses them; it can't write them any more then
+    #[arg(long)]
+    pub takeover: bool,
+    /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage, for measurements
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = OffloadChoice::On)]
+    pub offload: OffloadChoice,
+    /// Which server sums up lost bytes
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = ReducerPolicy::Bandwidth)]
+    pub reducer: ReducerPolicy,
     /// How a partial write of a stripe updates parity
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,

@@ -194,7 +194,7 @@ impl Array {
         }
         shard::spawn(Rc::clone(home).control());
         if offered {
-            // Before anything is written: servers that were attached once take writes under a higher epoch only.
+            // Whoever writes from the start has the servers compute from the start.
             home.begin_offload().await;
         }
         if settles {
@@ -229,6 +229,7 @@ impl Array {
             journal_left_out,
             forced,
             log,
+            epoch,
             ..
         } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
@@ -273,7 +274,7 @@ impl Array {
             work: Signal::default(),
             upkeep,
             events,
-            attaching: crate::offload::Attaching::default(),
+            attaching: crate::offload::Attaching::under(epoch),
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),

@@ -25,6 +25,7 @@ use crate::{
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
     mutants::{Mutant, active},
+    offload::fence::{self, FenceError},
     options::ArrayOptions,
 };
 
@@ -50,6 +51,9 @@ pub enum AssembleError {
         /// Why.
         error: DeviceError,
     },
+    /// The servers of the devices don't let this host write.
+    #[error(transparent)]
+    Fence(#[from] FenceError),
     /// A device has no superblock, or a damaged or unknown one.
     #[error("{name}: {error}")]
     Superblock {
@@ -304,6 +308,8 @@ pub(crate) struct Assembled {
     pub(crate) log: Log,
     /// It was replayed: parity matches, and the superblocks are to say so.
     pub(crate) replayed: bool,
+    /// Under which the members' servers are attached; 0 if none is.
+    pub(crate) epoch: u64,
 }
 
 impl Assembled {
@@ -331,6 +337,18 @@ pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, 
     damaged.map_or(Ok(None), |error| Err(AssembleError::Superblock { name: name.clone(), error }))
 }
 
+/// Attaches servers that compute: they take no write, nor a flush, of a host that isn't attached while another one was.
+async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, AssembleError> {
+    let array = freshest(found)?.array;
+    if options.takeover && !options.force {
+        let seated = |member: &&Found| matches!(member.superblock.role_in(&array), Role::Slot(_));
+        let present = found.iter().filter(seated).count();
+        fence::check_majority(present, usize::try_from(array.raid_disks).unwrap_or(usize::MAX))?;
+    }
+    let devices = found.iter().map(|member| &member.device);
+    Ok(fence::attach(devices, array.set_uuid.0, options.takeover).await?)
+}
+
 /// What was read may be in the devices' caches only: superblocks, bits and log entries that a process was writing when it was
 /// killed. Whatever is built on them must not survive a power failure that they don't survive.
 async fn flush(found: &[Found]) -> Result<(), AssembleError> {
@@ -355,6 +373,7 @@ pub(crate) async fn assemble(
         member.device = Bounded::around(member.device, options.member_timeout_ns);
         found.push(member);
     }
+    let epoch = if options.read_only { 0 } else { attach(&found, options).await? };
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
         flush(&found).await?;
     }
@@ -401,6 +420,7 @@ pub(crate) async fn assemble(
         forced,
         log: Log::None,
         replayed: false,
+        epoch,
     })
 }
 

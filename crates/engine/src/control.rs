@@ -214,6 +214,15 @@ impl Home {
                 leaving.push(failure);
             }
         }
+        let fenced = leaving.iter().find(|failure| failure.error.error.kind == DeviceErrorKind::Fenced);
+        if let Some(fenced) = fenced {
+            // Another host has taken the array over (C22). The members are well, and nothing is to be written down.
+            self.note(&fenced.error);
+            self.events.add(EventKind::ArrayFailed(fenced.error.clone()));
+            self.shared().fail();
+            self.work.notify();
+            return false;
+        }
         let snapshot = self.shared().snapshot();
         spare_the_needed(&snapshot, self.shared().geometry.redundancy(), &mut leaving);
         if leaving.is_empty() {

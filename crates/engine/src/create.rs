@@ -10,7 +10,10 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, shard};
 use thiserror::Error;
 
-use crate::consistency;
+use crate::{
+    consistency,
+    offload::fence::{self, FenceError},
+};
 
 /// Why an array could not be made.
 #[derive(Debug, Error)]
@@ -21,6 +24,9 @@ pub enum CreateError {
     /// What would be written breaks a rule of MD; nothing was written.
     #[error("{0}")]
     Violation(#[from] Violation),
+    /// The servers of the devices don't let this host write; nothing was written.
+    #[error("{0}")]
+    Fence(#[from] FenceError),
     /// The journal device can't take one stripe; nothing was written.
     #[error(
         "the journal device has room for {blocks} blocks of 4 KiB, and one stripe may need {needed}: use a larger one"
@@ -67,6 +73,19 @@ pub async fn create_placed(
         }
         encoded.push(superblock.encode(device.info().logical_block.into())?);
     }
+    let array = placed.superblocks.first().map_or([0; 16], |superblock| superblock.array.set_uuid.0);
+    fence::attach(devices.iter(), array, false).await?;
+    let written = write_all(&placed, devices, &encoded).await;
+    fence::give_up(devices.iter()).await;
+    written.map(|()| placed)
+}
+
+/// Bitmaps and logs first, superblocks last.
+async fn write_all(
+    placed: &PlacedArray,
+    devices: &[Rc<dyn Device>],
+    encoded: &[Vec<u8>],
+) -> Result<(), CreateError> {
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
         if let (Some(bitmap), Some(sector)) = (&placed.bitmap, superblock.bitmap_sector()) {
             let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
@@ -86,7 +105,7 @@ pub async fn create_placed(
                 .map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
         }
     }
-    for ((superblock, device), bytes) in placed.superblocks.iter().zip(devices).zip(&encoded) {
+    for ((superblock, device), bytes) in placed.superblocks.iter().zip(devices).zip(encoded) {
         write(&**device, superblock.member.super_offset.0 * SECTOR_BYTES, bytes).await?;
     }
     for device in devices {
@@ -96,7 +115,7 @@ pub async fn create_placed(
             .result
             .map_err(|error| CreateError::Device { name: device.info().name.clone(), error })?;
     }
-    Ok(placed)
+    Ok(())
 }
 
 fn check_journal(journal: &Superblock) -> Result<(), CreateError> {

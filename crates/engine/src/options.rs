@@ -45,6 +45,8 @@ pub struct ArrayOptions {
     pub journal_mode: JournalMode,
     /// Bytes of memory for what only the journal has; more is written through.
     pub journal_cache_bytes: usize,
+    /// Takes the members over although another host has attached them: it can't write them any more then.
+    pub takeover: bool,
     /// Whether members' servers compute parity, where they can.
     pub offload: OffloadMode,
     /// How the server is chosen that sums up lost bytes.
@@ -78,6 +80,7 @@ impl Default for ArrayOptions {
             max_read_errors: 20,
             journal_mode: JournalMode::WriteThrough,
             journal_cache_bytes: 64 << 20,
+            takeover: false,
             offload: OffloadMode::On,
             reducer: ReducerChoice::Bandwidth,
             batch_max: 256,

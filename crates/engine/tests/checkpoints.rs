@@ -44,7 +44,7 @@ fn slow(seed: u64, initial: InitialSync) -> Scene {
     };
     let schedule = Schedule { ticks: 0, pauses: 0, ..Schedule::drawn(&mut Rng::new(seed)) };
     let world = World::new(WorldConfig { schedule: Some(schedule), ..WorldConfig::new(seed, 1) });
-    Scene::in_world(world, wish(Level::Raid5, 4, CHUNK, NewBitmap::None, initial), options)
+    Scene::in_world(world, &wish(Level::Raid5, 4, CHUNK, NewBitmap::None, initial), options)
 }
 
 fn sleep(scene: &mut Scene, seconds: u64) {

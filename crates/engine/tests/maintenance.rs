@@ -37,7 +37,7 @@ fn scene_with(seed: u64, level: Level, members: u8, options: ArrayOptions) -> Sc
 }
 
 /// A world in which time passes only where somebody waits, for tests that measure it.
-fn punctual(seed: u64, wish: pinstripe_md::placement::NewArray, options: ArrayOptions) -> Scene {
+fn punctual(seed: u64, wish: &pinstripe_md::placement::NewArray, options: ArrayOptions) -> Scene {
     let drawn = Schedule::drawn(&mut Rng::new(seed));
     let schedule = Schedule { ticks: 0, pauses: 0, ..drawn };
     let world = World::new(WorldConfig { schedule: Some(schedule), ..WorldConfig::new(seed, 1) });
@@ -412,7 +412,7 @@ fn a_check_makes_room_for_a_recovery_and_then_goes_on() {
 #[test]
 fn the_limits_hold_in_virtual_time_and_can_be_changed_while_it_runs() {
     let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
-    let mut scene = punctual(13, wish, slow(1, 320));
+    let mut scene = punctual(13, &wish, slow(1, 320));
     write_all(&mut scene);
     let result = start_scrub(&mut scene, ScrubAction::Check);
     pass(&mut scene, SECOND);
@@ -437,7 +437,7 @@ fn maintenance_yields_to_users_but_not_below_its_lower_limit() {
     let stripes_beside_users = |min_kib| {
         let mut wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
         wish.members.iter_mut().for_each(|member| member.sectors = 256 + 4096 * 32);
-        let mut scene = punctual(14, wish, slow(min_kib, 1 << 30));
+        let mut scene = punctual(14, &wish, slow(min_kib, 1 << 30));
         let over = Rc::new(RefCell::new(false));
         let seen = Rc::clone(&over);
         spawn(&mut scene, 4, move |_, volume, ledger, mut rng: Rng| {

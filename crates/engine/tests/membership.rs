@@ -308,7 +308,7 @@ fn a_replacement_while_another_slot_is_empty_is_refused_and_the_device_is_left_a
     let mut scene = raid5(12);
     scene.fail(3);
     let target = scene.disk();
-    target.poke(0, &[0xa5; 64 << 10]);
+    target.poke(0, &vec![0xa5; 64 << 10]);
     let before = target.peek(0, 2048 * 512);
     let refused = scene.replace(1, Some(&target));
     assert!(matches!(refused, Err(CommandError::OtherSlotEmpty { slot: 1, empty: 3 })), "{refused:?}");

@@ -43,6 +43,13 @@ pub(crate) struct Attaching {
     ended: Cell<bool>,
 }
 
+impl Attaching {
+    /// Of an array whose members' servers are attached under this epoch, without peers so far; 0 if none is.
+    pub(crate) fn under(epoch: u64) -> Self {
+        Self { epoch: Cell::new(epoch), ..Self::default() }
+    }
+}
+
 /// What came of asking the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Round {

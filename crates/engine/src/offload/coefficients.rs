@@ -81,6 +81,7 @@ impl Sum {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "columns, slots and small numbers")]
 mod tests {
     use super::*;
     use crate::{

@@ -31,6 +31,7 @@ mod attach;
 pub mod coefficients;
 mod desk;
 mod exchange;
+pub mod fence;
 mod reduce;
 pub mod reducer;
 

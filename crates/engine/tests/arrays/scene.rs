@@ -62,12 +62,13 @@ impl Scene {
         Self::with_options(seed, wish, shards, options())
     }
 
+    #[allow(clippy::needless_pass_by_value, reason = "every caller has just made it")]
     pub fn with_options(seed: u64, wish: NewArray, shards: usize, options: ArrayOptions) -> Self {
-        Self::in_world(World::new(WorldConfig::new(seed, shards)), wish, options)
+        Self::in_world(World::new(WorldConfig::new(seed, shards)), &wish, options)
     }
 
-    pub fn in_world(world: World, wish: NewArray, options: ArrayOptions) -> Self {
-        Self::with_log(world, &wish, NewLog::None, options)
+    pub fn in_world(world: World, wish: &NewArray, options: ArrayOptions) -> Self {
+        Self::with_log(world, wish, NewLog::None, options)
     }
 
     pub fn with_log(mut world: World, wish: &NewArray, log: NewLog, options: ArrayOptions) -> Self {

@@ -1,0 +1,87 @@
+//! Who may write: servers that compute take writes of one host only (C22, C23).
+//!
+//! They are attached before anything is written to them, a flush included, whether or not they are to compute. The epoch is one more
+//! than the highest that any of them knows. A server that another host is attached to refuses, unless the array is taken over.
+
+use std::rc::Rc;
+
+use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, Offload, Submission};
+
+/// Why devices can't be attached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FenceError {
+    /// Another host has them.
+    #[error(
+        "{name}: another host uses it ({error}). Stop the array there first; if that host is gone, take the array over with --takeover: it can't write any more then"
+    )]
+    InUse {
+        /// The device.
+        name: String,
+        /// What its server said.
+        error: DeviceError,
+    },
+    /// A server doesn't answer.
+    #[error("{name}: its server can't be attached: {error}")]
+    Lost {
+        /// The device.
+        name: String,
+        /// Why.
+        error: DeviceError,
+    },
+    /// Somebody else could take over the others at the same time.
+    #[error(
+        "a takeover needs more than half of the {members} members, and {present} are here: elsewhere another host may be taking over the rest. Bring more of them, or use --force if that can't be"
+    )]
+    TooFew {
+        /// Members that are here.
+        present: usize,
+        /// All members.
+        members: usize,
+    },
+}
+
+/// Whether so many of an array's members are enough to take it over.
+pub(crate) fn check_majority(present: usize, members: usize) -> Result<(), FenceError> {
+    if 2 * present > members { Ok(()) } else { Err(FenceError::TooFew { present, members }) }
+}
+
+/// Attaches every device whose server offers it to the array. Returns the epoch, 0 if there is no such server.
+pub(crate) async fn attach<'a>(
+    devices: impl Iterator<Item = &'a Rc<dyn Device>> + Clone,
+    array: [u8; 16],
+    takeover: bool,
+) -> Result<u64, FenceError> {
+    let servers = devices.filter(|device| device.offload().is_some());
+    let mut known = None;
+    for device in servers.clone() {
+        let epoch = asked(device, device.offload().map(Offload::epoch)).await?;
+        known = known.max(Some(epoch as u64));
+    }
+    let Some(known) = known else { return Ok(0) };
+    let attachment = Attachment { array, epoch: known + 1, generation: 0, peers: Vec::new(), takeover };
+    for device in servers {
+        asked(device, device.offload().map(|server| server.attach(&attachment))).await?;
+    }
+    Ok(attachment.epoch)
+}
+
+/// Gives the devices up: whoever comes next needs no takeover.
+pub(crate) async fn give_up<'a>(devices: impl Iterator<Item = &'a Rc<dyn Device>>) {
+    for device in devices {
+        if let Some(server) = device.offload() {
+            // Whoever doesn't answer keeps an epoch that the next one raises.
+            let _ = server.detach(true).await;
+        }
+    }
+}
+
+async fn asked(device: &Rc<dyn Device>, request: Option<Submission>) -> Result<usize, FenceError> {
+    let Some(request) = request else { return Ok(0) };
+    request.await.result.map_err(|error| {
+        let name = device.info().name.clone();
+        match error.kind {
+            DeviceErrorKind::Refused | DeviceErrorKind::Fenced => FenceError::InUse { name, error },
+            _ => FenceError::Lost { name, error },
+        }
+    })
+}
