@@ -67,6 +67,10 @@ const STEPS: &[Step] = &[
             "membership",
             "--test",
             "checkpoints",
+            "--test",
+            "logs",
+            "--test",
+            "offload_mutants",
         ],
     },
     Step {

@@ -358,14 +358,13 @@ impl Home {
                 self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
             }
             let failures = self.write_everywhere().await;
-            if uneven && !active(Mutant::TwoRecordsOfOneEvent) {
+            if uneven {
                 // Everybody is level but who failed. That they are out is another event: of one there must not be two records.
                 self.records.borrow_mut().uneven = false;
             }
             if failures.is_empty() {
                 let mut records = self.records.borrow_mut();
                 if uneven || std::mem::take(&mut records.is_new) {
-                    records.uneven = false;
                     continue;
                 }
                 self.shared().set_durable(snapshot.generation);

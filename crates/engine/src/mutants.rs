@@ -135,8 +135,6 @@ pinstripe_runtime::mutants! {
     WalkForgetsFailedFlush,
     /// A partial parity log counts although not every member names it: a crash came in the middle of its coming or going.
     TornLogBelieved,
-    /// Who fails while the members are brought level is out in the record of the same event.
-    TwoRecordsOfOneEvent,
     /// What assembly has read isn't made durable before anything is built on it.
     AssembledUnflushed,
     /// The journal is replayed and emptied before the superblocks say who is missing (C2).
@@ -305,6 +303,7 @@ impl Mutant {
         Self::UnreadableLogEmpty,
         Self::ReplayByPages,
         Self::IncarnationFromEvents,
+        Self::TornLogBelieved,
     ];
 
     /// Those that the engine's tests of membership and of checkpoints find (`tests/membership.rs`, `tests/checkpoints.rs`).

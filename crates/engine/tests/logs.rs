@@ -320,3 +320,49 @@ fn a_spare_takes_part_in_the_log_that_was_there_before_it() {
         }
     }
 }
+
+/// An array of which some members name a partial parity log and some don't, and some are one event ahead: a crash came in the
+/// middle of an update.
+fn with_torn_log(named: [bool; 4]) -> Served {
+    let (mut served, memories) = served(array(Level::Raid5, 4, NewBitmap::None), NewLog::Ppl, 512);
+    served.write(0, &[1; 4096]).unwrap();
+    served.stop();
+    for (member, named) in named.into_iter().enumerate() {
+        let mut superblock = superblock_of(&memories[member]);
+        superblock.array.events += u64::from(member < 2);
+        if !named {
+            superblock.member.ppl = None;
+        }
+        memories[member].copy_in(4096, &superblock.encode(512).unwrap()).unwrap();
+    }
+    let mut served = Served::new(sources(&memories, 512), options()).unwrap();
+    served.write(4096, &[2; 4096]).unwrap();
+    served
+}
+
+fn takes_a_bitmap(served: &mut Served) -> bool {
+    let array = served.array.clone();
+    let changed = served.run("grow", async move { array.set_policy(Policy::Bitmap).await });
+    changed.is_ok() && served.write(8192, &[3; 4096]).is_ok()
+}
+
+#[test]
+fn a_partial_parity_log_whose_coming_or_going_was_torn_is_none_and_a_bitmap_can_come() {
+    for named in [[true, true, false, false], [false, false, true, true]] {
+        let mut served = with_torn_log(named);
+        assert_eq!(served.array.detail().consistency_policy, "resync");
+        assert!(takes_a_bitmap(&mut served));
+        assert_eq!(served.read(0, 12288).unwrap(), [[1; 4096], [2; 4096], [3; 4096]].concat());
+        served.stop();
+    }
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_torn_log_that_is_believed_is_found() {
+    use pinstripe_engine::mutants::{Mutant, activate};
+    activate(Some(Mutant::TornLogBelieved));
+    let found = !takes_a_bitmap(&mut with_torn_log([false, false, true, true]));
+    activate(None);
+    assert!(found);
+}

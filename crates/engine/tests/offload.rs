@@ -11,7 +11,7 @@ use arrays::{
     scene::{clients, spawn, superblock_on, write},
     servers::ServerSource,
 };
-use pinstripe_engine::{geometry::ParityLayout, offload::OffloadMode, options::ArrayOptions};
+use pinstripe_engine::{error::IoError, geometry::ParityLayout, offload::OffloadMode, options::ArrayOptions};
 use pinstripe_md::{identity::Uuid, level::Level, superblock::Role};
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
@@ -355,12 +355,41 @@ fn a_client_that_dies_is_followed_by_one_with_a_higher_epoch() {
 }
 
 #[test]
-fn an_array_whose_servers_refuse_to_be_attached_goes_on_with_plain_members() {
+fn an_array_that_another_host_uses_is_not_started() {
     let mut net = raid5(1);
     fill(&mut net);
     net.scene.stop();
     net.servers[2].refuses_attach.set(true);
+    let error = net.try_reassemble().err().unwrap().to_string();
+    assert!(error.contains("disk2: another host uses it"), "{error}");
+    net.servers[2].refuses_attach.set(false);
     net.reassemble();
+    net.assert_consistent();
+}
+
+#[test]
+fn a_host_that_was_fenced_stops_and_writes_nothing_down() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    let before: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
+    // As after another host's takeover.
+    net.servers.iter().for_each(|server| server.host_gone());
+    let error = net.scene.write(0, 8, false).unwrap_err();
+    assert_eq!(error, IoError::Failed);
+    let after: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
+    assert_eq!(before, after, "nobody is called faulty: the members are well");
+    let detail = net.scene.array.detail();
+    assert_eq!(detail.missing, 0);
+    let why = detail.last_errors[0].to_string();
+    assert!(why.contains("another host has taken it over"), "{why}");
+}
+
+#[test]
+fn a_server_that_refuses_the_others_is_a_plain_member_and_asked_again() {
+    let mut net = raid6(1);
+    fill(&mut net);
+    net.servers[2].refuses_attach.set(true);
+    net.lose(0);
     let plain = net.scene.array.detail().slots[2].offload.clone().unwrap().plain.unwrap();
     assert!(plain.contains("refused"), "{plain}");
     assert_eq!(net.scene.array.detail().slots[1].offload.clone().unwrap().plain, None);
@@ -368,7 +397,6 @@ fn an_array_whose_servers_refuse_to_be_attached_goes_on_with_plain_members() {
     // Rows in which that member has no part.
     let now = net.statistics();
     assert!(now.pre_read_bytes > 0, "{now:?}");
-    net.assert_consistent();
     net.servers[2].refuses_attach.set(false);
     net.sleep(11_000);
     assert_eq!(net.scene.array.detail().slots[2].offload.clone().unwrap().plain, None, "it is asked again");

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use pinstripe_engine::{create::create, options::ArrayOptions, statistics::Statistics};
+use pinstripe_engine::{
+    assembly::AssembleError, create::create, options::ArrayOptions, statistics::Statistics,
+};
 use pinstripe_md::{
     level::{Layout, Level, ParityLayout},
     placement::{InitialSync, NewArray, NewBitmap},
@@ -86,10 +88,14 @@ impl Net {
     }
 
     pub fn reassemble(&mut self) {
+        self.try_reassemble().unwrap();
+    }
+
+    pub fn try_reassemble(&mut self) -> Result<(), AssembleError> {
         let servers = self.servers.iter().filter(|server| server.is_alive());
         let sources = servers.map(|server| ServerSource::of(server)).collect();
-        self.scene.array =
-            super::assemble(&mut self.scene.world, sources, self.scene.options.clone()).unwrap();
+        self.scene.array = super::assemble(&mut self.scene.world, sources, self.scene.options.clone())?;
+        Ok(())
     }
 
     pub fn epoch(&self) -> u64 {

@@ -448,7 +448,7 @@ impl Link {
         } else if writes && epoch.number > 0 && !epoch.given_up && !epoch.attached {
             drop(epoch);
             self.server.complain("it was written without being attached");
-            Some(DeviceError::of(DeviceErrorKind::Refused))
+            Some(DeviceError::of(DeviceErrorKind::Fenced))
         } else {
             None
         }
