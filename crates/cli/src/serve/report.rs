@@ -2,6 +2,7 @@
 
 use pinstripe_engine::{
     array::Array,
+    detail::SlotDetail,
     error::NO_SLOT,
     maintenance::{SyncAction, SyncProgress},
 };
@@ -28,11 +29,9 @@ pub fn sync(progress: &SyncProgress) -> Sync {
     }
 }
 
-/// The state of `array`, which is served at `nbd`.
-pub fn detail(array: &Array, nbd: &[String]) -> Detail {
-    let now = array.detail();
-    let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
-    let members = now.slots.into_iter().enumerate().map(|(slot, member)| Member {
+/// A slot of an array whose members' servers are attached under `epoch`; `plain` says why none of them computes.
+fn member(slot: usize, member: SlotDetail, epoch: u64, plain: Option<&str>) -> Member {
+    Member {
         slot,
         state: member.state.to_owned(),
         device: member.device,
@@ -44,14 +43,22 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         late_requests: member.late_requests,
         bad_sectors: member.bad_sectors,
         offload: member.offload.map(|offload| MemberOffload {
-            plain: offload.plain.or_else(|| array_plain.map(str::to_owned)),
+            plain: offload.plain.or_else(|| plain.map(str::to_owned)),
             epoch,
             outstanding: offload.outstanding,
             operations_max: offload.operations_max,
             free_bandwidth: offload.free_bandwidth,
         }),
         statistics: member.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
-    });
+    }
+}
+
+/// The state of `array`, which is served at `nbd`.
+pub fn detail(array: &Array, nbd: &[String]) -> Detail {
+    let now = array.detail();
+    let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
+    let members = now.slots.into_iter().enumerate();
+    let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain));
     let failed = now.failed.into_iter().map(|failed| Failed {
         slot: (failed.slot != NO_SLOT).then_some(failed.slot),
         device: failed.device,

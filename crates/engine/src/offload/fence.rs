@@ -85,3 +85,20 @@ async fn asked(device: &Rc<dyn Device>, request: Option<Submission>) -> Result<u
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_takeover_needs_more_than_half_of_the_members() {
+        assert_eq!(
+            check_majority(2, 4),
+            Err(FenceError::TooFew { present: 2, members: 4 }),
+            "two hosts could"
+        );
+        assert_eq!(check_majority(3, 4), Ok(()));
+        assert_eq!(check_majority(3, 5), Ok(()));
+        assert!(check_majority(2, 5).is_err());
+    }
+}
