@@ -112,6 +112,10 @@ impl Offload for Bounded {
         self.command(|server| server.epoch())
     }
 
+    fn free_to_receive(&self) -> Submission {
+        self.command(|server| server.free_to_receive())
+    }
+
     fn attach(&self, attachment: &Attachment) -> Submission {
         self.command(|server| server.attach(attachment))
     }

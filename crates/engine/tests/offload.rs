@@ -428,6 +428,89 @@ fn a_member_that_comes_back_is_rebuilt_and_takes_part_again() {
 }
 
 #[test]
+fn a_lost_member_is_rebuilt_from_sums_of_the_servers() {
+    for (seed, level, members) in [(1, Level::Raid5, 4), (2, Level::Raid6, 5), (3, Level::Raid4, 4)] {
+        for second in [None, Some(2)].into_iter().take(if level == Level::Raid6 { 2 } else { 1 }) {
+            let layout = if level == Level::Raid4 { "" } else { "left-symmetric" };
+            let mut wish = plan(level, layout, members);
+            wish.members.iter_mut().for_each(|member| member.sectors = 4096);
+            let mut net = Net::of(seed, wish);
+            fill(&mut net);
+            net.lose(1);
+            second.into_iter().for_each(|second| net.lose(second));
+            clients(&mut net.scene, 3, 8, 40);
+            net.servers[1].come_back();
+            let before = net.statistics();
+            let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[1]));
+            net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+            let (array, left) = (net.scene.array.clone(), usize::from(second.is_some()));
+            net.scene.world.run_until(STEPS, |_| array.detail().missing == left).unwrap();
+            let now = net.statistics().since(&before);
+            assert!(now.offload_operations > 10 && now.offload_fallbacks == 0, "{now:?}");
+            // Only until the servers know the new membership.
+            assert!(now.member_read_bytes < now.member_write_bytes / 2, "{now:?}");
+            net.assert_consistent();
+            net.assert_settled();
+        }
+    }
+}
+
+#[test]
+fn a_rebuild_survives_servers_that_die_or_refuse() {
+    for seed in 0..6 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        net.lose(0);
+        net.servers[0].come_back();
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[0]));
+        if seed % 2 == 0 {
+            net.script.dies_at.set(Some(net.script.steps.get() + 30 + 9 * seed));
+        } else {
+            net.servers[2].refuses.set(2);
+        }
+        let added = net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await });
+        clients(&mut net.scene, 2, 8, 40);
+        let died = net.script.died.get();
+        net.script.dies_at.set(None);
+        let array = net.scene.array.clone();
+        let left = usize::from(died.is_some());
+        assert!(added.is_ok() || died.is_some());
+        assert!(net.statistics().offload_fallbacks > 0 || died.is_some());
+        if died != Some(0) && added.is_ok() {
+            net.scene.world.run_until(STEPS, |_| array.detail().missing == left).unwrap();
+        }
+        net.scene.read_all();
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn servers_whose_links_are_full_sum_up_less() {
+    let mut net = Net::of(4, plan(Level::Raid5, "left-symmetric", 5));
+    fill(&mut net);
+    net.lose(0);
+    for (server, free) in net.servers.iter().zip([0, 1_000, 1_000, 3_000, 0]) {
+        server.free_to_receive.set(free * 1_000_000);
+    }
+    let turns = |net: &Net| -> Vec<u64> { net.servers.iter().map(|server| server.count("reduce")).collect() };
+    net.scene.read_all();
+    let uniform = turns(&net);
+    assert!(uniform[1] > 0 && uniform[4] > 0, "nobody knows anything yet: {uniform:?}");
+    net.sleep(2_500);
+    net.scene.read_all();
+    let by_room: Vec<u64> = turns(&net).iter().zip(&uniform).map(|(now, before)| now - before).collect();
+    assert!(by_room[..4].iter().all(|turns| *turns == 0) && by_room[4] > 10, "{by_room:?}");
+    net.servers[4].free_to_receive.set(500_000_000);
+    net.sleep(2_500);
+    let before = turns(&net);
+    net.scene.read_all();
+    let by_room: Vec<u64> = turns(&net).iter().zip(&before).map(|(now, before)| now - before).collect();
+    assert!(by_room[3] > 10 && by_room[4] == 0, "{by_room:?}");
+    net.assert_settled();
+}
+
+#[test]
 fn switched_off_every_member_is_a_plain_one() {
     let options = ArrayOptions { offload: OffloadMode::Off, ..options() };
     let mut net = Net::new(3, plan(Level::Raid5, "left-symmetric", 4), 1, options);

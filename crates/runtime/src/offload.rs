@@ -73,6 +73,9 @@ pub trait Offload {
     fn address(&self) -> String;
     /// The highest epoch that the member was ever attached under, in the bytes of the outcome; 0 for none.
     fn epoch(&self) -> Submission;
+    /// Bytes per second that the server's link can take for parts of sums, by its own reckoning, in the bytes of the outcome; 0 if it
+    /// was never seen full.
+    fn free_to_receive(&self) -> Submission;
     /// Makes the array known; once before the first operation, and whenever a member comes or goes. Durable.
     fn attach(&self, attachment: &Attachment) -> Submission;
     /// Ends it. With `give_up` whoever comes next needs no higher epoch.

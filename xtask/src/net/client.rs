@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::experiments::Arm;
 use super::network::{Network, Node, Rates};
 use super::server::Server;
 use super::usage::{LinkBytes, Machine, cpu_seconds};
@@ -37,10 +38,19 @@ pub struct Load {
     pub fill: bool,
     /// Slots without members.
     pub lost: Vec<usize>,
-    /// The slot that is rebuilt, instead of a load.
-    pub rebuild: Option<usize>,
+    /// What is rebuilt, instead of a load.
+    pub rebuild: Option<Rebuild>,
     /// Seconds to measure.
     pub seconds: f64,
+}
+
+/// All of a member, however long that takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Rebuild {
+    /// Which one.
+    pub slot: usize,
+    /// How many bytes a member has.
+    pub bytes: u64,
 }
 
 impl Load {
@@ -73,7 +83,7 @@ impl Load {
         words.extend(self.rate.map(|rate| format!("--rate {rate}")));
         words.extend(self.fill.then(|| "--fill".to_owned()));
         words.extend(self.lost.iter().map(|slot| format!("--lost {slot}")));
-        words.extend(self.rebuild.map(|slot| format!("--rebuild {slot}")));
+        words.extend(self.rebuild.map(|rebuild| format!("--rebuild {}", rebuild.slot)));
         words.iter().flat_map(|words| words.split(' ')).map(str::to_owned).collect()
     }
 }
@@ -161,18 +171,18 @@ impl Drop for Bench<'_> {
     }
 }
 
-/// Runs the bench over members on `servers`, with links of these rates while it measures. `further` are arguments that
-/// choose how the work is divided between client and servers.
+/// Runs the bench over members on `servers`, with links of these rates while it measures. `arm` says
+/// who does the work.
 pub fn run(
     network: &Network,
     pinstripe: &Path,
     servers: &[Server],
     load: &Load,
-    further: &[&str],
+    arm: Arm,
     rates: &[(Node, Rates)],
 ) -> Result<Measurement> {
     let mut command = network.command(Node::Client, pinstripe);
-    command.args(load.arguments()).args(further);
+    command.args(load.arguments()).args(arm.client());
     for server in servers {
         command.args(["--device", &server.member]);
     }
@@ -190,7 +200,7 @@ pub fn run(
     if outcome.is_err() {
         network.limit(&free)?;
     }
-    outcome.with_context(|| format!("pinstripe {} {}", load.arguments().join(" "), further.join(" ")))
+    outcome.with_context(|| format!("pinstripe {} {}", load.arguments().join(" "), arm.client().join(" ")))
 }
 
 impl Bench<'_> {

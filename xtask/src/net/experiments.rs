@@ -3,7 +3,7 @@
 //!
 //! Levels 5 and 6, 8 servers, chunks of 512 KiB, random requests of 128 KiB and equal links, unless that is what the figure is about.
 
-use super::client::{Load, equal_links};
+use super::client::{Load, Rebuild, equal_links};
 use super::network::{Node, Rates};
 
 /// Servers, where a figure isn't about their number.
@@ -14,7 +14,7 @@ const KIB: u64 = 1 << 10;
 /// Bytes of requests under way at a time, where requests aren't very small or very large.
 const BYTES_UNDER_WAY: u64 = 4 << 20;
 
-/// Who does the parity's work, as arguments of `pinstripe bench`.
+/// Who does the parity's work, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// The client does everything.
@@ -44,17 +44,24 @@ impl Arm {
         }
     }
 
-    /// What `pinstripe bench` is told, if it knows `--offload` at all; else only the client can do the work.
-    pub fn arguments(self, can_offload: bool) -> &'static [&'static str] {
+    /// What `pinstripe bench` is told.
+    pub fn client(self) -> &'static [&'static str] {
         match self {
             // What reads least crosses the link least. The default goes by latencies, which on a link that is full are noise.
-            Self::HostCentric if can_offload => &["--offload", "off", "--policy", "min-reads"],
-            Self::HostCentric => &["--policy", "min-reads"],
-            Self::Offload => &["--offload", "on"],
+            Self::HostCentric => &["--offload", "off", "--policy", "min-reads"],
+            Self::Offload | Self::Serial => &["--offload", "on"],
             Self::Barrier => &["--offload", "barrier"],
-            Self::Serial => &["--offload", "serial"],
             Self::Uniform => &["--offload", "on", "--reducer", "uniform"],
             Self::Bandwidth => &["--offload", "on", "--reducer", "bandwidth"],
+        }
+    }
+
+    /// What `pinstripe target` is told.
+    pub fn servers(self) -> &'static [&'static str] {
+        match self {
+            Self::HostCentric => &["--offload", "off"],
+            Self::Serial => &["--offload", "serial"],
+            Self::Offload | Self::Barrier | Self::Uniform | Self::Bandwidth => &["--offload", "on"],
         }
     }
 }
@@ -313,7 +320,7 @@ fn degraded(seconds: f64) -> Vec<Figure> {
         set_size(point, kib);
     });
     let rebuilds = levels(seconds, &widths(), |point, width| {
-        (point.load.rebuild, point.load.fill) = (Some(0), true);
+        (point.load.rebuild, point.load.fill) = (Some(Rebuild { slot: 0, bytes: 64 << 20 }), true);
         set_width(point, width);
     });
     vec![
@@ -334,7 +341,8 @@ fn division(seconds: f64) -> Vec<Figure> {
     let reducers = &[Arm::HostCentric, Arm::Uniform, Arm::Bandwidth];
     let rebuilds = levels(seconds, &[8.0], |point, width| {
         slow(point);
-        (point.load.rebuild, point.load.fill) = (Some(0), true);
+        // So much that what was learned of the links in its first seconds pays.
+        (point.load.rebuild, point.load.fill) = (Some(Rebuild { slot: 0, bytes: 384 << 20 }), true);
         set_width(point, width);
     });
     let reads = levels(seconds, sizes, |point, kib| {
@@ -347,7 +355,7 @@ fn division(seconds: f64) -> Vec<Figure> {
     vec![
         Figure {
             about: "The receiving side of 3 of the 7 servers that are left has a quarter of the rate; a member is rebuilt.",
-            arms: reducers,
+            arms: &[Arm::Uniform, Arm::Bandwidth],
             ..Figure::plain("reducers", "Reducers under unequal links", "servers", rebuilds)
         },
         Figure {
@@ -394,11 +402,5 @@ mod tests {
             }
             assert!(figure.points.iter().all(|point| !point.label.is_empty()), "{}", figure.name);
         }
-    }
-
-    #[test]
-    fn a_client_that_can_not_offload_is_not_asked_to() {
-        assert!(!Arm::HostCentric.arguments(false).contains(&"--offload"));
-        assert_eq!(Arm::HostCentric.arguments(true)[..2], ["--offload", "off"]);
     }
 }

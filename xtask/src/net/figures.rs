@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,8 +13,6 @@ use super::{chart, report, start_servers};
 
 /// Memory of all members together; with more servers each has less.
 const MEMBERS_BYTES: u64 = 2 << 30;
-/// Of a member that is rebuilt: all of it is, however long that takes.
-const REBUILT_BYTES: u64 = 64 << 20;
 /// A member has at least so much otherwise: there must be far more stripes than requests under way.
 const MEMBER_BYTES_MIN: u64 = 128 << 20;
 /// Where the figures lie, from the root.
@@ -64,16 +61,12 @@ pub fn run(wish: &Wish) -> Result<()> {
         figures.iter().map(|figure| figure.name).collect::<Vec<_>>().join(", ")
     });
     fs::create_dir_all(wish.folder())?;
-    let can_offload = can_offload(wish.pinstripe)?;
     let servers = chosen.iter().flat_map(|figure| &figure.points).map(|point| point.servers).max();
-    let lab = Lab { wish, network: Network::new(servers.unwrap_or(1))?, can_offload };
+    let lab = Lab { wish, network: Network::new(servers.unwrap_or(1))? };
     let mut failed = Vec::new();
     for figure in chosen {
         println!("{}: {}", figure.name, figure.title);
-        let result = lab.measure(figure).and_then(|measured| match measured {
-            Some(measured) => measured.save(&wish.file(figure.name)),
-            None => Ok(()),
-        });
+        let result = lab.measure(figure).and_then(|measured| measured.save(&wish.file(figure.name)));
         if let Err(error) = result {
             println!("  FAILED: {error:#}");
             failed.push(figure.name);
@@ -99,28 +92,14 @@ fn write_page(wish: &Wish, figures: &[Figure]) -> Result<()> {
     fs::write(&path, report::page(figures, &known)).with_context(|| format!("write {}", path.display()))
 }
 
-/// Whether the command knows how to leave the work to the servers.
-fn can_offload(pinstripe: &Path) -> Result<bool> {
-    let help = Command::new(pinstripe).args(["bench", "--help"]).output();
-    let help = help.with_context(|| format!("run {}", pinstripe.display()))?;
-    Ok(String::from_utf8_lossy(&help.stdout).contains("--offload"))
-}
-
 struct Lab<'a> {
     wish: &'a Wish<'a>,
     network: Network,
-    can_offload: bool,
 }
 
 impl Lab<'_> {
-    /// Measures every point with every arm, goodput first. `None` if there are no two arms to compare.
-    fn measure(&self, figure: &Figure) -> Result<Option<Measured>> {
-        let arms: Vec<Arm> =
-            figure.arms.iter().copied().filter(|&arm| self.can_offload || arm == Arm::HostCentric).collect();
-        if !self.can_offload && !figure.arms.contains(&Arm::Offload) || arms.is_empty() {
-            println!("  left out: this pinstripe bench has no --offload");
-            return Ok(None);
-        }
+    /// Measures every point with every arm, goodput first.
+    fn measure(&self, figure: &Figure) -> Result<Measured> {
         let goodput = self.goodput()?;
         let mut measured = Measured::begin(self.wish.root, self.wish.seconds, self.wish.mbit, goodput)?;
         println!(
@@ -129,7 +108,7 @@ impl Lab<'_> {
             megabytes(goodput.read)
         );
         for point in &figure.points {
-            for &arm in &arms {
+            for &arm in figure.arms {
                 let row = self.row(point, arm, goodput)?;
                 let of_bound =
                     row.of_bound().map_or(String::new(), |share| format!(", {share:.3} of its bound"));
@@ -145,16 +124,16 @@ impl Lab<'_> {
                 measured.rows.push(row);
             }
         }
-        Ok(Some(measured))
+        Ok(measured)
     }
 
     /// What one link carries: plain sequential writes to one member, and reads of it.
     fn goodput(&self) -> Result<Goodput> {
         let plain = Load { size: 1 << 20, depth: 8, sequential: true, ..Load::new(0, self.wish.seconds) };
         let rates = equal_links(1, self.wish.mbit);
-        let write = self.run(1, &plain, &[], &rates)?.bytes_per_second();
+        let write = self.run(1, &plain, Arm::HostCentric, &rates)?.bytes_per_second();
         let reads = Load { reads: 100, fill: true, ..plain };
-        let read = self.run(1, &reads, &[], &rates)?.bytes_per_second();
+        let read = self.run(1, &reads, Arm::HostCentric, &rates)?.bytes_per_second();
         Ok(Goodput { write, read })
     }
 
@@ -163,7 +142,7 @@ impl Lab<'_> {
         let mut load = point.load.clone();
         load.rate = point.rate_share.map(|share| bytes(share * goodput));
         let rates = point.links.rates(point.servers, self.wish.mbit);
-        let measured = self.run(point.servers, &load, arm.arguments(self.can_offload), &rates)?;
+        let measured = self.run(point.servers, &load, arm, &rates)?;
         let place = (point.series.as_str(), arm.name(), point.x, point.label.as_str());
         let servers_share = match point.links {
             Links::Servers(share) => share * f64::from(u32::try_from(point.servers)?),
@@ -173,20 +152,12 @@ impl Lab<'_> {
     }
 
     /// A load on new members.
-    fn run(
-        &self,
-        servers: usize,
-        load: &Load,
-        further: &[&str],
-        rates: &[(Node, Rates)],
-    ) -> Result<Measurement> {
+    fn run(&self, servers: usize, load: &Load, arm: Arm, rates: &[(Node, Rates)]) -> Result<Measurement> {
         let (wish, mib) = (self.wish, 1 << 20);
-        let bytes = match load.rebuild {
-            Some(_) => REBUILT_BYTES,
-            None => (MEMBERS_BYTES / servers.max(4) as u64).max(MEMBER_BYTES_MIN) / mib * mib,
-        };
-        let servers = start_servers(&self.network, wish.pinstripe, servers, bytes)?;
-        client::run(&self.network, wish.pinstripe, &servers, load, further, rates)
+        let shared = || (MEMBERS_BYTES / servers.max(4) as u64).max(MEMBER_BYTES_MIN) / mib * mib;
+        let bytes = load.rebuild.map_or_else(shared, |rebuild| rebuild.bytes);
+        let servers = start_servers(&self.network, wish.pinstripe, (servers, bytes), arm)?;
+        client::run(&self.network, wish.pinstripe, &servers, load, arm, rates)
     }
 }
 

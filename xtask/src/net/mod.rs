@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 
+use self::experiments::Arm;
 use self::network::Network;
 use self::server::Server;
 
@@ -79,9 +80,14 @@ pub fn run(root: &Path, net: &Net) -> Result<()> {
 }
 
 /// Targets on the first `count` servers of the network, each with so many bytes of zeroes.
-fn start_servers(network: &Network, pinstripe: &Path, count: usize, bytes: u64) -> Result<Vec<Server>> {
-    let mut servers: Vec<Server> =
-        (0..count).map(|number| Server::start(network, pinstripe, number, bytes)).collect::<Result<_>>()?;
+fn start_servers(
+    network: &Network,
+    pinstripe: &Path,
+    (count, bytes): (usize, u64),
+    arm: Arm,
+) -> Result<Vec<Server>> {
+    let start = |number| Server::start(network, pinstripe, number, bytes, arm);
+    let mut servers: Vec<Server> = (0..count).map(start).collect::<Result<_>>()?;
     servers.iter_mut().try_for_each(Server::wait)?;
     Ok(servers)
 }

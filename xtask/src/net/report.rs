@@ -34,12 +34,6 @@ the figures say nothing about networks.
 pub fn page(figures: &[Figure], known: &[(&Figure, Measured)]) -> String {
     let mut text = HEAD.to_owned();
     let _ = writeln!(text, "Links: {}.\n", network::description());
-    let has_offload = known.iter().any(|(_, measured)| measured.rows.iter().any(is_offload));
-    if !has_offload {
-        text.push_str(
-            "The offload arms are left out, because the `pinstripe bench` that was measured has no `--offload`.\n\n",
-        );
-    }
     let missing: Vec<&str> = figures
         .iter()
         .filter(|figure| known.iter().all(|(other, _)| other.name != figure.name))
@@ -64,10 +58,6 @@ pub fn page(figures: &[Figure], known: &[(&Figure, Measured)]) -> String {
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
-}
-
-fn is_offload(row: &Row) -> bool {
-    row.arm != Arm::HostCentric.name()
 }
 
 fn section(text: &mut String, figure: &Figure, measured: &Measured) {

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use serde_json::Value;
 
+use super::experiments::Arm;
 use super::network::{Network, Node};
 
 /// Attaches a loop device to the file and becomes the target over it. A signal must not come between the making of the
@@ -41,7 +42,7 @@ pub struct Server {
 
 impl Server {
     /// Starts a target with one namespace of so many bytes, all zero. [`Server::wait`] waits until it serves.
-    pub fn start(network: &Network, pinstripe: &Path, number: usize, bytes: u64) -> Result<Self> {
+    pub fn start(network: &Network, pinstripe: &Path, number: usize, bytes: u64, arm: Arm) -> Result<Self> {
         let node = Node::Server(number);
         let memory = File::from(memfd_create(format!("pinstripe-net-{number}"), MemfdFlags::CLOEXEC)?);
         ftruncate(&memory, bytes)?;
@@ -54,6 +55,7 @@ impl Server {
             .arg(format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd()))
             .arg(pinstripe)
             .args(["target", "--json", "--allow-unauthenticated", "--shards", "1", "--nqn", &nqn])
+            .args(arm.servers())
             .args(["--listen", &format!("{}:{PORT}", node.address())])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -16,6 +16,7 @@ use crate::{
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
     mutants::{Mutant, active},
+    offload::Lost,
     parity_cache::ROW_BYTES,
     row::{Row, Want},
     snapshot::{MemberId, Snapshot, View},
@@ -149,7 +150,15 @@ impl VolumeInner {
             return self.write_place(view, target, offset, bytes).await;
         }
         let map = geometry.slots(stripe);
-        let role = map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX)));
+        let member = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
+        if target.is_none() && self.may_reduce(view) {
+            let lost = Lost { stripe, slot: member, from };
+            let (is_read, bytes) = self.read_lost(view, lost, shard::buffer((to - from) as usize)).await;
+            if is_read {
+                return self.write_sync(view, slot, offset, bytes.freeze()).await;
+            }
+        }
+        let role = map.role(member);
         let columns = match role {
             Role::Data(column) => Set64::only(column),
             Role::P | Role::Q => Set64::below(map.columns()),

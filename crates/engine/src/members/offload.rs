@@ -64,6 +64,10 @@ impl Offload for Supervised {
         self.ask(false, (0, 0), |server| server.epoch())
     }
 
+    fn free_to_receive(&self) -> Submission {
+        self.ask(false, (0, 0), |server| server.free_to_receive())
+    }
+
     fn attach(&self, attachment: &Attachment) -> Submission {
         self.ask(false, (0, 0), |server| server.attach(attachment))
     }

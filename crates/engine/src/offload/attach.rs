@@ -16,7 +16,7 @@ use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, SubmissionSet, shard};
 
-use super::{Attached, OffloadMode, Standing};
+use super::{Attached, OffloadMode, Standing, reducer::ReducerChoice};
 use crate::{
     array::{Array, CommandError, Home},
     control::Command,
@@ -30,6 +30,8 @@ use crate::{
 
 /// A server that refused is asked again after this.
 const AGAIN_NS: u64 = 10_000_000_000;
+/// While bytes are summed up, servers are asked this often what their links can take.
+const LINKS_NS: u64 = 1_000_000_000;
 
 /// What the home shard knows of the attachments.
 #[derive(Default)]
@@ -85,13 +87,43 @@ impl Home {
     /// Attaches the members for the first time, and from then on after every change.
     pub(crate) async fn begin_offload(self: &Rc<Self>) {
         let round = self.attach_members().await;
-        shard::spawn(Rc::clone(self).keep_attached(round));
+        self.keep_up(round);
     }
 
     /// The same, without waiting for it.
     pub(crate) fn take_up_offload(self: &Rc<Self>) {
         self.claim_offload();
-        shard::spawn(Rc::clone(self).keep_attached(Round::Granted));
+        self.keep_up(Round::Granted);
+    }
+
+    fn keep_up(self: &Rc<Self>, round: Round) {
+        shard::spawn(Rc::clone(self).keep_attached(round));
+        if self.shared().options.reducer == ReducerChoice::Bandwidth {
+            shard::spawn(Rc::clone(self).watch_links());
+        }
+    }
+
+    /// Asks the servers what their links can take, while that matters.
+    async fn watch_links(self: Rc<Self>) {
+        let shared = Arc::clone(self.shared());
+        let (is_over, mut seen) = (|| self.stopped.get() || shared.has_failed(), 0);
+        loop {
+            let over = shared.offload.changed.wait_until(is_over);
+            if shard::timeout(LINKS_NS, over).await.is_some() {
+                return;
+            }
+            let chosen = shared.offload.draw().chosen();
+            if std::mem::replace(&mut seen, chosen) == chosen {
+                continue;
+            }
+            let view = self.volume.inner.view();
+            let Some(attached) = super::attached(&view.snapshot).cloned() else { continue };
+            let answers = ask(&view, attached.slots, |server| server.free_to_receive()).await;
+            let mut draw = shared.offload.draw();
+            for (slot, answer) in attached.slots.iter().zip(answers) {
+                draw.set_free(slot, answer.ok().filter(|free| *free > 0).map(|free| free as u64));
+            }
+        }
     }
 
     async fn keep_attached(self: Rc<Self>, mut round: Round) {
@@ -286,14 +318,6 @@ impl Home {
 }
 
 impl Array {
-    /// Tells how many bytes per second a member's link is free to receive, for the choice of who sums up lost bytes; `None` if that
-    /// isn't known any more.
-    pub fn set_free_bandwidth(&self, slot: usize, bytes_per_second: Option<u64>) {
-        if slot < self.shared().snapshot().seats.len() {
-            self.shared().offload.draw().set_free(slot, bytes_per_second);
-        }
-    }
-
     pub(crate) fn offload_detail(&self, snapshot: &Snapshot) -> Option<OffloadDetail> {
         let attaching = &self.home.attaching;
         let plain = if !attaching.runs.get() {

@@ -47,6 +47,7 @@ pub(crate) use self::{
     attach::Attaching,
     desk::{Demand, Desk, Reservation},
     exchange::{Requests, Sent, Step, resolve},
+    reduce::Lost,
 };
 use crate::{
     geometry::{MEMBERS_MAX, Set64},

@@ -4,10 +4,20 @@ use pinstripe_runtime::{Buffer, Reducer, shard};
 
 use super::{Attached, Requests, Sent, Step, attached, coefficients::combination};
 use crate::{
-    geometry::{MemberSlot, Piece, Set64, StripeMap},
+    geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     snapshot::View,
     volume::VolumeInner,
 };
+
+/// A part of what a member holds in a stripe.
+#[derive(Clone, Copy)]
+pub(crate) struct Lost {
+    pub(crate) stripe: StripeId,
+    /// Whose.
+    pub(crate) slot: MemberSlot,
+    /// Where it begins in the chunk.
+    pub(crate) from: u32,
+}
 
 /// Who sums up, and what each member is multiplied by.
 struct Reduction {
@@ -122,23 +132,31 @@ impl VolumeInner {
         attached(&view.snapshot).is_some() && !self.shared.offload.is_paused()
     }
 
-    /// Fills `buffer` with what a lost chunk holds. The caller holds the claim. False if the servers can't: then the buffer holds
+    /// Fills `buffer` with what a lost piece holds, for a user. Else like [`VolumeInner::read_lost`].
+    pub(crate) async fn read_reduced(&self, view: &View, piece: &Piece, buffer: Buffer) -> (bool, Buffer) {
+        let (is_read, buffer) = self.read_lost(view, self.lost(piece), buffer).await;
+        if is_read {
+            self.counters().reconstructed_reads.add(1);
+            self.counters().offloaded_reads.add(1);
+        }
+        (is_read, buffer)
+    }
+
+    fn lost(&self, piece: &Piece) -> Lost {
+        let slot = self.parity_geometry().slots(piece.stripe).data_slot(piece.column);
+        Lost { stripe: piece.stripe, slot, from: piece.chunk_offset }
+    }
+
+    /// Fills `buffer` with what a member holds, or should. The caller holds the claim. False if the servers can't: then the buffer holds
     /// anything.
-    pub(crate) async fn read_reduced(
-        &self,
-        view: &View,
-        piece: &Piece,
-        mut buffer: Buffer,
-    ) -> (bool, Buffer) {
+    pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
         let mut whole: Option<Buffer> = None;
-        let mut from = piece.chunk_offset;
         while !buffer.is_empty() {
-            let length = attached.range_bytes.min(u32::try_from(buffer.len()).unwrap_or(u32::MAX));
+            let length = attached.range_bytes.min(length_of(&buffer));
             let part = buffer.split_to(length as usize);
-            let range = Piece { chunk_offset: from, length, ..*piece };
-            let (is_read, part) = self.reduce(view, &attached, &range, part, &mut Around::default()).await;
-            from += length;
+            let (is_read, part) = self.reduce(view, &attached, lost, part, &mut Around::default()).await;
+            lost.from += length;
             match &mut whole {
                 None => whole = Some(part),
                 Some(whole) => whole.unsplit(part),
@@ -149,8 +167,6 @@ impl VolumeInner {
                 return (false, whole);
             }
         }
-        self.counters().reconstructed_reads.add(1);
-        self.counters().offloaded_reads.add(1);
         (true, whole.unwrap_or(buffer))
     }
 
@@ -176,7 +192,7 @@ impl VolumeInner {
             rest.push((index, from), self.submit_piece(self.parity_geometry(), &view, &part, buffer));
         }
         let buffer = around.take_middle(lost);
-        let (is_read, buffer) = self.reduce(&view, &attached, &range, buffer, &mut around).await;
+        let (is_read, buffer) = self.reduce(&view, &attached, self.lost(&range), buffer, &mut around).await;
         around.put(lost, range.chunk_offset, buffer, is_read);
         // What the servers didn't bring with the sum is read as ever.
         for (index, buffer) in around.take_middles(lost) {
@@ -218,11 +234,14 @@ impl VolumeInner {
         &self,
         view: &View,
         attached: &Attached,
-        range: &Piece,
+        lost: Lost,
         buffer: Buffer,
         around: &mut Around,
     ) -> (bool, Buffer) {
-        let Some(reduction) = self.plan_reduction(view, attached, range) else { return (false, buffer) };
+        let length = length_of(&buffer);
+        let Some(reduction) = self.plan_reduction(view, attached, lost, length) else {
+            return (false, buffer);
+        };
         let others = reduction.others.iter().map(|(slot, _)| slot.index());
         let participants = others.chain([reduction.reducer]).collect::<Set64>();
         let reserved = self.shared.offload.reserve(view, attached, std::iter::once(participants)).await;
@@ -230,7 +249,7 @@ impl VolumeInner {
         let ticket = reserved.ticket(0);
         self.counters().offload_operations.add(1);
         let (mut requests, mut spare) = (Requests::new(), Some(buffer));
-        let offset = self.parity_geometry().member_offset(range.stripe) + u64::from(range.chunk_offset);
+        let offset = self.parity_geometry().member_offset(lost.stripe) + u64::from(lost.from);
         let place = MemberSlot(reduction.reducer.to_le_bytes()[0]).0;
         for (slot, coefficient) in &reduction.others {
             let Some((member, server)) = view.member(slot.index()).and_then(|(m, d)| Some((m, d.offload()?)))
@@ -240,12 +259,12 @@ impl VolumeInner {
             let reducers = [Some(Reducer { place, coefficient: *coefficient }), None];
             let at = member.data_offset + offset;
             let slot = slot.index();
-            let wanted = around.middle_of(self.parity_geometry().slots(range.stripe), slot);
+            let wanted = around.middle_of(self.parity_geometry().slots(lost.stripe), slot);
             if let Some((number, buffer)) = wanted {
                 let sent = server.read_contribute(ticket, at, buffer, reducers);
                 requests.push(Step::Deliver { slot, number }, sent);
             } else {
-                let sent = server.contribute(ticket, at, range.length, reducers);
+                let sent = server.contribute(ticket, at, length, reducers);
                 requests.push(Step::Prepare { slot }, sent);
             }
         }
@@ -265,7 +284,7 @@ impl VolumeInner {
             match (step, outcome.buffer) {
                 (Step::Deliver { number: SUM, .. }, buffer) => spare = buffer,
                 (Step::Deliver { number, .. }, Some(buffer)) if outcome.result.is_ok() => {
-                    around.put(number, range.chunk_offset, buffer, true);
+                    around.put(number, lost.from, buffer, true);
                 }
                 (Step::Deliver { number, .. }, Some(buffer)) => around.give_back(number, buffer),
                 _ => {}
@@ -277,23 +296,23 @@ impl VolumeInner {
                 self.shared.offload.pause();
             }
         }
-        let buffer = spare.unwrap_or_else(|| shard::buffer(range.length as usize));
-        (is_read && buffer.len() == range.length as usize, buffer)
+        let buffer = spare.unwrap_or_else(|| shard::buffer(length as usize));
+        (is_read && buffer.len() == length as usize, buffer)
     }
 
     /// Who is to do what; `None` if it can't be done so.
-    fn plan_reduction(&self, view: &View, attached: &Attached, range: &Piece) -> Option<Reduction> {
+    fn plan_reduction(&self, view: &View, attached: &Attached, lost: Lost, length: u32) -> Option<Reduction> {
         let geometry = self.parity_geometry();
-        let map = geometry.slots(range.stripe);
-        let offset = geometry.member_offset(range.stripe) + u64::from(range.chunk_offset);
-        let length = u64::from(range.length);
+        let map = geometry.slots(lost.stripe);
+        let offset = geometry.member_offset(lost.stripe) + u64::from(lost.from);
+        let length = u64::from(length);
         let intent = &view.snapshot.intent;
         // C10: where P and Q may tell different stories, the client decides which counts.
         if intent.needs_resync(intent.regions(offset, length)) {
             return None;
         }
         let readable = Set64::below(map.members()).without(view.unreadable(offset, length));
-        let sum = combination(map, map.data_slot(range.column), readable)?;
+        let sum = combination(map, lost.slot, readable)?;
         let slots: Set64 = sum.iter().map(|(slot, _)| slot.index()).collect();
         if !slots.without(attached.slots).is_empty() {
             return None;

@@ -6,6 +6,8 @@
 //! With a total of `load` bytes per second to be received by reducers, of which member `i` gets the share `p_i`, its free bandwidth
 //! shrinks from `free_i` to `free_i - load * p_i`. The shares are those for which the smallest of these is as large as can be, and
 //! the second smallest then, and so on: members are filled up to one level, as water would. [`shares`] is that, a pure function;
+//! A member of which nobody knows what it has free was never short of it, so it counts as one with more than enough.
+//!
 //! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them.
 
 use crate::geometry::{MEMBERS_MAX, Set64};
@@ -22,6 +24,8 @@ pub enum ReducerChoice {
 
 /// Time in which an old load fades to a third.
 const FADE_NS: f64 = 1e9;
+/// What a member has free whose link was never seen full, in bytes per second: more than links have.
+const AMPLE: f64 = 1e12;
 /// Shares are worked out anew after this.
 const RENEW_NS: u64 = 100_000_000;
 
@@ -59,6 +63,8 @@ pub struct Draw {
     /// Bytes per second that reducers receive, and when that was so.
     load: f64,
     load_at: u64,
+    /// Reducers that were chosen.
+    chosen: u64,
 }
 
 impl Default for Draw {
@@ -71,12 +77,13 @@ impl Default for Draw {
             renewed_at: None,
             load: 0.0,
             load_at: 0,
+            chosen: 0,
         }
     }
 }
 
 impl Draw {
-    /// What a member's link is free to receive, in bytes per second; `None` if nobody knows.
+    /// What a member's link is free to receive, in bytes per second; `None` if it was never seen full.
     pub fn set_free(&mut self, slot: usize, free: Option<u64>) {
         self.free[slot] = free;
         self.renewed_at = None;
@@ -87,9 +94,9 @@ impl Draw {
         self.free[slot]
     }
 
-    /// Bytes per second that reducers receive, on average over the last second.
-    pub fn load(&self) -> f64 {
-        self.load
+    /// How many reducers were chosen so far.
+    pub fn chosen(&self) -> u64 {
+        self.chosen
     }
 
     /// One of `members` for a reduction in which it receives `bytes`. `None` if there are none.
@@ -106,6 +113,7 @@ impl Draw {
         let chosen =
             members.iter().max_by(|&a, &b| self.credit[a].total_cmp(&self.credit[b]).then(b.cmp(&a)))?;
         self.credit[chosen] -= 1.0;
+        self.chosen += 1;
         Some(chosen)
     }
 
@@ -118,12 +126,13 @@ impl Draw {
 
     #[expect(clippy::cast_precision_loss, reason = "rates are estimates")]
     fn renew(&mut self, choice: ReducerChoice, members: Set64) {
-        let known: Option<Vec<f64>> =
-            members.iter().map(|slot| self.free[slot].map(|free| free as f64)).collect();
-        // What isn't known of all can't be compared.
-        let shares = match known.filter(|_| choice == ReducerChoice::Bandwidth) {
-            Some(free) => shares(&free, self.load),
-            None => vec![1.0 / members.len() as f64; members.len()],
+        let shares = match choice {
+            ReducerChoice::Uniform => vec![1.0 / members.len() as f64; members.len()],
+            ReducerChoice::Bandwidth => {
+                let free: Vec<f64> =
+                    members.iter().map(|slot| self.free[slot].map_or(AMPLE, |free| free as f64)).collect();
+                shares(&free, self.load)
+            }
         };
         self.share = [0.0; MEMBERS_MAX];
         for (slot, share) in members.iter().zip(shares) {
@@ -204,10 +213,11 @@ mod tests {
     }
 
     #[test]
-    fn unless_all_links_are_known_members_take_turns() {
+    fn links_that_were_never_full_take_turns_and_all_of_the_load() {
         let mut draw = Draw::default();
-        draw.set_free(0, Some(1));
         assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [100, 100, 100]);
+        draw.set_free(0, Some(1_000_000_000));
+        assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [0, 150, 150]);
     }
 
     #[test]
@@ -216,8 +226,8 @@ mod tests {
         for step in 0..1000 {
             draw.choose(step * 10_000_000, ReducerChoice::Uniform, Set64::below(2), 1_000_000);
         }
-        assert!((draw.load() - 1e8).abs() < 2e6, "{}", draw.load());
+        assert!((draw.load - 1e8).abs() < 2e6, "{}", draw.load);
         draw.choose(20_000_000_000, ReducerChoice::Uniform, Set64::below(2), 0);
-        assert!(draw.load() < 1e5);
+        assert!(draw.load < 1e5);
     }
 }

@@ -86,6 +86,8 @@ pub struct Server {
     /// Commands that are refused from now on, each once.
     pub refuses: Cell<u32>,
     pub refuses_attach: Cell<bool>,
+    /// Bytes per second that its link can take, as it says.
+    pub free_to_receive: Cell<usize>,
     /// So many operations are dropped when they are to be committed.
     pub refuses_commit: Cell<u32>,
     pub commands: RefCell<BTreeMap<&'static str, u64>>,
@@ -149,6 +151,7 @@ pub fn serve(
                 rng: RefCell::new(rng(1000 + number as u64)),
                 refuses: Cell::new(0),
                 refuses_attach: Cell::new(false),
+                free_to_receive: Cell::new(0),
                 refuses_commit: Cell::new(0),
                 commands: RefCell::default(),
                 held_max: Cell::new(0),
@@ -551,6 +554,12 @@ impl Offload for Link {
         self.command("epoch", Payload::None, |server, _| async move {
             let epoch = server.epoch.borrow();
             Ok((usize::try_from(epoch.number).unwrap(), None))
+        })
+    }
+
+    fn free_to_receive(&self) -> Submission {
+        self.command("free_to_receive", Payload::None, |server, _| async move {
+            Ok((server.free_to_receive.get(), None))
         })
     }
 

@@ -171,6 +171,14 @@ impl Offload for NvmeDevice {
         })
     }
 
+    fn free_to_receive(&self) -> Submission {
+        let namespace = self.namespace.number;
+        self.administer(|lease| async move {
+            let query = query(&lease.association, namespace).await?;
+            Ok(usize::try_from(query.free_to_receive).unwrap_or(usize::MAX))
+        })
+    }
+
     fn attach(&self, attachment: &Attachment) -> Submission {
         let peers = attachment.peers.iter().map(|peer| peer.as_deref().map(peer_address).transpose());
         let peers: Vec<_> = match peers.collect() {

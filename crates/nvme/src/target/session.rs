@@ -35,6 +35,8 @@ const LOOK_NANOSECONDS: u64 = 1_000_000_000;
 const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
 /// Event requests that may be outstanding.
 pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
+/// Data from which on its reception is measured.
+const METERED_BYTES: u64 = 32 << 10;
 /// Room before a read's data for its header. A page, to keep the data aligned.
 const HEADROOM: usize = 4 << 10;
 
@@ -503,7 +505,17 @@ impl<S: BlockService> Session<S> {
             return Err(Ended::Fatal(FatalError::DataTransferLimit, 16).into());
         }
         let buffer = buffer.ok_or(Ended::Closed)?;
+        let length = u64::from(transfer.length.get());
+        // Short data says little of the link.
+        let meter =
+            self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| length >= METERED_BYTES);
+        if let Some(meter) = meter {
+            meter.begin(shard::now());
+        }
         let (buffer, intact) = inbound.data(buffer, offset).await;
+        if let Some(meter) = meter {
+            meter.end(shard::now(), length);
+        }
         let intact = intact?;
         let buffer = buffer.ok_or(Ended::Closed)?;
         let mut table = self.incoming.borrow_mut();

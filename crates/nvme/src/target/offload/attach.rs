@@ -51,9 +51,9 @@ fn query(server: &Server, guarded: &Guarded) -> Box<[u8; crate::wire::offload::Q
             attached: state.fence.has_host(),
             held: state.table.held(),
             incarnation: server.incarnation,
-            // Nothing is known of the link.
+            // What it sends nobody measures.
             free_to_send: 0,
-            free_to_receive: 0,
+            free_to_receive: server.meter.free(shard::now()),
         };
         query.encode()
     })

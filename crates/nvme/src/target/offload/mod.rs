@@ -12,6 +12,7 @@
 //! * [`carry`]: commands of operations. Nothing that is stored changes before Commit.
 //! * [`attach`]: Attach, Detach, Query.
 //! * [`peers`]: associations with other servers.
+//! * [`meter`]: what the link can take.
 //! * [`store`]: epochs in files.
 //!
 //! **Memory.** An operation takes a slot, and a namespace has so many: [`Server::slots`] operations of [`RANGE_BYTES_MAX`], of which
@@ -23,6 +24,7 @@ mod attach;
 mod carry;
 mod counters;
 mod fence;
+mod meter;
 mod peers;
 mod store;
 mod sum;
@@ -47,6 +49,7 @@ use crate::initiator::{Connector, Options};
 use crate::wire::offload::{Announcement, MINOR, admin, feature, opcode};
 use counters::Counters;
 use fence::Fence;
+use meter::Meter;
 use peers::Peers;
 use table::Table;
 
@@ -193,6 +196,8 @@ pub(super) struct Server {
     namespaces: Vec<Arc<Guarded>>,
     peers: Peers,
     counters: Counters,
+    /// Of data that hosts and other servers send.
+    pub meter: Meter,
     turns: Turns,
 }
 
@@ -224,6 +229,7 @@ impl Server {
             namespaces,
             peers: Peers::new(config.connector, config.peers),
             counters: Counters::default(),
+            meter: Meter::default(),
             turns: Turns::default(),
         })
     }
