@@ -1,17 +1,20 @@
-//! Opening members with a little patience.
+//! Opening members, and addresses, with a little patience.
 
 use std::{
+    net::SocketAddr,
     path::Path,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use pinstripe_runtime::uring::{Holder, OpenError, OpenFile, OpenOptions};
+use pinstripe_runtime::uring::{Holder, ListenError, Listener, OpenError, OpenFile, OpenOptions};
 
 /// How long a device may stay busy with nobody to be seen: on a machine with ten times more to do than it has CPUs, the
 /// kernel took more than two seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long an address may be in use. By whom doesn't show, so a server that is there to stay is waited for too.
+const PATIENCE_FOR_ADDRESS: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Opens and locks a member. Blocks.
@@ -28,6 +31,17 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<OpenFile>, OpenErr
             {
                 thread::sleep(PAUSE);
             }
+            other => return other,
+        }
+    }
+}
+
+/// Listens on a TCP address. Blocks. The socket of a server that was killed is in use for as long as its io_uring, see [`open`].
+pub fn listen(address: SocketAddr) -> Result<Listener, ListenError> {
+    let begun = Instant::now();
+    loop {
+        match Listener::tcp(address) {
+            Err(ListenError::InUse { .. }) if begun.elapsed() < PATIENCE_FOR_ADDRESS => thread::sleep(PAUSE),
             other => return other,
         }
     }

@@ -11,7 +11,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, blocking, termination},
+    uring::{self, Context, OpenFile, OpenOptions, RuntimeConfig, blocking, termination},
 };
 use serde_json::json;
 
@@ -21,7 +21,7 @@ use crate::{
     create::random_uuid,
     failure::Failure,
     member, nvme_server,
-    open::open,
+    open::{listen, open},
     output,
 };
 
@@ -91,7 +91,7 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
     let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
     let (files, namespaces) = open_all(&arguments).await?;
-    let listener = Listener::tcp(arguments.listen)?;
+    let listener = listen(arguments.listen)?;
     let address = listener.tcp_address().unwrap_or(arguments.listen);
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     let offload = offload(&arguments, shards.len()).await?;

@@ -11,7 +11,7 @@ use pinstripe_nvme::{
 use pinstripe_runtime::{ShardHandle, uring::Listener};
 
 use super::{journal::Journal, service::array_service};
-use crate::{command_line::ServeArguments, failure::Failure, nvme_server};
+use crate::{command_line::ServeArguments, failure::Failure, nvme_server, open::listen};
 
 /// A socket that is bound, before the array is there.
 pub struct Listening {
@@ -33,7 +33,7 @@ impl Listening {
     pub fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
         let Some(address) = arguments.nvme_tcp else { return Ok(None) };
         let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
-        let listener = Listener::tcp(address)?;
+        let listener = listen(address)?;
         let address = listener.tcp_address().unwrap_or(address);
         Ok(Some(Self { listener, address, nqn: arguments.nqn.clone(), hosts }))
     }

@@ -13,6 +13,7 @@ use crate::{
     command_line::{NbdAddress, ServeArguments},
     control::place,
     failure::Failure,
+    open::listen,
 };
 
 /// The listening sockets. A unix socket's file goes with its listener.
@@ -44,7 +45,7 @@ impl Sockets {
         for address in addresses {
             let (listener, path) = match address {
                 NbdAddress::Unix(path) => (Listener::unix(&path)?, Some(path)),
-                NbdAddress::Tcp(address) => (Listener::tcp(address)?, None),
+                NbdAddress::Tcp(address) => (listen(address)?, None),
             };
             sockets.nbd.push(listener);
             sockets.nbd_paths.push(path);
