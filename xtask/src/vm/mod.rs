@@ -157,6 +157,11 @@ const SCENARIOS: &[Scenario] = &[
         run: nvme::reconnect,
     },
     Scenario {
+        name: "nvme-md",
+        about: "md over the kernel's nvme-tcp and our target: parity right, and how often each byte crosses the link",
+        run: nvme::md,
+    },
+    Scenario {
         name: "nvme-array",
         about: "serve --nvme-tcp: the kernel writes our array as an NVMe namespace, and reads it back after a restart",
         run: nvme::array,

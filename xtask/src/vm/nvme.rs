@@ -45,6 +45,26 @@ pub fn reconnect(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Linux's own array on namespaces of our target: what it moves for partial writes, which is what a client without our servers' help moves.
+pub fn md(lab: &Lab) -> Result<()> {
+    let mut machine =
+        guest(lab, "md", include_str!("../../vm/nvme-md.sh"))?.modules(super::LEVELS).modules(&["nvme-tcp"]);
+    for disk in ["t-2", "t-3"] {
+        machine.disk(disk, &lab.sparse_file(&format!("{disk}.img"), DEVICE_BYTES)?, 512);
+    }
+    let outcome = lab.boot(machine)?;
+    for (level, expected) in [("raid5", 4.0), ("raid6", 6.0)] {
+        let hundredths: f64 = outcome.last(level)?.parse()?;
+        let each = hundredths / 100.0;
+        println!("    {level}: {each:.2} bytes on the link for each byte, both directions together");
+        ensure!(
+            (1.5..expected * 1.2).contains(&each),
+            "{level}: {each} bytes on the link for each that was written"
+        );
+    }
+    Ok(())
+}
+
 /// An array of ours as a namespace.
 pub fn array(lab: &Lab) -> Result<()> {
     let mut machine = guest(lab, "array", include_str!("../../vm/nvme-array.sh"))?.modules(&["nvme-tcp"]);
