@@ -80,6 +80,9 @@ pub enum Command {
     /// Stop an array that is served, and wait until it has stopped.
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
+    ///
+    /// With --disaggregated, of a RAID6 on four NVMe/TCP servers that compute its parity: a partition, a lost server, spares from
+    /// the pool, and the bytes on every link.
     Demo(DemoArguments),
     /// Measure the engine on memory, files or devices; every run ends with a check of all that was written.
     Bench(Box<pinstripe_bench::BenchArgs>),
@@ -500,9 +503,12 @@ pub struct StopArguments {
 
 #[derive(Debug, Args)]
 pub struct DemoArguments {
-    /// Bytes of each of the six files
-    #[arg(long, value_name = "SIZE", default_value = "64M")]
-    pub size: ByteSize,
+    /// Four servers on loopback ports, two members on each, and a client
+    #[arg(long)]
+    pub disaggregated: bool,
+    /// Bytes of each member [default: 64M, with --disaggregated 12M]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<ByteSize>,
     /// Where to put the files [default: the system's folder for temporary files]
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,

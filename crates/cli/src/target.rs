@@ -30,6 +30,10 @@ pub struct TargetArguments {
     /// Where to listen: ADDRESS:PORT, with an IPv6 address in brackets; 4420 is the usual port
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
+    /// Where hosts find it, as discovery tells them: behind address translation, or if it listens on all addresses [default: as
+    /// --listen]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub announce: Option<SocketAddr>,
     /// The subsystem's name, such as nqn.2026-01.com.example:store
     #[arg(long, value_name = "NQN")]
     pub nqn: String,
@@ -92,7 +96,8 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
     let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
     let (files, namespaces) = open_all(&arguments).await?;
     let listener = listen(arguments.listen)?;
-    let address = listener.tcp_address().unwrap_or(arguments.listen);
+    let listens = listener.tcp_address().unwrap_or(arguments.listen);
+    let address = arguments.announce.unwrap_or(listens);
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     let offload = offload(&arguments, shards.len()).await?;
     let nqn = arguments.nqn.clone();
@@ -108,7 +113,7 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
         });
         opened.await?;
     }
-    announce(&arguments, address, &subsystem)?;
+    announce(&arguments, (listens, address), &subsystem)?;
     accept(&listener, termination(), in_turn(&shards, nvme_server::hand_over)).await?;
     drop(listener);
     nvme_server::stop(&shards).await;
@@ -184,13 +189,18 @@ async fn open_all(
     Ok((files, namespaces))
 }
 
-fn announce(arguments: &TargetArguments, address: SocketAddr, subsystem: &Subsystem) -> Result<(), Failure> {
+/// Says where it listens and where hosts find it.
+fn announce(
+    arguments: &TargetArguments,
+    (listens, address): (SocketAddr, SocketAddr),
+    subsystem: &Subsystem,
+) -> Result<(), Failure> {
     let nqn = &subsystem.config().nqn;
     let count = subsystem.config().namespaces.len();
     if arguments.json {
         let uris: Vec<String> = (1..=count).map(|number| uri(address, nqn, number)).collect();
         let line = json!({
-            "event": "ready", "nqn": nqn, "address": address.to_string(), "namespaces": uris,
+            "event": "ready", "nqn": nqn, "address": listens.to_string(), "namespaces": uris,
             "pid": std::process::id(),
             "offload": arguments.offload != Offload::Off,
             "epochs_durable": arguments.state.is_some() && arguments.offload != Offload::Off,
@@ -203,7 +213,7 @@ fn announce(arguments: &TargetArguments, address: SocketAddr, subsystem: &Subsys
         .enumerate()
         .map(|(index, path)| format!("  {} is {}\n", path.display(), uri(address, nqn, index + 1)))
         .collect();
-    output::print(&format!("ready: {nqn} on {address}\n{}", words.concat()))
+    output::print(&format!("ready: {nqn} on {listens}\n{}", words.concat()))
 }
 
 /// How a member of an array names the namespace.

@@ -55,6 +55,11 @@ const FLUSH: u8 = 2;
 const ZERO: u8 = 3;
 /// A command to a server that computes. It is never tried again by itself: what it names may be over by then.
 const COMMAND: u8 = 4;
+/// A command to a member's server that may have to wait for other servers.
+const FIRST_PHASE: u8 = 5;
+/// Such a command has at least so long: a server tells after 5 s that it can't reach another one, and gives up waiting for others
+/// after 10 s (docs/offload-protocol.md, section 8). Whoever were dropped sooner would pay for another one's silence.
+const FIRST_PHASE_NS: u64 = 12_000_000_000;
 
 macro_rules! member_counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -376,6 +381,8 @@ impl Observer for Core {
     fn overdue(&self, about: About, age_ns: u64) -> Verdict {
         let limit = self.shared.member_limit_ns();
         let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
+        // Without a limit nobody is dropped.
+        let limit = if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
         if limit > 0 && age_ns >= limit {
             self.time_out(about);
             return Verdict::GiveUp(DeviceErrorKind::TimedOut);
@@ -410,7 +417,7 @@ impl Observer for Core {
     }
 
     fn retry(&self, completion: Completion, about: About, mut payload: Payload) {
-        if about.kind == COMMAND {
+        if matches!(about.kind, COMMAND | FIRST_PHASE) {
             completion.with_payload(|place| *place = payload);
             completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));
             return;

@@ -211,8 +211,19 @@ impl Slots {
         Some((state.observer.clone()?, oldest.about, now.saturating_sub(oldest.since)))
     }
 
-    fn link(&self, index: u32, watch: u32, about: About, now: u64) {
+    /// Puts a request into the list of a watch. One that is over already may not be there: nobody would take it out again, and its
+    /// slot's next request, of whatever device, would be taken for one of this watch. Its observer and its error, if it failed.
+    fn link(
+        &self,
+        index: u32,
+        watch: u32,
+        about: About,
+        now: u64,
+    ) -> Option<(Rc<dyn Observer>, DeviceError)> {
         let (mut watches, mut slots) = (self.watches.borrow_mut(), self.slots.borrow_mut());
+        if let Slot::Done(outcome) = &slots[index as usize] {
+            return Some((watches.observer(watch)?, outcome.result.err()?));
+        }
         let state = &mut watches.states[watch as usize];
         let previous = std::mem::replace(&mut state.tail, index);
         if let Slot::Waiting(waiting) = &mut slots[index as usize] {
@@ -222,10 +233,11 @@ impl Slots {
         }
         if let Some(link) = link_mut(&mut slots, previous) {
             link.next = index;
-            return;
+            return None;
         }
         state.head = index;
         watches.due[watch as usize] = now.saturating_add(watches.states[watch as usize].look_ns);
+        None
     }
 
     /// Takes the request of a slot that is about to end out of its list.
@@ -330,10 +342,13 @@ impl Watch {
         Self { index, _local: std::marker::PhantomData }
     }
 
-    /// Watches a request that was submitted just now. What was answered already is left alone.
+    /// Watches a request that was submitted just now. What was answered already is left alone; if its driver has completed it
+    /// meanwhile, with an error, the observer is told.
     pub fn add(&self, submission: &Submission, about: About) {
-        if let Some(slot) = submission.slot() {
-            shard::with_current(|shard| shard.slots.link(slot, self.index, about, shard.now()));
+        let Some(slot) = submission.slot() else { return };
+        let failed = shard::with_current(|shard| shard.slots.link(slot, self.index, about, shard.now()));
+        if let Some((observer, error)) = failed {
+            observer.failed(about, error);
         }
     }
 
@@ -482,6 +497,29 @@ mod tests {
         second_end.finish(Err(DeviceError::of(DeviceErrorKind::Media)));
         assert_eq!(world.told.take(), ["failed 2 Media"]);
         assert_eq!(world.shard.next_timer(), None);
+    }
+
+    #[test]
+    fn a_request_that_is_over_before_it_is_watched_does_not_put_anothers_into_the_list() {
+        let world = World::new();
+        let _entered = world.shard.enter();
+        let (lost, well) = (world.watch(), world.watch());
+        // As a driver does whose server is lost: it completes what it is given before it returns.
+        let (over, over_end) = read_of(shard::zeroed(8));
+        over_end.finish(Err(DeviceError::of(DeviceErrorKind::Gone)));
+        lost.add(&over, about(1));
+        assert_eq!(world.told.take(), ["failed 1 Gone"]);
+        assert_eq!(world.shard.next_timer(), None);
+        drop(over);
+        // Another device's request takes its slot.
+        let (mut other, other_end) = read_of(shard::zeroed(8));
+        well.add(&other, about(2));
+        assert_eq!(lost.give_up(DeviceErrorKind::Removed), 0, "another device's request was given up");
+        assert_eq!(lost.oldest(), None);
+        other_end.finish(Ok(8));
+        let Poll::Ready(outcome) = poll(&mut other) else { panic!("it was finished") };
+        assert_eq!(outcome.result, Ok(8));
+        assert_eq!(world.told.take(), [""; 0]);
     }
 
     #[test]

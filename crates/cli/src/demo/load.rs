@@ -14,18 +14,33 @@ use crate::failure::Failure;
 const CONNECTIONS: usize = 4;
 /// Bytes of a request; no multiple of the stripe, so that partial stripes are written too.
 const REQUEST_BYTES: u64 = 192 << 10;
+/// Bytes of a request where all writes are to be partial ones.
+const SCATTERED_BYTES: u64 = 64 << 10;
+/// Requests that follow each other are so many apart: a prime number.
+const STRIDE: u64 = 10_007;
 
 /// The array as the demo's clients see it.
 pub struct Load {
     socket: PathBuf,
     export: String,
     size_bytes: u64,
+    scattered: bool,
 }
 
 impl Load {
     /// An array of `size_bytes` that is served as `export` on a unix socket.
     pub fn new(socket: &Path, export: &str, size_bytes: u64) -> Self {
-        Self { socket: socket.to_owned(), export: export.to_owned(), size_bytes }
+        Self { socket: socket.to_owned(), export: export.to_owned(), size_bytes, scattered: false }
+    }
+
+    /// The same in small requests far from each other, so that no stripe is written as a whole.
+    pub fn scattered(self) -> Self {
+        Self { scattered: true, ..self }
+    }
+
+    /// Only the first `bytes` of it.
+    pub fn of_first(self, bytes: u64) -> Self {
+        Self { size_bytes: bytes.min(self.size_bytes), ..self }
     }
 
     /// Bytes of the array.
@@ -69,15 +84,19 @@ impl Load {
         request: impl Fn(&mut Client, u64, &mut [u8]) -> Result<(), Failure> + Sync,
     ) -> Result<(), Failure> {
         let next = AtomicU64::new(0);
+        let request_bytes = if self.scattered { SCATTERED_BYTES } else { REQUEST_BYTES };
+        let requests = self.size_bytes.div_ceil(request_bytes);
         let work = || -> Result<(), Failure> {
             let mut client = self.connect()?;
-            let mut buffer = vec![0; usize::try_from(REQUEST_BYTES)?];
+            let mut buffer = vec![0; usize::try_from(request_bytes)?];
             loop {
-                let offset = next.fetch_add(REQUEST_BYTES, Ordering::Relaxed);
-                if offset >= self.size_bytes {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= requests {
                     return client.disconnect();
                 }
-                let length = REQUEST_BYTES.min(self.size_bytes - offset);
+                let place = if self.scattered { place(number, requests) } else { number };
+                let offset = place * request_bytes;
+                let length = request_bytes.min(self.size_bytes - offset);
                 request(&mut client, offset, &mut buffer[..usize::try_from(length)?])?;
                 bar.inc(length);
             }
@@ -90,6 +109,12 @@ impl Load {
             ended.collect::<Vec<_>>().into_iter().collect()
         })
     }
+}
+
+/// Where request `number` of `requests` goes when they are scattered: each number has a place of its own.
+fn place(number: u64, requests: u64) -> u64 {
+    // A stride that has no factor in common with the number of requests, which a multiple of the prime has.
+    if requests.is_multiple_of(STRIDE) { number } else { number * STRIDE % requests }
 }
 
 /// Bytes that follow from their place and the generation, so that nobody needs to keep them. Each eight of them are
@@ -109,6 +134,15 @@ fn fill(buffer: &mut [u8], offset: u64, generation: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scattered_requests_go_everywhere_once() {
+        for requests in [1, 2, 96, 1536, STRIDE, 2 * STRIDE] {
+            let mut places: Vec<u64> = (0..requests).map(|number| place(number, requests)).collect();
+            places.sort_unstable();
+            assert!(places.into_iter().eq(0..requests), "{requests}");
+        }
+    }
 
     #[test]
     fn the_pattern_depends_on_place_and_generation_only() {

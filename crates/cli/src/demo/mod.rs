@@ -2,33 +2,34 @@
 //!
 //! Each step runs `pinstripe` as a user would; only the NBD client is the demo's own, so that nothing needs to be
 //! installed. What is read is compared with what was written, byte by byte, and every step that does not do what it should
-//! ends the demo.
+//! ends the demo. [`disaggregated`] is the same for an array on servers.
 
+mod disaggregated;
+mod link;
 mod load;
 mod nbd;
 mod server;
+mod shell;
+mod store;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Value;
 
-use self::{load::Load, server::Server};
+use self::{load::Load, server::Server, shell::Shell};
 use crate::{command_line::DemoArguments, failure::Failure, size::ByteSize};
 
 const MEMBERS: usize = 6;
+/// Bytes of a member, unless the user says otherwise.
+const MEMBER_BYTES: u64 = 64 << 20;
 /// The member that is lost.
 const LOST_SLOT: &str = "2";
 const NAME: &str = "demo";
-/// How long a spare may take.
-const PATIENCE: Duration = Duration::from_mins(1);
 
 pub fn run(arguments: &DemoArguments) -> Result<(), Failure> {
     let begun = Instant::now();
@@ -40,165 +41,111 @@ pub fn run(arguments: &DemoArguments) -> Result<(), Failure> {
     };
     let folder =
         folder.map_err(|error| Failure::new(format!("can't make a folder for the demo: {error}")))?;
-    let demo = Demo::new(folder.path(), arguments.size)?;
-    demo.play()?;
+    let shell = Shell::new(folder.path())?;
+    if arguments.disaggregated {
+        disaggregated::play(shell, arguments.size)?;
+    } else {
+        let member_bytes = arguments.size.map_or(MEMBER_BYTES, |size| size.0);
+        Demo { socket: socket(folder.path()), shell, member_bytes }.play()?;
+    }
     println!("All well, in {:.1} seconds. The files are removed again.", begun.elapsed().as_secs_f64());
     Ok(())
 }
 
+/// Where the array is served.
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("nbd.sock")
+}
+
 struct Demo {
-    pinstripe: PathBuf,
-    folder: PathBuf,
-    control: String,
+    shell: Shell,
     socket: PathBuf,
     member_bytes: u64,
 }
 
 impl Demo {
-    fn new(folder: &Path, size: ByteSize) -> Result<Self, Failure> {
-        Ok(Self {
-            pinstripe: std::env::current_exe()?,
-            folder: folder.to_owned(),
-            control: folder.join("control.sock").display().to_string(),
-            socket: folder.join("nbd.sock"),
-            member_bytes: size.0,
-        })
-    }
-
     fn play(&self) -> Result<(), Failure> {
-        step(&format!("Six files of {} in {}", ByteSize(self.member_bytes), self.folder.display()));
+        let shell = &self.shell;
+        step(&format!("Six files of {} in {}", ByteSize(self.member_bytes), shell.folder().display()));
+        let file = |name: &str| shell.file(name, self.member_bytes);
         let members: Vec<String> =
-            (0..MEMBERS).map(|slot| self.file(&format!("member{slot}"))).collect::<Result<_, _>>()?;
-        let spare = self.file("spare")?;
+            (0..MEMBERS).map(|slot| file(&format!("member{slot}"))).collect::<Result<_, _>>()?;
+        let spare = file("spare")?;
         step("A RAID5 on them");
         let create = ["create", "--level", "5", "--chunk", "64K", "--name", NAME];
-        self.pinstripe(&create.into_iter().chain(members.iter().map(String::as_str)).collect::<Vec<_>>())?;
+        shell.run(&create.into_iter().chain(members.iter().map(String::as_str)).collect::<Vec<_>>())?;
         step("Serve it over NBD");
-        let server = Server::start(&self.pinstripe, &self.socket, &self.control, &members)?;
+        let sockets = (self.socket.as_path(), shell.control());
+        let server = Server::start(shell.pinstripe(), sockets, &[], &members, "member0 ... member5")?;
         let load = Arc::new(Load::new(&self.socket, NAME, server.size_bytes()));
         step("Write all of it, and read it back");
         timed("write", &load, |bar| load.write_all(1, bar))?;
         timed("verify", &load, |bar| load.verify(1, bar))?;
         step("Lose a member while everything is written anew");
-        self.lose_a_member(&load)?;
+        write_while(&load, 2, || shell.run(&["fail", shell.control(), LOST_SLOT]))?;
         step("Everything is still there, though a sixth of it must be reconstructed");
         timed("verify", &load, |bar| load.verify(2, bar))?;
         step("A spare comes in, and is rebuilt");
-        self.pinstripe(&["add", &self.control, &spare, "--wait"])?;
+        shell.run(&["add", shell.control(), &spare, "--wait"])?;
         timed("verify", &load, |bar| load.verify(2, bar))?;
         let current = self.change_members(members, spare)?;
         timed("verify", &load, |bar| load.verify(2, bar))?;
         step("Compare all parity with all data");
-        self.pinstripe(&["check", &self.control])?;
+        shell.run(&["check", shell.control()])?;
         step("Stop, and look at the superblocks");
-        self.pinstripe(&["stop", &self.control])?;
+        shell.run(&["stop", shell.control()])?;
         server.ended()?;
-        self.examine(&current)
-    }
-
-    fn file(&self, name: &str) -> Result<String, Failure> {
-        let path = self.folder.join(name);
-        let made = fs::File::create(&path).and_then(|file| file.set_len(self.member_bytes));
-        made.map_err(|error| Failure::new(format!("can't make {}: {error}", path.display())))?;
-        Ok(path.display().to_string())
-    }
-
-    /// Runs a command and shows it, as the user could have typed it.
-    fn pinstripe(&self, arguments: &[&str]) -> Result<(), Failure> {
-        println!("  $ pinstripe {}", self.abbreviated(arguments));
-        let ran = Command::new(&self.pinstripe).args(arguments).output()?;
-        for line in String::from_utf8_lossy(&ran.stdout).lines() {
-            println!("    {}", line.replace(&format!("{}/", self.folder.display()), ""));
-        }
-        if ran.status.success() {
-            return Ok(());
-        }
-        Err(Failure::new(format!("the demo failed: {}", String::from_utf8_lossy(&ran.stderr).trim())))
-    }
-
-    fn abbreviated(&self, arguments: &[&str]) -> String {
-        arguments.join(" ").replace(&format!("{}/", self.folder.display()), "")
-    }
-
-    /// Takes a member out in the middle of a second write of everything.
-    fn lose_a_member(&self, load: &Arc<Load>) -> Result<(), Failure> {
-        let bar = bar("write", load.size_bytes());
-        let begun = Instant::now();
-        let writing = thread::spawn({
-            let (load, bar) = (Arc::clone(load), bar.clone());
-            move || load.write_all(2, &bar)
-        });
-        while !writing.is_finished() && bar.position() < load.size_bytes() / 3 {
-            thread::sleep(Duration::from_millis(2));
-        }
-        let failed = self.pinstripe(&["fail", &self.control, LOST_SLOT]);
-        let written = writing.join().map_err(|_| Failure::new("the demo's writer panicked"))?;
-        bar.finish_and_clear();
-        failed?;
-        written?;
-        tell("write", load.size_bytes(), begun);
-        Ok(())
+        shell.examine(&current, &current.join(" "))
     }
 
     /// A hot spare takes over, a member comes back by bitmap, another one is replaced in place. `spare` holds the lost slot
     /// already. Returns who holds which slot then.
     fn change_members(&self, members: Vec<String>, spare: String) -> Result<Vec<String>, Failure> {
+        let (shell, control) = (&self.shell, self.shell.control());
         let mut current = members;
         let lost: usize = LOST_SLOT.parse()?;
         let (hot, back, replaced) = ((lost + 1) % MEMBERS, (lost + 2) % MEMBERS, (lost + 3) % MEMBERS);
         let mut free = std::mem::replace(&mut current[lost], spare);
         step("What was lost comes back as a spare, and takes over by itself when the next member fails");
-        self.pinstripe(&["add", &self.control, &free])?;
-        self.pinstripe(&["fail", &self.control, &hot.to_string()])?;
-        self.wait_until_whole()?;
+        shell.run(&["add", control, &free])?;
+        shell.run(&["fail", control, &hot.to_string()])?;
+        shell.wait_until("a spare should have taken over", |now| now["degraded"] == false)?;
+        println!("    whole again");
         std::mem::swap(&mut current[hot], &mut free);
         step("A member that was away gets only what it missed, by the bitmap");
-        self.pinstripe(&["fail", &self.control, &back.to_string()])?;
-        self.pinstripe(&["add", &self.control, &current[back], "--wait"])?;
+        shell.run(&["fail", control, &back.to_string()])?;
+        shell.run(&["add", control, &current[back], "--wait"])?;
         step("A member is replaced and stays in use until its copy is whole");
-        self.pinstripe(&["remove", &self.control, &free])?;
-        self.pinstripe(&["replace", &self.control, &replaced.to_string(), "--with", &free, "--wait"])?;
+        shell.run(&["remove", control, &free])?;
+        shell.run(&["replace", control, &replaced.to_string(), "--with", &free, "--wait"])?;
         std::mem::swap(&mut current[replaced], &mut free);
-        self.pinstripe(&["remove", &self.control, &free])?;
+        shell.run(&["remove", control, &free])?;
         Ok(current)
     }
+}
 
-    fn wait_until_whole(&self) -> Result<(), Failure> {
-        let begun = Instant::now();
-        loop {
-            let ran = Command::new(&self.pinstripe).args(["detail", "--json", &self.control]).output()?;
-            let detail: Value = serde_json::from_slice(&ran.stdout)?;
-            if detail["degraded"] == false {
-                println!("    whole again");
-                return Ok(());
-            }
-            if begun.elapsed() > PATIENCE {
-                return Err(Failure::new(format!("the demo failed: no spare has taken over: {detail}")));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+/// Writes everything anew, and does something when a third is written.
+fn write_while(
+    load: &Arc<Load>,
+    generation: u64,
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let bar = bar("write", load.size_bytes());
+    let begun = Instant::now();
+    let writing = thread::spawn({
+        let (load, bar) = (Arc::clone(load), bar.clone());
+        move || load.write_all(generation, &bar)
+    });
+    while !writing.is_finished() && bar.position() < load.size_bytes() / 3 {
+        thread::sleep(Duration::from_millis(2));
     }
-
-    /// The members must say that they are a whole and clean array.
-    fn examine(&self, current: &[String]) -> Result<(), Failure> {
-        let members = current.iter().map(String::as_str);
-        let arguments: Vec<&str> = ["examine", "--json"].into_iter().chain(members).collect();
-        println!("  $ pinstripe {}", self.abbreviated(&arguments));
-        let ran = Command::new(&self.pinstripe).args(&arguments).output()?;
-        let reports: Vec<Value> = serde_json::from_slice(&ran.stdout)?;
-        for (slot, report) in reports.iter().enumerate() {
-            let (array, device) = (&report["member"]["array"], &report["member"]["device"]);
-            let whole =
-                array["present"].as_array().is_some_and(|slots| slots.iter().all(|slot| *slot == true));
-            if array["clean"] != true || device["slot"] != slot || !whole {
-                return Err(Failure::new(format!(
-                    "the demo failed: the superblock of slot {slot} is wrong: {report}"
-                )));
-            }
-        }
-        println!("    {} members, all of one clean and complete array", reports.len());
-        Ok(())
-    }
+    let worked = work();
+    let written = writing.join().map_err(|_| Failure::new("the demo's writer panicked"))?;
+    bar.finish_and_clear();
+    worked?;
+    written?;
+    tell("write", load.size_bytes(), begun);
+    Ok(())
 }
 
 fn step(what: &str) {

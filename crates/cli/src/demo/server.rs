@@ -4,6 +4,8 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
 };
 
 use serde_json::Value;
@@ -14,23 +16,30 @@ use crate::failure::Failure;
 pub struct Server {
     child: Child,
     size_bytes: u64,
+    /// What it has told since it was ready.
+    told: Arc<Mutex<Vec<String>>>,
+    ended_well: bool,
 }
 
 impl Server {
-    /// Starts it and waits until it is ready.
+    /// Starts it with more `options` and waits until it is ready. The user is shown them, and `names` in place of the members.
     pub fn start(
         pinstripe: &Path,
-        socket: &Path,
-        control: &str,
+        (socket, control): (&Path, &str),
+        options: &[&str],
         members: &[String],
+        names: &str,
     ) -> Result<Self, Failure> {
-        println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock member0 ... member5");
+        let shown: String = options.iter().map(|option| format!("{option} ")).collect();
+        println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock {shown}{names}");
         let mut command = Command::new(pinstripe);
         command
             .args(["serve", "--json", "--control", control, "--nbd"])
             .arg(format!("unix:{}", socket.display()));
-        let child = command.args(members).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let mut server = Self { child, size_bytes: 0 };
+        let child =
+            command.args(options).args(members).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let told = Arc::<Mutex<Vec<String>>>::default();
+        let mut server = Self { child, size_bytes: 0, told: Arc::clone(&told), ended_well: false };
         let Some(output) = server.child.stdout.take() else {
             return Err(Failure::new("no output of the server"));
         };
@@ -40,7 +49,14 @@ impl Server {
             if line["event"] == "ready" {
                 server.size_bytes = line["size_bytes"].as_u64().unwrap_or(0);
                 // The pipe is drained, or a full one would stop the server some day.
-                std::thread::spawn(move || lines.for_each(drop));
+                let begun = Instant::now();
+                std::thread::spawn(move || {
+                    for line in lines.map_while(Result::ok) {
+                        told.lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push(format!("{:.1} s: {line}", begun.elapsed().as_secs_f64()));
+                    }
+                });
                 return Ok(server);
             }
         }
@@ -56,6 +72,7 @@ impl Server {
     pub fn ended(mut self) -> Result<(), Failure> {
         let status = self.child.wait()?;
         if status.success() {
+            self.ended_well = true;
             Ok(())
         } else {
             Err(Failure::new(format!("the demo failed: the server ended with {status}")))
@@ -68,5 +85,10 @@ impl Drop for Server {
         // Neither matters once it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if !self.ended_well {
+            for line in self.told.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                eprintln!("    {line}");
+            }
+        }
     }
 }

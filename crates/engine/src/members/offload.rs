@@ -4,13 +4,22 @@ use pinstripe_runtime::{
     About, Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket,
 };
 
-use super::{COMMAND, Supervised};
+use super::{COMMAND, FIRST_PHASE, Supervised};
 
 impl Supervised {
-    fn ask(
+    fn ask(&self, fua: bool, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
+        self.command(About { kind: COMMAND, fua, ..About::default() }, 0, request)
+    }
+
+    /// A command of a first phase that brings nothing back, with so many bytes for the server.
+    fn prepare(&self, sent: usize, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
+        self.command(About { kind: FIRST_PHASE, ..About::default() }, sent, request)
+    }
+
+    fn command(
         &self,
-        fua: bool,
-        (sent, received): (usize, usize),
+        about: About,
+        sent: usize,
         request: impl FnOnce(&dyn Offload) -> Submission,
     ) -> Submission {
         if let Some(error) = self.refused() {
@@ -24,11 +33,10 @@ impl Supervised {
         };
         self.core.counters.commands.add(1);
         self.core.counters.sent_bytes.add(sent as u64);
-        self.core.counters.received_bytes.add(received as u64);
-        self.watched(request(server), About { kind: COMMAND, fua, ..About::default() })
+        self.watched(request(server), about)
     }
 
-    /// The same, of one that brings `buffer` back.
+    /// A command of a first phase that brings `buffer` back.
     fn fetch(
         &self,
         offset: u64,
@@ -45,7 +53,7 @@ impl Supervised {
         let length = buffer.len();
         self.core.counters.commands.add(1);
         self.core.counters.received_bytes.add(length as u64);
-        let about = About { kind: COMMAND, offset, read_bytes: length, fua: false };
+        let about = About { kind: FIRST_PHASE, offset, read_bytes: length, fua: false };
         self.watched(request(server, buffer), about)
     }
 }
@@ -61,19 +69,19 @@ impl Offload for Supervised {
     }
 
     fn epoch(&self) -> Submission {
-        self.ask(false, (0, 0), |server| server.epoch())
+        self.ask(false, |server| server.epoch())
     }
 
     fn free_to_receive(&self) -> Submission {
-        self.ask(false, (0, 0), |server| server.free_to_receive())
+        self.ask(false, |server| server.free_to_receive())
     }
 
     fn attach(&self, attachment: &Attachment) -> Submission {
-        self.ask(false, (0, 0), |server| server.attach(attachment))
+        self.ask(false, |server| server.attach(attachment))
     }
 
     fn detach(&self, give_up: bool) -> Submission {
-        self.ask(false, (0, 0), |server| server.detach(give_up))
+        self.ask(false, |server| server.detach(give_up))
     }
 
     fn partial_write(
@@ -84,12 +92,11 @@ impl Offload for Supervised {
         modify: bool,
         reducers: Reducers,
     ) -> Submission {
-        let traffic = (data.len(), 0);
-        self.ask(false, traffic, |server| server.partial_write(ticket, offset, data, modify, reducers))
+        self.prepare(data.len(), |server| server.partial_write(ticket, offset, data, modify, reducers))
     }
 
     fn contribute(&self, ticket: Ticket, offset: u64, length: u32, reducers: Reducers) -> Submission {
-        self.ask(false, (0, 0), |server| server.contribute(ticket, offset, length, reducers))
+        self.prepare(0, |server| server.contribute(ticket, offset, length, reducers))
     }
 
     fn read_contribute(&self, ticket: Ticket, offset: u64, buffer: Buffer, reducers: Reducers) -> Submission {
@@ -105,8 +112,8 @@ impl Offload for Supervised {
         wait: u16,
         supplied: Option<Slice>,
     ) -> Submission {
-        let traffic = (supplied.as_ref().map_or(0, Slice::len), 0);
-        self.ask(false, traffic, |server| server.parity(ticket, offset, length, modify, wait, supplied))
+        let sent = supplied.as_ref().map_or(0, Slice::len);
+        self.prepare(sent, |server| server.parity(ticket, offset, length, modify, wait, supplied))
     }
 
     fn reduce(&self, ticket: Ticket, offset: u64, buffer: Buffer, coefficient: u8, wait: u16) -> Submission {
@@ -114,10 +121,10 @@ impl Offload for Supervised {
     }
 
     fn commit(&self, ticket: Ticket, fua: bool) -> Submission {
-        self.ask(fua, (0, 0), |server| server.commit(ticket, fua))
+        self.ask(fua, |server| server.commit(ticket, fua))
     }
 
     fn resolve(&self, ticket: Ticket) -> Submission {
-        self.ask(false, (0, 0), |server| server.resolve(ticket))
+        self.ask(false, |server| server.resolve(ticket))
     }
 }
