@@ -9,7 +9,8 @@ fn the_disaggregated_demo_plays_to_its_end_and_leaves_nothing_behind() {
     std::fs::create_dir(&folder).unwrap();
     let arguments = ["demo", "--disaggregated", "--size", "8M", "--folder", folder.to_str().unwrap()];
     let said = world.run(&arguments).ok().out;
-    for words in ["all of which offload", "members are lost", "whole again", "store3 is killed", "to client"] {
+    for words in ["all of which offload", "members are lost", "whole again", "store3 is killed", "to client"]
+    {
         assert!(said.contains(words), "'{words}' is missing in: {said}");
     }
     assert_eq!(said.matches("parity matches everywhere").count(), 2, "{said}");
