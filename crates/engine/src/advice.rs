@@ -30,7 +30,8 @@ impl Facts<'_> {
         if self.has_failed {
             sentences.push(
                 "too many members failed: nothing is acknowledged any more, and what can be read is read; check the \
-                 connection of the devices, stop the array, and assemble it again (the superblocks were left as they were)"
+                 connection of the devices, or bring their servers back, stop the array, and assemble it again (the superblocks \
+                 were left as they were)"
                     .to_owned(),
             );
         } else if self.journal_failed {

@@ -88,7 +88,7 @@ pub struct OffloadDetail {
     /// Under which they are attached.
     pub epoch: u64,
     /// Why the client does the work itself, if it does.
-    pub plain: Option<&'static str>,
+    pub plain: Option<String>,
 }
 
 /// What a member's server does.

@@ -181,12 +181,61 @@ fn a_refused_operation_has_no_effect_and_the_client_does_the_work_for_a_while() 
         let now = net.statistics();
         assert_eq!(now.offload_fallbacks, 1, "{now:?}");
         assert!(now.pre_read_bytes > 0);
+        let plain = net.scene.array.detail().offload.unwrap().plain.unwrap();
+        assert!(plain.contains(&format!("the server of slot {} refused", seed % 5)), "{plain}");
         net.assert_consistent();
         net.assert_settled();
         net.sleep(10_000);
         let before = net.statistics();
         net.scene.write(5, 9, false).unwrap();
         assert_eq!(net.statistics().since(&before).offloaded_runs, 1);
+        assert_eq!(net.scene.array.detail().offload.unwrap().plain, None);
+        net.assert_consistent();
+    }
+}
+
+#[test]
+fn what_was_refused_under_one_membership_is_asked_again_under_the_next() {
+    for seed in 0..4 {
+        let mut net = raid6(seed);
+        fill(&mut net);
+        let refuser = usize::try_from(seed).unwrap();
+        net.servers[refuser].refuses.set(1);
+        let write_all = |net: &mut Net| {
+            for stripe in 0..5 {
+                net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 9, false).unwrap();
+            }
+        };
+        write_all(&mut net);
+        assert!(net.scene.array.detail().offload.unwrap().plain.is_some());
+        let before = net.statistics();
+        net.lose(refuser);
+        assert_eq!(net.scene.array.detail().offload.unwrap().plain, None);
+        write_all(&mut net);
+        let now = net.statistics().since(&before);
+        assert!(now.offloaded_runs > 0, "{now:?}");
+        net.assert_consistent();
+        net.assert_settled();
+    }
+}
+
+#[test]
+fn a_server_that_waits_for_another_one_is_not_dropped_in_its_place() {
+    let hasty = ArrayOptions { member_timeout_ns: 2_000_000_000, slow_member_ns: 1_000_000_000, ..options() };
+    for seed in 0..4 {
+        let mut net = Net::new(seed, plan(Level::Raid5, "left-symmetric", 4), 2, hasty.clone());
+        fill(&mut net);
+        // As long as a server takes to say that it doesn't reach another one.
+        let waits = std::rc::Rc::clone(&net.servers[usize::try_from(seed).unwrap()]);
+        waits.hang(true);
+        net.scene.world.spawn(0, "wait", async move {
+            pinstripe_runtime::shard::sleep(5_000_000_000).await;
+            waits.hang(false);
+        });
+        for stripe in 0..4 {
+            net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 9, false).unwrap();
+        }
+        assert_eq!(net.scene.array.detail().missing, 0, "seed {seed}");
         net.assert_consistent();
     }
 }

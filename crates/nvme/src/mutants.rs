@@ -38,6 +38,8 @@ pinstripe_runtime::mutants! {
     UnpreparedCommitted,
     /// Plain writes don't look at the epoch (C22).
     PlainWritesUnfenced,
+    /// Two processes of a host are one to a server (C22).
+    ProcessesTakenForOne,
     /// Attach is answered although the epoch isn't stored (C22).
     EpochNotDurable,
     /// P's reducer gets Q's part, and Q's gets P's.

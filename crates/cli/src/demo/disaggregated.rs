@@ -247,7 +247,8 @@ impl Demo {
     fn tell_of_links(&self) {
         step("Bytes on each link, of everything since the beginning");
         let machines: Vec<Option<usize>> = std::iter::once(None).chain((0..SERVERS).map(Some)).collect();
-        let cells = |cells: &[String]| cells.iter().map(|cell| format!("{cell:>12}")).collect::<String>();
+        let cells =
+            |cells: &[String]| cells.iter().map(|cell| format!("{cell:>12}")).collect::<Vec<_>>().concat();
         let head: Vec<String> = machines.iter().map(|to| format!("to {}", name(*to))).collect();
         println!("    {:6}  {}", "", cells(&head));
         for from in &machines {

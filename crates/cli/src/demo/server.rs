@@ -30,8 +30,8 @@ impl Server {
         members: &[String],
         names: &str,
     ) -> Result<Self, Failure> {
-        let shown: String = options.iter().map(|option| format!("{option} ")).collect();
-        println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock {shown}{names}");
+        let shown = [options, &[names]].concat().join(" ");
+        println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock {shown}");
         let mut command = Command::new(pinstripe);
         command
             .args(["serve", "--json", "--control", control, "--nbd"])

@@ -19,7 +19,7 @@ use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use super::stopping::Stopping;
 use crate::{
-    control::detail::{Detail, Reconnecting},
+    control::detail::{Detail, Failed, Reconnecting},
     create::random_uuid,
     first_of::{First, first_of},
     member,
@@ -74,6 +74,14 @@ impl Reconnector {
         let members = self.members.borrow();
         for failed in &mut detail.failed {
             failed.reconnecting = members.get(&failed.device).cloned();
+        }
+        let is_awaited = |failed: &Failed| failed.reconnecting.as_ref().is_some_and(|it| !it.given_up);
+        if detail.failed.iter().any(is_awaited) {
+            let words =
+                "what a server is awaited for needs nobody: it comes back by itself when that answers";
+            let advice =
+                detail.advice.take().map_or_else(|| words.to_owned(), |advice| format!("{advice}. {words}"));
+            detail.advice = Some(advice);
         }
     }
 
@@ -178,6 +186,10 @@ impl Reconnector {
 
 /// Drops members whose association has ended, so that they are waited for before they are needed.
 async fn drop_gone(array: &Array) {
+    if array.shared().has_failed() {
+        // Nobody is dropped any more (C3). Each try would be told, and what is told ends the next wait.
+        return;
+    }
     for (device, known) in member::known() {
         if known.presence.is_lost() {
             // It fails if the array does, which is told elsewhere.

@@ -58,7 +58,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
     let now = array.detail();
     let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
     let members = now.slots.into_iter().enumerate();
-    let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain));
+    let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain.as_deref()));
     let failed = now.failed.into_iter().map(|failed| Failed {
         slot: (failed.slot != NO_SLOT).then_some(failed.slot),
         device: failed.device,

@@ -293,6 +293,7 @@ impl Home {
         next.offload = Some(attached);
         shared.publish(next);
         shared.admission.drained().await;
+        shared.offload.resume();
         adopt_everywhere(shared);
         // The superblocks know this membership: it is the one before.
         shared.set_durable(generation + 1);
@@ -323,15 +324,18 @@ impl Array {
         let plain = if !attaching.runs.get() {
             return None;
         } else if !snapshot.log.is_none() {
-            Some("the array's log has to see old bytes")
+            Some("the array's log has to see old bytes".to_owned())
         } else if !snapshot.targets.is_empty() {
-            Some("a member is being replaced")
+            Some("a member is being replaced".to_owned())
         } else if super::attached(snapshot).is_none() {
-            Some("the servers are not attached")
-        } else if self.shared().offload.was_paused() {
-            Some("a server refused an operation a short time ago")
+            Some("the servers are not attached".to_owned())
         } else {
-            None
+            let refused = |slot| {
+                format!(
+                    "the server of slot {slot} refused its part a short time ago; perhaps it can't reach another server"
+                )
+            };
+            self.shared().offload.paused_for().map(refused)
         };
         Some(OffloadDetail { epoch: attaching.epoch.get(), plain })
     }

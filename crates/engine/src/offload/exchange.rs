@@ -57,6 +57,12 @@ impl<T> Requests<T> {
         })
     }
 
+    /// What somebody has refused.
+    fn refused(&self) -> Option<&T> {
+        let is_refused = |state: &State| matches!(state, State::Done(Outcome { result: Err(error), .. }) if error.kind == DeviceErrorKind::Refused);
+        self.list.iter().find(|request| is_refused(&request.state)).map(|request| &request.tag)
+    }
+
     /// Waits until all are answered.
     pub(crate) async fn wait(&mut self) {
         while self.failure().await {}
@@ -119,6 +125,9 @@ impl VolumeInner {
         let mut failed = false;
         while !active(Mutant::OffloadCommitsEarly) && requests.failure().await {
             if !std::mem::replace(&mut failed, true) {
+                if let Some(step) = requests.refused() {
+                    self.shared.offload.note_refuser(step.slot());
+                }
                 resolve(view, sent, requests);
             }
         }

@@ -5,14 +5,19 @@
 
 use std::rc::Rc;
 
-use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, Offload, Submission};
+use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, Offload, Submission, shard};
+
+/// So long somebody else may take to be gone.
+const LEAVING_NS: u64 = 3_000_000_000;
+/// How often that is looked at.
+const AGAIN_NS: u64 = 100_000_000;
 
 /// Why devices can't be attached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FenceError {
-    /// Another host has them.
+    /// Another host has them, or another process of this one.
     #[error(
-        "{name}: another host uses it ({error}). Stop the array there first; if that host is gone, take the array over with --takeover: it can't write any more then"
+        "{name}: another host uses it, or another process of this one ({error}). Stop the array there first; if that one is gone, take the array over with --takeover: it can't write any more then"
     )]
     InUse {
         /// The device.
@@ -60,9 +65,25 @@ pub(crate) async fn attach<'a>(
     let Some(known) = known else { return Ok(0) };
     let attachment = Attachment { array, epoch: known + 1, generation: 0, peers: Vec::new(), takeover };
     for device in servers {
-        asked(device, device.offload().map(|server| server.attach(&attachment))).await?;
+        attached(device, &attachment).await?;
     }
     Ok(attachment.epoch)
+}
+
+/// Attaches a device. A process that was killed a moment ago is still there for its servers until they have seen its connections end, so
+/// they are asked again for a while.
+async fn attached(device: &Rc<dyn Device>, attachment: &Attachment) -> Result<(), FenceError> {
+    let until = shard::now() + LEAVING_NS;
+    loop {
+        match asked(device, device.offload().map(|server| server.attach(attachment))).await {
+            Err(FenceError::InUse { error, .. })
+                if error.kind == DeviceErrorKind::Refused && shard::now() < until =>
+            {
+                shard::sleep(AGAIN_NS).await;
+            }
+            answer => return answer.map(|_| ()),
+        }
+    }
 }
 
 /// Gives the devices up: whoever comes next needs no takeover.

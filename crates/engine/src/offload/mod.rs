@@ -106,6 +106,8 @@ pub(crate) struct Common {
     /// The membership has changed: the servers are to know.
     pub(crate) changed: Signal,
     paused_until: AtomicU64,
+    /// Slot and one of the member whose server was the first to refuse its part, 0 if none was.
+    refuser: AtomicU64,
     draw: Mutex<reducer::Draw>,
 }
 
@@ -120,9 +122,22 @@ impl Common {
         false
     }
 
-    /// Whether the client did the work itself when somebody last asked for some.
-    pub(crate) fn was_paused(&self) -> bool {
-        self.paused_until.load(Ordering::Relaxed) != 0
+    /// The slot of the member because of which the client did the work itself when somebody last asked for some. Of whoever refused
+    /// first: others refuse what was dropped for that.
+    pub(crate) fn paused_for(&self) -> Option<usize> {
+        let is_paused = self.paused_until.load(Ordering::Relaxed) != 0;
+        let refuser = self.refuser.load(Ordering::Relaxed).checked_sub(1).filter(|_| is_paused)?;
+        usize::try_from(refuser).ok()
+    }
+
+    /// A member's server is the first to refuse its part of an operation.
+    pub(crate) fn note_refuser(&self, slot: usize) {
+        self.refuser.store(slot as u64 + 1, Ordering::Relaxed);
+    }
+
+    /// The servers have been told of a new membership: what was refused under the one before need not be any more.
+    pub(crate) fn resume(&self) {
+        self.paused_until.store(0, Ordering::Relaxed);
     }
 
     /// A server refused to do its part.

@@ -34,6 +34,8 @@ pub struct Options {
     pub host_nqn: String,
     /// This host's identifier; not zero.
     pub host_id: [u8; 16],
+    /// Which process of the host this is, for servers that compute: of two processes one array has only one. Zero: whichever.
+    pub instance: [u8; 16],
     /// I/O queues, one for each shard.
     pub queues: u16,
     /// The server gives up an association from which it hasn't heard for so long; it is heard of twice as often.
@@ -54,6 +56,7 @@ impl Options {
         Self {
             host_nqn,
             host_id,
+            instance: [0; 16],
             queues,
             keep_alive_ms: 5_000,
             connect_nanoseconds: 10_000_000_000,

@@ -1,6 +1,9 @@
 //! By which names targets know this machine.
 
+use std::sync::OnceLock;
+
 use super::Options;
+use crate::auth::{Random, SystemRandom};
 use crate::target::{uuid_of, uuid_text};
 use crate::wire::nqn_is_valid;
 
@@ -19,8 +22,18 @@ impl Options {
         });
         let own = || format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&host_id));
         let nqn = read(HOST_NQN).filter(|nqn| nqn_is_valid(nqn)).unwrap_or_else(own);
-        Self::new(nqn, host_id, queues)
+        Self { instance: instance(), ..Self::new(nqn, host_id, queues) }
     }
+}
+
+/// Which process this is: the same for all of its associations.
+fn instance() -> [u8; 16] {
+    static INSTANCE: OnceLock<[u8; 16]> = OnceLock::new();
+    *INSTANCE.get_or_init(|| {
+        let mut bytes = [0; 16];
+        // Without random bytes it is one with the host's other processes, as any process of a host that doesn't say who it is.
+        SystemRandom.fill(&mut bytes).map_or([0; 16], |()| bytes)
+    })
 }
 
 /// A UUID that is not zero.
@@ -33,6 +46,13 @@ fn parse(text: &str) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_the_same_for_all_of_its_associations() {
+        let (one, other) = (Options::of_this_host(1), Options::of_this_host(2));
+        assert_eq!(one.instance, other.instance);
+        assert_ne!(one.instance, [0; 16]);
+    }
 
     #[test]
     fn an_identifier_is_read_as_it_is_written() {

@@ -24,11 +24,16 @@ use crate::wire::offload::{
 };
 use crate::wire::status::Status;
 
+/// From this minor version on Attach may say which process of the host it is from.
+const MINOR_OF_INSTANCES: u16 = 1;
+
 /// What a device's server computes.
 #[derive(Clone, Copy)]
 pub(crate) struct Extension {
     limits: OffloadLimits,
     incarnation: [u8; 16],
+    /// It tells processes of a host from each other.
+    knows_instances: bool,
 }
 
 impl Extension {
@@ -39,7 +44,8 @@ impl Extension {
         let transfer_bytes = u32::try_from(transfer_bytes).unwrap_or(u32::MAX);
         let range_bytes = announced.range_bytes.min(transfer_bytes);
         let limits = OffloadLimits { operations: announced.slots, range_bytes };
-        Some(Self { limits, incarnation: announced.incarnation })
+        let knows_instances = announced.minor >= MINOR_OF_INSTANCES;
+        Some(Self { limits, incarnation: announced.incarnation, knows_instances })
     }
 }
 
@@ -195,6 +201,11 @@ impl Offload for NvmeDevice {
             peer: false,
             takeover: attachment.takeover,
             incarnation: self.offload.map_or([0; 16], |extension| extension.incarnation),
+            instance: if self.offload.is_some_and(|extension| extension.knows_instances) {
+                self.lease.association.options().instance
+            } else {
+                [0; 16]
+            },
             peers,
         };
         let namespace = self.namespace.number;

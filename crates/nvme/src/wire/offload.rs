@@ -13,7 +13,7 @@ use super::{nqn_is_valid, put_text};
 /// Major version that is spoken.
 pub const MAJOR: u16 = 1;
 /// Minor version.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 /// Most places of a table of peers.
 pub const PLACES_MAX: usize = 64;
 /// Bytes of Query's data.
@@ -149,6 +149,8 @@ pub struct Attach {
     pub takeover: bool,
     /// Of the server, as the host knows it; zeroes if it doesn't.
     pub incarnation: [u8; 16],
+    /// Of the host: which of its processes this is; zeroes if it doesn't say. From version 1.1.
+    pub instance: [u8; 16],
     /// By place.
     pub peers: Vec<Option<PeerAddress>>,
 }
@@ -170,6 +172,7 @@ impl Attach {
         bytes[32..36].copy_from_slice(&flags.to_le_bytes());
         bytes[36] = count.to_le_bytes()[0];
         bytes[64..80].copy_from_slice(&self.incarnation);
+        bytes[80..96].copy_from_slice(&self.instance);
         for (entry, peer) in bytes[ATTACH_BYTES..].chunks_exact_mut(ENTRY_BYTES).zip(&self.peers) {
             let Some(peer) = peer else { continue };
             entry[0] = 1;
@@ -200,13 +203,14 @@ impl Attach {
             peer: flags & Self::PEER != 0,
             takeover: flags & Self::TAKEOVER != 0,
             incarnation: array_at(header, 64),
+            instance: array_at(header, 80),
             peers: entries.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<_, _>>()?,
         };
         let reserved =
-            flags & !(Self::PEER | Self::TAKEOVER) == 0 && is_zero(&header[38..64]) && is_zero(&header[80..]);
+            flags & !(Self::PEER | Self::TAKEOVER) == 0 && is_zero(&header[38..64]) && is_zero(&header[96..]);
         let sense = attach.epoch > 0
             && !is_zero(&attach.array)
-            && (!attach.peer || (attach.peers.is_empty() && !attach.takeover));
+            && (!attach.peer || (attach.peers.is_empty() && !attach.takeover && is_zero(&attach.instance)));
         if reserved && sense { Ok(attach) } else { Err(Status::INVALID_FIELD) }
     }
 }
@@ -646,6 +650,7 @@ mod tests {
                 peer: false,
                 takeover,
                 incarnation: [9; 16],
+                instance: [3; 16],
                 peers: places.iter().enumerate().map(peer).collect(),
             };
             prop_assert_eq!(Attach::parse(&attach.encode()), Ok(attach));
@@ -680,6 +685,7 @@ mod tests {
             peer: false,
             takeover: false,
             incarnation: [0; 16],
+            instance: [0; 16],
             peers: vec![Some(PeerAddress {
                 namespace: 1,
                 port: 1,
@@ -691,7 +697,7 @@ mod tests {
         assert_eq!(Attach::parse(&good), Ok(attach.clone()));
         // Reserved bytes, flags, the number of entries, texts without an end, a port of 0.
         for (at, value) in
-            [(38, 1), (95, 1), (32, 4), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)]
+            [(38, 1), (96, 1), (32, 4), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)]
         {
             let mut bad = good.clone();
             bad[at] = value;

@@ -48,6 +48,7 @@ fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
         peer: false,
         takeover: false,
         incarnation: [incarnation; 16],
+        instance: [0; 16],
         peers: Vec::new(),
     };
     attach.encode()

@@ -32,6 +32,7 @@ fn is_offload(mutant: Mutant) -> bool {
             | Mutant::LatePeerAdded
             | Mutant::UnpreparedCommitted
             | Mutant::PlainWritesUnfenced
+            | Mutant::ProcessesTakenForOne
             | Mutant::EpochNotDurable
             | Mutant::PartsExchanged
             | Mutant::StaleAccepted

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
-use super::fence::{Grant, Table as Members};
+use super::fence::{self, Grant, Table as Members};
 use super::peers::{At, Place};
 use super::{EpochRecord, Guarded, Server, State};
 use crate::mutants::{Mutant, active};
@@ -85,7 +85,8 @@ async fn attach<S: BlockService>(
     if attach.incarnation != [0; 16] && attach.incarnation != server.incarnation {
         return Err(Status::RESTARTED);
     }
-    let (controller, host) = (session.controller.id, session.controller.host_id);
+    let controller = session.controller.id;
+    let host = fence::owner(session.controller.host_id, attach.instance);
     if attach.peer {
         return guarded.with(|state| {
             state.fence.attach_peer(attach, controller)?;

@@ -9,6 +9,14 @@ use crate::mutants::{Mutant, active};
 use crate::wire::offload::Attach;
 use crate::wire::status::Status;
 
+/// Who attaches: a process of a host, if it says which one it is. Instances are random, so that no two hosts come to the same.
+pub(super) fn owner(host: HostId, instance: [u8; 16]) -> HostId {
+    if active(Mutant::ProcessesTakenForOne) {
+        return host;
+    }
+    std::array::from_fn(|index| host[index] ^ instance[index])
+}
+
 /// A controller that is attached, and its host.
 struct Attached {
     controller: u16,
@@ -223,7 +231,8 @@ mod tests {
     fn attach(epoch: u64) -> Attach {
         let (array, incarnation) = ([7; 16], [0; 16]);
         let (peer, takeover) = (false, false);
-        Attach { array, epoch, generation: 3, peer, takeover, incarnation, peers: Vec::new() }
+        let instance = [0; 16];
+        Attach { array, epoch, generation: 3, peer, takeover, incarnation, instance, peers: Vec::new() }
     }
 
     fn attached(fence: &mut Fence, epoch: u64, controller: u16, host: HostId) {
@@ -262,6 +271,19 @@ mod tests {
         fence.grant(2, B, true);
         assert!(fence.allows(2) && !fence.allows(1));
         assert_eq!(fence.attach(&attach(5), 1, A, Table::default()), Err(Status::FENCED));
+    }
+
+    #[test]
+    fn two_processes_of_a_host_are_two_and_one_that_comes_back_is_the_same() {
+        let (first, second) = (owner(A, [8; 16]), owner(A, [9; 16]));
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, first);
+        assert_eq!(fence.attach(&attach(5), 2, second, Table::default()), Err(Status::FENCED));
+        assert_eq!(fence.attach(&attach(6), 2, second, Table::default()), Err(Status::ATTACHED));
+        assert_eq!(fence.attach(&attach(5), 3, first, Table::default()), Ok(Grant::Now));
+        // Its last connection ends with it, and nobody needs to mean a takeover.
+        assert!(fence.detach(1) && fence.detach(3));
+        attached(&mut fence, 6, 2, second);
     }
 
     #[test]

@@ -231,6 +231,7 @@ async fn connect(
         peer: true,
         takeover: false,
         incarnation: [0; 16],
+        instance: [0; 16],
         peers: Vec::new(),
     };
     link.attach(namespace, &attach).await.ok()?;

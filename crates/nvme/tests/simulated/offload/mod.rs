@@ -84,9 +84,15 @@ pub struct Run {
 }
 
 fn host(number: usize, queues: usize) -> Arc<Initiator> {
+    process(number, queues, 1)
+}
+
+/// One of a host's processes.
+fn process(number: usize, queues: usize, instance: u8) -> Arc<Initiator> {
     let name = format!("nqn.2026-01.com.example:host{number}");
     let id = [u8::try_from(number).unwrap() + 0x50; 16];
-    Initiator::new(Options::new(name, id, u16::try_from(queues).unwrap()), Arc::new(Dialler))
+    let options = Options::new(name, id, u16::try_from(queues).unwrap());
+    Initiator::new(Options { instance: [instance; 16], ..options }, Arc::new(Dialler))
 }
 
 /// Runs a seed; what is wrong, in words.

@@ -262,6 +262,7 @@ impl Run {
         let ticket = self.array.ticket();
         let (sender, reducer) = self.prepare(&sources, pair, ticket)?;
         let (old_host, old_epoch) = (self.host, self.epoch);
+        self.beside_a_process()?;
         (self.host, self.epoch) = (1 - old_host, old_epoch + 1);
         // Not without meaning it.
         if self.try_open(false)?.is_ok() {
@@ -292,6 +293,25 @@ impl Run {
         self.host = new_host;
         self.drop_on_host(taken);
         self.after_restart(old_host, old_epoch, pair)
+    }
+
+    /// Another process of the host that is attached wants its members, under the same epoch and under a higher one.
+    fn beside_a_process(&mut self) -> Result<(), String> {
+        let queues = self.world.shards();
+        let other = super::process(self.host, queues, 2);
+        let own = std::mem::replace(&mut self.hosts[self.host], other);
+        for epoch in [self.epoch, self.epoch + 1] {
+            let before = std::mem::replace(&mut self.epoch, epoch);
+            let opened = self.try_open(false)?;
+            self.epoch = before;
+            if let Ok(sources) = opened {
+                self.drop_on_host(sources);
+                return Err(format!("an Attach beside a process of the same host is granted, epoch {epoch}"));
+            }
+        }
+        let other = std::mem::replace(&mut self.hosts[self.host], own);
+        self.drop_on_host(other);
+        Ok(())
     }
 
     /// All servers restart: the old host is refused even if it is the first one to come.
