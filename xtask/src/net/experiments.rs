@@ -250,6 +250,8 @@ fn writes(seconds: f64) -> Vec<Figure> {
     let with_slow_links = levels(seconds, &widths(), |point, width| {
         set_width(point, width);
         point.links = Links::Servers(0.2);
+        // A slow link's queue holds a fifth of what others' do.
+        point.load.depth = 2 * point.servers;
     });
     vec![
         Figure {
