@@ -14,7 +14,8 @@ use std::{
 use clap::Parser;
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_sim::swarm::{
-    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, SCENES, States, Summary, Verdict,
+    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, NVME_KILLERS, SCENES, States, Summary,
+    Verdict,
 };
 
 /// The swarm simulation of the engine.
@@ -39,6 +40,9 @@ struct Run {
     /// And so many of those in which members come back, are replaced and hang.
     #[arg(long, default_value_t = 0)]
     atlas: u64,
+    /// And so many of those whose members are reached over the network.
+    #[arg(long, default_value_t = 0)]
+    net: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
     #[arg(long, default_value_t = 8)]
     twice_every: u64,
@@ -110,7 +114,8 @@ fn run_share(run: &Run, job: u16) -> Harvest {
     let depth = run.states.then_some(depth);
     let mut harvest = Harvest::default();
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
-    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas);
+    let net = swarm::FIRST_SEED_OF_NET;
+    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas).chain(net..net + run.net);
     for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
@@ -156,8 +161,8 @@ fn run_seeds(run: &Run) -> bool {
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
     #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let rate = (run.seeds + run.atlas) as f64 / seconds;
-    let (passed, failed) = (run.seeds + run.atlas - failing.len() as u64, failing.len());
+    let rate = (run.seeds + run.atlas + run.net) as f64 / seconds;
+    let (passed, failed) = (run.seeds + run.atlas + run.net - failing.len() as u64, failing.len());
     println!("sim: {passed} passed, {failed} failed in {seconds:.1} s, {rate:.1} seeds/s");
     if let Some(first) = failing.first() {
         println!("failing seeds: {failing:?}");
@@ -252,6 +257,10 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
             known.extend(KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Seed(*s)));
             let explored = EXPLORERS.iter().filter(|(name, _)| *name == mutant);
             known.extend(explored.map(|(_, s)| Killer::Explorer(*s)));
+        }
+        Defect::Nvme(mutant) => {
+            let of = NVME_KILLERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(of.map(|(_, s)| Killer::Seed(*s)));
         }
         Defect::Export(mutant) => {
             let of = EXPORT_KILLERS.iter().filter(|(name, _)| *name == mutant);

@@ -2,6 +2,7 @@
 
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_export::mutants::Mutant as ExportMutant;
+use pinstripe_nvme::mutants::Mutant as NvmeMutant;
 
 /// A defect, and a seed that passes without it. Where a change of the engine has made the seed another run, `cargo xtask
 /// mutants` looks for one anew; `cargo xtask mutants --search 1000` prints the whole table.
@@ -82,6 +83,9 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::NotDrained, 29),
     (Mutant::LogWithoutForcing, 2),
 ];
+
+/// Defects of NVMe/TCP, and of what the engine asks of servers that compute, which lives over the network find.
+pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[];
 
 /// Defects of the exports, which seeds find whose users come over NBD.
 pub const EXPORT_KILLERS: &[(ExportMutant, u64)] = &[
