@@ -263,6 +263,8 @@ pinstripe_runtime::mutants! {
     OffloadSuppliedForgotten,
     /// Lost bytes are summed up with coefficients that are twice as large.
     OffloadWrongCoefficient,
+    /// Assembly believes what it has read before the members' servers knew of it, while another host wrote (C23).
+    ReadBeforeAttach,
 }
 
 impl Mutant {

@@ -609,7 +609,11 @@ impl Swarm {
 
     /// Rebuilds until every slot is held by a whole member and every region is in sync.
     fn make_whole(&mut self) -> Result<(), Verdict> {
+        let limit = self.world.steps() + PATIENCE;
         loop {
+            if self.world.steps() > limit {
+                return Err(self.stuck());
+            }
             let array = self.array();
             let snapshot = array.shared().snapshot();
             let gone = |slot: &usize| {
@@ -635,6 +639,9 @@ impl Swarm {
             } else if seats.clone().any(|slot| snapshot.seats[slot].member().is_none()) {
                 self.spawn_add();
                 self.wait(|swarm| swarm.shop.open.get() == 0)?;
+                if self.net.is_some() {
+                    self.idle_on(64)?;
+                }
             } else {
                 break;
             }
