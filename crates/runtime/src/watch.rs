@@ -211,8 +211,20 @@ impl Slots {
         Some((state.observer.clone()?, oldest.about, now.saturating_sub(oldest.since)))
     }
 
+    /// Enters a request into the list of a watch, unless the device has answered it before the call returned: its slot is the next
+    /// request's soon, of another device perhaps.
     fn link(&self, index: u32, watch: u32, about: About, now: u64) {
         let (mut watches, mut slots) = (self.watches.borrow_mut(), self.slots.borrow_mut());
+        if let Slot::Done(outcome) = &slots[index as usize] {
+            let error = outcome.result.err();
+            drop(slots);
+            let observer = watches.observer(watch);
+            drop(watches);
+            if let (Some(observer), Some(error)) = (observer, error) {
+                observer.failed(about, error);
+            }
+            return;
+        }
         let state = &mut watches.states[watch as usize];
         let previous = std::mem::replace(&mut state.tail, index);
         if let Slot::Waiting(waiting) = &mut slots[index as usize] {
@@ -514,6 +526,28 @@ mod tests {
         assert_eq!(world.told.take(), ["settled", "settled"]);
         assert_eq!((outstanding(), world.shard.requests_in_flight()), (0, 0));
         assert_eq!(Rc::strong_count(&world.told), 1, "the watch has gone with its last request");
+    }
+
+    #[test]
+    fn a_request_that_was_answered_before_it_is_watched_stays_out_of_the_list() {
+        let world = World::new();
+        let _entered = world.shard.enter();
+        let (watch, other) = (world.watch(), world.watch());
+        let (mut answered, end) = read_of(shard::zeroed(8));
+        end.finish(Err(DeviceError::of(DeviceErrorKind::Gone)));
+        watch.add(&answered, about(1));
+        assert_eq!(world.told.take(), ["failed 1 Gone"]);
+        assert!(poll(&mut answered).is_ready());
+        // It has the slot of the first one.
+        let (mut next, next_end) = read_of(shard::zeroed(8));
+        other.add(&next, about(2));
+        assert_eq!(watch.give_up(DeviceErrorKind::Removed), 0, "the request of another device");
+        assert_eq!(watch.oldest(), None);
+        assert!(poll(&mut next).is_pending());
+        next_end.finish(Ok(8));
+        assert_eq!(poll(&mut next).map(|outcome| outcome.result), Poll::Ready(Ok(8)));
+        assert_eq!(world.told.take(), [""; 0]);
+        assert_eq!(world.shard.next_timer(), None);
     }
 
     #[test]
