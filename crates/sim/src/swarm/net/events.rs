@@ -3,6 +3,8 @@
 use super::{Swarm, network::Node};
 use pinstripe_runtime::shard;
 
+use crate::Event;
+
 /// Shorter than anybody notices.
 const BLINK_NS: u64 = 300_000_000;
 /// Longer than a client bears.
@@ -27,6 +29,10 @@ impl Swarm {
         }
     }
 
+    fn note(&self, what: &'static str, server: usize) {
+        self.world.trace().record(Event::Note { what, value: server as u64 });
+    }
+
     fn some_server(&mut self) -> usize {
         self.rng.index(self.disks.len())
     }
@@ -41,6 +47,7 @@ impl Swarm {
         self.summary.servers_lost += 1;
         self.doomed.insert(disk);
         let silent = self.rng.chance(1, 4);
+        self.note("server dies", disk);
         self.kill_server(disk, silent);
         let after = self.rng.pick(&[1_000_000, 50_000_000, 3_000_000_000]);
         let at = self.world.now() + self.rng.below(after);
@@ -68,6 +75,7 @@ impl Swarm {
         self.doomed.insert(disk);
         let Some(net) = &self.net else { return };
         net.strike(disk);
+        self.note("association is reset", disk);
         let wires = net.network.between((net.client, 2 + disk));
         if !wires.is_empty() {
             wires[self.rng.index(wires.len())].near.reset();
@@ -83,6 +91,7 @@ impl Swarm {
         let Some(net) = &self.net else { return };
         net.strike(disk);
         let pair = (net.client, 2 + disk);
+        self.note("client is cut off from", disk);
         self.part(pair, LONG_NS);
     }
 
