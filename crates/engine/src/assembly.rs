@@ -450,10 +450,8 @@ pub(crate) async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, 
 }
 
 async fn read_superblock_of_member(device: &dyn Device) -> Result<Superblock, AssembleError> {
-    let none = || AssembleError::Superblock {
-        name: device.info().name.clone(),
-        error: SuperblockError::NoMagic,
-    };
+    let none =
+        || AssembleError::Superblock { name: device.info().name.clone(), error: SuperblockError::NoMagic };
     read_superblock(device).await?.ok_or_else(none)
 }
 

@@ -265,6 +265,8 @@ pinstripe_runtime::mutants! {
     OffloadWrongCoefficient,
     /// Assembly believes what it has read before the members' servers knew of it, while another host wrote (C23).
     ReadBeforeAttach,
+    /// Where Q stands behind P, each gets the other's part.
+    OffloadPartsCrossed,
 }
 
 impl Mutant {
@@ -322,6 +324,9 @@ impl Mutant {
         Self::OffloadSuppliedForgotten,
         Self::OffloadWrongCoefficient,
     ];
+
+    /// Those that lives over the network find (`pinstripe-sim`).
+    pub const OF_NETWORK: &[Self] = &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];

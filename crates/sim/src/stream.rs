@@ -399,7 +399,8 @@ impl EventSource for Shared {
 
     fn is_abandoned(&self) -> bool {
         let state = self.state.borrow();
-        (self.held.get() == 0 || state.dead == [true; 2]) && state.pipes.iter().all(|pipe| pipe.send.is_none() && pipe.receive.is_none())
+        (self.held.get() == 0 || state.dead == [true; 2])
+            && state.pipes.iter().all(|pipe| pipe.send.is_none() && pipe.receive.is_none())
     }
 
     fn contents(&self) -> u64 {

@@ -14,8 +14,8 @@ use std::{
 use clap::Parser;
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_sim::swarm::{
-    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, NVME_KILLERS, SCENES, States, Summary,
-    Verdict,
+    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, NET_KILLERS, NVME_KILLERS, SCENES,
+    States, Summary, Verdict,
 };
 
 /// The swarm simulation of the engine.
@@ -248,6 +248,26 @@ const OTHER_SEEDS: u64 = 500;
 /// Of so many of them one is also explored, which takes longer.
 const EXPLORED_SHARE: u64 = 12;
 
+/// Whether only lives over the network can show it.
+fn is_of_net(defect: Defect) -> bool {
+    match defect {
+        Defect::Engine(mutant) => {
+            Mutant::OF_OFFLOAD.contains(&mutant) || Mutant::OF_NETWORK.contains(&mutant)
+        }
+        Defect::Nvme(_) => true,
+        Defect::Export(_) => false,
+    }
+}
+
+/// Whether a seed is known that shows it: what else is of the network, its crate's own tests show.
+fn is_known_over_net(defect: Defect) -> bool {
+    match defect {
+        Defect::Engine(mutant) => NET_KILLERS.iter().any(|(name, _)| *name == mutant),
+        Defect::Nvme(mutant) => NVME_KILLERS.iter().any(|(name, _)| *name == mutant),
+        Defect::Export(_) => false,
+    }
+}
+
 /// Whom to ask about a defect: the known seed first; if a change of the engine has made it another run, some others.
 fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let mut known = Vec::new();
@@ -257,6 +277,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
             known.extend(KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Seed(*s)));
             let explored = EXPLORERS.iter().filter(|(name, _)| *name == mutant);
             known.extend(explored.map(|(_, s)| Killer::Explorer(*s)));
+            let over_net = NET_KILLERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(over_net.map(|(_, s)| Killer::Seed(*s)));
         }
         Defect::Nvme(mutant) => {
             let of = NVME_KILLERS.iter().filter(|(name, _)| *name == mutant);
@@ -268,6 +290,10 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
         }
     }
     let seeds = search.unwrap_or(OTHER_SEEDS);
+    if is_of_net(defect) {
+        let net = swarm::FIRST_SEED_OF_NET;
+        return known.into_iter().chain((net..net + seeds).map(Killer::Seed)).collect();
+    }
     // Close looks find more than many plain runs, and take longer.
     let (first, explored) = (seeds.min(60), seeds / EXPLORED_SHARE);
     let others = (0..first).map(Killer::Seed).chain((0..explored).map(Killer::Explorer));
@@ -281,18 +307,15 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let of_tests = [
-        Mutant::OF_LOGS,
-        Mutant::OF_FAULTS,
-        Mutant::OF_JOURNAL,
-        Mutant::OF_REPLACEMENT,
-        Mutant::OF_LIFE,
-        Mutant::OF_OFFLOAD,
-    ]
-    .concat();
+    let of_tests =
+        [Mutant::OF_LOGS, Mutant::OF_FAULTS, Mutant::OF_JOURNAL, Mutant::OF_REPLACEMENT, Mutant::OF_LIFE]
+            .concat();
     let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(mutant) if of_tests.contains(mutant));
     let wanted = |defect: &Defect| {
-        !elsewhere(defect) && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
+        let over_net = is_of_net(*defect) && arguments.search.is_none() && !is_known_over_net(*defect);
+        !elsewhere(defect)
+            && !over_net
+            && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
     };
     let defects: Vec<Defect> = Defect::all().filter(wanted).collect();
     let next = AtomicUsize::new(0);

@@ -255,12 +255,11 @@ impl Swarm {
                         Err(error) => return Err(format!("remove: {error}")),
                     }
                 }
-                let source = match reach.source().await { Ok(s) => s, Err(e) => { if std::env::var_os("NETDBG").is_some() { eprintln!("open: {e}"); } return excused(&reach) } };
+                let Ok(source) = reach.source().await else { return excused(&reach) };
                 match array.add(source, identity).await {
                     Ok(Added::Bitmap { .. }) => shop.readds.set(shop.readds.get() + 1),
                     Ok(_) => {}
-                    Err(error) if { if std::env::var_os("NETDBG").is_some() { eprintln!("add: {error}"); } false } => {}
-Err(error) => return joined(&disk, is_sick || reach.is_troubled(), error),
+                    Err(error) => return joined(&disk, is_sick || reach.is_troubled(), error),
                 }
                 Ok(())
             };

@@ -84,7 +84,10 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::LogWithoutForcing, 2),
 ];
 
-/// Defects of NVMe/TCP, and of what the engine asks of servers that compute, which lives over the network find.
+/// Defects of what the engine asks of servers that compute, which lives over the network find.
+pub const NET_KILLERS: &[(Mutant, u64)] = &[];
+
+/// Defects of NVMe/TCP, which they find too.
 pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[];
 
 /// Defects of the exports, which seeds find whose users come over NBD.

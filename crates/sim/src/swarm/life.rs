@@ -61,7 +61,8 @@ impl Swarm {
             };
             let end = if !last && self.will_lose_journal() { End::JournalLoss } else { end };
             let takeovers = self.setup.net.as_ref().map_or(0, |net| net.takeovers);
-            let end = if !last && takeovers > 0 && self.rng.chance(takeovers, 8) { End::Takeover } else { end };
+            let end =
+                if !last && takeovers > 0 && self.rng.chance(takeovers, 8) { End::Takeover } else { end };
             self.live(end)?;
         }
         Ok(())
@@ -109,7 +110,9 @@ impl Swarm {
         let disks = self.disks.iter().cloned().enumerate();
         disks
             .filter(|(number, disk)| {
-                !disk.is_gone() && !self.is_down(*number) && (self.initiated.contains(number) || superblock(disk).is_some())
+                !disk.is_gone()
+                    && !self.is_down(*number)
+                    && (self.initiated.contains(number) || superblock(disk).is_some())
             })
             .collect()
     }
@@ -477,7 +480,7 @@ impl Swarm {
     /// The machine dies (or only the process), and what is on the disks is looked at.
     fn crash(&mut self, power: bool) -> Result<(), Verdict> {
         self.summary.crashes += 1;
-        let loses = power || self.has_emptied_member()?;
+        let loses = power || self.has_emptied_member();
         let unsettled = self.shop.ledger.borrow().unsettled(loses);
         let geometry = self.shape();
         self.suspects = self.suspects_after(&unsettled);
@@ -624,8 +627,9 @@ impl Swarm {
             };
             let seats = 0..snapshot.seats.len();
             if let Some(slot) = seats.clone().find(gone) {
-                let failed =
-                    self.world.block_on(self.home(), "fail", PATIENCE, async move { array.fail(slot).await })?;
+                let failed = self
+                    .world
+                    .block_on(self.home(), "fail", PATIENCE, async move { array.fail(slot).await })?;
                 if let Err(error) = failed {
                     // It may have been noticed meanwhile.
                     let now = self.array().shared().snapshot();
@@ -656,7 +660,8 @@ impl Swarm {
 
     fn scrub(&mut self) -> Result<(), Verdict> {
         let array = self.array();
-        let report = self.world.block_on(self.home(), "check", PATIENCE, async move { array.check().await })?;
+        let report =
+            self.world.block_on(self.home(), "check", PATIENCE, async move { array.check().await })?;
         match report {
             Ok(report) if report.mismatched_sectors == 0 && report.unreadable_stripes == 0 => Ok(()),
             Ok(report) => Err(Verdict::Scrub(format!("{report:?} on an array at rest"))),
@@ -668,7 +673,8 @@ impl Swarm {
         let array = self.array();
         let geometry = self.shape();
         self.shop.closing.set(true);
-        let stopped = self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
+        let stopped =
+            self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
         stopped.map_err(|error| Verdict::Refused(format!("stop: {error}")))?;
         self.drop_array();
         self.stop_servers()?;
@@ -728,9 +734,12 @@ async fn sources_of(ways: Vec<Reach>) -> Result<Vec<Arc<dyn DeviceSource>>, Asse
     let mut sources = Vec::with_capacity(ways.len());
     for way in ways {
         let source = way.source().await;
-        sources.push(source.map_err(|name| {
-            AssembleError::Device { name, error: DeviceError::of(DeviceErrorKind::Gone) }
-        })?);
+        sources.push(
+            source.map_err(|name| AssembleError::Device {
+                name,
+                error: DeviceError::of(DeviceErrorKind::Gone),
+            })?,
+        );
     }
     Ok(sources)
 }

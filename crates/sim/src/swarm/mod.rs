@@ -37,7 +37,7 @@ use pinstripe_engine::{array::Array, mutants::Mutant};
 pub use crash_states::{Depth, States};
 pub use draw::{Consistency, Setup};
 pub use front::NbdSetup;
-pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NVME_KILLERS};
+pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NET_KILLERS, NVME_KILLERS};
 pub use net::NetSetup;
 pub use scenes::SCENES;
 

@@ -4,16 +4,13 @@
 //! one has the array must have no effect (C22): the ledger knows nothing of those writes, so a single sector of one is found. And it
 //! must notice, and stop.
 
-use std::{
-    cell::Cell,
-    rc::Rc,
-    sync::Arc,
-};
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{array::Array, volume::Volume};
 use pinstripe_runtime::shard;
 
 use super::{Client, PATIENCE, Shop, Swarm, Verdict};
+use crate::Fault;
 
 /// What the stale client writes: no stamp of the ledger's.
 const FOREIGN: u8 = 0xee;
@@ -45,6 +42,13 @@ impl Swarm {
         net.stale = Some(Stale { array, shop, client: old, writers, tried });
         (net.client, net.takes_over) = (1 - old, true);
         net.clients[1 - old] = Client::new(1 - old, self.world.shards());
+        for (server, disk) in self.disks.iter().enumerate() {
+            // What the old client hasn't noticed yet isn't to meet the new one while rows are torn.
+            disk.fault(&Fault::Heal);
+            disk.fault(&Fault::Release);
+            net.network.rejoin((1 - old, 2 + server));
+        }
+        self.doomed.clear();
         if self.rng.chance(1, 2) {
             for server in 0..self.disks.len() {
                 if self.rng.chance(1, 2) {
@@ -66,7 +70,7 @@ impl Swarm {
     /// The new client has the array: what the old one's users have under way is cut off, and it goes on without a right.
     pub(super) fn retire_stale(&mut self) {
         self.suspect_stale();
-        let emptied = self.has_emptied_member().unwrap_or(true);
+        let emptied = self.has_emptied_member();
         let Some(net) = &self.net else { return };
         let Some(stale) = &net.stale else { return };
         let shards = net.shards_of(stale.client);
@@ -123,7 +127,8 @@ impl Swarm {
         }
         if self.rng.chance(1, 2) {
             // It ends as any does, and gives up what it has; that is nothing.
-            let (home, array) = (self.net.as_ref().map_or(0, |net| net.shards_of(stale.client).start), array.clone());
+            let (home, array) =
+                (self.net.as_ref().map_or(0, |net| net.shards_of(stale.client).start), array.clone());
             let stopped = self.world.block_on(home, "stop", PATIENCE, async move { array.stop().await })?;
             if stopped.is_ok() {
                 return Err(Verdict::Scene("a client without an array has stopped it".to_owned()));
