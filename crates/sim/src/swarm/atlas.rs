@@ -255,7 +255,12 @@ impl Swarm {
                         Err(error) => return Err(format!("remove: {error}")),
                     }
                 }
-                let Ok(source) = reach.source().await else { return excused(&reach) };
+                let source = match reach.source().await {
+                    Ok(source) => source,
+                    // It may have been given back as it was: down.
+                    Err(_) if is_sick => return Ok(()),
+                    Err(error) => return excused(&reach, error),
+                };
                 match array.add(source, identity).await {
                     Ok(Added::Bitmap { .. }) => shop.readds.set(shop.readds.get() + 1),
                     Ok(_) => {}

@@ -214,14 +214,16 @@ impl Swarm {
         shop.adds.set(shop.adds.get() + 1);
         let joining = self.afflicted.joining(number);
         self.command("add", move |array| async move {
-            let source = reach.source().await;
-            let added = match source {
-                Ok(source) => Some(array.add(source, identity).await),
-                Err(_) => None,
+            let added = match reach.source().await {
+                Ok(source) => Ok(array.add(source, identity).await),
+                Err(error) => Err(error),
             };
             shop.adds.set(shop.adds.get() - 1);
             drop(joining);
-            let Some(added) = added else { return excused(&reach) };
+            let added = match added {
+                Ok(added) => added,
+                Err(error) => return excused(&reach, error),
+            };
             match added {
                 // Another spare was faster, or this one failed on its way in.
                 Ok(_) | Err(CommandError::Io(IoError::MembershipChanged)) => Ok(()),
@@ -302,6 +304,6 @@ impl Swarm {
 }
 
 /// Whether a server may have been out of reach.
-pub(crate) fn excused(reach: &Reach) -> Result<(), String> {
-    if reach.is_troubled() { Ok(()) } else { Err("the server can't be reached".to_owned()) }
+pub(crate) fn excused(reach: &Reach, error: String) -> Result<(), String> {
+    if reach.is_troubled() { Ok(()) } else { Err(error) }
 }

@@ -151,10 +151,10 @@ impl Swarm {
                     self.summary.forced += 1;
                     force = true;
                 }
-                Err(AssembleError::Fence(FenceError::TooFew { .. })) if self.net.is_some() => {
-                    // C23: with all of them it may.
+                Err(AssembleError::Fence(FenceError::TooFew { .. })) if !force => {
+                    // C23: with everybody who is a member it may; or where somebody knows that nobody else takes over.
                     self.summary.refusals += 1;
-                    self.start_servers();
+                    force = self.is_takeover_hopeless()?;
                 }
                 Err(AssembleError::DirtyDegraded { missing }) => {
                     self.suspect_stale();
@@ -531,7 +531,7 @@ impl Swarm {
     }
 
     /// Nothing is promised any more of what a forced start takes from parity of half-written rows.
-    fn doubt_suspects(&mut self, here: &[bool]) {
+    pub(crate) fn doubt_suspects(&mut self, here: &[bool]) {
         let Some(geometry) = self.shape() else { return };
         let mut ledger = self.shop.ledger.borrow_mut();
         for &(stripe, row) in &self.suspects {

@@ -10,7 +10,7 @@ use pinstripe_engine::{array::Array, volume::Volume};
 use pinstripe_runtime::shard;
 
 use super::{Client, PATIENCE, Shop, Swarm, Verdict};
-use crate::Fault;
+use crate::{Fault, checks::survey};
 
 /// What the stale client writes: no stamp of the ledger's.
 const FOREIGN: u8 = 0xee;
@@ -57,6 +57,22 @@ impl Swarm {
                 }
             }
         }
+    }
+
+    /// A takeover was refused for want of members (C23): they are brought. True if so many aren't members any more, so that it must
+    /// be forced.
+    pub(crate) fn is_takeover_hopeless(&mut self) -> Result<bool, Verdict> {
+        self.start_servers();
+        self.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
+        let survey = survey(self.present().iter().map(|(number, disk)| (*number, disk)))?;
+        if 2 * survey.seats.iter().flatten().count() > survey.seats.len() {
+            return Ok(false);
+        }
+        self.summary.forced += 1;
+        self.suspect_stale();
+        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        self.doubt_suspects(&here);
+        Ok(true)
     }
 
     /// Rows that the old client may leave half written.
