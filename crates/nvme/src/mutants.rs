@@ -58,13 +58,11 @@ pinstripe_runtime::mutants! {
     ControllerUnchecked,
     /// The hosts that were attached under a lower epoch stay so (C22, C23).
     OldHostKept,
-    /// A flush is answered although the server was lost, with what its cache held (C24).
-    LostFlushAnswered,
     /// A part that comes before Parity counts, and isn't added (C26).
     EarlyPeerNotAdded,
 }
 
 impl Mutant {
     /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's sessions.
-    pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::LostFlushAnswered, Self::EarlyPeerNotAdded];
+    pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
 }

@@ -16,7 +16,7 @@ use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
-use crate::wire::command::{Command, Completion, Sgl, fabrics, nvm};
+use crate::wire::command::{Command, Completion, Sgl, fabrics};
 use crate::wire::fabrics::ConnectData;
 use crate::wire::pdu::{CommandCapsule, FatalError, InitializeConnection, Transfer, digest, flag, kind};
 use crate::wire::status::Status;
@@ -241,8 +241,7 @@ impl Queue {
     /// Takes a command; [`Queue::pump`] sends it when there is room.
     pub fn submit(&self, pending: Pending) {
         if self.lost.get() {
-            let answered = active(Mutant::LostFlushAnswered) && pending.command.opcode == nvm::FLUSH;
-            return pending.request.command_ended(if answered { Ok(0) } else { Err(Failure::Lost) });
+            return pending.request.command_ended(Err(Failure::Lost));
         }
         self.waiting.borrow_mut().push_back(pending);
     }

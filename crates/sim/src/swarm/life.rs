@@ -173,6 +173,10 @@ impl Swarm {
                     self.doubt_suspects(&here);
                     force = true;
                 }
+                // Everybody whom the level needs is there, and it is known who that is.
+                Err(error) if self.net.is_some() => {
+                    return Err(Verdict::Scene(format!("assembly is refused: {error}")));
+                }
                 Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
             }
         }
