@@ -568,7 +568,9 @@ impl World {
             source.lose_shards(shards, silent);
         }
         let disks: Vec<_> = disks.iter().map(SimDisk::events).collect();
-        disks.iter().for_each(|disk| disk.crash(power));
+        for disk in &disks {
+            disk.crash(power);
+        }
         let contents = disks.iter().fold(0_u64, |sum, disk| sum.rotate_left(1) ^ disk.contents());
         self.trace.record(Event::Crash { incarnation: self.incarnation, power, contents });
         self.sources.retain(|source| !source.is_over());

@@ -342,7 +342,9 @@ impl Swarm {
         let Some(net) = &self.net else { return };
         let due: Vec<usize> =
             net.revivals.iter().filter(|(at, _)| *at <= now).map(|(_, server)| *server).collect();
-        due.into_iter().for_each(|server| self.start_server(server));
+        for server in due {
+            self.start_server(server);
+        }
     }
 
     /// Whether a disk can't be reached because its server is down.

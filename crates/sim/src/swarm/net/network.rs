@@ -151,7 +151,9 @@ impl Network {
     /// Everybody hears everybody.
     pub(super) fn rejoin_all(&self) {
         let parted = self.parted.borrow().clone();
-        parted.into_iter().for_each(|pair| self.rejoin(pair));
+        for pair in parted {
+            self.rejoin(pair);
+        }
     }
 
     /// Between these two little goes through from now on; 0 for as much as there is.
