@@ -32,6 +32,8 @@ const FLOOR: u64 = 36_000;
 const SEEDS: u64 = 600;
 /// And so many of those in which members come back, are replaced and hang.
 const ATLAS: u64 = 200;
+/// And so many whose members are reached over the network.
+const NET: u64 = 100;
 
 /// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
 #[derive(Args)]
@@ -58,6 +60,7 @@ pub fn run(root: &Path, sim: &Sim) -> Result<()> {
         ("--losses", losses),
         ("--assemble-every", every),
         ("--atlas", if usual { ATLAS * sim.seeds / SEEDS } else { 0 }),
+        ("--net", if usual { NET * sim.seeds / SEEDS } else { 0 }),
         ("--floor", if usual { FLOOR } else { 0 }),
     ];
     let numbers = numbers.map(|(name, number)| format!("{name}={number}"));

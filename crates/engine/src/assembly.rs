@@ -349,6 +349,17 @@ async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, Assemble
     Ok(fence::attach(devices, array.set_uuid.0, options.takeover).await?)
 }
 
+/// Who the array was taken from may have gone on while it was read, until the servers knew of this host: only what is read from now
+/// on is final (C23). A member that it dropped meanwhile would pass for current, and has missed what was written since.
+async fn read_again(found: &mut [Found]) -> Result<(), AssembleError> {
+    for member in found {
+        let device = &*member.device;
+        member.superblock = read_superblock_of_member(device).await?;
+        member.bad_blocks = read_bad_blocks(device, &member.superblock).await?;
+    }
+    Ok(())
+}
+
 /// What was read may be in the devices' caches only: superblocks, bits and log entries that a process was writing when it was
 /// killed. Whatever is built on them must not survive a power failure that they don't survive.
 async fn flush(found: &[Found]) -> Result<(), AssembleError> {
@@ -374,6 +385,9 @@ pub(crate) async fn assemble(
         found.push(member);
     }
     let epoch = if options.read_only { 0 } else { attach(&found, options).await? };
+    if epoch > 0 && !active(Mutant::ReadBeforeAttach) {
+        read_again(&mut found).await?;
+    }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
         flush(&found).await?;
     }
@@ -430,19 +444,28 @@ fn is_whole(member: &Found) -> bool {
 
 pub(crate) async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleError> {
     let device = source.attach().map_err(|error| AssembleError::Device { name: source.name(), error })?;
-    let name = device.info().name.clone();
-    let superblock = read_superblock(&*device).await?;
-    let superblock = superblock
-        .ok_or(AssembleError::Superblock { name: name.clone(), error: SuperblockError::NoMagic })?;
-    let mut bad_blocks = BadBlockTable::default();
-    if let (Some(log), Some(sector)) = (superblock.member.bad_block_log, superblock.bad_block_log_sector())
-        && log.in_use
-    {
-        let bytes = read_bytes(&*device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
-        bad_blocks = BadBlockTable::decode(&bytes, log.shift)
-            .map_err(|error| AssembleError::BadBlocks { name, error })?;
-    }
+    let superblock = read_superblock_of_member(&*device).await?;
+    let bad_blocks = read_bad_blocks(&*device, &superblock).await?;
     Ok(Found { source, device, superblock, bad_blocks })
+}
+
+async fn read_superblock_of_member(device: &dyn Device) -> Result<Superblock, AssembleError> {
+    let none =
+        || AssembleError::Superblock { name: device.info().name.clone(), error: SuperblockError::NoMagic };
+    read_superblock(device).await?.ok_or_else(none)
+}
+
+async fn read_bad_blocks(
+    device: &dyn Device,
+    superblock: &Superblock,
+) -> Result<BadBlockTable, AssembleError> {
+    let log = superblock.member.bad_block_log.filter(|log| log.in_use);
+    let (Some(log), Some(sector)) = (log, superblock.bad_block_log_sector()) else {
+        return Ok(BadBlockTable::default());
+    };
+    let bytes = read_bytes(device, sector.0 * SECTOR_BYTES, u64::from(log.size) * SECTOR_BYTES).await?;
+    BadBlockTable::decode(&bytes, log.shift)
+        .map_err(|error| AssembleError::BadBlocks { name: device.info().name.clone(), error })
 }
 
 pub(crate) async fn read_bytes(

@@ -263,6 +263,10 @@ pinstripe_runtime::mutants! {
     OffloadSuppliedForgotten,
     /// Lost bytes are summed up with coefficients that are twice as large.
     OffloadWrongCoefficient,
+    /// Assembly believes what it has read before the members' servers knew of it, while another host wrote (C23).
+    ReadBeforeAttach,
+    /// Where Q stands behind P, each gets the other's part.
+    OffloadPartsCrossed,
 }
 
 impl Mutant {
@@ -320,6 +324,9 @@ impl Mutant {
         Self::OffloadSuppliedForgotten,
         Self::OffloadWrongCoefficient,
     ];
+
+    /// Those that lives over the network find (`pinstripe-sim`).
+    pub const OF_NETWORK: &[Self] = &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];

@@ -58,4 +58,13 @@ pinstripe_runtime::mutants! {
     QueueUnauthenticated,
     /// The initiator believes any server although it knows its secret.
     ControllerUnchecked,
+    /// The hosts that were attached under a lower epoch stay so (C22, C23).
+    OldHostKept,
+    /// A part that comes before Parity counts, and isn't added (C26).
+    EarlyPeerNotAdded,
+}
+
+impl Mutant {
+    /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's sessions.
+    pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
 }

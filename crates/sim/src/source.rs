@@ -1,6 +1,6 @@
 //! What the world schedules besides its shards: anything that has requests under way.
 
-use std::rc::Rc;
+use std::{ops::Range, rc::Rc};
 
 use pinstripe_runtime::Shard;
 
@@ -16,6 +16,12 @@ pub(crate) trait EventSource {
     fn pending(&self) -> usize;
     /// The shards are dead: requests under way will never be completed. With `power` volatile caches are lost.
     fn crash(&self, power: bool);
+    /// These shards are dead, the others aren't. What a disk has under way is a matter of [`EventSource::crash`].
+    fn lose_shards(&self, _shards: &Range<usize>, _silent: bool) {}
+    /// Whether nobody holds it any more and nothing is under way: a link that both ends have let go of.
+    fn is_abandoned(&self) -> bool {
+        false
+    }
     /// Whether nothing will ever come of it any more: a link whose shards are dead.
     fn is_over(&self) -> bool {
         false

@@ -6,6 +6,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
+    ops::Range,
     rc::Rc,
 };
 
@@ -81,6 +82,12 @@ struct State {
     reset: bool,
     /// Its shards are dead.
     orphaned: bool,
+    /// By end: whether its shard has died alone.
+    dead: [bool; 2],
+    /// Bytes per second that each direction carries; 0 for any number.
+    bytes_per_second: u64,
+    /// Until when each direction is busy with what was sent.
+    busy_until: [u64; 2],
 }
 
 struct Shared {
@@ -89,6 +96,8 @@ struct Shared {
     clock: Rc<Cell<u64>>,
     trace: Rc<Trace>,
     state: RefCell<State>,
+    /// Ends that somebody holds.
+    held: Cell<u8>,
 }
 
 /// One end of a simulated connection.
@@ -108,8 +117,18 @@ pub(crate) fn pair(
     trace: Rc<Trace>,
 ) -> (Pair, Rc<dyn EventSource>) {
     assert!(config.window > 0 && config.fragment_max > 0, "a connection carries at least a byte at a time");
-    let state = RefCell::new(State { config, rng, pipes: Default::default(), reset: false, orphaned: false });
-    let shared = Rc::new(Shared { number, shards: [ends.0, ends.1], clock, trace, state });
+    let state = RefCell::new(State {
+        config,
+        rng,
+        pipes: Default::default(),
+        reset: false,
+        orphaned: false,
+        dead: [false; 2],
+        bytes_per_second: 0,
+        busy_until: [0; 2],
+    });
+    let shards = [ends.0, ends.1];
+    let shared = Rc::new(Shared { number, shards, clock, trace, state, held: Cell::new(2) });
     let end = |end| Rc::new(SimStream { shared: Rc::clone(&shared), end });
     ((end(0), end(1)), shared.clone())
 }
@@ -117,12 +136,18 @@ pub(crate) fn pair(
 impl SimStream {
     /// Breaks the connection: what travels is lost, and every call of both ends fails.
     pub fn reset(&self) {
-        let state = &mut *self.shared.state.borrow_mut();
-        state.reset = true;
-        for pipe in &mut state.pipes {
-            pipe.travelling.clear();
-            pipe.arrived.clear();
-        }
+        self.shared.state.borrow_mut().reset();
+    }
+
+    /// From now on the connection carries so many bytes per second each way; 0 for any number.
+    pub fn throttle(&self, bytes_per_second: u64) {
+        self.shared.state.borrow_mut().bytes_per_second = bytes_per_second;
+    }
+}
+
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        self.shared.held.set(self.shared.held.get() - 1);
     }
 }
 
@@ -179,6 +204,28 @@ enum Step {
 }
 
 impl State {
+    fn reset(&mut self) {
+        self.reset = true;
+        for pipe in &mut self.pipes {
+            pipe.travelling.clear();
+            pipe.arrived.clear();
+        }
+    }
+
+    /// The shard of an end has died; what it waited for, nobody waits for any more.
+    fn lose(&mut self, end: usize, silent: bool) {
+        self.dead[end] = true;
+        let calls = (self.pipes[end].send.take(), self.pipes[1 - end].receive.take());
+        drop(calls);
+        if silent && !self.reset {
+            // What the other end sends goes nowhere, until it has had enough.
+            self.pipes.iter_mut().for_each(|pipe| pipe.held = true);
+        } else {
+            self.reset();
+        }
+        self.orphaned |= self.dead == [true; 2];
+    }
+
     /// Whether the sender of a direction learns that what it sends goes nowhere.
     fn is_over(&self, direction: usize) -> bool {
         let (pipe, back) = (&self.pipes[direction], &self.pipes[1 - direction]);
@@ -226,9 +273,14 @@ impl State {
         let under_way = pipe.travelling.iter().map(|s| s.bytes.len()).sum::<usize>() + pipe.arrived.len();
         let length = self.fragment(data.len().min(self.config.window - under_way));
         let delay = self.rng.below(self.config.delay_ns_max + 1);
+        let mut leaves = now;
+        if let Some(took) = (length as u64 * 1_000_000_000).checked_div(self.bytes_per_second) {
+            leaves = now.max(self.busy_until[direction]) + took;
+            self.busy_until[direction] = leaves;
+        }
         let pipe = &mut self.pipes[direction];
         let behind = pipe.travelling.back().map_or(0, |segment| segment.arrives);
-        let arrives = (now + delay).max(behind);
+        let arrives = (leaves + delay).max(behind);
         let mut bytes = data[..length].to_vec();
         let end = pipe.bytes_sent + length as u64;
         for position in pipe.damaged.extract_if(.., |position| (pipe.bytes_sent..end).contains(position)) {
@@ -335,6 +387,20 @@ impl EventSource for Shared {
 
     fn is_over(&self) -> bool {
         self.state.borrow().orphaned
+    }
+
+    fn lose_shards(&self, shards: &Range<usize>, silent: bool) {
+        for end in 0..2 {
+            if shards.contains(&self.shards[end]) && !self.state.borrow().dead[end] {
+                self.state.borrow_mut().lose(end, silent);
+            }
+        }
+    }
+
+    fn is_abandoned(&self) -> bool {
+        let state = self.state.borrow();
+        (self.held.get() == 0 || state.dead == [true; 2])
+            && state.pipes.iter().all(|pipe| pipe.send.is_none() && pipe.receive.is_none())
     }
 
     fn contents(&self) -> u64 {

@@ -13,6 +13,7 @@ use std::{
     collections::BTreeMap,
     fmt::{self, Write},
     future::Future,
+    ops::Range,
     rc::{Rc, Weak},
 };
 
@@ -192,11 +193,42 @@ pub struct World {
     shards_past: Vec<Weak<Shard>>,
     sources: Vec<Rc<dyn EventSource>>,
     disks: usize,
-    links: usize,
+    links: Rc<Cell<usize>>,
+    /// Connections that were laid from inside, and that the scheduler doesn't know yet.
+    laid: Sources,
     tasks: TaskNotes,
     tasks_started: u64,
     incarnation: u64,
     steps: u64,
+}
+
+type Sources = Rc<RefCell<Vec<Rc<dyn EventSource>>>>;
+
+/// Lays connections from inside the world, where [`World::add_stream`] can't be called. Clones lay for the same world.
+#[derive(Clone)]
+pub struct Wiring {
+    rng: Rc<RefCell<Rng>>,
+    clock: Rc<Cell<u64>>,
+    trace: Rc<Trace>,
+    links: Rc<Cell<usize>>,
+    laid: Sources,
+}
+
+impl Wiring {
+    /// Makes a connection between shards `ends.0` and `ends.1`. It dies with either of them.
+    pub fn lay(&self, ends: (usize, usize), config: SimStreamConfig) -> (Rc<SimStream>, Rc<SimStream>) {
+        let rng = self.rng.borrow_mut().fork(4);
+        let number = self.links.replace(self.links.get() + 1);
+        let (clock, trace) = (Rc::clone(&self.clock), Rc::clone(&self.trace));
+        let (streams, source) = crate::stream::pair(number, ends, config, rng, clock, trace);
+        self.laid.borrow_mut().push(source);
+        streams
+    }
+
+    /// The moment of the virtual clock.
+    pub fn now(&self) -> u64 {
+        self.clock.get()
+    }
 }
 
 impl World {
@@ -215,7 +247,8 @@ impl World {
             shards_past: Vec::new(),
             sources: Vec::new(),
             disks: 0,
-            links: 0,
+            links: Rc::default(),
+            laid: Sources::default(),
             tasks: TaskNotes::default(),
             tasks_started: 0,
             incarnation: 0,
@@ -226,12 +259,13 @@ impl World {
         world
     }
 
+    fn new_shard(&self, index: usize) -> Rc<Shard> {
+        let clock = Some(Rc::clone(&self.clock));
+        Shard::new(&ShardConfig { index, arena_bytes: self.config.arena_bytes, clock })
+    }
+
     fn start_shards(&mut self) {
-        let shard = |index| {
-            let clock = Some(Rc::clone(&self.clock));
-            Shard::new(&ShardConfig { index, arena_bytes: self.config.arena_bytes, clock })
-        };
-        self.shards = (0..self.config.shards).map(shard).collect();
+        self.shards = (0..self.config.shards).map(|index| self.new_shard(index)).collect();
         self.paused_until.fill(0);
     }
 
@@ -297,16 +331,36 @@ impl World {
     ) -> (Rc<SimStream>, Rc<SimStream>) {
         let rng = self.rng.fork(4);
         let (streams, source) = crate::stream::pair(
-            self.links,
+            self.links.get(),
             ends,
             config,
             rng,
             Rc::clone(&self.clock),
             Rc::clone(&self.trace),
         );
-        self.links += 1;
+        self.links.set(self.links.get() + 1);
         self.sources.push(source);
         streams
+    }
+
+    /// For tasks that are to connect while the world runs.
+    pub fn wiring(&mut self, label: u64) -> Wiring {
+        Wiring {
+            rng: Rc::new(RefCell::new(self.rng(label))),
+            clock: Rc::clone(&self.clock),
+            trace: Rc::clone(&self.trace),
+            links: Rc::clone(&self.links),
+            laid: Rc::clone(&self.laid),
+        }
+    }
+
+    /// Takes up what was laid from inside, and forgets connections that nobody holds any more.
+    fn take_up_laid(&mut self) {
+        let mut laid = self.laid.borrow_mut();
+        if !laid.is_empty() {
+            self.sources.retain(|source| !source.is_abandoned());
+            self.sources.append(&mut laid);
+        }
     }
 
     /// Starts a task on shard `index`. Its name appears in reports.
@@ -380,6 +434,7 @@ impl World {
     /// Has one thing happen. False if nothing can, now or later.
     pub fn step(&mut self) -> bool {
         self.steps += 1;
+        self.take_up_laid();
         if self.rng.chance(self.schedule.ticks, 1024) {
             let tick = 1 + self.rng.below(self.schedule.tick_ns_max);
             self.clock.set(self.now() + tick);
@@ -504,15 +559,32 @@ impl World {
         self.end_incarnation(false);
     }
 
-    fn end_incarnation(&mut self, power: bool) {
-        for shard in &self.shards {
-            let _entered = shard.enter();
-            // Messages hold memory, and dropping them may start tasks.
-            while let Some(message) = shard.mailbox().take_message() {
-                drop(message);
-            }
-            shard.drop_tasks();
+    /// One process of several dies, which is these shards: its tasks are gone, its connections are reset, or, if it is `silent`, say
+    /// nothing any more. `disks` are those of its machine: with `power` their caches are lost.
+    pub fn end_shards(&mut self, shards: &Range<usize>, disks: &[SimDisk], power: bool, silent: bool) {
+        self.take_up_laid();
+        self.shards[shards.clone()].iter().for_each(end_tasks);
+        for source in &self.sources {
+            source.lose_shards(shards, silent);
         }
+        let disks: Vec<_> = disks.iter().map(SimDisk::events).collect();
+        for disk in &disks {
+            disk.crash(power);
+        }
+        let contents = disks.iter().fold(0_u64, |sum, disk| sum.rotate_left(1) ^ disk.contents());
+        self.trace.record(Event::Crash { incarnation: self.incarnation, power, contents });
+        self.sources.retain(|source| !source.is_over());
+        for index in shards.clone() {
+            let shard = self.new_shard(index);
+            self.shards_past.push(Rc::downgrade(&std::mem::replace(&mut self.shards[index], shard)));
+            self.paused_until[index] = 0;
+        }
+        self.shards_past.retain(|shard| shard.strong_count() > 0);
+    }
+
+    fn end_incarnation(&mut self, power: bool) {
+        self.take_up_laid();
+        self.shards.iter().for_each(end_tasks);
         for source in &self.sources {
             source.crash(power);
         }
@@ -573,6 +645,15 @@ impl World {
         lines.push_str(&self.trace.log());
         lines
     }
+}
+
+fn end_tasks(shard: &Rc<Shard>) {
+    let _entered = shard.enter();
+    // Messages hold memory, and dropping them may start tasks.
+    while let Some(message) = shard.mailbox().take_message() {
+        drop(message);
+    }
+    shard.drop_tasks();
 }
 
 impl Drop for World {

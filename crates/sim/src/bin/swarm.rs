@@ -14,7 +14,8 @@ use std::{
 use clap::Parser;
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_sim::swarm::{
-    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, SCENES, States, Summary, Verdict,
+    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, NET_KILLERS, NVME_KILLERS, SCENES,
+    States, Summary, Verdict,
 };
 
 /// The swarm simulation of the engine.
@@ -39,6 +40,9 @@ struct Run {
     /// And so many of those in which members come back, are replaced and hang.
     #[arg(long, default_value_t = 0)]
     atlas: u64,
+    /// And so many of those whose members are reached over the network.
+    #[arg(long, default_value_t = 0)]
+    net: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
     #[arg(long, default_value_t = 8)]
     twice_every: u64,
@@ -110,7 +114,8 @@ fn run_share(run: &Run, job: u16) -> Harvest {
     let depth = run.states.then_some(depth);
     let mut harvest = Harvest::default();
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
-    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas);
+    let net = swarm::FIRST_SEED_OF_NET;
+    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas).chain(net..net + run.net);
     for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
@@ -156,8 +161,8 @@ fn run_seeds(run: &Run) -> bool {
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
     #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let rate = (run.seeds + run.atlas) as f64 / seconds;
-    let (passed, failed) = (run.seeds + run.atlas - failing.len() as u64, failing.len());
+    let rate = (run.seeds + run.atlas + run.net) as f64 / seconds;
+    let (passed, failed) = (run.seeds + run.atlas + run.net - failing.len() as u64, failing.len());
     println!("sim: {passed} passed, {failed} failed in {seconds:.1} s, {rate:.1} seeds/s");
     if let Some(first) = failing.first() {
         println!("failing seeds: {failing:?}");
@@ -243,6 +248,26 @@ const OTHER_SEEDS: u64 = 500;
 /// Of so many of them one is also explored, which takes longer.
 const EXPLORED_SHARE: u64 = 12;
 
+/// Whether only lives over the network can show it.
+fn is_of_net(defect: Defect) -> bool {
+    match defect {
+        Defect::Engine(mutant) => {
+            Mutant::OF_OFFLOAD.contains(&mutant) || Mutant::OF_NETWORK.contains(&mutant)
+        }
+        Defect::Nvme(_) => true,
+        Defect::Export(_) => false,
+    }
+}
+
+/// Whether a seed is known that shows it: what else is of the network, its crate's own tests show.
+fn is_known_over_net(defect: Defect) -> bool {
+    match defect {
+        Defect::Engine(mutant) => NET_KILLERS.iter().any(|(name, _)| *name == mutant),
+        Defect::Nvme(mutant) => NVME_KILLERS.iter().any(|(name, _)| *name == mutant),
+        Defect::Export(_) => false,
+    }
+}
+
 /// Whom to ask about a defect: the known seed first; if a change of the engine has made it another run, some others.
 fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let mut known = Vec::new();
@@ -252,6 +277,12 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
             known.extend(KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Seed(*s)));
             let explored = EXPLORERS.iter().filter(|(name, _)| *name == mutant);
             known.extend(explored.map(|(_, s)| Killer::Explorer(*s)));
+            let over_net = NET_KILLERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(over_net.map(|(_, s)| Killer::Seed(*s)));
+        }
+        Defect::Nvme(mutant) => {
+            let of = NVME_KILLERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(of.map(|(_, s)| Killer::Seed(*s)));
         }
         Defect::Export(mutant) => {
             let of = EXPORT_KILLERS.iter().filter(|(name, _)| *name == mutant);
@@ -259,6 +290,10 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
         }
     }
     let seeds = search.unwrap_or(OTHER_SEEDS);
+    if is_of_net(defect) {
+        let net = swarm::FIRST_SEED_OF_NET;
+        return known.into_iter().chain((net..net + seeds).map(Killer::Seed)).collect();
+    }
     // Close looks find more than many plain runs, and take longer.
     let (first, explored) = (seeds.min(60), seeds / EXPLORED_SHARE);
     let others = (0..first).map(Killer::Seed).chain((0..explored).map(Killer::Explorer));
@@ -272,18 +307,15 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let of_tests = [
-        Mutant::OF_LOGS,
-        Mutant::OF_FAULTS,
-        Mutant::OF_JOURNAL,
-        Mutant::OF_REPLACEMENT,
-        Mutant::OF_LIFE,
-        Mutant::OF_OFFLOAD,
-    ]
-    .concat();
+    let of_tests =
+        [Mutant::OF_LOGS, Mutant::OF_FAULTS, Mutant::OF_JOURNAL, Mutant::OF_REPLACEMENT, Mutant::OF_LIFE]
+            .concat();
     let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(mutant) if of_tests.contains(mutant));
     let wanted = |defect: &Defect| {
-        !elsewhere(defect) && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
+        let over_net = is_of_net(*defect) && arguments.search.is_none() && !is_known_over_net(*defect);
+        !elsewhere(defect)
+            && !over_net
+            && arguments.only.as_ref().is_none_or(|only| defect.name().contains(only))
     };
     let defects: Vec<Defect> = Defect::all().filter(wanted).collect();
     let next = AtomicUsize::new(0);

@@ -20,7 +20,7 @@ use pinstripe_engine::{
     snapshot::{MemberId, Seat},
 };
 
-use super::{Swarm, Verdict, draw::uuid};
+use super::{Swarm, Verdict, draw::uuid, events::excused};
 use crate::{Fault, Rng, SimDisk, SimDiskConfig, Trigger, checks::survey};
 
 /// The longest that [`Fault::SlowBy`] stretches anything.
@@ -126,7 +126,7 @@ impl Swarm {
     /// Who is who by now: a disk that came back as another member has left its faults behind, and nobody was dropped without
     /// a reason.
     pub(crate) fn take_stock(&mut self) {
-        if self.setup.atlas.is_none() || self.array.is_none() {
+        if (self.setup.atlas.is_none() && self.setup.net.is_none()) || self.array.is_none() {
             return;
         }
         let members = self.array().members();
@@ -148,6 +148,9 @@ impl Swarm {
         for disk in well {
             self.doomed.remove(&disk);
             self.afflicted.doomed_as.remove(&disk);
+            if let Some(net) = &mut self.net {
+                net.given_back(disk);
+            }
         }
         for disk in 0..self.disks.len() {
             let Some((_, MemberState::Failed(error))) = standing(disk) else { continue };
@@ -178,6 +181,11 @@ impl Swarm {
         (0..self.disks.len()).filter(|disk| Some(*disk) != journal).filter(is_idle).collect()
     }
 
+    /// Whether there is a disk to be given back.
+    pub(crate) fn has_idle_disk(&self) -> bool {
+        !self.idle_disks().is_empty()
+    }
+
     fn some_idle_disk(&mut self) -> Option<usize> {
         let idle = self.idle_disks();
         (!idle.is_empty()).then(|| self.rng.pick(&idle))
@@ -191,10 +199,11 @@ impl Swarm {
         disk.fault(&Fault::Heal);
         disk.fault(&Fault::Return);
         disk.fault(&Fault::Release);
+        self.start_server(number);
     }
 
     /// A device that was out is given back, mended or, now and then, as it is.
-    fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         let Some(disk) = self.some_idle_disk() else { return };
         if self.rng.chance(7, 8) {
             self.mend(disk);
@@ -222,6 +231,7 @@ impl Swarm {
 
     fn spawn_return(&mut self, number: usize, fails: Option<usize>, removes: bool) {
         let (disk, identity) = (self.disks[number].clone(), uuid(&mut self.rng));
+        let reach = self.reach(number);
         let is_sick = self.afflicted.sick.contains(&number);
         let joining = self.afflicted.joining(number);
         let shop = Rc::clone(&self.shop);
@@ -245,10 +255,16 @@ impl Swarm {
                         Err(error) => return Err(format!("remove: {error}")),
                     }
                 }
-                match array.add(disk.source(), identity).await {
+                let source = match reach.source().await {
+                    Ok(source) => source,
+                    // It may have been given back as it was: down.
+                    Err(_) if is_sick => return Ok(()),
+                    Err(error) => return excused(&reach, error),
+                };
+                match array.add(source, identity).await {
                     Ok(Added::Bitmap { .. }) => shop.readds.set(shop.readds.get() + 1),
                     Ok(_) => {}
-                    Err(error) => return joined(&disk, is_sick, error),
+                    Err(error) => return joined(&disk, is_sick || reach.is_troubled(), error),
                 }
                 Ok(())
             };

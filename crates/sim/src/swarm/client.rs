@@ -17,30 +17,47 @@ use crate::{Ledger, Rng, WriteId, rng::index};
 
 /// What all clients of a life share.
 pub(crate) struct Shop {
-    pub(crate) ledger: RefCell<Ledger>,
+    pub(crate) ledger: Rc<RefCell<Ledger>>,
     /// The first thing that went wrong.
-    pub(crate) verdict: RefCell<Option<Verdict>>,
+    pub(crate) verdict: Rc<RefCell<Option<Verdict>>>,
     /// Clients and commands that are not done.
     pub(crate) open: Cell<usize>,
     /// Spares on their way in.
     pub(crate) adds: Cell<usize>,
     /// Members that went on by the bitmap.
-    pub(crate) readds: Cell<u64>,
+    pub(crate) readds: Rc<Cell<u64>>,
     /// The array is being stopped or has lost too much: errors are no news.
     pub(crate) closing: Cell<bool>,
-    pub(crate) requests: Cell<u64>,
+    /// The array was taken over: what its users see and what becomes of their writes doesn't count any more.
+    pub(crate) retired: Cell<bool>,
+    pub(crate) requests: Rc<Cell<u64>>,
 }
 
 impl Shop {
     pub(crate) fn new(sectors: u64) -> Rc<Self> {
         Rc::new(Self {
-            ledger: RefCell::new(Ledger::new(sectors)),
-            verdict: RefCell::default(),
+            ledger: Rc::new(RefCell::new(Ledger::new(sectors))),
+            verdict: Rc::default(),
             open: Cell::new(0),
             adds: Cell::new(0),
-            readds: Cell::new(0),
+            readds: Rc::default(),
             closing: Cell::new(false),
-            requests: Cell::new(0),
+            retired: Cell::new(false),
+            requests: Rc::default(),
+        })
+    }
+
+    /// Of whoever takes the array over: the ledger, the verdict and the counts go on.
+    pub(crate) fn succeed(&self) -> Rc<Self> {
+        Rc::new(Self {
+            ledger: Rc::clone(&self.ledger),
+            verdict: Rc::clone(&self.verdict),
+            open: Cell::new(0),
+            adds: Cell::new(0),
+            readds: Rc::clone(&self.readds),
+            closing: Cell::new(false),
+            retired: Cell::new(false),
+            requests: Rc::clone(&self.requests),
         })
     }
 
@@ -49,7 +66,7 @@ impl Shop {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.verdict.borrow().is_some()
+        self.retired.get() || self.verdict.borrow().is_some()
     }
 
     /// Whether the user goes on: nothing went wrong, or only the line was cut.
@@ -70,6 +87,7 @@ impl Shop {
     /// Tells the ledger what became of a write.
     fn written(&self, id: WriteId, result: &Result<(), Trouble>) {
         match result {
+            _ if self.retired.get() => {}
             Err(Trouble::Cut(Some(session))) => session.give_up(self, id),
             other => self.ledger.borrow_mut().complete_write(id, other.is_ok()),
         }

@@ -258,6 +258,7 @@ impl Swarm {
             summary: Summary { assemblies: 1, ..Summary::default() },
             phase: Phase::Starting,
             front: None,
+            net: None,
             explorer: None,
         };
         let result = child.assemble().and_then(|started| if started { child.rest() } else { Ok(()) });

@@ -12,7 +12,7 @@ use pinstripe_md::{
     units::{Sector, SectorCount},
 };
 
-use super::front::NbdSetup;
+use super::{front::NbdSetup, net::NetSetup};
 use crate::{Rng, SimDiskConfig};
 
 /// Room in front of the data and behind it, for superblock, bitmap and logs.
@@ -107,6 +107,8 @@ pub struct Setup {
     pub policy_changes: bool,
     /// Members come back, are replaced, hang.
     pub atlas: Option<super::atlas::Habits>,
+    /// Members are reached over the network.
+    pub net: Option<NetSetup>,
 }
 
 impl Setup {
@@ -168,6 +170,7 @@ impl Setup {
             nbd: None,
             policy_changes: false,
             atlas: None,
+            net: None,
         }
         .with_tight_tables(rng)
         .with_front(rng)
@@ -265,7 +268,8 @@ impl Setup {
         // A journal must take a stripe several times over.
         let is_journal = (self.members..self.disks()).contains(&number);
         let size = self.disk.size + if is_journal { JOURNAL_BYTES } else { 0 };
-        SimDiskConfig { name: format!("disk{number}"), size, ..self.disk.clone() }
+        let name = if self.net.is_some() { super::net::name(number) } else { format!("disk{number}") };
+        SimDiskConfig { name, size, ..self.disk.clone() }
     }
 }
 

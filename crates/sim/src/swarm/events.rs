@@ -10,7 +10,7 @@ use pinstripe_engine::{
 };
 use pinstripe_md::level::Level;
 
-use super::{Consistency, Swarm, Verdict, draw::uuid};
+use super::{Consistency, Swarm, Verdict, draw::uuid, net::Reach};
 use crate::{Event, Fault, SECTOR, Trigger, rng::index};
 
 impl Swarm {
@@ -168,7 +168,7 @@ impl Swarm {
         shop.open.set(shop.open.get() + 1);
         let act = act(self.array());
         self.world.trace().record(Event::Note { what: name, value: 0 });
-        self.world.spawn(0, name, async move {
+        self.world.spawn(self.home(), name, async move {
             if let Err(error) = act.await
                 && !shop.closing.get()
             {
@@ -197,28 +197,46 @@ impl Swarm {
             disk.poke(0, &bytes);
         }
         self.disks.push(disk);
+        self.start_server(number);
         number
     }
 
     /// Puts a new disk in.
     pub(crate) fn spawn_add(&mut self) {
+        if self.net.is_some() && !self.may_add_new() {
+            return self.give_back();
+        }
         let number = self.new_disk();
-        let disk = self.disks[number].clone();
+        let reach = self.reach(number);
         self.summary.spares += 1;
         let identity = uuid(&mut self.rng);
         let shop = Rc::clone(&self.shop);
         shop.adds.set(shop.adds.get() + 1);
         let joining = self.afflicted.joining(number);
         self.command("add", move |array| async move {
-            let added = array.add(disk.source(), identity).await;
+            let added = match reach.source().await {
+                Ok(source) => Ok(array.add(source, identity).await),
+                Err(error) => Err(error),
+            };
             shop.adds.set(shop.adds.get() - 1);
             drop(joining);
+            let added = match added {
+                Ok(added) => added,
+                Err(error) => return excused(&reach, error),
+            };
             match added {
                 // Another spare was faster, or this one failed on its way in.
                 Ok(_) | Err(CommandError::Io(IoError::MembershipChanged)) => Ok(()),
+                Err(_) if reach.is_troubled() => Ok(()),
                 Err(error) => Err(error.to_string()),
             }
         });
+    }
+
+    /// Whether a disk that was never a member is to come, rather than one that was.
+    fn may_add_new(&mut self) -> bool {
+        let has_room = self.net.as_ref().is_some_and(|net| net.has_room(self.disks.len()));
+        has_room && (!self.has_idle_disk() || self.rng.chance(1, 4))
     }
 
     pub(crate) fn spawn_scrub(&mut self) {
@@ -283,4 +301,9 @@ impl Swarm {
             }
         });
     }
+}
+
+/// Whether a server may have been out of reach.
+pub(crate) fn excused(reach: &Reach, error: String) -> Result<(), String> {
+    if reach.is_troubled() { Ok(()) } else { Err(error) }
 }

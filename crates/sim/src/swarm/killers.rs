@@ -2,6 +2,7 @@
 
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_export::mutants::Mutant as ExportMutant;
+use pinstripe_nvme::mutants::Mutant as NvmeMutant;
 
 /// A defect, and a seed that passes without it. Where a change of the engine has made the seed another run, `cargo xtask
 /// mutants` looks for one anew; `cargo xtask mutants --search 1000` prints the whole table.
@@ -81,6 +82,31 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::AcknowledgeBeforeSuperblocks, 6),
     (Mutant::NotDrained, 29),
     (Mutant::LogWithoutForcing, 2),
+];
+
+/// Defects of what the engine asks of servers that compute, which lives over the network find.
+pub const NET_KILLERS: &[(Mutant, u64)] = &[
+    (Mutant::OffloadQForP, 4_000_000),
+    (Mutant::OffloadCommitsEarly, 4_000_001),
+    (Mutant::OffloadUnresolved, 4_000_003),
+    (Mutant::OffloadPartsCrossed, 4_000_005),
+    (Mutant::OffloadWrongCoefficient, 4_000_006),
+    (Mutant::OffloadSuppliedForgotten, 4_000_008),
+    (Mutant::ReadBeforeAttach, 4_000_030),
+];
+
+/// Defects of NVMe/TCP, which they find too.
+pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[
+    (NvmeMutant::LossCalledSuccess, 4_000_000),
+    (NvmeMutant::OldHostKept, 4_000_000),
+    (NvmeMutant::EarlyPeerNotAdded, 4_000_001),
+    (NvmeMutant::AnsweredEarly, 4_000_002),
+    (NvmeMutant::FuaDropped, 4_000_002),
+    (NvmeMutant::PlainWritesUnfenced, 4_000_002),
+    (NvmeMutant::FlushSkipped, 4_000_005),
+    (NvmeMutant::PartsExchanged, 4_000_005),
+    (NvmeMutant::OperationsOutliveController, 4_000_006),
+    (NvmeMutant::WrittenBeforeCommit, 4_000_011),
 ];
 
 /// Defects of the exports, which seeds find whose users come over NBD.

@@ -7,15 +7,16 @@ use pinstripe_engine::{
     assembly::AssembleError,
     create::create_placed,
     geometry::{ParityGeometry, StripeId},
-    options::ArrayOptions,
+    offload::fence::FenceError,
     volume::Volume,
 };
-use pinstripe_runtime::DeviceSource;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource};
 
 use super::{
     Consistency, Phase, Shop, Swarm, Verdict,
     client::{Habits, client, read_all},
     front::{Door, Front},
+    net::Reach,
 };
 use crate::{
     Fault, SECTOR, SimDisk,
@@ -39,12 +40,15 @@ enum End {
     Outage,
     /// After the journal device has gone.
     JournalLoss,
+    /// By another client, while this one goes on.
+    Takeover,
 }
 
 impl Swarm {
     /// The whole run.
     pub(crate) fn run(&mut self) -> Result<(), Verdict> {
         self.create()?;
+        self.start_servers();
         for life in 0..self.setup.lives {
             if !self.assemble()? {
                 return Ok(());
@@ -56,6 +60,9 @@ impl Swarm {
                 End::Peace
             };
             let end = if !last && self.will_lose_journal() { End::JournalLoss } else { end };
+            let takeovers = self.setup.net.as_ref().map_or(0, |net| net.takeovers);
+            let end =
+                if !last && takeovers > 0 && self.rng.chance(takeovers, 8) { End::Takeover } else { end };
             self.live(end)?;
         }
         Ok(())
@@ -103,7 +110,9 @@ impl Swarm {
         let disks = self.disks.iter().cloned().enumerate();
         disks
             .filter(|(number, disk)| {
-                !disk.is_gone() && (self.initiated.contains(number) || superblock(disk).is_some())
+                !disk.is_gone()
+                    && !self.is_down(*number)
+                    && (self.initiated.contains(number) || superblock(disk).is_some())
             })
             .collect()
     }
@@ -117,9 +126,12 @@ impl Swarm {
             // The machine dies in the middle of the assembly, or just after it, when resync has begun.
             self.note_lost()?;
             self.start_assembly(false);
-            let steps = 1 << self.rng.below(11);
+            // With a network there is more to be done.
+            let longest = if self.net.is_some() { 14 } else { 11 };
+            let steps = 1 << self.rng.below(longest);
             self.idle_on(steps)?;
-            self.crash(true)?;
+            let power = self.net.is_none() || self.rng.chance(1, 2);
+            self.crash(power)?;
         }
         let mut force = false;
         loop {
@@ -139,7 +151,13 @@ impl Swarm {
                     self.summary.forced += 1;
                     force = true;
                 }
+                Err(AssembleError::Fence(FenceError::TooFew { .. })) if !force => {
+                    // C23: with everybody who is a member it may; or where somebody knows that nobody else takes over.
+                    self.summary.refusals += 1;
+                    force = self.is_takeover_hopeless()?;
+                }
                 Err(AssembleError::DirtyDegraded { missing }) => {
+                    self.suspect_stale();
                     let present = self.present();
                     let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
                     if !survey.is_dirty() || survey.whole() == survey.seats.len() {
@@ -154,6 +172,10 @@ impl Swarm {
                     let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
                     self.doubt_suspects(&here);
                     force = true;
+                }
+                // Everybody whom the level needs is there, and it is known who that is.
+                Err(error) if self.net.is_some() => {
+                    return Err(Verdict::Scene(format!("assembly is refused: {error}")));
                 }
                 Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
             }
@@ -205,15 +227,18 @@ impl Swarm {
     }
 
     fn start_assembly(&mut self, force: bool) -> Rc<RefCell<Option<Result<Array, AssembleError>>>> {
-        let mut sources: Vec<Arc<dyn DeviceSource>> =
-            self.present().iter().map(|(_, disk)| disk.source()).collect();
-        self.rng.shuffle(&mut sources);
-        let options = ArrayOptions { force, ..self.setup.options.clone() };
-        let shards = (0..self.world.shards()).map(|i| self.world.shard(i).handle()).collect();
+        let mut ways: Vec<Reach> = self.present().iter().map(|(number, _)| self.reach(*number)).collect();
+        self.rng.shuffle(&mut ways);
+        let options = self.options(force);
+        let home = self.home();
+        let shards = (home..home + self.setup.shards).map(|i| self.world.shard(i).handle()).collect();
         let slot = Rc::new(RefCell::new(None));
         let there = Rc::clone(&slot);
-        self.world.spawn(0, "assemble", async move {
-            let outcome = Array::assemble(sources, options, shards).await;
+        self.world.spawn(home, "assemble", async move {
+            let outcome = match sources_of(ways).await {
+                Ok(sources) => Array::assemble(sources, options, shards).await,
+                Err(error) => Err(error),
+            };
             *there.borrow_mut() = Some(outcome);
         });
         slot
@@ -230,6 +255,7 @@ impl Swarm {
         self.phase = Phase::Serving;
         self.afflicted.begin_life();
         self.array = Some(array);
+        self.begin_net_life();
     }
 
     /// The array of this life.
@@ -247,8 +273,9 @@ impl Swarm {
         }
         let mut deadline = match end {
             End::Peace | End::CrashInStop => u64::MAX,
-            End::Crash | End::Kill | End::Outage | End::JournalLoss => {
-                self.world.steps() + (1 << self.rng.range(5..16)) + self.rng.below(500)
+            End::Crash | End::Kill | End::Outage | End::JournalLoss | End::Takeover => {
+                let most = if self.net.is_some() { 19 } else { 16 };
+                self.world.steps() + (1 << self.rng.range(5..most)) + self.rng.below(500)
             }
         };
 
@@ -259,7 +286,7 @@ impl Swarm {
         let mut events = 80;
         let limit = self.world.steps() + PATIENCE;
         while self.shop.open.get() > 0 && self.world.steps() < deadline {
-            let gap = 1 << self.rng.range(3..11);
+            let gap = 1 << if self.net.is_some() { self.rng.range(6..13) } else { self.rng.range(3..11) };
             self.step_on(gap.min(deadline - self.world.steps()))?;
             if self.world.steps() > limit {
                 return Err(self.stuck());
@@ -270,6 +297,7 @@ impl Swarm {
                 self.take_stock();
                 self.event();
                 self.atlas_event();
+                self.net_event();
                 self.take_stock();
                 if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
                     // The time in which a loss is being recorded.
@@ -281,7 +309,7 @@ impl Swarm {
             self.shop.closing.set(true);
             self.phase = Phase::Stopping;
             let array = self.array();
-            self.world.spawn(0, "stop", async move {
+            self.world.spawn(self.home(), "stop", async move {
                 // It may be cut off anywhere.
                 let _ = array.stop().await;
             });
@@ -302,6 +330,10 @@ impl Swarm {
                 self.crash(power)
             }
             End::Kill => self.crash(false),
+            End::Takeover => {
+                self.hand_over();
+                Ok(())
+            }
         }
     }
 
@@ -335,6 +367,7 @@ impl Swarm {
     /// One step, and a look at the crashes that could come after it. False if nothing will ever happen again.
     pub(crate) fn step(&mut self) -> Result<bool, Verdict> {
         let going = self.world.step();
+        self.revive();
         if self.explorer.is_some() {
             self.explore()?;
         }
@@ -422,7 +455,7 @@ impl Swarm {
             habits.ordered = self.shape().is_some();
             let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
             shop.open.set(shop.open.get() + 1);
-            let mut shard = self.rng.index(self.world.shards());
+            let mut shard = self.home() + self.rng.index(self.setup.shards);
             let line = self.front.as_ref().map(|front| {
                 let (there, connection) = &front.connections[index(number) % front.connections.len()];
                 // The protocol promises no order of what is under way together.
@@ -441,7 +474,7 @@ impl Swarm {
         let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
         let sectors = self.array().volume().size() / SECTOR;
         shop.open.set(shop.open.get() + 1);
-        let shard = self.rng.index(self.world.shards());
+        let shard = self.home() + self.rng.index(self.setup.shards);
         self.world.spawn(shard, "read all", async move {
             let door = Door::Direct(Volume::new(shared));
             read_all(door, shop, sectors).await;
@@ -451,16 +484,20 @@ impl Swarm {
     /// The machine dies (or only the process), and what is on the disks is looked at.
     fn crash(&mut self, power: bool) -> Result<(), Verdict> {
         self.summary.crashes += 1;
-        let unsettled = self.shop.ledger.borrow().unsettled(power);
+        let loses = power || self.has_emptied_member();
+        let unsettled = self.shop.ledger.borrow().unsettled(loses);
         let geometry = self.shape();
         self.suspects = self.suspects_after(&unsettled);
         self.cut_off.extend(unsettled);
         self.drop_array();
-        if power {
-            self.world.crash();
+        match power {
+            _ if self.net.is_some() => self.crash_net(power),
+            true => self.world.crash(),
+            false => self.world.kill(),
+        }
+        if loses {
             self.shop.ledger.borrow_mut().crash();
         } else {
-            self.world.kill();
             self.shop.ledger.borrow_mut().kill();
         }
         self.heal_after_crash();
@@ -498,7 +535,7 @@ impl Swarm {
     }
 
     /// Nothing is promised any more of what a forced start takes from parity of half-written rows.
-    fn doubt_suspects(&mut self, here: &[bool]) {
+    pub(crate) fn doubt_suspects(&mut self, here: &[bool]) {
         let Some(geometry) = self.shape() else { return };
         let mut ledger = self.shop.ledger.borrow_mut();
         for &(stripe, row) in &self.suspects {
@@ -537,6 +574,7 @@ impl Swarm {
             disk.fault(&Fault::Heal);
             disk.fault(&Fault::Release);
         }
+        self.heal_net()?;
         let array = self.array();
         let shared = Arc::clone(array.shared());
         loop {
@@ -559,6 +597,7 @@ impl Swarm {
         }
         drop(shared);
         drop(array);
+        self.settle_net()?;
         self.stop()
     }
 
@@ -571,23 +610,30 @@ impl Swarm {
     }
 
     fn drop_front(&mut self) {
-        let _entered = self.world.enter(0);
+        let _entered = self.world.enter(self.home());
         self.front = None;
     }
 
     /// Rebuilds until every slot is held by a whole member and every region is in sync.
     fn make_whole(&mut self) -> Result<(), Verdict> {
+        let limit = self.world.steps() + PATIENCE;
         loop {
+            if self.world.steps() > limit {
+                return Err(self.stuck());
+            }
             let array = self.array();
             let snapshot = array.shared().snapshot();
             let gone = |slot: &usize| {
                 let name = snapshot.seats[*slot].member().map(|member| member.name.clone());
-                self.disks.iter().any(|disk| disk.is_gone() && name.as_ref() == Some(&disk.info().name))
+                let is_gone = |number: usize| self.disks[number].is_gone() || self.is_lost(number);
+                (0..self.disks.len())
+                    .any(|number| is_gone(number) && name.as_ref() == Some(&self.disks[number].info().name))
             };
             let seats = 0..snapshot.seats.len();
             if let Some(slot) = seats.clone().find(gone) {
-                let failed =
-                    self.world.block_on(0, "fail", PATIENCE, async move { array.fail(slot).await })?;
+                let failed = self
+                    .world
+                    .block_on(self.home(), "fail", PATIENCE, async move { array.fail(slot).await })?;
                 if let Err(error) = failed {
                     // It may have been noticed meanwhile.
                     let now = self.array().shared().snapshot();
@@ -601,6 +647,9 @@ impl Swarm {
             } else if seats.clone().any(|slot| snapshot.seats[slot].member().is_none()) {
                 self.spawn_add();
                 self.wait(|swarm| swarm.shop.open.get() == 0)?;
+                if self.net.is_some() {
+                    self.idle_on(64)?;
+                }
             } else {
                 break;
             }
@@ -615,7 +664,8 @@ impl Swarm {
 
     fn scrub(&mut self) -> Result<(), Verdict> {
         let array = self.array();
-        let report = self.world.block_on(0, "check", PATIENCE, async move { array.check().await })?;
+        let report =
+            self.world.block_on(self.home(), "check", PATIENCE, async move { array.check().await })?;
         match report {
             Ok(report) if report.mismatched_sectors == 0 && report.unreadable_stripes == 0 => Ok(()),
             Ok(report) => Err(Verdict::Scrub(format!("{report:?} on an array at rest"))),
@@ -627,14 +677,17 @@ impl Swarm {
         let array = self.array();
         let geometry = self.shape();
         self.shop.closing.set(true);
-        let stopped = self.world.block_on(0, "stop", PATIENCE, async move { array.stop().await })?;
+        let stopped =
+            self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
         stopped.map_err(|error| Verdict::Refused(format!("stop: {error}")))?;
         self.drop_array();
+        self.stop_servers()?;
         self.world.run_until_idle(PATIENCE)?;
         let report = self.world.leak_report();
         if !report.is_clean() {
             return Err(Verdict::Leak(report.to_string()));
         }
+        self.start_servers();
         if let Some(geometry) = geometry {
             let present = self.present();
             let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
@@ -656,7 +709,7 @@ impl Swarm {
 
     fn drop_array(&mut self) {
         self.drop_front();
-        let _entered = self.world.enter(0);
+        let _entered = self.world.enter(self.home());
         self.array = None;
     }
 
@@ -676,7 +729,23 @@ impl Swarm {
     /// Lets go of everything in the right order, whatever state the run is in.
     pub(crate) fn bury(mut self) {
         self.drop_array();
+        self.bury_net();
     }
+}
+
+/// What the array is given; the first that can't be had says why.
+async fn sources_of(ways: Vec<Reach>) -> Result<Vec<Arc<dyn DeviceSource>>, AssembleError> {
+    let mut sources = Vec::with_capacity(ways.len());
+    for way in ways {
+        let source = way.source().await;
+        sources.push(
+            source.map_err(|name| AssembleError::Device {
+                name,
+                error: DeviceError::of(DeviceErrorKind::Gone),
+            })?,
+        );
+    }
+    Ok(sources)
 }
 
 /// The sector row of an array sector: stripe, and sector in the chunk.

@@ -23,6 +23,7 @@ mod lies;
 mod life;
 mod membership;
 mod nbd;
+mod net;
 mod repair_scenes;
 mod scenes;
 
@@ -36,7 +37,8 @@ use pinstripe_engine::{array::Array, mutants::Mutant};
 pub use crash_states::{Depth, States};
 pub use draw::{Consistency, Setup};
 pub use front::NbdSetup;
-pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS};
+pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NET_KILLERS, NVME_KILLERS};
+pub use net::NetSetup;
 pub use scenes::SCENES;
 
 use crate::{Rng, SimDisk, Violation, World, WorldConfig, checks::Damage, swarm::client::Shop, world::Stuck};
@@ -49,13 +51,16 @@ pub enum Defect {
     Engine(Mutant),
     /// In the exports.
     Export(pinstripe_export::mutants::Mutant),
+    /// In NVMe/TCP.
+    Nvme(pinstripe_nvme::mutants::Mutant),
 }
 
 impl Defect {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
         let exports = pinstripe_export::mutants::Mutant::ALL.iter().copied().map(Self::Export);
-        Mutant::ALL.iter().copied().map(Self::Engine).chain(exports)
+        let nvme = pinstripe_nvme::mutants::Mutant::ALL.iter().copied().map(Self::Nvme);
+        Mutant::ALL.iter().copied().map(Self::Engine).chain(exports).chain(nvme)
     }
 
     /// Its name.
@@ -63,6 +68,7 @@ impl Defect {
         match self {
             Self::Engine(mutant) => format!("{mutant:?}"),
             Self::Export(mutant) => format!("export {mutant:?}"),
+            Self::Nvme(mutant) => format!("nvme {mutant:?}"),
         }
     }
 }
@@ -70,6 +76,8 @@ impl Defect {
 /// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back, are replaced, hang
 /// and vanish at bad moments ([`atlas`]): other runs than before, so the seeds below keep their meaning.
 pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
+/// In the million from here on members are reached over the network ([`net`]).
+pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
 
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,6 +112,14 @@ pub struct Summary {
     pub journals_lost: u64,
     /// Writes that went to a wrong place.
     pub lies: u64,
+    /// How often a second client took the array over.
+    pub takeovers: u64,
+    /// Servers that died alone.
+    pub servers_lost: u64,
+    /// Connections, or all between two servers, that were reset.
+    pub links_cut: u64,
+    /// How often two didn't hear each other for a while.
+    pub partitions: u64,
     /// How often the array was refused, legally.
     pub refusals: u64,
     /// How often it was then forced.
@@ -130,6 +146,10 @@ impl Summary {
         self.slow += other.slow;
         self.journals_lost += other.journals_lost;
         self.lies += other.lies;
+        self.takeovers += other.takeovers;
+        self.servers_lost += other.servers_lost;
+        self.links_cut += other.links_cut;
+        self.partitions += other.partitions;
         self.refusals += other.refusals;
         self.forced += other.forced;
         self.rests += other.rests;
@@ -260,6 +280,8 @@ pub(crate) struct Swarm {
     pub(crate) phase: Phase,
     /// Servers and connections, if users come over NBD.
     pub(crate) front: Option<front::Front>,
+    /// Clients, servers and network, if members are reached over it.
+    pub(crate) net: Option<net::Net>,
     /// Looks at crashes that could have happened.
     pub(crate) explorer: Option<Explorer>,
 }
@@ -283,10 +305,18 @@ pub fn run_explored(
     if seed / FIRST_SEED_WITH_ATLAS % 2 == 1 {
         setup.atlas = Some(atlas::Habits::drawn(&mut rng.fork(3), &mut setup.options, &setup.disk));
     }
-    let mut config = WorldConfig::new(seed, setup.shards);
+    if seed / 1_000_000 == FIRST_SEED_OF_NET / 1_000_000 {
+        let net = NetSetup::drawn(&mut rng.fork(4), &mut setup);
+        setup.net = Some(net);
+    }
+    let shards = if setup.net.is_some() { net::shards(&setup) } else { setup.shards };
+    let mut config = WorldConfig::new(seed, shards);
     config.log_events_max = log_events_max;
     let mut world = World::new(config);
     let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
+    let net = setup.net.as_ref().map(|net| net::Net::new(&mut world, &setup, net));
+    // Its looks are at one process with its disks.
+    let depth = depth.filter(|_| net.is_none());
     let mut swarm = Swarm {
         rng: lives,
         world,
@@ -305,6 +335,7 @@ pub fn run_explored(
         summary: Summary::default(),
         phase: Phase::Starting,
         front: None,
+        net,
         explorer: depth.map(|depth| Explorer::new(seed, depth)),
         setup,
     };
@@ -365,13 +396,15 @@ pub fn run_scene(scene: fn() -> Result<(), Verdict>, mutant: Option<Defect>) -> 
 
 #[cfg(feature = "mutants")]
 fn activate(mutant: Option<Defect>) {
-    let (engine, export) = match mutant {
-        Some(Defect::Engine(mutant)) => (Some(mutant), None),
-        Some(Defect::Export(mutant)) => (None, Some(mutant)),
-        None => (None, None),
+    let (engine, export, nvme) = match mutant {
+        Some(Defect::Engine(mutant)) => (Some(mutant), None, None),
+        Some(Defect::Export(mutant)) => (None, Some(mutant), None),
+        Some(Defect::Nvme(mutant)) => (None, None, Some(mutant)),
+        None => (None, None, None),
     };
     pinstripe_engine::mutants::activate(engine);
     pinstripe_export::mutants::activate(export);
+    pinstripe_nvme::mutants::activate(nvme);
 }
 
 #[cfg(not(feature = "mutants"))]

@@ -168,7 +168,9 @@ impl Fence {
             let (array, epoch) = (attach.array, attach.epoch);
             self.record = Some(EpochRecord { array, epoch, owner: host, given_up: false });
             self.stored = false;
-            self.hosts.clear();
+            if !active(Mutant::OldHostKept) {
+                self.hosts.clear();
+            }
             self.peers.clear();
             self.changing = true;
         }

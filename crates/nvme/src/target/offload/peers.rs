@@ -4,7 +4,7 @@
 //! that has computed them. What fails is told to who waits, and the next part tries again. A Peer that came twice is added
 //! once, so a server whose association was lost is used again at once.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use pinstripe_runtime::{Shard, ShardHandle, Signal, Slice, Ticket, shard};
@@ -44,7 +44,7 @@ pub(super) struct Peer {
 struct State {
     link: Option<Arc<ServerLink>>,
     /// By namespace.
-    attached: HashMap<u32, Identity>,
+    attached: BTreeMap<u32, Identity>,
     /// Somebody connects or attaches.
     working: bool,
     /// Attempts that have ended.
@@ -57,7 +57,7 @@ struct State {
 pub(super) struct Peers {
     initiator: Arc<Initiator>,
     home: OnceLock<ShardHandle>,
-    servers: Mutex<HashMap<(String, u16, String), Arc<Peer>>>,
+    servers: Mutex<BTreeMap<(String, u16, String), Arc<Peer>>>,
 }
 
 impl Peers {

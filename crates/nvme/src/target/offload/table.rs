@@ -302,6 +302,10 @@ impl Table {
             self.end(number, Stage::Dropped);
             return Err(Status::INVALID_FIELD);
         }
+        let mut part = part;
+        if operation.controller.is_none() && active(Mutant::EarlyPeerNotAdded) {
+            part.fill(0);
+        }
         let work = operation.sum.take(part);
         if work.is_none() {
             // It may be the last one.

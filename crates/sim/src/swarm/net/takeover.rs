@@ -1,0 +1,169 @@
+//! A second client takes the array over while the first one goes on.
+//!
+//! What the first one's users had begun before may have happened or not, like what a crash cuts off. What it begins after the second
+//! one has the array must have no effect (C22): the ledger knows nothing of those writes, so a single sector of one is found. And it
+//! must notice, and stop.
+
+use std::{cell::Cell, rc::Rc, sync::Arc};
+
+use pinstripe_engine::{array::Array, volume::Volume};
+use pinstripe_runtime::shard;
+
+use super::{Client, PATIENCE, Shop, Swarm, Verdict};
+use crate::{Fault, checks::survey};
+
+/// What the stale client writes: no stamp of the ledger's.
+const FOREIGN: u8 = 0xee;
+/// For how long some servers don't hear the old client at most.
+const DEAF_NS: u64 = 8_000_000_000;
+
+/// A client from whom the array was taken.
+pub(super) struct Stale {
+    array: Option<Array>,
+    shop: Rc<Shop>,
+    client: usize,
+    /// Its writers that aren't done.
+    writers: Rc<Cell<usize>>,
+    /// It has tried to write since.
+    tried: Rc<Cell<bool>>,
+}
+
+impl Swarm {
+    /// The other client is about to take over.
+    pub(crate) fn hand_over(&mut self) {
+        self.bury_stale();
+        let Some(net) = &mut self.net else { return };
+        self.summary.takeovers += 1;
+        self.shop.closing.set(true);
+        let successor = self.shop.succeed();
+        let shop = std::mem::replace(&mut self.shop, successor);
+        let old = net.client;
+        let (array, writers, tried) = (self.array.take(), Rc::default(), Rc::default());
+        net.stale = Some(Stale { array, shop, client: old, writers, tried });
+        (net.client, net.takes_over) = (1 - old, true);
+        net.clients[1 - old] = Client::new(1 - old, self.world.shards());
+        for (server, disk) in self.disks.iter().enumerate() {
+            // What the old client hasn't noticed yet isn't to meet the new one while rows are torn.
+            disk.fault(&Fault::Heal);
+            disk.fault(&Fault::Release);
+            net.network.rejoin((1 - old, 2 + server));
+        }
+        self.doomed.clear();
+        if self.rng.chance(1, 2) {
+            for server in 0..self.disks.len() {
+                if self.rng.chance(1, 2) {
+                    let time = 1 + self.rng.below(DEAF_NS);
+                    self.part((old, 2 + server), time);
+                }
+            }
+        }
+    }
+
+    /// A takeover was refused for want of members (C23): they are brought. True if so many aren't members any more, so that it must
+    /// be forced.
+    pub(crate) fn is_takeover_hopeless(&mut self) -> Result<bool, Verdict> {
+        self.start_servers();
+        self.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
+        let survey = survey(self.present().iter().map(|(number, disk)| (*number, disk)))?;
+        if 2 * survey.seats.iter().flatten().count() > survey.seats.len() {
+            return Ok(false);
+        }
+        self.summary.forced += 1;
+        self.suspect_stale();
+        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        self.doubt_suspects(&here);
+        Ok(true)
+    }
+
+    /// Rows that the old client may leave half written.
+    pub(crate) fn suspect_stale(&mut self) {
+        if self.net.as_ref().is_some_and(|net| net.stale.is_some()) {
+            let unsettled = self.shop.ledger.borrow().unsettled(false);
+            self.suspects = self.suspects_after(&unsettled);
+        }
+    }
+
+    /// The new client has the array: what the old one's users have under way is cut off, and it goes on without a right.
+    pub(super) fn retire_stale(&mut self) {
+        self.suspect_stale();
+        let emptied = self.has_emptied_member();
+        let Some(net) = &self.net else { return };
+        let Some(stale) = &net.stale else { return };
+        let shards = net.shards_of(stale.client);
+        stale.shop.retired.set(true);
+        if emptied {
+            self.shop.ledger.borrow_mut().crash();
+        } else {
+            self.shop.ledger.borrow_mut().kill();
+        }
+        let Some(array) = &stale.array else { return };
+        let (shared, block) = (Arc::clone(array.shared()), u64::from(self.setup.block));
+        let stripe = array.volume().size() / self.setup.stripes;
+        for number in 0..2 {
+            let mut rng = self.rng.fork(number);
+            let (shared, shop) = (Arc::clone(&shared), Rc::clone(&self.shop));
+            let (writers, tried) = (Rc::clone(&stale.writers), Rc::clone(&stale.tried));
+            writers.set(writers.get() + 1);
+            let shard = shards.start + rng.index(shards.len());
+            self.world.spawn(shard, "stale client", async move {
+                let volume = Volume::new(shared);
+                for _ in 0..4 {
+                    let pause = rng.pick(&[0, 100_000, 10_000_000, 2_000_000_000]);
+                    shard::sleep(rng.below(pause + 1)).await;
+                    let length = rng.pick(&[block, stripe]).min(1 << 20);
+                    let at = rng.below((volume.size() - length) / length + 1) * length;
+                    let mut data = shard::buffer(crate::rng::index(length));
+                    data.fill(FOREIGN);
+                    let forced = rng.chance(1, 4);
+                    let written = volume.write(at, data.freeze(), forced).await;
+                    tried.set(true);
+                    if written.is_ok() {
+                        shop.accuse(Verdict::Scene(format!(
+                            "a client whose array was taken over has written {length} bytes at {at}"
+                        )));
+                        break;
+                    }
+                }
+                writers.set(writers.get() - 1);
+            });
+        }
+    }
+
+    /// Waits until the old client has tried in vain. It must have noticed.
+    pub(super) fn await_stale(&mut self) -> Result<(), Verdict> {
+        let writers = |swarm: &Self| {
+            swarm.net.as_ref().and_then(|net| net.stale.as_ref()).map_or(0, |stale| stale.writers.get())
+        };
+        self.wait(|swarm| writers(swarm) == 0)?;
+        let Some(stale) = self.net.as_ref().and_then(|net| net.stale.as_ref()) else { return Ok(()) };
+        let Some(array) = stale.array.as_ref().filter(|_| stale.tried.get()) else { return Ok(()) };
+        if !array.shared().has_failed() {
+            let words = "a client whose array was taken over goes on".to_owned();
+            return Err(Verdict::Scene(words));
+        }
+        if self.rng.chance(1, 2) {
+            // It ends as any does, and gives up what it has; that is nothing.
+            let (home, array) =
+                (self.net.as_ref().map_or(0, |net| net.shards_of(stale.client).start), array.clone());
+            let stopped = self.world.block_on(home, "stop", PATIENCE, async move { array.stop().await })?;
+            if stopped.is_ok() {
+                return Err(Verdict::Scene("a client without an array has stopped it".to_owned()));
+            }
+        }
+        self.bury_stale();
+        Ok(())
+    }
+
+    /// The old client is gone.
+    pub(crate) fn bury_stale(&mut self) {
+        let Some(net) = &mut self.net else { return };
+        let Some(stale) = net.stale.take() else { return };
+        let shards = net.shards_of(stale.client);
+        {
+            let _entered = self.world.enter(shards.start);
+            drop(stale);
+        }
+        self.world.end_shards(&shards, &[], false, false);
+        net.clients[1 - net.client] = Client::new(1 - net.client, self.world.shards());
+    }
+}
