@@ -8,7 +8,9 @@
 //!
 //! It must be higher than any before, also after a crash before which nothing of the array's own was written: so neither the superblocks'
 //! events nor a clock will do. The servers know: their epochs are durable. It is one more than the highest that any of the
-//! members was ever attached under; that is asked each time, so that a member that joins with a higher one raises all.
+//! members was ever attached under; a member that joins with a higher one raises it for all. A member that has a higher one although it was
+//! attached under ours was taken over by another host. It is attached under ours all the same, so that its server says so: who raised the epoch
+//! then would contend with the other host for the servers that don't know it yet.
 //!
 //! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed member.
 
@@ -165,7 +167,7 @@ impl Home {
             self.publish_attached(snapshot.generation, attached).await;
             return Round::Granted;
         }
-        if !self.raise_epoch(&view, &mut attached).await {
+        if self.attaching.epoch.get() == 0 && !self.begin_epoch(&view, &mut attached).await {
             return lost;
         }
         let attachment = self.next_attachment(&view, attached.slots);
@@ -183,18 +185,15 @@ impl Home {
         if refused { Round::Refused } else { Round::Granted }
     }
 
-    /// Makes the epoch higher than every one that a member knows of another. False if a member is lost.
-    async fn raise_epoch(&self, view: &View, attached: &mut Attached) -> bool {
+    /// The epoch is higher than every one that a member knows. False if a member is lost.
+    async fn begin_epoch(&self, view: &View, attached: &mut Attached) -> bool {
         let asked = attached.slots;
         let answers = ask(view, asked, |server| server.epoch()).await;
         if self.note_answers(view, attached, asked, &answers) {
             return false;
         }
-        let known = answers.iter().filter_map(|answer| answer.ok()).max().unwrap_or(0) as u64;
-        let own = self.attaching.epoch.get();
-        if own == 0 || known > own {
-            self.attaching.epoch.set(known + 1);
-        }
+        let known = answers.iter().filter_map(|answer| answer.ok()).max().unwrap_or(0);
+        self.attaching.epoch.set(known as u64 + 1);
         true
     }
 
@@ -230,14 +229,30 @@ impl Home {
         let failed = |error| CommandError::Device { name: device.info().name.clone(), error };
         let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
         let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
-        if own == 0 || known > own {
-            // The others get it when this one has joined.
-            self.attaching.epoch.set(known + 1);
-        }
         let view = self.volume.inner.view();
-        let attachment = self.next_attachment(&view, offers(&view).slots);
+        let mut attachment = self.next_attachment(&view, offers(&view).slots);
+        if own == 0 || known > own {
+            self.is_current(&view).await.map_err(failed)?;
+            attachment.epoch = known + 1;
+        }
         let answer = answered(options.member_timeout_ns, server.attach(&attachment)).await.map_err(failed)?;
-        answer.result.map(|_| ()).map_err(failed)
+        answer.result.map_err(failed)?;
+        // The others get it when this one has joined.
+        self.attaching.epoch.set(self.attaching.epoch.get().max(attachment.epoch));
+        Ok(())
+    }
+
+    /// Whether no other host has taken the array over: whoever was fenced must not raise the epoch of a device that joins, for the
+    /// other host would not get it.
+    async fn is_current(&self, view: &View) -> Result<(), DeviceError> {
+        let own = self.attaching.epoch.get();
+        let fenced = DeviceError::of(DeviceErrorKind::Fenced);
+        for answer in ask(view, offers(view).slots, |server| server.epoch()).await {
+            if answer? as u64 > own && own != 0 {
+                return Err(fenced);
+            }
+        }
+        Ok(())
     }
 
     /// Devices that hold no slot take superblocks too: spares, and the targets of replacements. Who refuses is noticed when it is written

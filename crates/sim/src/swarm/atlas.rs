@@ -232,7 +232,8 @@ impl Swarm {
     fn spawn_return(&mut self, number: usize, fails: Option<usize>, removes: bool) {
         let (disk, identity) = (self.disks[number].clone(), uuid(&mut self.rng));
         let reach = self.reach(number);
-        let is_sick = self.afflicted.sick.contains(&number);
+        // Who the array was taken from may get hold of it first, and lets go of it when it notices.
+        let is_sick = self.afflicted.sick.contains(&number) || self.is_contended();
         let joining = self.afflicted.joining(number);
         let shop = Rc::clone(&self.shop);
         self.command("return", move |array| async move {

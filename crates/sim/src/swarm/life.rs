@@ -134,6 +134,8 @@ impl Swarm {
             self.crash(power)?;
         }
         let mut force = false;
+        // Who was there when it had to be forced, by slot.
+        let mut forced: Option<Vec<bool>> = None;
         loop {
             let forbidden = self.is_journal_forbidden();
             self.note_lost()?;
@@ -142,6 +144,11 @@ impl Swarm {
             let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
             match outcome {
                 Ok(array) => {
+                    if let Some(here) = &forced {
+                        // A start that is refused gives up what it has taken: the old client has gone on until this one.
+                        self.suspect_stale();
+                        self.doubt_suspects(here);
+                    }
                     self.doubt_cut_off();
                     self.begin_life(array);
                     self.started_after_loss(forbidden, force)?;
@@ -154,7 +161,8 @@ impl Swarm {
                 Err(AssembleError::Fence(FenceError::TooFew { .. })) if !force => {
                     // C23: with everybody who is a member it may; or where somebody knows that nobody else takes over.
                     self.summary.refusals += 1;
-                    force = self.is_takeover_hopeless()?;
+                    forced = self.is_takeover_hopeless()?;
+                    force = forced.is_some();
                 }
                 Err(AssembleError::DirtyDegraded { missing }) => {
                     self.suspect_stale();
@@ -171,7 +179,7 @@ impl Swarm {
                     self.summary.forced += 1;
                     let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
                     self.doubt_suspects(&here);
-                    force = true;
+                    (force, forced) = (true, Some(here));
                 }
                 // Everybody whom the level needs is there, and it is known who that is.
                 Err(error) if self.net.is_some() => {

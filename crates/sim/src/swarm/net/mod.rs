@@ -51,10 +51,10 @@ use crate::{Rng, SimDisk, SimStreamConfig, World, checks::survey};
 const SPARES: usize = 2;
 /// Most members, so that a run stays small.
 const MEMBERS_MAX: usize = 6;
-/// How long the client gives a server for a command.
-const COMMAND_NS: u64 = 6_000_000_000;
+/// How long the client gives a server for a command: longer than servers wait for each other.
+const COMMAND_NS: u64 = 13_000_000_000;
 /// How long the array gives a member: longer, so that the association ends first.
-const MEMBER_NS: u64 = 9_000_000_000;
+const MEMBER_NS: u64 = 16_000_000_000;
 /// How often the client looks whether a server is lost.
 const LOOK_NS: u64 = 1_000_000_000;
 /// Times that a server is tried, with a second between.

@@ -59,25 +59,30 @@ impl Swarm {
         }
     }
 
-    /// A takeover was refused for want of members (C23): they are brought. True if so many aren't members any more, so that it must
-    /// be forced.
-    pub(crate) fn is_takeover_hopeless(&mut self) -> Result<bool, Verdict> {
+    /// Whether another client goes on with an array that it hasn't any more.
+    pub(crate) fn is_contended(&self) -> bool {
+        self.net.as_ref().is_some_and(|net| net.stale.is_some())
+    }
+
+    /// A takeover was refused for want of members (C23): they are brought. If so many aren't members any more that it must be forced:
+    /// who is there, by slot.
+    pub(crate) fn is_takeover_hopeless(&mut self) -> Result<Option<Vec<bool>>, Verdict> {
         self.start_servers();
         self.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
         let survey = survey(self.present().iter().map(|(number, disk)| (*number, disk)))?;
         if 2 * survey.seats.iter().flatten().count() > survey.seats.len() {
-            return Ok(false);
+            return Ok(None);
         }
         self.summary.forced += 1;
         self.suspect_stale();
         let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
         self.doubt_suspects(&here);
-        Ok(true)
+        Ok(Some(here))
     }
 
     /// Rows that the old client may leave half written.
     pub(crate) fn suspect_stale(&mut self) {
-        if self.net.as_ref().is_some_and(|net| net.stale.is_some()) {
+        if self.is_contended() {
             let unsettled = self.shop.ledger.borrow().unsettled(false);
             self.suspects = self.suspects_after(&unsettled);
         }
