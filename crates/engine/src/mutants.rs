@@ -267,6 +267,8 @@ pinstripe_runtime::mutants! {
     ReadBeforeAttach,
     /// Where Q stands behind P, each gets the other's part.
     OffloadPartsCrossed,
+    /// In an array that has failed, parity of rows that were being written stands in for a lost member's data (C10).
+    FailedRowsTrusted,
 }
 
 impl Mutant {
@@ -326,7 +328,8 @@ impl Mutant {
     ];
 
     /// Those that lives over the network find (`pinstripe-sim`).
-    pub const OF_NETWORK: &[Self] = &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed];
+    pub const OF_NETWORK: &[Self] =
+        &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed, Self::FailedRowsTrusted];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];

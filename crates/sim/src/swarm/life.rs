@@ -144,13 +144,13 @@ impl Swarm {
             let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
             match outcome {
                 Ok(array) => {
-                    if let Some(here) = &forced {
-                        // A start that is refused gives up what it has taken: the old client has gone on until this one.
-                        self.suspect_stale();
-                        self.doubt_suspects(here);
-                    }
                     self.doubt_cut_off();
                     self.begin_life(array);
+                    if let Some(here) = forced.filter(|_| self.is_contended()) {
+                        // Now that what the old client had under way is cut off: a start that is refused gives up what it has taken, so
+                        // that one has gone on.
+                        self.doubt_suspects(&here);
+                    }
                     self.started_after_loss(forbidden, force)?;
                     return Ok(true);
                 }
