@@ -121,18 +121,7 @@ impl Swarm {
     pub(crate) fn assemble(&mut self) -> Result<bool, Verdict> {
         self.phase = Phase::Starting;
         self.leave_some_out()?;
-        let more = if self.setup.atlas.is_some() { self.rng.pick(&[0, 0, 1, 2]) } else { 0 };
-        for _ in 0..more + self.rng.pick(&[0, 0, 0, 1, 2]) {
-            // The machine dies in the middle of the assembly, or just after it, when resync has begun.
-            self.note_lost()?;
-            self.start_assembly(false);
-            // With a network there is more to be done.
-            let longest = if self.net.is_some() { 14 } else { 11 };
-            let steps = 1 << self.rng.below(longest);
-            self.idle_on(steps)?;
-            let power = self.net.is_none() || self.rng.chance(1, 2);
-            self.crash(power)?;
-        }
+        self.die_in_assemblies()?;
         let mut force = false;
         // Who was there when it had to be forced, by slot.
         let mut forced: Option<Vec<bool>> = None;
@@ -165,21 +154,11 @@ impl Swarm {
                     force = forced.is_some();
                 }
                 Err(AssembleError::DirtyDegraded { missing }) => {
-                    self.suspect_stale();
-                    let present = self.present();
-                    let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-                    if !survey.is_dirty() || survey.whole() == survey.seats.len() {
-                        let words = format!("refused as dirty with {missing} missing, which it is not");
-                        return Err(Verdict::Refused(words));
-                    }
-                    self.summary.refusals += 1;
-                    if self.rng.chance(1, 4) {
+                    forced = self.bear_dirty_and_degraded(missing)?;
+                    force = forced.is_some();
+                    if !force {
                         return Ok(false);
                     }
-                    self.summary.forced += 1;
-                    let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
-                    self.doubt_suspects(&here);
-                    (force, forced) = (true, Some(here));
                 }
                 // Everybody whom the level needs is there, and it is known who that is.
                 Err(error) if self.net.is_some() => {
@@ -188,6 +167,42 @@ impl Swarm {
                 Err(error) => return Err(Verdict::Refused(format!("assembly: {error}"))),
             }
         }
+    }
+
+    /// Assemblies that are cut off.
+    fn die_in_assemblies(&mut self) -> Result<(), Verdict> {
+        let more = if self.setup.atlas.is_some() { self.rng.pick(&[0, 0, 1, 2]) } else { 0 };
+        for _ in 0..more + self.rng.pick(&[0, 0, 0, 1, 2]) {
+            // The machine dies in the middle of the assembly, or just after it, when resync has begun.
+            self.note_lost()?;
+            self.start_assembly(false);
+            // With a network there is more to be done.
+            let longest = if self.net.is_some() { 14 } else { 11 };
+            let steps = 1 << self.rng.below(longest);
+            self.idle_on(steps)?;
+            let power = self.net.is_none() || self.rng.chance(1, 2);
+            self.crash(power)?;
+        }
+        Ok(())
+    }
+
+    /// An assembly was refused because the array is dirty and degraded. Who is there, by slot, if it is to be forced.
+    fn bear_dirty_and_degraded(&mut self, missing: usize) -> Result<Option<Vec<bool>>, Verdict> {
+        self.suspect_stale();
+        let present = self.present();
+        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+        if !survey.is_dirty() || survey.whole() == survey.seats.len() {
+            let words = format!("refused as dirty with {missing} missing, which it is not");
+            return Err(Verdict::Refused(words));
+        }
+        self.summary.refusals += 1;
+        if self.rng.chance(1, 4) {
+            return Ok(None);
+        }
+        self.summary.forced += 1;
+        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        self.doubt_suspects(&here);
+        Ok(Some(here))
     }
 
     /// Notes whose chunks a start now may have to make of others although they were being written: who is not whole in a
@@ -313,20 +328,13 @@ impl Swarm {
                 }
             }
         }
-        if end == End::CrashInStop {
-            self.shop.closing.set(true);
-            self.phase = Phase::Stopping;
-            let array = self.array();
-            self.world.spawn(self.home(), "stop", async move {
-                // It may be cut off anywhere.
-                let _ = array.stop().await;
-            });
-            let steps = 1 << self.rng.below(12);
-            self.idle_on(steps)?;
-        }
         match end {
             End::Peace => self.rest(),
-            End::Crash | End::CrashInStop => self.crash(true),
+            End::Crash => self.crash(true),
+            End::CrashInStop => {
+                self.begin_stop()?;
+                self.crash(true)
+            }
             End::Outage => {
                 self.outage()?;
                 let power = self.rng.chance(1, 2);
@@ -343,6 +351,18 @@ impl Swarm {
                 Ok(())
             }
         }
+    }
+
+    /// A stop that may be cut off anywhere.
+    fn begin_stop(&mut self) -> Result<(), Verdict> {
+        self.shop.closing.set(true);
+        self.phase = Phase::Stopping;
+        let array = self.array();
+        self.world.spawn(self.home(), "stop", async move {
+            let _ = array.stop().await;
+        });
+        let steps = 1 << self.rng.below(12);
+        self.idle_on(steps)
     }
 
     /// More disks go than the level bears, say with their controller. Nothing of that may be written down (C3).
