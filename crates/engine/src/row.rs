@@ -126,24 +126,14 @@ impl VolumeInner {
         if !lost.and(want.columns).is_empty() {
             let unreadable = IoError::Unreadable { stripe: stripe.0, missing: lost.len() };
             // C10: parity of torn rows can't stand in for data.
-            if parities.len() < lost.len() || self.may_be_torn(view, offset, u64::from(to - from)) {
+            let intent = &view.snapshot.intent;
+            if parities.len() < lost.len() || intent.is_torn(intent.regions(offset, u64::from(to - from))) {
                 return Err(unreadable);
             }
             slots = slots.or((0..map.columns()).filter(|&c| !lost.contains(c)).map(data_slot).collect());
             slots = slots.or(parities.iter().take(lost.len()).collect());
         }
         Ok(slots.iter().filter(|&slot| !row.has(map, slot)).collect())
-    }
-
-    /// Whether rows may be half written: by a crash before, or by writes that the array had under way when it failed. Those were not
-    /// acknowledged, but a lost member's chunk in their rows was nobody's to change.
-    pub(crate) fn may_be_torn(&self, view: &View, offset: u64, length: u64) -> bool {
-        let intent = &view.snapshot.intent;
-        let mut regions = intent.regions(offset, length);
-        intent.is_torn(regions.clone())
-            || self.shared.has_failed()
-                && !active(Mutant::FailedRowsTrusted)
-                && regions.any(|region| intent.is_set(region))
     }
 
     async fn read_slots(

@@ -160,8 +160,20 @@ impl VolumeInner {
             Some(answer) => answer,
             None => self.write_members_until_done(stripe, Some(&mut claim), context).await,
         };
+        if answer.is_err() && self.shared.has_failed() && !active(Mutant::FailedRowsTrusted) {
+            self.note_torn(stripe);
+        }
         claim.finish(&answer);
         answer
+    }
+
+    /// The array has failed with a batch under way, so the stripe's rows may be half written. Nothing of that was acknowledged, but a lost
+    /// member's chunk in them was nobody's to change, and can't be made of the others any more (C10).
+    fn note_torn(&self, stripe: StripeId) {
+        let geometry = self.parity_geometry();
+        let intent = &self.view().snapshot.intent;
+        let regions = intent.regions(geometry.member_offset(stripe), geometry.chunk_bytes().into());
+        regions.for_each(|region| intent.set_needs_resync(region, true));
     }
 
     /// Writes a batch to the members. Whoever arrives at `claim` joins.

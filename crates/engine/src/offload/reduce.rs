@@ -308,7 +308,7 @@ impl VolumeInner {
         let length = u64::from(length);
         let intent = &view.snapshot.intent;
         // C10: where P and Q may tell different stories, the client decides which counts.
-        if intent.needs_resync(intent.regions(offset, length)) || self.may_be_torn(view, offset, length) {
+        if intent.needs_resync(intent.regions(offset, length)) {
             return None;
         }
         let readable = Set64::below(map.members()).without(view.unreadable(offset, length));
