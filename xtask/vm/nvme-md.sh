@@ -9,6 +9,12 @@ carried() {
     awk '$1 == "lo:" { print $2 }' /proc/net/dev
 }
 
+# partial OPTION...: fio writes, or verifies, parts of stripes.
+partial() {
+    fio --name=partial --filename=/dev/md9 --rw=randwrite --bs=128k --io_size=48m --direct=1 --ioengine=psync --numjobs=1 \
+        --verify=crc32c "$@" >/tmp/fio 2>&1 || die "fio $*: $(tail -n 5 /tmp/fio)"
+}
+
 for level in 5 6; do
     connect
     members=""
@@ -20,17 +26,11 @@ for level in 5 6; do
         die "mdadm --create: $(dmesg | tail -n 5)"
     wait_idle md9
     before=$(carried)
-    fio --name=partial --filename=/dev/md9 --rw=randwrite --bs=128k --io_size=48m --direct=1 --ioengine=psync --numjobs=1 \
-        --verify=crc32c --do_verify=0 >/tmp/fio 2>&1 || die "fio: $(tail -n 5 /tmp/fio)"
+    partial --do_verify=0
     after=$(carried)
     out "raid$level" $(((after - before) / (48 * 10486)))
-    fio --name=partial --filename=/dev/md9 --rw=randwrite --bs=128k --io_size=48m --direct=1 --ioengine=psync --numjobs=1 \
-        --verify=crc32c --verify_only=1 --verify_fatal=1 >/tmp/fio 2>&1 || die "fio: $(tail -n 5 /tmp/fio)"
-    echo check >/sys/block/md9/md/sync_action
-    until [ "$(cat /sys/block/md9/md/sync_action)" = idle ]; do
-        sleep 0.2
-    done
-    [ "$(cat /sys/block/md9/md/mismatch_cnt)" = 0 ] || die "mismatch_cnt is $(cat /sys/block/md9/md/mismatch_cnt)"
+    partial --verify_only=1 --verify_fatal=1
+    expect_consistent md9 "level $level"
     stop md9
     # shellcheck disable=SC2086
     mdadm --zero-superblock $members

@@ -230,9 +230,12 @@ impl Home {
         let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
         let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
         let view = self.volume.inner.view();
+        let raises = own == 0 || known > own;
+        if raises && own > 0 {
+            self.check_current(&view).await.map_err(failed)?;
+        }
         let mut attachment = self.next_attachment(&view, offers(&view).slots);
-        if own == 0 || known > own {
-            self.is_current(&view).await.map_err(failed)?;
+        if raises {
             attachment.epoch = known + 1;
         }
         let answer = answered(options.member_timeout_ns, server.attach(&attachment)).await.map_err(failed)?;
@@ -242,14 +245,12 @@ impl Home {
         Ok(())
     }
 
-    /// Whether no other host has taken the array over: whoever was fenced must not raise the epoch of a device that joins, for the
+    /// An error if another host has taken the array over: whoever was fenced must not raise the epoch of a device that joins, for the
     /// other host would not get it.
-    async fn is_current(&self, view: &View) -> Result<(), DeviceError> {
-        let own = self.attaching.epoch.get();
-        let fenced = DeviceError::of(DeviceErrorKind::Fenced);
+    async fn check_current(&self, view: &View) -> Result<(), DeviceError> {
         for answer in ask(view, offers(view).slots, |server| server.epoch()).await {
-            if answer? as u64 > own && own != 0 {
-                return Err(fenced);
+            if answer? as u64 > self.attaching.epoch.get() {
+                return Err(DeviceError::of(DeviceErrorKind::Fenced));
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! What happens to clients, servers and the network while the array is served.
 
-use super::{Swarm, network::Node};
+use super::{COMMAND_NS, Swarm, network::Node};
 use pinstripe_runtime::shard;
 
 use crate::Event;
@@ -8,7 +8,7 @@ use crate::Event;
 /// Shorter than anybody notices.
 const BLINK_NS: u64 = 300_000_000;
 /// Longer than a client bears.
-const LONG_NS: u64 = 12_000_000_000;
+const LONG_NS: u64 = 2 * COMMAND_NS;
 
 impl Swarm {
     /// One event, or none.
