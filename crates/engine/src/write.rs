@@ -32,7 +32,10 @@ use crate::{
     intent::Mark,
     mutants::{Mutant, active},
     parity_cache::{Key, Parity, ROW_BYTES},
-    plan::{Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, Written, plan_into},
+    plan::{
+        Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy, Written,
+        plan_into,
+    },
     row::Want,
     shared::{Answer, Shared},
     snapshot::{MemberId, Seat, Snapshot, View},
@@ -300,9 +303,11 @@ impl VolumeInner {
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
-        self.plan(view, stripe, context)?;
-        if view.snapshot.offload.is_some() {
-            self.choose_offload(view, stripe, context);
+        context.remote.forget_jobs();
+        let servers = self.servers_for(view, stripe, context);
+        self.plan(view, stripe, context, servers.is_some())?;
+        if let Some(servers) = servers {
+            context.remote.take_up(&servers, &context.plan);
         }
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
@@ -425,7 +430,14 @@ impl VolumeInner {
         (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
-    fn plan(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
+    /// Plans the image for the client, or for the members' servers.
+    fn plan(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &mut WriteContext,
+        by_servers: bool,
+    ) -> Result<(), Again> {
         let geometry = self.parity_geometry();
         context.image.build_extents(geometry.chunk_bytes());
         let (snapshot, offset, chunk) =
@@ -446,17 +458,22 @@ impl VolumeInner {
             start: e.start,
             end: e.end(),
         });
+        let policy = match self.shared.options.policy {
+            // With reconstruct-write every data server sends parity's a part, with read-modify-write only those that are written: what crosses
+            // the network costs more than what a server reads.
+            WritePolicy::Cost if by_servers => WritePolicy::AlwaysRmw,
+            policy => policy,
+        };
         let Held { transfers, rows, .. } = &mut context.held;
         let mut sources = PlanFacts { volume: self, snapshot, stripe, rows, explores: context.timed };
-        plan_into(&mut context.plan, &facts, self.shared.options.policy, image, transfers, &mut sources)
-            .map_err(|error| {
-                let missing = facts.unreadable.or(facts.unwritable).len();
-                Again::Fatal(match error {
-                    PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
-                    PlanError::BeyondRedundancy { .. } => IoError::Failed,
-                    PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
-                })
-            })?;
+        plan_into(&mut context.plan, &facts, policy, image, transfers, &mut sources).map_err(|error| {
+            let missing = facts.unreadable.or(facts.unwritable).len();
+            Again::Fatal(match error {
+                PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
+                PlanError::BeyondRedundancy { .. } => IoError::Failed,
+                PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
+            })
+        })?;
         let recovers =
             |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
         let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, chunk.into()));

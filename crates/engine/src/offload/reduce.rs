@@ -1,8 +1,10 @@
 //! Lost bytes, summed up by a server.
 
+use std::{future::Future, pin::Pin};
+
 use pinstripe_runtime::{Buffer, Reducer, shard};
 
-use super::{Attached, Requests, Sent, Step, attached, coefficients::combination};
+use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, exchange::side_by_side};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     snapshot::View,
@@ -28,6 +30,9 @@ struct Reduction {
     others: Vec<(MemberSlot, u8)>,
 }
 
+/// What is lost of a chunk is summed up in pieces of this size, by several servers at a time: whoever sums up receives a piece of
+/// every other member.
+const SUM_BYTES: u32 = 128 << 10;
 /// The sum among what an operation brings.
 const SUM: usize = usize::MAX;
 
@@ -151,23 +156,27 @@ impl VolumeInner {
     /// anything.
     pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
-        let mut whole: Option<Buffer> = None;
+        let attached = &attached;
+        let mut sums: Vec<Pin<Box<dyn Future<Output = (bool, Buffer)> + '_>>> = Vec::new();
         while !buffer.is_empty() {
-            let length = attached.range_bytes.min(length_of(&buffer));
-            let part = buffer.split_to(length as usize);
-            let (is_read, part) = self.reduce(view, &attached, lost, part, &mut Around::default()).await;
+            let length = attached.range_bytes.min(SUM_BYTES).min(length_of(&buffer));
+            let (part, range) = (buffer.split_to(length as usize), lost);
             lost.from += length;
-            match &mut whole {
-                None => whole = Some(part),
-                Some(whole) => whole.unsplit(part),
-            }
-            if !is_read {
-                let mut whole = whole.unwrap_or_else(|| unreachable!("it was put there just now"));
-                whole.unsplit(buffer);
-                return (false, whole);
+            sums.push(Box::pin(async move {
+                self.reduce(view, attached, range, part, &mut Around::default()).await
+            }));
+        }
+        let mut whole = buffer;
+        let mut is_read = true;
+        for (number, (is_summed, part)) in side_by_side(sums).await.into_iter().enumerate() {
+            is_read &= is_summed;
+            if number == 0 {
+                whole = part;
+            } else {
+                whole.unsplit(part);
             }
         }
-        (true, whole.unwrap_or(buffer))
+        (is_read, whole)
     }
 
     /// Reads pieces of one stripe, of which exactly one is lost, into their buffers: what the user reads of the others anyway goes

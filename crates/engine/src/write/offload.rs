@@ -60,6 +60,13 @@ impl Remote {
         self.jobs.iter().any(|job| job.run == run)
     }
 
+    /// Gives the servers what they can do of a plan.
+    pub(super) fn take_up(&mut self, servers: &Servers, plan: &Plan) {
+        if !add_jobs(&servers.facts, servers.range_bytes, plan, &mut self.jobs) {
+            self.jobs.clear();
+        }
+    }
+
     /// Whatever an earlier plan gave to the servers.
     pub(super) fn forget_jobs(&mut self) {
         self.jobs.clear();
@@ -71,6 +78,12 @@ impl Remote {
     }
 }
 
+/// Servers that may do a stripe write's work.
+pub(super) struct Servers {
+    facts: Facts,
+    range_bytes: u32,
+}
+
 impl Job {
     fn length(&self) -> u32 {
         self.end - self.start
@@ -78,10 +91,14 @@ impl Job {
 }
 
 impl VolumeInner {
-    /// Decides whether the servers do the plan's work.
-    pub(super) fn choose_offload(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
-        context.remote.forget_jobs();
-        let Some(attached) = attached(&view.snapshot) else { return };
+    /// What there is to know of servers that may do the work of a stripe write; `None` if the client has to.
+    pub(super) fn servers_for(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &WriteContext,
+    ) -> Option<Servers> {
+        let attached = attached(&view.snapshot)?;
         let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let unreadable = view.unreadable(offset, chunk);
@@ -93,7 +110,7 @@ impl VolumeInner {
             || unreadable != view.snapshot.missing
             || self.shared.offload.is_paused()
         {
-            return;
+            return None;
         }
         let intent = &view.snapshot.intent;
         let facts = Facts {
@@ -103,10 +120,7 @@ impl VolumeInner {
             in_sync: !intent.needs_resync(intent.regions(offset, chunk)),
             attached: attached.slots,
         };
-        let WriteContext { plan, remote, .. } = context;
-        if !add_jobs(&facts, attached.range_bytes, plan, &mut remote.jobs) {
-            remote.jobs.clear();
-        }
+        Some(Servers { facts, range_bytes: attached.range_bytes })
     }
 
     /// Both phases, and what the client writes itself.
