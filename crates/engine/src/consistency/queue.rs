@@ -19,14 +19,13 @@
 
 use std::{
     collections::VecDeque,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
-    task::Poll,
 };
 
+use futures_util::future::join_all;
 use pinstripe_runtime::{Device, DeviceError, Signal, Slice, shard};
 
 use super::{LogArea, LogError};
@@ -229,11 +228,9 @@ impl<T: Clone> Queues<T> {
         // From here on whatever happens releases what was entered.
         let kept = Kept { entered: enter(&mut seats), inside: Arc::clone(&self.inside) };
         self.inside.fetch_add(1, Ordering::Relaxed);
-        let waits = seats.iter().map(|seat| -> Pin<Box<dyn Future<Output = _>>> {
-            Box::pin(seat.durable(log, volume, view, &self.inside))
-        });
+        let waits = seats.iter().map(|seat| seat.durable(log, volume, view, &self.inside));
         // Where one of the logs can't have it, the others are not needed to: it counts for nothing without all.
-        all_of(waits.collect()).await.into_iter().collect::<Result<(), LogError>>()?;
+        join_all(waits).await.into_iter().collect::<Result<(), LogError>>()?;
         Ok(kept)
     }
 
@@ -502,24 +499,4 @@ impl<T> State<T> {
         let gap_wraps = self.head + length + gap > area.length;
         (!gap_wraps || rules.start + gap <= oldest.start).then_some(self.head)
     }
-}
-
-/// Waits for all of a few futures.
-async fn all_of<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>) -> Vec<T> {
-    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(move |context| {
-        for (future, result) in futures.iter_mut().zip(&mut results) {
-            if result.is_none()
-                && let Poll::Ready(value) = future.as_mut().poll(context)
-            {
-                *result = Some(value);
-            }
-        }
-        if results.iter().all(Option::is_some) {
-            Poll::Ready(results.iter_mut().filter_map(Option::take).collect())
-        } else {
-            Poll::Pending
-        }
-    })
-    .await
 }

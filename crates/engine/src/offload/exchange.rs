@@ -172,23 +172,6 @@ pub(crate) fn resolve(view: &View, sent: &[Sent], requests: &mut Requests<Step>)
     }
 }
 
-/// Runs work of one task side by side. The results in order.
-pub(super) async fn side_by_side<T>(work: Vec<Pin<Box<dyn Future<Output = T> + '_>>>) -> Vec<T> {
-    let mut work: Vec<_> = work.into_iter().map(|work| (work, None)).collect();
-    std::future::poll_fn(|cx| {
-        let mut pending = false;
-        for (work, result) in work.iter_mut().filter(|(_, result)| result.is_none()) {
-            match work.as_mut().poll(cx) {
-                Poll::Ready(value) => *result = Some(value),
-                Poll::Pending => pending = true,
-            }
-        }
-        if pending { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    work.into_iter().filter_map(|(_, result)| result).collect()
-}
-
 /// Whether nothing more is to be expected of a member that said so.
 fn is_lost(kind: DeviceErrorKind) -> bool {
     matches!(kind, DeviceErrorKind::Gone | DeviceErrorKind::TimedOut | DeviceErrorKind::Removed)

@@ -1,10 +1,9 @@
 //! Lost bytes, summed up by a server.
 
-use std::{future::Future, pin::Pin};
-
+use futures_util::future::join_all;
 use pinstripe_runtime::{Buffer, Reducer, shard};
 
-use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, exchange::side_by_side};
+use super::{Attached, Requests, Sent, Step, attached, coefficients::combination};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     snapshot::View,
@@ -156,27 +155,23 @@ impl VolumeInner {
     /// anything.
     pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
-        let attached = &attached;
-        let mut sums: Vec<Pin<Box<dyn Future<Output = (bool, Buffer)> + '_>>> = Vec::new();
+        let mut sums = Vec::new();
         while !buffer.is_empty() {
             let length = attached.range_bytes.min(SUM_BYTES).min(length_of(&buffer));
-            let (part, range) = (buffer.split_to(length as usize), lost);
+            let (part, attached, range) = (buffer.split_to(length as usize), &attached, lost);
+            sums.push(async move { self.reduce(view, attached, range, part, &mut Around::default()).await });
             lost.from += length;
-            sums.push(Box::pin(async move {
-                self.reduce(view, attached, range, part, &mut Around::default()).await
-            }));
         }
-        let mut whole = buffer;
         let mut is_read = true;
-        for (number, (is_summed, part)) in side_by_side(sums).await.into_iter().enumerate() {
+        let sums = join_all(sums).await.into_iter().map(|(is_summed, part)| {
             is_read &= is_summed;
-            if number == 0 {
-                whole = part;
-            } else {
-                whole.unsplit(part);
-            }
-        }
-        (is_read, whole)
+            part
+        });
+        let whole = sums.reduce(|mut whole, part| {
+            whole.unsplit(part);
+            whole
+        });
+        (is_read, whole.unwrap_or(buffer))
     }
 
     /// Reads pieces of one stripe, of which exactly one is lost, into their buffers: what the user reads of the others anyway goes

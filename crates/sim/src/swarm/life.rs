@@ -8,6 +8,7 @@ use pinstripe_engine::{
     create::create_placed,
     geometry::{ParityGeometry, StripeId},
     offload::fence::FenceError,
+    snapshot::Snapshot,
     volume::Volume,
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource};
@@ -679,15 +680,22 @@ impl Swarm {
                     self.idle_on(64)?;
                 }
             } else {
-                break;
+                self.doomed.clear();
+                let is_whole = |snapshot: &Snapshot| {
+                    snapshot.is_complete()
+                        && snapshot.targets.is_empty()
+                        && snapshot.intent.resync_count() == 0
+                };
+                self.wait(|_| {
+                    let snapshot = array.shared().snapshot();
+                    // Whose server died unnoticed is lost only now.
+                    is_whole(&snapshot) || snapshot.seats.iter().any(|seat| seat.member().is_none())
+                })?;
+                if is_whole(&array.shared().snapshot()) {
+                    return Ok(());
+                }
             }
         }
-        self.doomed.clear();
-        let array = self.array();
-        self.wait(|_| {
-            let snapshot = array.shared().snapshot();
-            snapshot.is_complete() && snapshot.targets.is_empty() && snapshot.intent.resync_count() == 0
-        })
     }
 
     fn scrub(&mut self) -> Result<(), Verdict> {
