@@ -25,8 +25,8 @@ const COLUMNS: &str = "\
 const LEGEND: &str = "*Bound*: what the plan allows, for a duplex link: users' bytes by the bytes that the array moves in the busier direction. *Sent, \
 received*: bytes on the client's link for each of the user's, headers included, by the link's own counters. *CPU*: seconds \
 per GiB of users' bytes, of the client's process and of all servers' processes together (what the kernel does in interrupts and for \
-loop devices isn't in it). *Busy*: share of the machine's CPUs that was busy with anything; near 100 % the CPU is the bound, and \
-the figures say nothing about networks.
+loop devices isn't in it). *Busy*: share of the machine's CPUs that was busy with anything \
+but work of lower priority; near 100 % the CPU is the bound, and the figures say nothing about networks.
 
 ";
 

@@ -71,7 +71,7 @@ impl Machine {
         parse_machine(&text).context("/proc/stat is of another form")
     }
 
-    /// The share that was busy since `earlier`, with whatever, others' work included.
+    /// The share that was busy since `earlier`, with whatever, others' work included, but for that of lower priority.
     pub fn busy_since(self, earlier: Self) -> f64 {
         let all = self.all.saturating_sub(earlier.all).max(1);
         #[expect(clippy::cast_precision_loss, reason = "ticks of 10 ms")]
@@ -85,9 +85,10 @@ fn parse_machine(text: &str) -> Option<Machine> {
     // user, nice, system, idle, iowait, irq, softirq, steal; the guests' time is in user already.
     let numbers: Vec<u64> =
         line.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
-    let idle = numbers.get(3)? + numbers.get(4)?;
+    // Work of lower priority takes what would be idle.
+    let free = numbers.get(1)? + numbers.get(3)? + numbers.get(4)?;
     let all = numbers.iter().sum::<u64>();
-    Some(Machine { busy: all - idle, all })
+    Some(Machine { busy: all - free, all })
 }
 
 #[cfg(test)]
@@ -109,9 +110,9 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_disk_is_idle() {
+    fn waiting_for_a_disk_and_work_of_lower_priority_leave_the_cpu_free() {
         let earlier = parse_machine("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1\n").unwrap();
-        let later = parse_machine("cpu  200 0 100 750 150 0 100 0 50 0\n").unwrap();
+        let later = parse_machine("cpu  200 20 100 730 150 0 100 0 50 0\n").unwrap();
         assert!((later.busy_since(earlier) - 200.0 / 300.0).abs() < 1e-9);
     }
 }

@@ -84,8 +84,13 @@ impl NetSetup {
             setup.members = setup.members.max(4);
         }
         setup.members = setup.members.min(MEMBERS_MAX);
-        (setup.nbd, setup.journals, setup.policy_changes) = (None, 0, false);
-        if !matches!(setup.consistency, Consistency::Resync) || rng.chance(1, 2) {
+        (setup.nbd, setup.journals) = (None, 0);
+        // With a log on the members the client does all work, until the policy is another.
+        let stays = matches!(
+            setup.consistency,
+            Consistency::Resync | Consistency::Ppl | Consistency::DoubleParityLog
+        );
+        if !stays || rng.chance(1, 2) {
             setup.consistency = Consistency::Bitmap(rng.pick(&[4096, 8192, 32768, 65536]));
         }
         setup.shards = setup.shards.min(2);
