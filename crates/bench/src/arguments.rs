@@ -1,6 +1,6 @@
 //! What the user asks for.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use pinstripe_engine::{
@@ -118,6 +118,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub dhchap_secrets: Option<PathBuf>,
 
+    /// Connect to NVMe/TCP servers from this address of this host; several take turns
+    #[arg(long, value_name = "ADDRESS")]
+    pub client_address: Vec<IpAddr>,
+
     /// Overwrite the given files and block devices
     #[arg(long)]
     pub force: bool,
@@ -161,6 +165,7 @@ impl BenchArgs {
             attended: false,
             limit: false,
             dhchap_secrets: None,
+            client_address: Vec::new(),
             force: false,
             json: false,
         }

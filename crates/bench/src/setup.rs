@@ -74,7 +74,8 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
         let keys = arguments.dhchap_secrets.as_deref().map(Keyring::read).transpose()?;
         let authentication = keys.map(|keys| Arc::new(Authentication::new(keys)));
         let options = Options { authentication, ..Options::of_this_host(queues) };
-        let initiator = Initiator::new(options, Arc::new(TcpConnector));
+        let initiator =
+            Initiator::new(options, Arc::new(TcpConnector::from_addresses(arguments.client_address.clone())));
         for (slot, address) in remote {
             sources.insert(slot, initiator.open(&address).await?);
         }

@@ -1,7 +1,7 @@
 //! The command line: what can be asked for, each value checked as it is read.
 
 use std::{
-    net::{SocketAddr, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
     path::PathBuf,
     str::FromStr,
 };
@@ -146,11 +146,14 @@ impl ShapeArguments {
 
 /// What every command has that opens members on servers.
 #[derive(Clone, Debug, Default, Args)]
-pub struct SecretsArguments {
+pub struct RemoteArguments {
     /// Secrets by which this host and the NVMe/TCP servers of nvme-tcp:// members authenticate: a file of lines NQN HOST-SECRET
     /// [CONTROLLER-SECRET], readable by its owner only
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub dhchap_secrets: Option<PathBuf>,
+    /// Connect to NVMe/TCP servers from this address of this host; several take turns, so that each carries a like share
+    #[arg(long, value_name = "ADDRESS")]
+    pub client_address: Vec<IpAddr>,
 }
 
 #[derive(Debug, Args)]
@@ -169,7 +172,7 @@ pub struct CreateArguments {
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
-    pub secrets: SecretsArguments,
+    pub remote: RemoteArguments,
     /// Print what was made as JSON
     #[arg(long)]
     pub json: bool,
@@ -184,7 +187,7 @@ pub struct CreateArguments {
 #[derive(Debug, Args)]
 pub struct ExamineArguments {
     #[command(flatten)]
-    pub secrets: SecretsArguments,
+    pub remote: RemoteArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -262,7 +265,7 @@ pub struct ServeArguments {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
     pub dhchap_hosts: Option<PathBuf>,
     #[command(flatten)]
-    pub secrets: SecretsArguments,
+    pub remote: RemoteArguments,
     /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses: whoever reaches them may do
     /// everything, and nothing is encrypted
     #[arg(long, visible_alias = "allow-unauthenticated")]

@@ -49,7 +49,7 @@ pub fn run(arguments: &CreateArguments) -> Result<(), Failure> {
     if journals > 0 {
         shape.with_journal(&arguments.shape)?;
     }
-    member::know(&arguments.secrets)?;
+    member::know(&arguments.remote)?;
     let (force, json) = (arguments.force, arguments.json);
     let config = RuntimeConfig::unpinned(1);
     let made = uring::run(&config, {

@@ -13,7 +13,7 @@ use pinstripe_runtime::uring::{self, RuntimeConfig};
 use serde_json::json;
 
 use crate::{
-    command_line::SecretsArguments,
+    command_line::RemoteArguments,
     failure::Failure,
     member,
     output::{self, printable},
@@ -28,7 +28,7 @@ pub struct DiscoverArguments {
     #[arg(long)]
     pub namespaces: bool,
     #[command(flatten)]
-    pub secrets: SecretsArguments,
+    pub remote: RemoteArguments,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -91,7 +91,7 @@ impl Found {
 }
 
 pub fn run(arguments: &DiscoverArguments) -> Result<(), Failure> {
-    member::know(&arguments.secrets)?;
+    member::know(&arguments.remote)?;
     let address: Address = format!("nvme-tcp://{}/{DISCOVERY_NQN}?nsid=1", arguments.server).parse()?;
     let looks = arguments.namespaces;
     let found = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {

@@ -43,7 +43,7 @@ struct Report {
 }
 
 pub fn run(arguments: &ExamineArguments) -> Result<(), Failure> {
-    member::know(&arguments.secrets)?;
+    member::know(&arguments.remote)?;
     let reports: Vec<Report> = arguments.devices.iter().map(|device| report(device)).collect();
     if arguments.json {
         output::print_json(&reports)?;

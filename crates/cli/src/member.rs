@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::BTreeMap,
+    net::IpAddr,
     path::{Path, PathBuf},
     rc::Rc,
     sync::{Arc, OnceLock},
@@ -19,7 +20,7 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    command_line::SecretsArguments,
+    command_line::RemoteArguments,
     failure::Failure,
     open::open as open_file,
     probe::{Contents, ProbeError, Probed},
@@ -27,6 +28,8 @@ use crate::{
 
 /// By which this host and servers prove who they are.
 static SECRETS: OnceLock<Arc<Authentication>> = OnceLock::new();
+/// From which addresses of this host.
+static ADDRESSES: OnceLock<Vec<IpAddr>> = OnceLock::new();
 
 thread_local! {
     /// The process's associations; on shard 0, where members are opened.
@@ -44,10 +47,11 @@ pub enum Member {
     Remote(Arc<NvmeSource>),
 }
 
-/// Reads the secrets that the command line names, before anything is opened.
-pub fn know(arguments: &SecretsArguments) -> Result<(), Failure> {
+/// Takes to heart what the command line says of servers, before anything is opened.
+pub fn know(arguments: &RemoteArguments) -> Result<(), Failure> {
+    // A process reads one command line.
+    let _ = ADDRESSES.set(arguments.client_address.clone());
     if let Some(path) = &arguments.dhchap_secrets {
-        // A process reads one command line.
         let _ = SECRETS.set(Arc::new(Authentication::new(Keyring::read(path)?)));
     }
     Ok(())
@@ -58,11 +62,16 @@ pub fn authentication() -> Option<Arc<Authentication>> {
     SECRETS.get().cloned()
 }
 
+/// How servers are reached.
+pub fn connector() -> TcpConnector {
+    TcpConnector::from_addresses(ADDRESSES.get().cloned().unwrap_or_default())
+}
+
 /// Says, before members are opened, how many shards will attach them. Servers are asked for so many queues.
 pub fn prepare(shards: usize) -> Result<(), Failure> {
     let queues = u16::try_from(shards)?;
     let options = Options { authentication: authentication(), ..Options::of_this_host(queues) };
-    let initiator = Initiator::new(options, Arc::new(TcpConnector));
+    let initiator = Initiator::new(options, Arc::new(connector()));
     INITIATOR.with(|current| current.replace(Some(initiator)));
     Ok(())
 }

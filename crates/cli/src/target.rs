@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use clap::{Args, ValueEnum, ValueHint};
 use pinstripe_nvme::{
-    initiator::{Options, TcpConnector},
+    initiator::Options,
     target::{
         DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem, uuid_of,
     },
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::{
     accept::{accept, in_turn},
-    command_line::{CpuList, SecretsArguments},
+    command_line::{CpuList, RemoteArguments},
     create::random_uuid,
     failure::Failure,
     member, nvme_server,
@@ -42,7 +42,7 @@ pub struct TargetArguments {
     pub dhchap_hosts: Option<PathBuf>,
     // By which it authenticates to other targets, under its own NQN.
     #[command(flatten)]
-    pub secrets: SecretsArguments,
+    pub remote: RemoteArguments,
     /// Listen on other than loopback addresses although hosts are not authenticated
     #[arg(long)]
     pub allow_unauthenticated: bool,
@@ -79,7 +79,7 @@ pub enum Offload {
 }
 
 pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
-    member::know(&arguments.secrets)?;
+    member::know(&arguments.remote)?;
     let hosts = arguments.dhchap_hosts.as_deref();
     nvme_server::check_address(arguments.listen, hosts, arguments.allow_unauthenticated)?;
     let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
@@ -141,7 +141,7 @@ async fn offload(arguments: &TargetArguments, shards: usize) -> Result<Option<Of
         pipeline,
         incarnation: random_uuid()?.0,
         epochs,
-        connector: Arc::new(TcpConnector),
+        connector: Arc::new(member::connector()),
         peers: Options {
             authentication: member::authentication(),
             ..OffloadConfig::peer_options(&arguments.nqn, u16::try_from(shards)?)

@@ -141,7 +141,7 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
-    member::know(&plan.arguments.secrets)?;
+    member::know(&plan.arguments.remote)?;
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
