@@ -192,7 +192,12 @@ impl Swarm {
         self.suspect_stale();
         let present = self.present();
         let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-        if !survey.is_dirty() || survey.whole() == survey.seats.len() {
+        let is_so = survey.is_dirty() && survey.whole() < survey.seats.len();
+        if !is_so && self.is_contended() {
+            // Who goes on has changed it since.
+            return Ok(None);
+        }
+        if !is_so {
             let words = format!("refused as dirty with {missing} missing, which it is not");
             return Err(Verdict::Refused(words));
         }
@@ -236,7 +241,7 @@ impl Swarm {
     /// C19: a sector that was in flight on a lost member may be neither old nor new, since it is what parity says, and parity of
     /// the row may be of any mixture of the row's writes. That is so only where a crash has cut a write off (it was not
     /// acknowledged and flushed), and only where nobody is there who has the sector itself. All others are what they were.
-    fn doubt_cut_off(&mut self) {
+    pub(crate) fn doubt_cut_off(&mut self) {
         let cut_off = std::mem::take(&mut self.cut_off);
         let lost = std::mem::take(&mut self.lost_at_start);
         let Some(geometry) = self.shape() else { return };

@@ -96,18 +96,26 @@ impl Swarm {
         let Some(stale) = &net.stale else { return };
         let shards = net.shards_of(stale.client);
         stale.shop.retired.set(true);
+        let unsettled = self.shop.ledger.borrow().unsettled(emptied);
         if emptied {
             self.shop.ledger.borrow_mut().crash();
         } else {
             self.shop.ledger.borrow_mut().kill();
         }
-        let Some(array) = &stale.array else { return };
+        if self.setup.consistency.bears_degraded_start() {
+            self.cut_off.extend(unsettled);
+            self.lost_at_start
+                .extend(self.array().shared().snapshot().missing.iter().map(|slot| (slot, true)));
+            self.doubt_cut_off();
+        }
+        let Some(net) = &self.net else { return };
+        let Some(Stale { array: Some(array), writers, tried, .. }) = &net.stale else { return };
         let (shared, block) = (Arc::clone(array.shared()), u64::from(self.setup.block));
         let stripe = array.volume().size() / self.setup.stripes;
         for number in 0..2 {
             let mut rng = self.rng.fork(number);
             let (shared, shop) = (Arc::clone(&shared), Rc::clone(&self.shop));
-            let (writers, tried) = (Rc::clone(&stale.writers), Rc::clone(&stale.tried));
+            let (writers, tried) = (Rc::clone(writers), Rc::clone(tried));
             writers.set(writers.get() + 1);
             let shard = shards.start + rng.index(shards.len());
             self.world.spawn(shard, "stale client", async move {
