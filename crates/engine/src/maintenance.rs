@@ -257,7 +257,12 @@ impl Home {
             return;
         }
         loop {
-            let job = self.work.wait_for(|| self.job()).await;
+            let mut job = self.work.wait_for(|| self.job()).await;
+            if matches!(job, Job::Recover(..)) {
+                self.until_attached().await;
+                let Some(now) = self.job() else { continue };
+                job = now;
+            }
             let generation = self.shared().snapshot().generation;
             if !job.is(self.upkeep.unfinished.get()) {
                 self.upkeep.unfinished.set(None);

@@ -32,6 +32,8 @@ use crate::{
 
 /// A server that refused is asked again after this.
 const AGAIN_NS: u64 = 10_000_000_000;
+/// A rebuild waits so long for the servers to be attached.
+const ATTACHED_NS: u64 = 5_000_000_000;
 /// While bytes are summed up, servers are asked this often what their links can take.
 const LINKS_NS: u64 = 1_000_000_000;
 
@@ -84,6 +86,18 @@ impl Home {
     /// Somebody is about to take the offer up.
     pub(crate) fn claim_offload(&self) {
         self.attaching.runs.set(true);
+    }
+
+    /// Waits until the servers know of the membership, if they are told: what a rebuild reads without them is in the way of that.
+    pub(crate) async fn until_attached(&self) {
+        let shared = self.shared();
+        let is_settled = || {
+            !self.attaching.runs.get()
+                || self.stopped.get()
+                || shared.has_failed()
+                || shared.snapshot().offload.is_some()
+        };
+        shard::timeout(ATTACHED_NS, shared.offload.changed.wait_until(is_settled)).await;
     }
 
     /// Attaches the members for the first time, and from then on after every change.

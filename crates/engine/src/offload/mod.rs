@@ -70,6 +70,8 @@ pub enum OffloadMode {
 const PAUSE_NS: u64 = 10_000_000_000;
 /// So long a batch waits for room at the servers before the client does the work itself.
 const ROOM_NS: u64 = 200_000_000;
+/// So long a sum waits: what the client would do instead, it does with every byte on its own link.
+const SUM_ROOM_NS: u64 = 2_000_000_000;
 
 /// Why a member is a plain one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,19 +163,42 @@ impl Common {
             operations += 1;
             slots.iter().for_each(|slot| counts[slot] += 1);
         }
-        let demand = |slot: usize| {
-            let (member, _) = view.member(slot)?;
-            Some(Demand { member: member.id, operations: counts[slot], limit: attached.limits[slot] })
-        };
         let named = (0..attached.limits.len()).filter(|&slot| counts[slot] > 0);
-        let demands: Option<Vec<Demand>> = named.map(demand).collect();
+        let demands: Option<Vec<Demand>> =
+            named.map(|slot| demand(view, attached, slot, counts[slot], 0)).collect();
         self.desk.reserve(operations, demands?, ROOM_NS).await
+    }
+
+    /// Room for a sum of `participants`, of which the reducer receives so many bytes of the others.
+    pub(crate) async fn reserve_sum(
+        &self,
+        view: &View,
+        attached: &Attached,
+        participants: Set64,
+        (reducer, bytes): (usize, u64),
+    ) -> Option<Reservation<'_>> {
+        let summed = |slot: usize| if slot == reducer { bytes } else { 0 };
+        let demands: Option<Vec<Demand>> =
+            participants.iter().map(|slot| demand(view, attached, slot, 1, summed(slot))).collect();
+        self.desk.reserve(1, demands?, SUM_ROOM_NS).await
+    }
+
+    /// Those of `slots` that may be sent so many bytes to be summed up now.
+    pub(crate) fn free_to_sum(&self, view: &View, slots: Set64, bytes: u64) -> Set64 {
+        let is_free =
+            |&slot: &usize| view.member(slot).is_some_and(|(member, _)| self.desk.may_sum(member.id, bytes));
+        slots.iter().filter(is_free).collect()
     }
 
     /// Operations of a member that aren't over.
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
         self.desk.outstanding(member)
     }
+}
+
+fn demand(view: &View, attached: &Attached, slot: usize, operations: u32, summed: u64) -> Option<Demand> {
+    let (member, _) = view.member(slot)?;
+    Some(Demand { member: member.id, operations, limit: attached.limits[slot], summed })
 }
 
 /// Who takes part now, if anybody does.

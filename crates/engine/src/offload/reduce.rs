@@ -29,9 +29,12 @@ struct Reduction {
     others: Vec<(MemberSlot, u8)>,
 }
 
-/// What is lost of a chunk is summed up in pieces of this size, by several servers at a time: whoever sums up receives a piece of
-/// every other member.
-const SUM_BYTES: u32 = 128 << 10;
+/// What is lost of a chunk is summed up in pieces, by several servers at a time: of no more than so many bytes,
+const SUM_BYTES_MAX: u32 = 128 << 10;
+/// of fewer where whoever sums up would receive more than so many,
+const RECEIVED_BYTES: u32 = 1 << 20;
+/// but not less than this.
+const SUM_BYTES_MIN: u32 = 32 << 10;
 /// The sum among what an operation brings.
 const SUM: usize = usize::MAX;
 
@@ -155,9 +158,13 @@ impl VolumeInner {
     /// anything.
     pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
+        let members = u32::try_from(view.snapshot.seats.len()).unwrap_or(u32::MAX);
+        let piece = (RECEIVED_BYTES / members).clamp(SUM_BYTES_MIN, SUM_BYTES_MAX).min(attached.range_bytes);
+        // Whole blocks.
+        let piece = piece - piece % 4096;
         let mut sums = Vec::new();
         while !buffer.is_empty() {
-            let length = attached.range_bytes.min(SUM_BYTES).min(length_of(&buffer));
+            let length = piece.min(length_of(&buffer));
             let (part, attached, range) = (buffer.split_to(length as usize), &attached, lost);
             sums.push(async move { self.reduce(view, attached, range, part, &mut Around::default()).await });
             lost.from += length;
@@ -248,7 +255,9 @@ impl VolumeInner {
         };
         let others = reduction.others.iter().map(|(slot, _)| slot.index());
         let participants = others.chain([reduction.reducer]).collect::<Set64>();
-        let reserved = self.shared.offload.reserve(view, attached, std::iter::once(participants)).await;
+        let received = u64::from(length) * reduction.others.len() as u64;
+        let receiver = (reduction.reducer, received);
+        let reserved = self.shared.offload.reserve_sum(view, attached, participants, receiver).await;
         let Some(reserved) = reserved else { return (false, buffer) };
         let ticket = reserved.ticket(0);
         self.counters().offload_operations.add(1);
@@ -323,7 +332,8 @@ impl VolumeInner {
         }
         let received = length * (sum.len() as u64).saturating_sub(1);
         let choice = self.shared.options.reducer;
-        let reducer = self.shared.offload.draw().choose(shard::now(), choice, slots, received)?;
+        let free = self.shared.offload.free_to_sum(view, slots, received);
+        let reducer = self.shared.offload.draw().choose(shard::now(), choice, (slots, free), received)?;
         let own =
             sum.iter().find(|(slot, _)| slot.index() == reducer).map(|(_, coefficient)| *coefficient)?;
         let others = sum.into_iter().filter(|(slot, _)| slot.index() != reducer).collect();
