@@ -282,6 +282,7 @@ impl Mutant {
         Self::BadBlockFreedEarly,
         Self::LogBeforeSync,
         Self::LargerBlocksJoin,
+        Self::FailedRowsTrusted,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.
@@ -328,8 +329,7 @@ impl Mutant {
     ];
 
     /// Those that lives over the network find (`pinstripe-sim`).
-    pub const OF_NETWORK: &[Self] =
-        &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed, Self::FailedRowsTrusted];
+    pub const OF_NETWORK: &[Self] = &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed];
 
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];

@@ -217,9 +217,22 @@ fn larger_blocks(seed: u64) -> bool {
     scene.run(async move { array.add(disk.source(), Uuid([0x55; 16])).await }).is_err()
 }
 
+/// A second member takes no write any more, after parity has taken it.
+fn failed_rows(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let ((lost, _), (disk, _)) = (place(&scene, 40), place(&scene, 0));
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(lost).await }).unwrap();
+    let all = 0..scene.disks[disk].info().size;
+    scene.disks[disk].fault(&Fault::UnwritableRange(all));
+    assert!(scene.write(8, 1, false).is_err());
+    scene.disks[disk].fault(&Fault::Heal);
+    is_right(&mut scene)
+}
+
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
-    let scenes: [(Mutant, fn(u64) -> bool); 8] = [
+    let scenes: [(Mutant, fn(u64) -> bool); 9] = [
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),
@@ -228,6 +241,7 @@ fn every_defect_in_the_handling_of_failures_is_caught() {
         (Mutant::BadBlockFreedEarly, freed_block),
         (Mutant::LogBeforeSync, log_before_sync),
         (Mutant::LargerBlocksJoin, larger_blocks),
+        (Mutant::FailedRowsTrusted, failed_rows),
     ];
     for (mutant, scene) in scenes {
         assert!((0..SEEDS).all(scene), "the scene of {mutant:?} fails without it");

@@ -240,6 +240,8 @@ impl Home {
         let Some(server) = device.offload().filter(|_| options.offload != OffloadMode::Off) else {
             return Ok(());
         };
+        // If it was a member, nobody will commit what it had prepared when it was dropped.
+        let _ = answered(options.member_timeout_ns, server.detach(false)).await;
         let failed = |error| CommandError::Device { name: device.info().name.clone(), error };
         let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
         let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());

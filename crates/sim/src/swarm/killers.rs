@@ -93,7 +93,6 @@ pub const NET_KILLERS: &[(Mutant, u64)] = &[
     (Mutant::OffloadWrongCoefficient, 4_000_006),
     (Mutant::OffloadSuppliedForgotten, 4_000_008),
     (Mutant::ReadBeforeAttach, 4_000_030),
-    (Mutant::FailedRowsTrusted, 4_000_056),
 ];
 
 /// Defects of NVMe/TCP, which they find too.
