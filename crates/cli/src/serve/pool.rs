@@ -1,7 +1,7 @@
 //! A pool of spares: namespaces of NVMe/TCP servers that hold nothing.
 //!
 //! When a slot has been empty for a while and no spare of the array's own is there, the servers are asked what they have, and
-//! the smallest namespace that fits and is blank is added. Several arrays may share a pool: who wants a blank namespace reserves it,
+//! the smallest namespace that fits and is blank is added, of whichever server has the fewest members of the array. Several arrays may share a pool: who wants a blank namespace reserves it,
 //! looks whether it is still blank, and lets go of it when its superblock is there; after that it isn't blank any more.
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
@@ -74,7 +74,7 @@ impl Pool {
 
     /// Adds a namespace. Why there is none, or nothing; `None` if the end is wanted.
     async fn fill(&self, array: &Array, stopping: &Rc<Stopping>) -> Option<String> {
-        let mut words = Vec::new();
+        let (mut words, mut all) = (Vec::new(), Vec::new());
         for server in &self.servers {
             let candidates = match first_of(stopping.wanted(), candidates(server, array)).await {
                 First::One(()) => return None,
@@ -87,15 +87,30 @@ impl Pool {
             if candidates.is_empty() {
                 words.push(format!("{} has no namespace that is not in use here", server.server()));
             }
-            for source in candidates {
-                match take(&source, array).await {
-                    Ok(()) => return Some(String::new()),
-                    Err(failure) => words.push(format!("{}: {}", source.name(), failure.sentence())),
-                }
+            all.extend(candidates);
+        }
+        let members: Vec<String> =
+            array.detail().slots.into_iter().filter_map(|slot| subsystem(&slot.device?)).collect();
+        all.sort_by_cached_key(|source| members_at(&source.name(), &members));
+        for source in all {
+            match take(&source, array).await {
+                Ok(()) => return Some(String::new()),
+                Err(failure) => words.push(format!("{}: {}", source.name(), failure.sentence())),
             }
         }
         Some(words.join("; "))
     }
+}
+
+/// The server of a device, if it has one: by its subsystem, which is the same under all of its addresses.
+fn subsystem(device: &str) -> Option<String> {
+    Some(device.parse::<Address>().ok()?.nqn)
+}
+
+/// How many of `members`, by their subsystems, are where a namespace is.
+fn members_at(namespace: &str, members: &[String]) -> usize {
+    let here = subsystem(namespace);
+    members.iter().filter(|member| here.as_ref() == Some(member)).count()
 }
 
 /// Whether a slot is empty and nobody of the array's own will take it.
@@ -182,4 +197,18 @@ async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
     added?;
     array.tell(EventKind::MoveSpare { device: name });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_told_apart_by_their_subsystems() {
+        let at =
+            |host: &str, name: &str| format!("nvme-tcp://{host}:4420/nqn.2026-01.com.example:{name}?nsid=1");
+        let devices = [at("192.0.2.1", "a"), at("store-a", "a"), at("192.0.2.2", "b"), "/dev/sda".to_owned()];
+        let members: Vec<String> = devices.iter().filter_map(|device| subsystem(device)).collect();
+        assert_eq!(["a", "b", "c"].map(|name| members_at(&at("192.0.2.9", name), &members)), [2, 1, 0]);
+    }
 }
