@@ -255,8 +255,7 @@ impl VolumeInner {
         };
         let others = reduction.others.iter().map(|(slot, _)| slot.index());
         let participants = others.chain([reduction.reducer]).collect::<Set64>();
-        let received = u64::from(length) * reduction.others.len() as u64;
-        let receiver = (reduction.reducer, received);
+        let receiver = (reduction.reducer, u64::from(length) * reduction.others.len() as u64);
         let reserved = self.shared.offload.reserve_sum(view, attached, participants, receiver).await;
         let Some(reserved) = reserved else { return (false, buffer) };
         let ticket = reserved.ticket(0);

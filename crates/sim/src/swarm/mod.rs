@@ -14,6 +14,7 @@
 mod atlas;
 mod client;
 mod crash_states;
+mod doubts;
 mod draw;
 mod events;
 mod front;
