@@ -64,6 +64,7 @@ mod tests {
             "null",
             "\"\\ud800\"",
             r#"{"jsonrpc":"2.0","id":1.5e300,"method":"detail"}"#,
+            r#"{"jsonrpc":"2.0","id":72222777777777777777777777777777777777777777777777,"method":"detail"}"#,
             r#"{"jsonrpc":"2.0","id":"a\nb","method":"fail","params":{"slot":1}}"#,
             r#"{"jsonrpc":"2.0","id":[1],"method":"stop"}"#,
             r#"{"jsonrpc":"1.0","id":true}"#,

@@ -218,8 +218,11 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
     if value.is_array() {
         return Err(invalid("batches are not supported: send one request a line".to_owned()));
     }
-    if matches!(id, Some(Value::Array(_) | Value::Object(_) | Value::Bool(_))) {
-        return Err((Value::Null, CallError::new(code::INVALID, "an id is a string, a number or null")));
+    // What is no whole number of 64 bits is rounded when it is read: the answer would go to another id.
+    let is_rounded = matches!(&id, Some(Value::Number(number)) if number.is_f64());
+    if is_rounded || matches!(id, Some(Value::Array(_) | Value::Object(_) | Value::Bool(_))) {
+        let words = "an id is a string, a whole number of 64 bits, or null";
+        return Err((Value::Null, CallError::new(code::INVALID, words)));
     }
     let request: Request = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
     if request.jsonrpc != VERSION {
@@ -296,6 +299,7 @@ mod tests {
         assert_eq!(error_of("3"), code::INVALID);
         assert_eq!(error_of(r#"{"jsonrpc":"1.0","id":1,"method":"detail"}"#), code::INVALID);
         assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":{},"method":"detail"}"#), code::INVALID);
+        assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":1.5,"method":"detail"}"#), code::INVALID);
         assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":1,"method":"format"}"#), code::NO_METHOD);
         for params in ["{}", r#"{"slot":-1}"#, r#"{"slot":70000}"#, r#"{"slot":1,"x":2}"#, "null"] {
             let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"fail","params":{params}}}"#);
