@@ -592,7 +592,9 @@ impl Offload for Link {
         self.command("detach", Payload::None, move |server, _| async move {
             server.operations.borrow_mut().clear();
             let mut epoch = server.epoch.borrow_mut();
-            (epoch.attached, epoch.given_up, epoch.ended) = (false, give_up, true);
+            (epoch.attached, epoch.given_up) = (false, give_up);
+            // Who only leaves may come back.
+            epoch.ended |= give_up;
             Ok((0, None))
         })
     }
