@@ -127,11 +127,6 @@ impl Desk {
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
         self.locked().outstanding.get(member.0).map_or(0, |outstanding| outstanding.operations)
     }
-
-    /// Whether a member may be sent so many bytes to be summed up.
-    pub(crate) fn may_sum(&self, member: MemberId, bytes: u64) -> bool {
-        self.locked().outstanding.get(member.0).is_none_or(|outstanding| outstanding.has_room_for(bytes))
-    }
 }
 
 impl Reservation<'_> {
@@ -218,7 +213,7 @@ mod tests {
         let sum = |bytes| vec![Demand { summed: bytes, ..demand(0, 1) }, demand(1, 1)];
         let first = at_once(&desk, 1, sum(SUMMED_MAX / 2)).unwrap();
         assert!(at_once(&desk, 1, sum(SUMMED_MAX / 2 + 1)).is_none());
-        assert!(!desk.may_sum(MemberId(0), SUMMED_MAX) && desk.may_sum(MemberId(1), SUMMED_MAX));
+        drop(at_once(&desk, 1, vec![Demand { summed: SUMMED_MAX, ..demand(1, 1) }]).unwrap());
         let second = at_once(&desk, 1, sum(SUMMED_MAX / 2)).unwrap();
         // Nothing has to be summed up for this one.
         drop(at_once(&desk, 1, vec![demand(0, 1)]).unwrap());

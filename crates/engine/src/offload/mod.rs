@@ -183,13 +183,6 @@ impl Common {
         self.desk.reserve(1, demands?, SUM_ROOM_NS).await
     }
 
-    /// Those of `slots` that may be sent so many bytes to be summed up now.
-    pub(crate) fn free_to_sum(&self, view: &View, slots: Set64, bytes: u64) -> Set64 {
-        let is_free =
-            |&slot: &usize| view.member(slot).is_some_and(|(member, _)| self.desk.may_sum(member.id, bytes));
-        slots.iter().filter(is_free).collect()
-    }
-
     /// Operations of a member that aren't over.
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
         self.desk.outstanding(member)

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use pinstripe_runtime::{Buffer, Reducer, shard};
 
-use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, reducer::ReducerChoice};
+use super::{Attached, Requests, Sent, Step, attached, coefficients::combination};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     snapshot::View,
@@ -331,11 +331,7 @@ impl VolumeInner {
         }
         let received = length * (sum.len() as u64).saturating_sub(1);
         let choice = self.shared.options.reducer;
-        let free = match choice {
-            ReducerChoice::Uniform => slots,
-            ReducerChoice::Bandwidth => self.shared.offload.free_to_sum(view, slots, received),
-        };
-        let reducer = self.shared.offload.draw().choose(shard::now(), choice, (slots, free), received)?;
+        let reducer = self.shared.offload.draw().choose(shard::now(), choice, slots, received)?;
         let own =
             sum.iter().find(|(slot, _)| slot.index() == reducer).map(|(_, coefficient)| *coefficient)?;
         let others = sum.into_iter().filter(|(slot, _)| slot.index() != reducer).collect();

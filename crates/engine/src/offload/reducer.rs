@@ -26,8 +26,6 @@ pub enum ReducerChoice {
 const FADE_NS: f64 = 1e9;
 /// What a member has free whose link was never seen full, in bytes per second: more than links have.
 const AMPLE: f64 = 1e12;
-/// Turns that a member may be behind because it was busy, or ahead of others that were.
-const CREDIT_MAX: f64 = 2.0;
 /// Shares are worked out anew after this.
 const RENEW_NS: u64 = 100_000_000;
 
@@ -101,15 +99,8 @@ impl Draw {
         self.chosen
     }
 
-    /// One of `members` for a reduction in which it receives `bytes`; of those that are `free` for it at the moment, if any is. `None` if
-    /// there are none.
-    pub fn choose(
-        &mut self,
-        now: u64,
-        choice: ReducerChoice,
-        (members, free): (Set64, Set64),
-        bytes: u64,
-    ) -> Option<usize> {
+    /// One of `members` for a reduction in which it receives `bytes`. `None` if there are none.
+    pub fn choose(&mut self, now: u64, choice: ReducerChoice, members: Set64, bytes: u64) -> Option<usize> {
         self.count(now, bytes);
         let is_old = self.renewed_at.is_none_or(|at| now.saturating_sub(at) >= RENEW_NS);
         if is_old || self.of != members {
@@ -117,11 +108,10 @@ impl Draw {
             self.renewed_at = Some(now);
         }
         for slot in members {
-            self.credit[slot] = (self.credit[slot] + self.share[slot]).clamp(-CREDIT_MAX, CREDIT_MAX);
+            self.credit[slot] += self.share[slot];
         }
-        let candidates = if free.is_empty() { members } else { free };
         let chosen =
-            candidates.iter().max_by(|&a, &b| self.credit[a].total_cmp(&self.credit[b]).then(b.cmp(&a)))?;
+            members.iter().max_by(|&a, &b| self.credit[a].total_cmp(&self.credit[b]).then(b.cmp(&a)))?;
         self.credit[chosen] -= 1.0;
         self.chosen += 1;
         Some(chosen)
@@ -199,7 +189,7 @@ mod tests {
     fn turns(draw: &mut Draw, choice: ReducerChoice, members: Set64, count: usize) -> Vec<usize> {
         let mut turns = vec![0; 8];
         for step in 0..count {
-            turns[draw.choose(step as u64 * 1_000_000, choice, (members, members), 100_000).unwrap()] += 1;
+            turns[draw.choose(step as u64 * 1_000_000, choice, members, 100_000).unwrap()] += 1;
         }
         turns
     }
@@ -219,7 +209,7 @@ mod tests {
         let by_room = turns(&mut draw, ReducerChoice::Bandwidth, members, 3000);
         assert!(by_room[..4].iter().sum::<usize>() < 30, "{by_room:?}");
         assert!(by_room[4..7].iter().all(|turns| (970..1030).contains(turns)), "{by_room:?}");
-        assert_eq!(draw.choose(0, ReducerChoice::Uniform, (Set64::EMPTY, Set64::EMPTY), 1), None);
+        assert_eq!(draw.choose(0, ReducerChoice::Uniform, Set64::EMPTY, 1), None);
     }
 
     #[test]
@@ -231,29 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_busy_is_passed_over_and_makes_up_for_a_little_of_it() {
-        let (mut draw, all) = (Draw::default(), Set64::below(3));
-        let mut choose = |free| draw.choose(0, ReducerChoice::Uniform, (all, free), 0).unwrap();
-        let busy: Vec<usize> = (0..30).map(|_| choose(all.without(Set64::only(1)))).collect();
-        assert!(busy.iter().filter(|slot| **slot == 0).count() == 15 && !busy.contains(&1), "{busy:?}");
-        let after: Vec<usize> = (0..30).map(|_| choose(all)).collect();
-        assert!((11..=13).contains(&after.iter().filter(|slot| **slot == 1).count()), "{after:?}");
-        let nobody: Vec<usize> = (0..30).map(|_| choose(Set64::EMPTY)).collect();
-        assert_eq!(
-            (0..3).map(|slot| nobody.iter().filter(|n| **n == slot).count()).collect::<Vec<_>>(),
-            [10; 3]
-        );
-    }
-
-    #[test]
     fn the_load_fades() {
-        let both = Set64::below(2);
         let mut draw = Draw::default();
         for step in 0..1000 {
-            draw.choose(step * 10_000_000, ReducerChoice::Uniform, (both, both), 1_000_000);
+            draw.choose(step * 10_000_000, ReducerChoice::Uniform, Set64::below(2), 1_000_000);
         }
         assert!((draw.load - 1e8).abs() < 2e6, "{}", draw.load);
-        draw.choose(20_000_000_000, ReducerChoice::Uniform, (both, both), 0);
+        draw.choose(20_000_000_000, ReducerChoice::Uniform, Set64::below(2), 0);
         assert!(draw.load < 1e5);
     }
 }
