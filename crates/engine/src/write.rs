@@ -227,7 +227,6 @@ impl VolumeInner {
             return Err(Again::Replan);
         }
         context.held.clear();
-        context.remote.forget_jobs();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
@@ -303,12 +302,9 @@ impl VolumeInner {
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
-        context.remote.forget_jobs();
         let servers = self.servers_for(view, stripe, context);
         self.plan(view, stripe, context, servers.is_some())?;
-        if let Some(servers) = servers {
-            context.remote.take_up(&servers, &context.plan);
-        }
+        context.remote.take_up(servers.as_ref(), &context.plan);
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
         let mark = intent.mark(intent.regions(offset, length), stripe.0);

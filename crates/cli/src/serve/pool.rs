@@ -1,8 +1,9 @@
 //! A pool of spares: namespaces of NVMe/TCP servers that hold nothing.
 //!
 //! When a slot has been empty for a while and no spare of the array's own is there, the servers are asked what they have, and
-//! the smallest namespace that fits and is blank is added, of whichever server has the fewest members of the array. Several arrays may share a pool: who wants a blank namespace reserves it,
-//! looks whether it is still blank, and lets go of it when its superblock is there; after that it isn't blank any more.
+//! the smallest namespace that fits and is blank is added, of whichever server has the fewest members of the array. Several
+//! arrays may share a pool: who wants a blank namespace reserves it, looks whether it is still blank, and lets go of it when
+//! its superblock is there; after that it isn't blank any more.
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 

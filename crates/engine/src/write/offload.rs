@@ -60,16 +60,14 @@ impl Remote {
         self.jobs.iter().any(|job| job.run == run)
     }
 
-    /// Gives the servers what they can do of a plan.
-    pub(super) fn take_up(&mut self, servers: &Servers, plan: &Plan) {
-        if !add_jobs(&servers.facts, servers.range_bytes, plan, &mut self.jobs) {
+    /// Gives the servers what they can do of a plan, instead of what an earlier one gave them.
+    pub(super) fn take_up(&mut self, servers: Option<&Servers>, plan: &Plan) {
+        self.jobs.clear();
+        if let Some(Servers { facts, range_bytes }) = servers
+            && !add_jobs(facts, *range_bytes, plan, &mut self.jobs)
+        {
             self.jobs.clear();
         }
-    }
-
-    /// Whatever an earlier plan gave to the servers.
-    pub(super) fn forget_jobs(&mut self) {
-        self.jobs.clear();
     }
 
     pub(super) fn clear(&mut self) {

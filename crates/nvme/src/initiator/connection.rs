@@ -131,4 +131,19 @@ mod tests {
         assert!(dial("127.0.0.1", port, &foreign[1..2]).is_err());
         assert!(dial("127.0.0.1", port, &[]).is_ok());
     }
+
+    #[test]
+    fn a_server_that_does_not_answer_costs_an_attempt_and_not_two_minutes() {
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        // One connection waits to be accepted; the kernel answers no other.
+        rustix::net::listen(&socket, 0).unwrap();
+        let listener = TcpListener::from(socket);
+        let (own, server) = (three().own[0], listener.local_addr().unwrap());
+        let _waiting = dial_from(own, server).unwrap();
+        let start = std::time::Instant::now();
+        assert!(dial_from(own, server).is_err());
+        assert!((ATTEMPT..3 * ATTEMPT).contains(&start.elapsed()), "{:?}", start.elapsed());
+    }
 }

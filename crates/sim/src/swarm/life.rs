@@ -192,12 +192,11 @@ impl Swarm {
         self.suspect_stale();
         let present = self.present();
         let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-        let is_so = survey.is_dirty() && survey.whole() < survey.seats.len();
-        if !is_so && self.is_contended() {
-            // Who goes on has changed it since.
-            return Ok(None);
-        }
-        if !is_so {
+        if !survey.is_dirty() || survey.whole() == survey.seats.len() {
+            if self.is_contended() {
+                // Who goes on has changed it since.
+                return Ok(None);
+            }
             let words = format!("refused as dirty with {missing} missing, which it is not");
             return Err(Verdict::Refused(words));
         }
