@@ -89,7 +89,7 @@ say "ext4"
 two=$(namespace nvme0 2)
 mkfs.ext4 -q -F $two || die mkfs
 mount -t ext4 -o discard $two /mnt
-cp -a /sbin /mnt/
+cp -a /sbin /mnt/ || die "copy: $(df /mnt | tail -n 1)"
 (cd /sbin && sha256sum ./* 2>/dev/null) >/tmp/sums
 umount /mnt
 fsck.ext4 -fn $two || die fsck

@@ -28,10 +28,10 @@ use super::medium::{Counters, Medium};
 use super::summary::{Counts, Summary, add, in_words};
 use crate::pattern::BLOCK;
 use crate::random::Random;
+use crate::vm::Lab;
 use crate::vm::machine::{Machine, Outcome};
 use crate::vm::members::Geometry;
 use crate::vm::server::{self, Server};
-use crate::vm::{Lab, image};
 use crate::writer::{Batches, Stretch};
 
 /// Bytes of a member: a resync under emulation takes a second.
@@ -122,8 +122,6 @@ struct Array<'a> {
     lab: &'a Lab,
     geometry: Geometry,
     subject: Subject,
-    /// The command as the guest gets it.
-    slim: PathBuf,
     /// By slot; then the journal, if there is one; then a device that replaces members.
     media: Vec<Shared>,
     /// The slot whose member is being replaced.
@@ -147,7 +145,6 @@ impl<'a> Array<'a> {
             lab,
             geometry,
             subject,
-            slim: image::stripped(&lab.pinstripe, &lab.directory)?,
             media: Vec::new(),
             replacing: None,
             stretches: (0..WRITERS).map(|n| Stretch::new(n * WRITER_STRIDE, WRITER_BLOCKS)).collect(),
@@ -343,7 +340,7 @@ impl<'a> Array<'a> {
             members.iter().map(|slot| format!("/dev/member/{}", self.disk(*slot))).collect();
         Machine::new("load", include_str!("../../vm/soak.sh"))
             .modules(&["nbd"])
-            .program("pinstripe", &self.slim)
+            .program("pinstripe", &self.lab.pinstripe)
             .variable("NAME", self.geometry.name)
             .variable("SHARDS", self.subject.shards)
             .variable("DEVICES", &devices.join(" "))

@@ -156,9 +156,8 @@ impl Machine {
     /// down without a word; it names the log in `directory`.
     pub fn run(&self, image: &Image, directory: &Path) -> Result<Outcome> {
         let log = directory.join(format!("{}.log", self.name));
-        let archive = directory.join(format!("{}.cpio", self.name));
         let results = directory.join(format!("{}.results", self.name));
-        self.write_archive(image, &archive)?;
+        let archive = self.write_archive(image, directory)?;
         let mut boots = 0;
         let (said, ended) = loop {
             let _ = fs::remove_file(&results);
@@ -178,7 +177,12 @@ impl Machine {
             (Some(0), _) | (None, true) => Ok(outcome),
             (Some(status), _) => {
                 let why = outcome.why.unwrap_or_else(|| format!("status {status}"));
-                bail!("guest script of {}: {why}; see {}", self.name, log.display())
+                bail!(
+                    "guest script of {}: {why}; its last lines:\n{}\nsee {}",
+                    self.name,
+                    tail(&log),
+                    log.display()
+                )
             }
             (None, false) => {
                 bail!("the guest went down without a word:\n{}\nsee {}", tail(&log), log.display())
@@ -187,7 +191,7 @@ impl Machine {
     }
 
     /// The cached root and, behind it, what is for this boot only.
-    fn write_archive(&self, image: &Image, path: &Path) -> Result<()> {
+    fn write_archive(&self, image: &Image, directory: &Path) -> Result<PathBuf> {
         let mut job = Archive::default();
         job.file("job/modules", 0o644, self.modules.join("\n").as_bytes());
         let mut environment = String::new();
@@ -207,11 +211,12 @@ impl Machine {
         }
         let mut present = BTreeSet::new();
         for (name, program) in &self.programs {
-            image::add_program(&mut job, &mut present, name, program)?;
+            image::add_program(&mut job, &mut present, name, &image::stripped(program, directory)?)?;
         }
-        fs::copy(&image.archive, path)?;
-        File::options().append(true).open(path)?.write_all(&job.finish())?;
-        Ok(())
+        let path = directory.join(format!("{}.cpio", self.name));
+        fs::copy(&image.archive, &path)?;
+        File::options().append(true).open(&path)?.write_all(&job.finish())?;
+        Ok(path)
     }
 
     /// Runs QEMU to its end; true if that was the end that [`Machine::killed_after`] wants.

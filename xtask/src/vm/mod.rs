@@ -201,8 +201,6 @@ pub struct Lab {
     image: Image,
     /// The scenario's own folder: member files, logs.
     pub directory: PathBuf,
-    /// This program, which the guest uses to write and verify the pattern.
-    pub xtask: PathBuf,
     /// Our command.
     pub pinstripe: PathBuf,
     /// A folder with a short path, for sockets.
@@ -217,12 +215,10 @@ impl Lab {
         fs::create_dir_all(&directory)?;
         let sockets = std::env::temp_dir().join(format!("pinstripe-vm-{}", std::process::id()));
         fs::create_dir_all(&sockets)?;
-        let pinstripe = base.with_file_name("release").join("pinstripe");
         Ok(Self {
             image: image::prepare(base)?,
-            xtask: image::stripped(&std::env::current_exe()?, &directory)?,
             directory,
-            pinstripe,
+            pinstripe: base.with_file_name("release").join("pinstripe"),
             sockets,
         })
     }
@@ -259,9 +255,10 @@ impl Lab {
         Ok(path)
     }
 
-    /// Boots the machine on the cached image; logs go to the scenario's folder.
+    /// Boots the machine on the cached image, with this program, by which the guest writes and verifies the pattern; logs
+    /// go to the scenario's folder.
     pub fn boot(&self, machine: Machine) -> Result<Outcome> {
-        machine.program("xtask", &self.xtask).run(&self.image, &self.directory)
+        machine.program("xtask", &std::env::current_exe()?).run(&self.image, &self.directory)
     }
 }
 
