@@ -18,7 +18,7 @@ use crate::{
     assembly::{Found, Seated},
     bad_blocks::MemberBadBlocks,
     consistency::LogArea,
-    error::{MemberError, NO_SLOT, Operation},
+    error::{MemberError, NO_SLOT},
     members::Supervised,
     mutants::{Mutant, active},
     snapshot::{Member, MemberId, Seat},
@@ -110,9 +110,6 @@ pub(crate) struct Records {
     /// one superblock goes first, alone. So the first update is followed by another before anything else is done: nobody who
     /// was not here for it has as many events.
     pub(crate) is_new: bool,
-    /// A member lost what a failed flush covered, and regions of it may not have their bits any more: at the next
-    /// update events_cleared says that nobody who is out now can come back by bitmap.
-    readd_barred: bool,
 }
 
 /// The journal device: it has no slot.
@@ -137,7 +134,6 @@ impl Records {
             uneven: false,
             journal: None,
             is_new: !active(Mutant::RevenantAccepted),
-            readd_barred: false,
         };
         let Seated { seats, targets, spares, .. } = found;
         for (slot, found) in seats.into_iter().enumerate() {
@@ -259,7 +255,6 @@ impl Records {
     /// Drops a device: the others will say that it is faulty; its own superblock stays as it is.
     pub(crate) fn fail(&mut self, id: MemberId, error: MemberError) {
         self.set_role(id, Role::Faulty);
-        self.readd_barred |= error.operation == Operation::Flush;
         let book = self.book(id);
         book.member.release();
         book.device = Rc::new(Unattached::new(&error.name, error.error));
@@ -368,8 +363,7 @@ impl Records {
         self.array.updated = Timestamp::new(now, 0);
         self.array.resync_offset = dirty_from
             .map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
-        let barred = std::mem::take(&mut self.readd_barred);
-        self.distribute(complete || barred);
+        self.distribute(complete);
     }
 
     /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name one at all. A spare that

@@ -310,29 +310,37 @@ impl Swarm {
     }
 
     /// A whole member is to be replaced: by a new disk, by one that was out, or by a spare.
-    fn begin_replacement(&mut self) {
+    pub(crate) fn begin_replacement(&mut self) {
         let snapshot = self.array().shared().snapshot();
         if snapshot.targets.len() > 1 {
             return;
         }
         let slot = self.rng.index(snapshot.seats.len());
         let idle = self.some_idle_disk();
+        let has_room = self.net.as_ref().is_none_or(|net| net.has_room(self.disks.len()));
         let with = match (self.rng.below(4), idle) {
-            (0, _) => None,
             (1, Some(disk)) => {
                 self.mend(disk);
                 Some(disk)
             }
-            _ => Some(self.new_disk()),
+            (1.., _) if has_room => Some(self.new_disk()),
+            _ => None,
         };
         self.summary.replacements += 1;
         let identity = uuid(&mut self.rng);
-        let source = with.map(|disk| self.disks[disk].clone());
-        let joining = with.map(|disk| self.afflicted.joining(disk));
+        let with =
+            with.map(|disk| (self.disks[disk].clone(), self.reach(disk), self.afflicted.joining(disk)));
+        // Who the array was taken from may get hold of it first, and lets go of it when it notices.
+        let is_contended = self.is_contended();
         self.command("replace", move |array| async move {
-            let replaced = array.replace(slot, source.as_ref().map(SimDisk::source), identity).await;
-            drop(joining);
-            match (replaced, source) {
+            let source = match &with {
+                None => None,
+                Some((_, reach, _)) => match reach.source().await {
+                    Ok(source) => Some(source),
+                    Err(error) => return excused(reach, error),
+                },
+            };
+            match (array.replace(slot, source, identity).await, with) {
                 (
                     Ok(_)
                     | Err(
@@ -343,7 +351,9 @@ impl Swarm {
                     ),
                     _,
                 ) => Ok(()),
-                (Err(error), Some(disk)) => joined(&disk, false, error),
+                (Err(error), Some((disk, reach, _))) => {
+                    joined(&disk, is_contended || reach.is_troubled(), error)
+                }
                 (Err(error), None) => Err(error.to_string()),
             }
         });

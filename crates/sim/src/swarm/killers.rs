@@ -77,7 +77,6 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::StaleMemberAccepted, 7),
     (Mutant::CleanWithWriters, 4),
     (Mutant::FuaOfFirstOnly, 0),
-    (Mutant::SweepWithoutFlush, 0),
     (Mutant::AssembledUnflushed, 2520),
     (Mutant::AcknowledgeBeforeSuperblocks, 6),
     (Mutant::NotDrained, 29),

@@ -187,6 +187,36 @@ pub fn a_member_that_comes_back_gets_every_region_that_was_dirtied() -> Result<(
     expect("it lacks what was written while it was away", bytes == (2, 2))
 }
 
+/// C24: a server that was started anew has lost what its cache held, which is nothing whose bits were cleared. It comes back by
+/// bitmap, even where a flush was what it failed.
+pub fn a_member_whose_cache_was_lost_gets_back_what_it_held() -> Result<(), Verdict> {
+    for seed in 400..408 {
+        let mut scene = raid5(seed)?;
+        let array = start(&mut scene, &[0, 1, 2, 3])?;
+        let volume = array.volume().clone();
+        let written = async move {
+            let mut data = shard::buffer(4096);
+            data.fill(1);
+            volume.write(EARLY, data.freeze(), false).await
+        };
+        scene.world.block_on(0, "write", STEPS, written)?.map_err(refused)?;
+        if seed % 2 == 0 {
+            scene.clear_bits(&array)?;
+        }
+        scene.disks[1].fault(&Fault::Gone);
+        let volume = array.volume().clone();
+        scene.world.block_on(0, "flush", STEPS, async move { volume.flush().await })?.map_err(refused)?;
+        scene.world.end_shards(&(0..0), &scene.disks[1..2], true, false);
+        scene.disks[1].fault(&Fault::Return);
+        let added = bring_back(&mut scene, &array, 1)?;
+        expect("it does not come back by bitmap", added == Added::Bitmap { slot: 1 })?;
+        let byte = scene.read(&array, EARLY)?;
+        scene.stop(array)?;
+        expect("it lacks what its cache had held", byte == 1)?;
+    }
+    Ok(())
+}
+
 /// C9: who went before bits were cleared can't come back by what is left of them.
 pub fn a_member_does_not_come_back_by_bits_that_were_cleared_since() -> Result<(), Verdict> {
     let mut scene = raid5(6)?;

@@ -25,6 +25,7 @@ impl Swarm {
             6..=8 => self.peers_are_parted(),
             9 => self.client_blinks(),
             10..=12 => self.give_back(),
+            13 => self.begin_replacement(),
             _ => {}
         }
     }
