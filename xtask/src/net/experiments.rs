@@ -250,8 +250,8 @@ fn writes(seconds: f64) -> Vec<Figure> {
     let with_slow_links = levels(seconds, &widths(), |point, width| {
         set_width(point, width);
         point.links = Links::Servers(0.2);
-        // A slow link's queue holds a fifth of what others' do.
-        point.load.depth = 2 * point.servers;
+        // So many for each that all have something to do, whomever chance has the writes go to.
+        point.load.depth = 24 * point.servers;
     });
     vec![
         Figure {

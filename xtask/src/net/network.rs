@@ -23,9 +23,9 @@ use anyhow::{Context, Result, bail, ensure};
 /// Bytes that a limited link lets through at once. TCP hands links up to 64 KiB in one piece, and two cores with other work
 /// let a timer be late: at 500 Mbit/s these are 4 ms.
 const BURST_BYTES: u64 = 256 << 10;
-/// Milliseconds of queue in front of a limited link; more is dropped, as a switch does. What a figure has under way fits, so that it
-/// measures links and not how TCP gets over losses.
-const QUEUE_MS: u32 = 100;
+/// Bytes of queue in front of a limited link, however slow; more is dropped, as a switch does. What a figure has under way fits, so
+/// that it measures links and not how TCP gets over losses. At 500 Mbit/s these are 100 ms.
+const QUEUE_BYTES: u64 = 6_250_000;
 /// The same control on every machine, whatever it uses itself: the only one that every kernel lets a namespace choose. On links as
 /// short as these the usual ones act like it.
 const CONGESTION: &str = "reno";
@@ -211,7 +211,7 @@ fn line(device: &str, mbit: Option<f64>) -> String {
         Some(mbit) => {
             let kbit = (mbit * 1000.0).round();
             format!(
-                "qdisc replace dev {device} root tbf rate {kbit}kbit burst {BURST_BYTES} latency {QUEUE_MS}ms\n"
+                "qdisc replace dev {device} root tbf rate {kbit}kbit burst {BURST_BYTES} limit {QUEUE_BYTES}\n"
             )
         }
     }
@@ -231,7 +231,8 @@ fn quiet(holder: &Holder) -> Result<()> {
 /// How the links are made, for who reads figures.
 pub fn description() -> String {
     format!(
-        "veth and tbf (burst {} KiB, {QUEUE_MS} ms of queue) on a bridge, MTU 1500, TCP {CONGESTION}",
-        BURST_BYTES >> 10
+        "veth and tbf (burst {} KiB, queue of {} KiB) on a bridge, MTU 1500, TCP {CONGESTION}",
+        BURST_BYTES >> 10,
+        QUEUE_BYTES >> 10
     )
 }
