@@ -81,7 +81,6 @@ blockdev --flushbufs /dev/nbd0
 
 say "a server goes and comes back, with another hash and group"
 rm $N/ports/1/subsystems/nqn.2026-01.com.example:disk1
-sleep 4
 dd if=/dev/zero of=/dev/nbd0 bs=64k seek=1200 count=16 oflag=direct 2>/dev/null || die "no write, degraded"
 pinstripe detail --json /run/array.control | grep -q '"degraded": true' || die "it is not degraded"
 agree sha512 ffdhe2048
