@@ -302,9 +302,10 @@ impl VolumeInner {
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
-        let servers = self.servers_for(view, stripe, context);
-        self.plan(view, stripe, context, servers.is_some())?;
-        context.remote.take_up(servers.as_ref(), &context.plan);
+        let facts = self.facts(view, stripe, context.avoid);
+        let servers = self.servers_for(view, &facts, context);
+        self.plan(view, stripe, &facts, context, servers.is_some())?;
+        context.remote.take_up(servers, &facts, &context.plan);
         let (offset, length) = self.rows(stripe, context);
         let intent = &view.snapshot.intent;
         let mark = intent.mark(intent.regions(offset, length), stripe.0);
@@ -426,29 +427,33 @@ impl VolumeInner {
         (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
+    /// The state of a stripe's members, of which `avoid` are not to be read.
+    fn facts(&self, view: &View, stripe: StripeId, avoid: Set64) -> Stripe {
+        let geometry = self.parity_geometry();
+        let (snapshot, map) = (&view.snapshot, geometry.slots(stripe));
+        let (offset, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
+        let regions = snapshot.intent.regions(offset, chunk.into());
+        Stripe {
+            map,
+            chunk_bytes: chunk,
+            unreadable: avoid.or(view.unreadable(offset, chunk.into())),
+            unwritable: snapshot.absent(),
+            in_sync: (!snapshot.intent.needs_resync(regions) || active(Mutant::RmwOutOfSync))
+                && !needs_parity_from_data(snapshot, map),
+        }
+    }
+
     /// Plans the image for the client, or for the members' servers.
     fn plan(
         &self,
         view: &View,
         stripe: StripeId,
+        facts: &Stripe,
         context: &mut WriteContext,
         by_servers: bool,
     ) -> Result<(), Again> {
-        let geometry = self.parity_geometry();
-        context.image.build_extents(geometry.chunk_bytes());
-        let (snapshot, offset, chunk) =
-            (&view.snapshot, geometry.member_offset(stripe), geometry.chunk_bytes());
-        let intent = &snapshot.intent;
-        let map = geometry.slots(stripe);
-        let facts = Stripe {
-            map,
-            chunk_bytes: chunk,
-            unreadable: context.avoid.or(view.unreadable(offset, chunk.into())),
-            unwritable: snapshot.absent(),
-            in_sync: (!intent.needs_resync(intent.regions(offset, chunk.into()))
-                || active(Mutant::RmwOutOfSync))
-                && !needs_parity_from_data(snapshot, map),
-        };
+        context.image.build_extents(facts.chunk_bytes);
+        let snapshot = &view.snapshot;
         let image = context.image.extents().iter().map(|e| Written {
             column: e.column,
             start: e.start,
@@ -462,7 +467,7 @@ impl VolumeInner {
         };
         let Held { transfers, rows, .. } = &mut context.held;
         let mut sources = PlanFacts { volume: self, snapshot, stripe, rows, explores: context.timed };
-        plan_into(&mut context.plan, &facts, policy, image, transfers, &mut sources).map_err(|error| {
+        plan_into(&mut context.plan, facts, policy, image, transfers, &mut sources).map_err(|error| {
             let missing = facts.unreadable.or(facts.unwritable).len();
             Again::Fatal(match error {
                 PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
@@ -472,7 +477,8 @@ impl VolumeInner {
         })?;
         let recovers =
             |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
-        let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, chunk.into()));
+        let (offset, intent) = (self.parity_geometry().member_offset(stripe), &snapshot.intent);
+        let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, facts.chunk_bytes.into()));
         if torn && context.plan.runs().iter().any(recovers) {
             // C10: parity of torn rows can't stand in for data.
             return Err(IoError::Unreadable { stripe: stripe.0, missing: facts.unreadable.len() }.into());

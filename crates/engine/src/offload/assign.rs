@@ -6,23 +6,8 @@ use super::coefficients::in_q;
 use crate::{
     geometry::{MemberSlot, Set64, StripeMap},
     mutants::{Mutant, active},
-    plan::{Method, Recovery, Run},
+    plan::{Method, Recovery, Run, Stripe},
 };
-
-/// What is known of the row.
-#[derive(Clone, Copy, Debug)]
-pub struct Facts {
-    /// Which member holds what.
-    pub map: StripeMap,
-    /// Slots that are not read: missing, or being rebuilt.
-    pub unreadable: Set64,
-    /// Slots that are not written either: missing.
-    pub unwritable: Set64,
-    /// Whether parity is known to match data.
-    pub in_sync: bool,
-    /// Slots whose servers take part.
-    pub attached: Set64,
-}
 
 /// Who writes a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +68,8 @@ impl Assignment {
     }
 }
 
-/// Who writes a run, of which the client's plan has chosen the method.
-pub fn assign(facts: &Facts, run: &Run) -> Assigned {
+/// Who writes a run, of which the client's plan has chosen the method, if the servers in the slots `attached` take part.
+pub fn assign(facts: &Stripe, attached: Set64, run: &Run) -> Assigned {
     let map = facts.map;
     let is_in = |set: Set64, column: usize| set.contains(map.data_slot(column).index());
     let unreadable = facts.unreadable.or(facts.unwritable);
@@ -116,7 +101,7 @@ pub fn assign(facts: &Facts, run: &Run) -> Assigned {
         supplied,
         parities,
     };
-    if assignment.participants(map).without(facts.attached).is_empty() {
+    if assignment.participants(map).without(attached).is_empty() {
         Assigned::Servers(assignment)
     } else {
         Assigned::Plain

@@ -12,13 +12,13 @@ use crate::{
     image::Image,
     mutants::{Mutant, active},
     offload::{
-        OffloadMode, Requests, Reservation, Sent, Step,
-        assign::{Assigned, Assignment, Facts, assign},
+        Attached, OffloadMode, Requests, Reservation, Sent, Step,
+        assign::{Assigned, Assignment, assign},
         attached,
         coefficients::in_q,
         resolve,
     },
-    plan::{Plan, Run},
+    plan::{Plan, Run, Stripe},
     snapshot::View,
     volume::VolumeInner,
 };
@@ -61,10 +61,10 @@ impl Remote {
     }
 
     /// Gives the servers what they can do of a plan, instead of what an earlier one gave them.
-    pub(super) fn take_up(&mut self, servers: Option<&Servers>, plan: &Plan) {
+    pub(super) fn take_up(&mut self, servers: Option<&Attached>, facts: &Stripe, plan: &Plan) {
         self.jobs.clear();
-        if let Some(Servers { facts, range_bytes }) = servers
-            && !add_jobs(facts, *range_bytes, plan, &mut self.jobs)
+        if let Some(servers) = servers
+            && !add_jobs(servers, facts, plan, &mut self.jobs)
         {
             self.jobs.clear();
         }
@@ -76,12 +76,6 @@ impl Remote {
     }
 }
 
-/// Servers that may do a stripe write's work.
-pub(super) struct Servers {
-    facts: Facts,
-    range_bytes: u32,
-}
-
 impl Job {
     fn length(&self) -> u32 {
         self.end - self.start
@@ -89,36 +83,22 @@ impl Job {
 }
 
 impl VolumeInner {
-    /// What there is to know of servers that may do the work of a stripe write; `None` if the client has to.
-    pub(super) fn servers_for(
+    /// The servers that may do the work of a stripe write; `None` if the client has to.
+    pub(super) fn servers_for<'v>(
         &self,
-        view: &View,
-        stripe: StripeId,
+        view: &'v View,
+        facts: &Stripe,
         context: &WriteContext,
-    ) -> Option<Servers> {
+    ) -> Option<&'v Attached> {
         let attached = attached(&view.snapshot)?;
-        let geometry = self.parity_geometry();
-        let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
-        let unreadable = view.unreadable(offset, chunk);
         // A log must see the old bytes, and the client those that it doesn't trust.
         let logged = !view.snapshot.log.is_none() && !active(Mutant::OffloadPastLog);
-        if logged
+        let by_client = logged
             || context.remote.failed
             || !context.avoid.is_empty()
-            || unreadable != view.snapshot.missing
-            || self.shared.offload.is_paused()
-        {
-            return None;
-        }
-        let intent = &view.snapshot.intent;
-        let facts = Facts {
-            map: geometry.slots(stripe),
-            unreadable,
-            unwritable: view.snapshot.absent(),
-            in_sync: !intent.needs_resync(intent.regions(offset, chunk)),
-            attached: attached.slots,
-        };
-        Some(Servers { facts, range_bytes: attached.range_bytes })
+            || facts.unreadable != view.snapshot.missing
+            || self.shared.offload.is_paused();
+        (!by_client).then_some(attached)
     }
 
     /// Both phases, and what the client writes itself.
@@ -374,16 +354,16 @@ impl VolumeInner {
 }
 
 /// The operations of a plan. False if some of it must be done by the client that reads first, or nothing is for the servers.
-fn add_jobs(facts: &Facts, range_bytes: u32, plan: &Plan, jobs: &mut Vec<Job>) -> bool {
+fn add_jobs(servers: &Attached, facts: &Stripe, plan: &Plan, jobs: &mut Vec<Job>) -> bool {
     for (number, run) in plan.runs().iter().enumerate() {
-        let assignment = match assign(facts, run) {
+        let assignment = match assign(facts, servers.slots, run) {
             Assigned::Client => continue,
             Assigned::Plain => return false,
             Assigned::Servers(assignment) => assignment,
         };
         let mut start = run.start;
         while start < run.end {
-            let end = run.end.min(start.saturating_add(range_bytes));
+            let end = run.end.min(start.saturating_add(servers.range_bytes));
             jobs.push(Job { run: number, start, end, assignment });
             start = end;
         }
