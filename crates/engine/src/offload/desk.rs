@@ -48,7 +48,7 @@ pub(crate) struct Demand {
 }
 
 /// Bytes that a member may have on their way to be summed up, unless a single sum is more. Many send to one at a time: what doesn't
-/// fit into the queue of a switch is lost and sent again, which costs more than waiting here (decision 20 has figures).
+/// fit into the queue of a switch is lost and sent again, which costs more than waiting here.
 const SUMMED_MAX: u64 = 2 << 20;
 
 impl Outstanding {
