@@ -640,6 +640,50 @@ mod tests {
     }
 
     #[test]
+    fn the_documents_commands_are_ones_that_we_understand() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let mut seen = 0;
+        for document in ["README.md", "docs/admin.md"] {
+            let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap().replace("\\\n", " ");
+            for line in text.lines() {
+                let command = line.split(['#', '&', '|', '>']).next().unwrap().trim_start_matches("$ ");
+                let command = command
+                    .replace("cargo demo", "pinstripe demo")
+                    .replace('"', "")
+                    .replace("...", "/dev/sda");
+                if command.starts_with("pinstripe ") {
+                    let parsed = Cli::try_parse_from(command.split_whitespace());
+                    assert!(parsed.is_ok(), "{document}: {line}: {}", parsed.unwrap_err());
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen > 20, "only {seen} commands were found");
+    }
+
+    #[test]
+    fn the_documents_name_options_that_there_are() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+        let mut cli = Cli::command();
+        cli.build();
+        for document in ["README.md", "docs/admin.md", "docs/formats.md", "docs/fault-model.md"] {
+            let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap();
+            for span in text.split('`').filter(|span| span.starts_with("pinstripe ") && !span.contains('\n'))
+            {
+                let mut words = span.split_whitespace().skip(1);
+                let name = words.next().unwrap();
+                let subcommand = cli.find_subcommand(name);
+                assert!(subcommand.is_some(), "{document}: {span}: no such command");
+                for option in words.filter_map(|word| word.trim_start_matches('[').strip_prefix("--")) {
+                    let option = option.split(['=', ']']).next();
+                    let mut known = subcommand.unwrap().get_arguments();
+                    assert!(known.any(|known| known.get_long() == option), "{document}: {span}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_chunk_is_a_power_of_two_from_4k_to_1m() {
         assert_eq!(chunk("64K"), Ok(ByteSize(65536)));
         for bad in ["48K", "2K", "2M", "0", "x"] {
