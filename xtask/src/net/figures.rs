@@ -55,8 +55,12 @@ impl Wish<'_> {
 /// Measures the figures, one after the other; one that fails is left as it was, and the others are measured.
 pub fn run(wish: &Wish) -> Result<()> {
     let figures = experiments::all(wish.seconds);
-    let chosen: Vec<&Figure> =
-        figures.iter().filter(|figure| wish.only.is_none_or(|part| figure.name.contains(part))).collect();
+    let is_called = |part| figures.iter().any(|figure| figure.name == part);
+    let is_chosen = |figure: &&Figure| {
+        wish.only
+            .is_none_or(|part| if is_called(part) { figure.name == part } else { figure.name.contains(part) })
+    };
+    let chosen: Vec<&Figure> = figures.iter().filter(is_chosen).collect();
     ensure!(!chosen.is_empty(), "no figure has {:?} in its name; they are: {}", wish.only.unwrap_or(""), {
         figures.iter().map(|figure| figure.name).collect::<Vec<_>>().join(", ")
     });

@@ -35,7 +35,7 @@ const AGAIN_NS: u64 = 10_000_000_000;
 /// A rebuild waits so long for the servers to be attached.
 const ATTACHED_NS: u64 = 5_000_000_000;
 /// While bytes are summed up, servers are asked this often what their links can take.
-const LINKS_NS: u64 = 1_000_000_000;
+const LINKS_NS: u64 = 200_000_000;
 
 /// What the home shard knows of the attachments.
 #[derive(Default)]

@@ -23,16 +23,8 @@ struct State {
     oldest: u64,
     /// From the oldest on: whether it is over.
     over: VecDeque<bool>,
-    /// By [`MemberId`].
-    outstanding: Vec<Outstanding>,
-}
-
-/// What a member has to do that isn't over.
-#[derive(Clone, Copy, Default)]
-struct Outstanding {
-    operations: u32,
-    /// Bytes that it receives of others, to sum them up.
-    summed: u64,
+    /// By [`MemberId`]: operations that name it and aren't over.
+    outstanding: Vec<u32>,
 }
 
 /// What a batch asks of a member.
@@ -43,18 +35,6 @@ pub(crate) struct Demand {
     pub(crate) operations: u32,
     /// How many it may have in all.
     pub(crate) limit: u32,
-    /// Bytes that others send it to be summed up.
-    pub(crate) summed: u64,
-}
-
-/// Bytes that a member may have on their way to be summed up, unless a single sum is more. Many send to one at a time: what doesn't
-/// fit into the queue of a switch is lost and sent again, which costs more than waiting here.
-const SUMMED_MAX: u64 = 2 << 20;
-
-impl Outstanding {
-    fn has_room_for(&self, bytes: u64) -> bool {
-        bytes == 0 || self.summed == 0 || self.summed + bytes <= SUMMED_MAX
-    }
 }
 
 /// Operations that may be sent. They are over when this is dropped.
@@ -102,21 +82,15 @@ impl Desk {
         let asked = demands.as_ref()?;
         let most = asked.iter().map(|demand| demand.member.0 + 1).max().unwrap_or(0);
         if state.outstanding.len() < most {
-            state.outstanding.resize(most, Outstanding::default());
+            state.outstanding.resize(most, 0);
         }
-        let fits = |demand: &Demand| {
-            let outstanding = state.outstanding[demand.member.0];
-            outstanding.operations + demand.operations <= demand.limit
-                && outstanding.has_room_for(demand.summed)
-        };
+        let fits = |demand: &Demand| state.outstanding[demand.member.0] + demand.operations <= demand.limit;
         if !asked.iter().all(fits) {
             return None;
         }
         let demands = demands.take()?;
         for demand in &demands {
-            let outstanding = &mut state.outstanding[demand.member.0];
-            outstanding.operations += demand.operations;
-            outstanding.summed += demand.summed;
+            state.outstanding[demand.member.0] += demand.operations;
         }
         let first = state.oldest + state.over.len() as u64;
         state.over.extend(std::iter::repeat_n(false, operations));
@@ -125,7 +99,7 @@ impl Desk {
 
     /// Operations that name a member and aren't over.
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
-        self.locked().outstanding.get(member.0).map_or(0, |outstanding| outstanding.operations)
+        self.locked().outstanding.get(member.0).copied().unwrap_or(0)
     }
 }
 
@@ -145,9 +119,7 @@ impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let mut state = self.desk.locked();
         for demand in &self.demands {
-            let outstanding = &mut state.outstanding[demand.member.0];
-            outstanding.operations -= demand.operations;
-            outstanding.summed -= demand.summed;
+            state.outstanding[demand.member.0] -= demand.operations;
         }
         for id in self.first..self.first + self.count {
             let index = usize::try_from(id - state.oldest).unwrap_or(usize::MAX);
@@ -173,7 +145,7 @@ mod tests {
     use super::*;
 
     fn demand(member: usize, operations: u32) -> Demand {
-        Demand { member: MemberId(member), operations, limit: 3, summed: 0 }
+        Demand { member: MemberId(member), operations, limit: 3 }
     }
 
     fn at_once(desk: &Desk, operations: usize, demands: Vec<Demand>) -> Option<Reservation<'_>> {
@@ -205,21 +177,6 @@ mod tests {
         assert!(at_once(&desk, 2, vec![demand(1, 1), demand(0, 2)]).is_some());
         drop(other);
         assert_eq!(desk.outstanding(MemberId(0)), 0);
-    }
-
-    #[test]
-    fn a_member_is_sent_few_bytes_at_a_time_to_sum_up_but_always_those_of_one_sum() {
-        let desk = Desk::default();
-        let sum = |bytes| vec![Demand { summed: bytes, ..demand(0, 1) }, demand(1, 1)];
-        let first = at_once(&desk, 1, sum(SUMMED_MAX / 2)).unwrap();
-        assert!(at_once(&desk, 1, sum(SUMMED_MAX / 2 + 1)).is_none());
-        drop(at_once(&desk, 1, vec![Demand { summed: SUMMED_MAX, ..demand(1, 1) }]).unwrap());
-        let second = at_once(&desk, 1, sum(SUMMED_MAX / 2)).unwrap();
-        // Nothing has to be summed up for this one.
-        drop(at_once(&desk, 1, vec![demand(0, 1)]).unwrap());
-        drop((first, second));
-        let _large = at_once(&desk, 1, sum(2 * SUMMED_MAX)).unwrap();
-        assert!(at_once(&desk, 1, sum(1)).is_none());
     }
 
     #[test]

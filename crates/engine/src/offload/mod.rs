@@ -68,10 +68,6 @@ pub enum OffloadMode {
 
 /// After a server refused to do its part, the client does the work itself for so long.
 const PAUSE_NS: u64 = 10_000_000_000;
-/// So long a batch waits for room at the servers before the client does the work itself.
-const ROOM_NS: u64 = 200_000_000;
-/// So long a sum waits: what the client would do instead, it does with every byte on its own link.
-const SUM_ROOM_NS: u64 = 2_000_000_000;
 
 /// Why a member is a plain one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,12 +147,13 @@ impl Common {
         self.draw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for operations of which `participants` says who takes part in each.
+    /// Room for operations of which `participants` says who takes part in each, as soon as there is some in `wait_ns`.
     pub(crate) async fn reserve(
         &self,
         view: &View,
         attached: &Attached,
         participants: impl Iterator<Item = Set64>,
+        wait_ns: u64,
     ) -> Option<Reservation<'_>> {
         let (mut counts, mut operations) = ([0u32; MEMBERS_MAX], 0);
         for slots in participants {
@@ -164,34 +161,17 @@ impl Common {
             slots.iter().for_each(|slot| counts[slot] += 1);
         }
         let named = (0..attached.limits.len()).filter(|&slot| counts[slot] > 0);
-        let demands: Option<Vec<Demand>> =
-            named.map(|slot| demand(view, attached, slot, counts[slot], 0)).collect();
-        self.desk.reserve(operations, demands?, ROOM_NS).await
-    }
-
-    /// Room for a sum of `participants`, of which the reducer receives so many bytes of the others.
-    pub(crate) async fn reserve_sum(
-        &self,
-        view: &View,
-        attached: &Attached,
-        participants: Set64,
-        (reducer, bytes): (usize, u64),
-    ) -> Option<Reservation<'_>> {
-        let summed = |slot: usize| if slot == reducer { bytes } else { 0 };
-        let demands: Option<Vec<Demand>> =
-            participants.iter().map(|slot| demand(view, attached, slot, 1, summed(slot))).collect();
-        self.desk.reserve(1, demands?, SUM_ROOM_NS).await
+        let demand = |slot: usize| {
+            let (member, _) = view.member(slot)?;
+            Some(Demand { member: member.id, operations: counts[slot], limit: attached.limits[slot] })
+        };
+        self.desk.reserve(operations, named.map(demand).collect::<Option<_>>()?, wait_ns).await
     }
 
     /// Operations of a member that aren't over.
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
         self.desk.outstanding(member)
     }
-}
-
-fn demand(view: &View, attached: &Attached, slot: usize, operations: u32, summed: u64) -> Option<Demand> {
-    let (member, _) = view.member(slot)?;
-    Some(Demand { member: member.id, operations, limit: attached.limits[slot], summed })
 }
 
 /// Who takes part now, if anybody does.

@@ -35,6 +35,8 @@ const SUM_BYTES_MAX: u32 = 128 << 10;
 const RECEIVED_BYTES: u32 = 1 << 20;
 /// but not less than this.
 const SUM_BYTES_MIN: u32 = 32 << 10;
+/// So long a sum waits for room at the servers: what the client would do instead, it does with every byte on its own link.
+const ROOM_NS: u64 = 2_000_000_000;
 /// The sum among what an operation brings.
 const SUM: usize = usize::MAX;
 
@@ -255,8 +257,8 @@ impl VolumeInner {
         };
         let others = reduction.others.iter().map(|(slot, _)| slot.index());
         let participants = others.chain([reduction.reducer]).collect::<Set64>();
-        let receiver = (reduction.reducer, u64::from(length) * reduction.others.len() as u64);
-        let reserved = self.shared.offload.reserve_sum(view, attached, participants, receiver).await;
+        let alone = std::iter::once(participants);
+        let reserved = self.shared.offload.reserve(view, attached, alone, ROOM_NS).await;
         let Some(reserved) = reserved else { return (false, buffer) };
         let ticket = reserved.ticket(0);
         self.counters().offload_operations.add(1);

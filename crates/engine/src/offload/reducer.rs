@@ -5,10 +5,11 @@
 //!
 //! With a total of `load` bytes per second to be received by reducers, of which member `i` gets the share `p_i`, its free bandwidth
 //! shrinks from `free_i` to `free_i - load * p_i`. The shares are those for which the smallest of these is as large as can be, and
-//! the second smallest then, and so on: members are filled up to one level, as water would. [`shares`] is that, a pure function;
-//! A member of which nobody knows what it has free was never short of it, so it counts as one with more than enough.
+//! the second smallest then, and so on: members are filled up to one level, as water would. [`shares`] is that, a pure function.
+//! A member of which nobody knows what it has free counts as the best of the others.
 //!
-//! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them.
+//! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them. A rebuild asks for as much as
+//! it is given, so shares for the load that there is would keep it as low as it is: they are worked out for more.
 
 use crate::geometry::{MEMBERS_MAX, Set64};
 
@@ -24,8 +25,10 @@ pub enum ReducerChoice {
 
 /// Time in which an old load fades to a third.
 const FADE_NS: f64 = 1e9;
-/// What a member has free whose link was never seen full, in bytes per second: more than links have.
-const AMPLE: f64 = 1e12;
+/// How many times the load that there is the shares are for, as long as the members have so much free.
+const GROWTH: f64 = 2.0;
+/// How many times the load is all that a member needs to have free: what it is said to have beyond that counts for nothing.
+const PLENTY: f64 = 8.0;
 /// Shares are worked out anew after this.
 const RENEW_NS: u64 = 100_000_000;
 
@@ -83,7 +86,7 @@ impl Default for Draw {
 }
 
 impl Draw {
-    /// What a member's link is free to receive, in bytes per second; `None` if it was never seen full.
+    /// What a member's link is free to receive, in bytes per second; `None` if nobody knows.
     pub fn set_free(&mut self, slot: usize, free: Option<u64>) {
         self.free[slot] = free;
         self.renewed_at = None;
@@ -129,17 +132,16 @@ impl Draw {
         let shares = match choice {
             ReducerChoice::Uniform => vec![1.0 / members.len() as f64; members.len()],
             ReducerChoice::Bandwidth => {
-                let free: Vec<f64> =
-                    members.iter().map(|slot| self.free[slot].map_or(AMPLE, |free| free as f64)).collect();
-                shares(&free, self.load)
+                let known = |slot: usize| self.free[slot].map(|free| free as f64);
+                let best = members.iter().filter_map(known).reduce(f64::max).unwrap_or(f64::MAX);
+                let free = |slot: usize| known(slot).unwrap_or(best).min(self.load * PLENTY);
+                let free: Vec<f64> = members.iter().map(free).collect();
+                shares(&free, (self.load * GROWTH).min(free.iter().sum()))
             }
         };
         self.share = [0.0; MEMBERS_MAX];
         for (slot, share) in members.iter().zip(shares) {
             self.share[slot] = share;
-        }
-        if self.of != members {
-            self.credit = [0.0; MEMBERS_MAX];
         }
         self.of = members;
     }
@@ -213,11 +215,33 @@ mod tests {
     }
 
     #[test]
-    fn links_that_were_never_full_take_turns_and_all_of_the_load() {
+    fn who_asks_for_all_it_is_given_is_given_what_all_have() {
+        let mut draw = Draw::default();
+        for slot in 0..4 {
+            draw.set_free(slot, Some(if slot < 2 { 10_000_000 } else { 40_000_000 }));
+        }
+        // Members that differ from turn to turn, as those do that are asked for a stripe of level 6. The load goes to 6 * 10^7.
+        let mut turns = [0; 4];
+        for step in 0..3000 {
+            let members = Set64::below(4).without(Set64::only(step % 4));
+            let chosen = draw.choose(step as u64 * 1_000_000, ReducerChoice::Bandwidth, members, 60_000);
+            turns[chosen.unwrap()] += 1;
+        }
+        assert!(turns[..2].iter().all(|turns| (250..350).contains(turns)), "{turns:?}");
+        assert!(turns[2..].iter().all(|turns| (1150..1250).contains(turns)), "{turns:?}");
+    }
+
+    #[test]
+    fn a_member_of_which_nothing_is_known_counts_as_the_best_one_and_more_than_plenty_for_nothing() {
         let mut draw = Draw::default();
         assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [100, 100, 100]);
-        draw.set_free(0, Some(1_000_000_000));
-        assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [0, 150, 150]);
+        draw.set_free(0, Some(10_000_000));
+        draw.set_free(1, Some(90_000_000));
+        let by_room = turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 1900);
+        assert!(by_room[0] < 110 && by_room[1].abs_diff(by_room[2]) < 20, "{by_room:?}");
+        draw.set_free(0, Some(10_000_000_000));
+        draw.set_free(1, Some(u64::MAX));
+        assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [100, 100, 100]);
     }
 
     #[test]

@@ -23,6 +23,9 @@ use crate::{
     volume::VolumeInner,
 };
 
+/// So long a batch waits for room at the servers before the client does the work itself.
+const ROOM_NS: u64 = 200_000_000;
+
 /// What the servers do of a stripe write.
 #[derive(Default)]
 pub(super) struct Remote {
@@ -111,7 +114,7 @@ impl VolumeInner {
         let Some(attached) = attached(&view.snapshot).map(Arc::clone) else { return Err(Again::Replan) };
         let map = self.parity_geometry().slots(stripe);
         let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
-        let reserved = self.shared.offload.reserve(view, &attached, slots.iter().copied()).await;
+        let reserved = self.shared.offload.reserve(view, &attached, slots.iter().copied(), ROOM_NS).await;
         let Some(reserved) = reserved else {
             self.counters().offload_fallbacks.add(1);
             context.remote.failed = true;

@@ -24,6 +24,7 @@ use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, Completion, DataPlace, admin as opcode, fabrics};
+use crate::wire::offload::opcode::PEER;
 use crate::wire::pdu::{FatalError, ResponseCapsule, Termination, Transfer, flag, kind};
 use crate::wire::status::Status;
 
@@ -35,8 +36,8 @@ const LOOK_NANOSECONDS: u64 = 1_000_000_000;
 const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
 /// Event requests that may be outstanding.
 pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
-/// Data from which on its reception is measured.
-const METERED_BYTES: u64 = 32 << 10;
+/// Parts of sums from which on their reception is measured.
+const METERED_BYTES: u32 = 32 << 10;
 /// Room before a read's data for its header. A page, to keep the data aligned.
 const HEADROOM: usize = 4 << 10;
 
@@ -49,6 +50,8 @@ struct Incoming {
     buffer: Option<Buffer>,
     state: IncomingState,
     waker: Option<Waker>,
+    /// A server's part of a sum, large enough to tell something of the link.
+    is_metered: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -421,13 +424,13 @@ impl<S: BlockService> Session<S> {
             (DataPlace::Capsule(told), Some(buffer)) if told == length && buffer.len() == length as usize => {
                 Ok(Some(HostData { buffer, held: 0 }))
             }
-            (DataPlace::Transport(told), None) if told == length => self.ask(command.id.get(), length).await,
+            (DataPlace::Transport(told), None) if told == length => self.ask(command, length).await,
             _ => Err(Status::DATA_LENGTH_INVALID),
         }
     }
 
     /// Asks the host for data, when there is memory for it.
-    async fn ask(&self, command_id: u16, length: u32) -> Result<Option<HostData>, Status> {
+    async fn ask(&self, command: &Command, length: u32) -> Result<Option<HostData>, Status> {
         let held = (length as usize).next_power_of_two();
         if !self.link.acquire(held).await {
             return Ok(None);
@@ -437,8 +440,15 @@ impl<S: BlockService> Session<S> {
             return Ok(None);
         }
         let buffer = Some(shard::buffer(length as usize));
-        let (state, waker) = (IncomingState::Waiting, None);
-        let incoming = Incoming { command_id, length: length as usize, received: 0, buffer, state, waker };
+        let incoming = Incoming {
+            command_id: command.id.get(),
+            length: length as usize,
+            received: 0,
+            buffer,
+            state: IncomingState::Waiting,
+            waker: None,
+            is_metered: command.opcode == PEER && length >= METERED_BYTES,
+        };
         let tag = {
             let mut table = self.incoming.borrow_mut();
             let free = table.iter().position(Option::is_none).unwrap_or(table.len());
@@ -450,7 +460,7 @@ impl<S: BlockService> Session<S> {
         };
         let header = Transfer {
             common: BLANK,
-            command_id: command_id.into(),
+            command_id: command.id,
             tag: u16::try_from(tag).unwrap_or(u16::MAX).into(),
             offset: 0.into(),
             length: length.into(),
@@ -485,7 +495,7 @@ impl<S: BlockService> Session<S> {
     /// H2CData: puts it in its place.
     async fn data(&self, inbound: &mut Inbound, transfer: Transfer, flags: u8) -> Result<(), End> {
         let tag = usize::from(transfer.tag.get());
-        let (buffer, offset) = {
+        let (buffer, offset, is_metered) = {
             let mut table = self.incoming.borrow_mut();
             let incoming = table.get_mut(tag).and_then(Option::as_mut);
             let due = incoming.filter(|incoming| {
@@ -499,22 +509,19 @@ impl<S: BlockService> Session<S> {
             let Some(incoming) = due else {
                 return Err(Ended::Fatal(FatalError::DataOutOfRange, 12).into());
             };
-            (incoming.buffer.take(), incoming.received)
+            (incoming.buffer.take(), incoming.received, incoming.is_metered)
         };
         if transfer.length.get() > TRANSFER_BYTES_MAX {
             return Err(Ended::Fatal(FatalError::DataTransferLimit, 16).into());
         }
         let buffer = buffer.ok_or(Ended::Closed)?;
-        let length = u64::from(transfer.length.get());
-        // Short data says little of the link.
-        let meter =
-            self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| length >= METERED_BYTES);
+        let meter = self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| is_metered);
         if let Some(meter) = meter {
             meter.begin(shard::now());
         }
         let (buffer, intact) = inbound.data(buffer, offset).await;
         if let Some(meter) = meter {
-            meter.end(shard::now(), length);
+            meter.end(shard::now(), transfer.length.get().into());
         }
         let intact = intact?;
         let buffer = buffer.ok_or(Ended::Closed)?;

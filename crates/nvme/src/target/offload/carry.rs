@@ -378,7 +378,6 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         let counters = &self.server.counters;
         count(&counters.peers_received, 1);
         count(&counters.peer_bytes_received, part.len() as u64);
-        self.server.meter.part(part.len() as u64);
         let taken = self.guarded.with(|state| {
             // The epoch may have risen while the data came.
             state.fence.check_peer(controller)?;
