@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use pinstripe_runtime::uring::{OpenError, OpenFile, OpenOptions};
 
 use super::cpio::Archive;
 use super::image::{self, Image};
@@ -23,6 +24,8 @@ const LIBRARY: &str = include_str!("../../vm/lib.sh");
 const SERVE: &str = include_str!("../../vm/serve.sh");
 /// How often a guest is started whose kernel dies before our first process.
 const BOOTS_MAX: usize = 4;
+/// How long a killed server's disks may be held.
+const PATIENCE_FOR_DISKS: Duration = Duration::from_secs(30);
 
 /// A boot to be made.
 #[derive(Clone)]
@@ -158,6 +161,7 @@ impl Machine {
         let log = directory.join(format!("{}.log", self.name));
         let results = directory.join(format!("{}.results", self.name));
         let archive = self.write_archive(image, directory)?;
+        self.wait_for_disks()?;
         let mut boots = 0;
         let (said, ended) = loop {
             let _ = fs::remove_file(&results);
@@ -188,6 +192,24 @@ impl Machine {
                 bail!("the guest went down without a word:\n{}\nsee {}", tail(&log), log.display())
             }
         }
+    }
+
+    /// Waits until nobody holds the disks: the kernel takes a killed server's io_uring apart after its process has gone.
+    fn wait_for_disks(&self) -> Result<()> {
+        let start = Instant::now();
+        let files = self.disks.iter().filter_map(|disk| match &disk.medium {
+            Medium::File(file) => Some(file),
+            Medium::Export { .. } => None,
+        });
+        for file in files {
+            while let Err(error) = OpenFile::open(file, &OpenOptions::default()) {
+                if !matches!(error, OpenError::Busy { .. }) || start.elapsed() > PATIENCE_FOR_DISKS {
+                    return Err(error.into());
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(())
     }
 
     /// The cached root and, behind it, what is for this boot only.
