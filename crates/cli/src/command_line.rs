@@ -1,6 +1,7 @@
 //! The command line: what can be asked for, each value checked as it is read.
 
 use std::{
+    ffi::OsString,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     path::PathBuf,
     str::FromStr,
@@ -24,6 +25,15 @@ use crate::{control::upkeep::SyncChange, size::ByteSize};
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The words that we were started with. `cargo demo -- OPTION` is as good as `cargo demo OPTION`: elsewhere cargo wants its `--`.
+pub fn words(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<_> = arguments.into_iter().collect();
+    if words.get(1..3).is_some_and(|first| first == ["demo", "--"]) {
+        words.remove(2);
+    }
+    words
 }
 
 #[derive(Debug, Subcommand)]
@@ -652,7 +662,7 @@ mod tests {
                     .replace('"', "")
                     .replace("...", "/dev/sda");
                 if command.starts_with("pinstripe ") {
-                    let parsed = Cli::try_parse_from(command.split_whitespace());
+                    let parsed = Cli::try_parse_from(words(command.split_whitespace().map(OsString::from)));
                     assert!(parsed.is_ok(), "{document}: {line}: {}", parsed.unwrap_err());
                     seen += 1;
                 }

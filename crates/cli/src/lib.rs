@@ -51,7 +51,7 @@ pub use control::fuzz::fuzz_control;
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let done = match Cli::parse_from(command_line::words(std::env::args_os())).command {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
