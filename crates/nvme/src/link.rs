@@ -13,6 +13,8 @@ use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
 /// Bytes of requests and unsent answers that a connection may hold. A single request may exceed it when it is alone.
 const HELD_BYTES_MAX: usize = 32 << 20;
+/// Bytes of answers without memory of their own that a connection may hold beside.
+const ANSWERS_BYTES_MAX: usize = 1 << 20;
 /// Time that the peer has to take the last messages of a connection that ends.
 const LINGER_NANOSECONDS: u64 = 5_000_000_000;
 
@@ -82,10 +84,18 @@ impl Link {
 
     /// Sends `parts` one after the other, copied; together they are small.
     pub fn send_copy(&self, parts: &[&[u8]]) {
-        if !self.broken.get() && parts.iter().any(|part| !part.is_empty()) {
-            self.outgoing.borrow_mut().push_copy(parts, 0);
+        let length = parts.iter().map(|part| part.len()).sum();
+        if !self.broken.get() && length > 0 {
+            self.outgoing.borrow_mut().push_copy(parts, length);
+            self.held_bytes.set(self.held_bytes.get() + length);
             self.sender.notify();
         }
+    }
+
+    /// Waits until the peer has taken so many answers that there is room for those of further commands, or the connection has ended.
+    pub async fn room(&self) {
+        let is_there = || self.held_bytes.get() <= HELD_BYTES_MAX + ANSWERS_BYTES_MAX || self.broken.get();
+        self.changed.wait_until(is_there).await;
     }
 
     /// Sends `slice` as it is; `held` bytes are given back afterwards.

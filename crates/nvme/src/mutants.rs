@@ -42,6 +42,8 @@ pinstripe_runtime::mutants! {
     ProcessesTakenForOne,
     /// Attach is answered although the epoch isn't stored (C22).
     EpochNotDurable,
+    /// Servers bring each other parts of another epoch on the connections of the one before (C22, C26).
+    PeersOutliveEpoch,
     /// P's reducer gets Q's part, and Q's gets P's.
     PartsExchanged,
     /// Operations with which the host has finished can begin again (C26).

@@ -246,16 +246,25 @@ impl Home {
         let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
         let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
         let view = self.volume.inner.view();
-        let raises = own == 0 || known > own;
-        if raises && own > 0 {
-            self.check_current(&view).await.map_err(failed)?;
-        }
         let mut attachment = self.next_attachment(&view, offers(&view).slots);
-        if raises {
-            attachment.epoch = known + 1;
+        let attach = async |attachment: &Attachment| {
+            answered(options.member_timeout_ns, server.attach(attachment)).await?.result
+        };
+        let mut raises = own == 0 || known > own;
+        if !raises {
+            match attach(&attachment).await {
+                // Somebody else had chosen the same number.
+                Err(error) if error.kind == DeviceErrorKind::Fenced && known == own => raises = true,
+                attached => attached.map(|_| ()).map_err(failed)?,
+            }
         }
-        let answer = answered(options.member_timeout_ns, server.attach(&attachment)).await.map_err(failed)?;
-        answer.result.map_err(failed)?;
+        if raises {
+            if own > 0 {
+                self.check_current(&view).await.map_err(failed)?;
+            }
+            attachment.epoch = known + 1;
+            attach(&attachment).await.map_err(failed)?;
+        }
         // The others get it when this one has joined.
         self.attaching.epoch.set(self.attaching.epoch.get().max(attachment.epoch));
         Ok(())

@@ -17,7 +17,7 @@ use pinstripe_runtime::{
 use super::association::{Association, Initiator, Lease};
 use super::device::{NvmeDevice, NvmeSource};
 use super::request::{Data, Failure, Pending, Purpose, Request};
-use super::{Address, InitiatorError};
+use super::{Address, InitiatorError, Loss};
 use crate::wire::command::Command;
 use crate::wire::offload::{
     self as wire, Announcement, Attach, Blocks, PeerAddress, QUERY_BYTES, Query, admin, feature,
@@ -301,6 +301,11 @@ impl Initiator {
 impl ServerLink {
     pub fn is_lost(&self) -> bool {
         self.0.association.has_ended()
+    }
+
+    /// Ends the association: what is under way on it is lost.
+    pub fn end(&self) {
+        self.0.association.end(Loss::Dropped);
     }
 
     pub async fn attach(&self, namespace: u32, attach: &Attach) -> Result<(), Option<Status>> {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use pinstripe_export::{BlockService, ServiceError};
-use pinstripe_runtime::Buffer;
+use pinstripe_runtime::{Buffer, shard};
 use zerocopy::FromBytes;
 
 use super::TRANSFER_BYTES_MAX;
@@ -91,12 +91,12 @@ fn data_range(namespace: &Namespace, command: &Command) -> Result<(Range, u32), 
     Ok((range, length.ok_or(Status::INVALID_FIELD)?))
 }
 
-pub(super) fn admit<S>(
+pub(super) async fn admit<S>(
     session: &Session<S>,
     namespace: &Namespace,
     access: Access,
 ) -> Result<Admitted, Status> {
-    session.controller.admit(namespace, access)
+    session.controller.admit(namespace, access).await
 }
 
 pub(super) fn failed(error: ServiceError, media: Status) -> Status {
@@ -131,7 +131,7 @@ async fn try_read<S: BlockService>(
     let Some(ReadBuffer { head, data, held }) = session.read_buffer(length as usize).await else {
         return Ok(None);
     };
-    let result = match admit(session, namespace, Access::Read) {
+    let result = match admit(session, namespace, Access::Read).await {
         Ok(_admitted) => {
             let (result, data) = service.read(range.offset, data).await;
             result.map(|()| data).map_err(|error| failed(error, Status::UNRECOVERED_READ))
@@ -163,7 +163,7 @@ async fn write<S: BlockService>(
         return Ok(Done::ConnectionLost);
     };
     let fua = command.force_unit_access();
-    let result = match admit(session, namespace, Access::Write) {
+    let result = match admit(session, namespace, Access::Write).await {
         Ok(_admitted) => {
             if active(Mutant::AnsweredEarly) {
                 session.complete(command, Ok(0));
@@ -188,23 +188,19 @@ async fn compare<S: BlockService>(
 ) -> Result<Done, Status> {
     let (namespace, service) = namespace(session, command)?;
     let (range, length) = data_range(namespace, command)?;
-    let Some(HostData { buffer, held }) = session.host_data(command, capsule, length).await? else {
+    let stored = (length as usize).next_power_of_two();
+    let Some(HostData { buffer, held }) = session.host_data_and(command, capsule, length, stored).await? else {
         return Ok(Done::ConnectionLost);
     };
-    let Some(ReadBuffer { data, held: more, .. }) = session.read_buffer(length as usize).await else {
-        session.link.release(held);
-        return Ok(Done::ConnectionLost);
-    };
-    let result = match admit(session, namespace, Access::Read) {
+    let result = match admit(session, namespace, Access::Read).await {
         Ok(_admitted) => {
-            let (result, data) = service.read(range.offset, data).await;
+            let (result, data) = service.read(range.offset, shard::buffer(length as usize)).await;
             let result = result.map_err(|error| failed(error, Status::UNRECOVERED_READ));
             result.and_then(|()| if *data == *buffer { Ok(()) } else { Err(Status::COMPARE_FAILURE) })
         }
         Err(status) => Err(status),
     };
     session.link.release(held);
-    session.link.release(more);
     session.inner.counters.reads.fetch_add(1, Ordering::Relaxed);
     result.map(|()| Done::Answered)
 }
@@ -220,7 +216,7 @@ async fn flush<S: BlockService>(session: &Session<S>, command: &Command) -> Resu
         let (namespace, service) = self::namespace(session, &one)?;
         // A flush changes nothing: a namespace that takes no writes takes it.
         if !namespace.info.read_only && !active(Mutant::FlushSkipped) {
-            let _admitted = admit(session, namespace, Access::Write)?;
+            let _admitted = admit(session, namespace, Access::Write).await?;
             service.flush().await.map_err(|error| failed(error, Status::WRITE_FAULT))?;
         }
     }
@@ -230,7 +226,7 @@ async fn flush<S: BlockService>(session: &Session<S>, command: &Command) -> Resu
 async fn write_zeroes<S: BlockService>(session: &Session<S>, command: &Command) -> Result<Done, Status> {
     let (namespace, service) = namespace(session, command)?;
     let Range { offset, length } = range(namespace, command.start_block(), command.block_count())?;
-    let _admitted = admit(session, namespace, Access::Write)?;
+    let _admitted = admit(session, namespace, Access::Write).await?;
     let may_punch = command.dword(12) & DEALLOCATE != 0;
     let zeroed = service.write_zeroes(offset, length, command.force_unit_access(), may_punch).await;
     zeroed.map_err(|error| failed(error, Status::WRITE_FAULT))?;
@@ -263,7 +259,7 @@ async fn dataset_management<S: BlockService>(
     let ranges = ranges.collect::<Result<Vec<_>, _>>()?;
     // Other hints than that blocks aren't needed any more have no effect here.
     if command.dword(11) & DATASET_DEALLOCATE != 0 {
-        let _admitted = admit(session, namespace, Access::Write)?;
+        let _admitted = admit(session, namespace, Access::Write).await?;
         for Range { offset, length } in ranges.into_iter().filter(|range| range.length > 0) {
             let discarded = service.discard(offset, length, false).await;
             discarded.map_err(|error| failed(error, Status::WRITE_FAULT))?;

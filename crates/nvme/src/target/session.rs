@@ -179,6 +179,7 @@ impl<S: BlockService> Session<S> {
             shard::spawn(async move { session.watch_gate().await });
         }
         let end = loop {
+            self.link.room().await;
             if let Err(end) = self.receive(inbound).await {
                 break end;
             }
@@ -420,18 +421,30 @@ impl<S: BlockService> Session<S> {
         capsule: Option<Buffer>,
         length: u32,
     ) -> Result<Option<HostData>, Status> {
+        self.host_data_and(command, capsule, length, 0).await
+    }
+
+    /// The same with memory for `more` bytes, which is in `held` too: who held one and waited for the other could wait for ever.
+    pub async fn host_data_and(
+        &self,
+        command: &Command,
+        capsule: Option<Buffer>,
+        length: u32,
+        more: usize,
+    ) -> Result<Option<HostData>, Status> {
         match (command.data()?, capsule) {
             (DataPlace::Capsule(told), Some(buffer)) if told == length && buffer.len() == length as usize => {
-                Ok(Some(HostData { buffer, held: 0 }))
+                let there = more == 0 || self.link.acquire(more).await;
+                Ok(there.then_some(HostData { buffer, held: more }))
             }
-            (DataPlace::Transport(told), None) if told == length => self.ask(command, length).await,
+            (DataPlace::Transport(told), None) if told == length => self.ask(command, length, more).await,
             _ => Err(Status::DATA_LENGTH_INVALID),
         }
     }
 
     /// Asks the host for data, when there is memory for it.
-    async fn ask(&self, command: &Command, length: u32) -> Result<Option<HostData>, Status> {
-        let held = (length as usize).next_power_of_two();
+    async fn ask(&self, command: &Command, length: u32, more: usize) -> Result<Option<HostData>, Status> {
+        let held = (length as usize).next_power_of_two() + more;
         if !self.link.acquire(held).await {
             return Ok(None);
         }

@@ -495,13 +495,13 @@ impl Controller {
     ///
     /// It counts before it looks at the reservation, and who preempts looks at the counts after changing it: so one
     /// of them sees the other (C22).
-    pub fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
+    pub async fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
         let mut admitted =
             Admitted { writes: (access == Access::Write).then(|| Arc::clone(self)), change: None };
         if access == Access::Write {
             self.writes.fetch_add(1, Ordering::SeqCst);
             if let Some(guarded) = &namespace.offload {
-                admitted.change = Some(guarded.admit(self.id).ok_or(Status::FENCED)?);
+                admitted.change = Some(guarded.admit(self.id).await.ok_or(Status::FENCED)?);
             }
         }
         if access == Access::Write && namespace.info.read_only {

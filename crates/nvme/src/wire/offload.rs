@@ -13,7 +13,9 @@ use super::{nqn_is_valid, put_text};
 /// Major version that is spoken.
 pub const MAJOR: u16 = 1;
 /// Minor version.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
+/// What a Peer counts its part in, whatever the namespaces' logical blocks.
+pub const PEER_UNIT_BYTES: usize = 512;
 /// Most places of a table of peers.
 pub const PLACES_MAX: usize = 64;
 /// Bytes of Query's data.
@@ -350,8 +352,8 @@ pub enum Request {
     },
     /// A part of another server.
     Peer {
-        /// From 1 to 65536.
-        blocks: u32,
+        /// Of [`PEER_UNIT_BYTES`], from 1 to 65536.
+        units: u32,
         /// The sender's.
         place: u8,
     },
@@ -399,8 +401,8 @@ impl Request {
                 let dword = u32::from(wait) | u32::from(coefficient) << 16;
                 ranged(opcode::REDUCE, blocks, 0).with_dword(13, dword)
             }
-            Self::Peer { blocks, place } => {
-                ranged(opcode::PEER, Blocks { start: 0, count: blocks }, 0).with_dword(13, place.into())
+            Self::Peer { units, place } => {
+                ranged(opcode::PEER, Blocks { start: 0, count: units }, 0).with_dword(13, place.into())
             }
             Self::Commit { fua } => new(opcode::COMMIT).with_dword(12, flag(fua, FORCE_UNIT_ACCESS)),
             Self::Resolve => new(opcode::RESOLVE),
@@ -468,7 +470,7 @@ impl Request {
                 wait,
             })?,
             opcode::PEER => {
-                (usize::from(place) < PLACES_MAX).then_some(Self::Peer { blocks: count, place })?
+                (usize::from(place) < PLACES_MAX).then_some(Self::Peer { units: count, place })?
             }
             opcode::COMMIT => Self::Commit { fua: twelve & FORCE_UNIT_ACCESS != 0 },
             _ => Self::Resolve,
@@ -607,7 +609,7 @@ mod tests {
                     2 => Request::ReadContribute { blocks, reducers: some },
                     3 => Request::Parity { blocks, modify, supplied, wait },
                     4 => Request::Reduce { blocks, coefficient: 7, wait },
-                    5 => Request::Peer { blocks: blocks.count, place: 63 },
+                    5 => Request::Peer { units: blocks.count, place: 63 },
                     6 => Request::Commit { fua: modify },
                     _ => Request::Resolve,
                 }

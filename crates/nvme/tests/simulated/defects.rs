@@ -34,6 +34,7 @@ fn is_offload(mutant: Mutant) -> bool {
             | Mutant::PlainWritesUnfenced
             | Mutant::ProcessesTakenForOne
             | Mutant::EpochNotDurable
+            | Mutant::PeersOutliveEpoch
             | Mutant::PartsExchanged
             | Mutant::StaleAccepted
             | Mutant::OperationsOutliveController

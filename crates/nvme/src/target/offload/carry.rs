@@ -23,7 +23,7 @@ use crate::target::io::{admit, failed, namespace, range};
 use crate::target::session::Session;
 use crate::target::subsystem::Namespace;
 use crate::wire::command::{Command, DataPlace};
-use crate::wire::offload::{Blocks, Outcome, Request};
+use crate::wire::offload::{Blocks, Outcome, PEER_UNIT_BYTES, Request};
 use crate::wire::status::Status;
 
 /// Time for a part to reach its reducer (section 8).
@@ -126,7 +126,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             Request::Reduce { blocks, coefficient, wait } => {
                 self.reduce(self.span(blocks)?, coefficient, wait).await
             }
-            Request::Peer { blocks, place } => self.peer(blocks, place, capsule).await,
+            Request::Peer { units, place } => self.peer(units, place, capsule).await,
             Request::Commit { fua } => self.commit(fua).await,
             Request::Resolve => self.resolve().await,
         }
@@ -314,8 +314,8 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 self.deliver(way.place.namespace, ways, part)
             }
             At::There(peer) => {
-                let blocks = u32::try_from(length >> self.namespace.info.block_shift).unwrap_or(0);
-                let request = Request::Peer { blocks, place: ways.own };
+                let units = u32::try_from(length / PEER_UNIT_BYTES).unwrap_or(0);
+                let request = Request::Peer { units, place: ways.own };
                 let said = (self.ticket, request);
                 let part = part.freeze();
                 let send = self.server.peers.send(peer, way.place.namespace, ways.identity, said, part);
@@ -367,10 +367,10 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         }
     }
 
-    async fn peer(&self, blocks: u32, place: u8, capsule: Option<Buffer>) -> Result<Done, Refusal> {
+    async fn peer(&self, units: u32, place: u8, capsule: Option<Buffer>) -> Result<Done, Refusal> {
         let controller = self.session.controller.id;
         self.guarded.with(|state| state.fence.check_peer(controller))?;
-        let length = u64::from(blocks) << self.namespace.info.block_shift;
+        let length = units as usize * PEER_UNIT_BYTES;
         let length = u32::try_from(length).ok().filter(|length| *length <= RANGE_BYTES_MAX);
         let Some(part) = self.receive(capsule, length.ok_or(Status::INVALID_FIELD)?).await? else {
             return Ok(Done::Answered);
@@ -463,7 +463,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         let _turn = self.turn().await;
         let controller = self.session.controller.id;
         self.guarded.with(|state| state.fence.check_host(controller))?;
-        let _admitted = admit(self.session, self.namespace, super::super::reservation::Access::Write)?;
+        let _admitted = admit(self.session, self.namespace, super::super::reservation::Access::Write).await?;
         let step = self.guarded.with(|state| state.table.commit(self.ticket, shard::now()));
         match step? {
             Commit::Write(key, offset, data) => {

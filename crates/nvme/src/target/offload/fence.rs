@@ -32,6 +32,15 @@ pub(super) enum Grant {
     Raises,
 }
 
+/// Whether a controller may change a namespace.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Admits {
+    Now,
+    /// Its host raises its own epoch: when that is done.
+    Soon,
+    Never,
+}
+
 /// The members of an array, by place.
 #[derive(Default, Clone)]
 pub(super) struct Table {
@@ -47,8 +56,12 @@ pub(super) struct Fence {
     /// The record is stored.
     stored: bool,
     hosts: Vec<Attached>,
+    /// While a host raises its own epoch: its controllers, which stay.
+    staying: Vec<Attached>,
     /// Controllers of other servers, of the current epoch.
     peers: Vec<u16>,
+    /// Those of earlier ones: parts of theirs may still be on the way.
+    former_peers: Vec<u16>,
     generation: u64,
     table: Table,
     /// Somebody changes the record.
@@ -75,8 +88,14 @@ impl Fence {
     }
 
     /// Whether a controller may change the namespace.
-    pub fn allows(&self, controller: u16) -> bool {
-        !self.is_up() || self.is_attached(controller) || active(Mutant::PlainWritesUnfenced)
+    pub fn admits(&self, controller: u16) -> Admits {
+        if !self.is_up() || self.is_attached(controller) || active(Mutant::PlainWritesUnfenced) {
+            Admits::Now
+        } else if self.staying.iter().any(|staying| staying.controller == controller) {
+            Admits::Soon
+        } else {
+            Admits::Never
+        }
     }
 
     fn is_attached(&self, controller: u16) -> bool {
@@ -128,6 +147,9 @@ impl Fence {
         if (attach.array, attach.epoch) != (record.array, record.epoch) {
             return Err(Status::NOT_ATTACHED);
         }
+        if self.former_peers.contains(&controller) {
+            return Err(Status::FENCED);
+        }
         if !self.peers.contains(&controller) {
             self.peers.push(controller);
         }
@@ -169,9 +191,10 @@ impl Fence {
             self.record = Some(EpochRecord { array, epoch, owner: host, given_up: false });
             self.stored = false;
             if !active(Mutant::OldHostKept) {
-                self.hosts.clear();
+                self.staying = std::mem::take(&mut self.hosts);
+                self.staying.retain(|attached| attached.host == host);
             }
-            self.peers.clear();
+            self.end_peers();
             self.changing = true;
         }
         (self.generation, self.table) = (attach.generation, table);
@@ -191,23 +214,36 @@ impl Fence {
     /// The end of an Attach that raises the epoch: the record is stored, or can't be.
     pub fn grant(&mut self, controller: u16, host: HostId, stored: bool) {
         (self.stored, self.changing) = (stored, false);
+        let staying = std::mem::take(&mut self.staying);
         if stored {
+            self.hosts.extend(staying);
             self.add(controller, host);
+        }
+    }
+
+    fn end_peers(&mut self) {
+        let ended = std::mem::take(&mut self.peers);
+        if !active(Mutant::PeersOutliveEpoch) {
+            self.former_peers.extend(ended);
         }
     }
 
     /// A controller is detached. Whether a host was.
     pub fn detach(&mut self, controller: u16) -> bool {
         let before = self.hosts.len();
-        self.hosts.retain(|attached| attached.controller != controller);
-        self.peers.retain(|peer| *peer != controller);
+        for hosts in [&mut self.hosts, &mut self.staying] {
+            hosts.retain(|attached| attached.controller != controller);
+        }
+        for peers in [&mut self.peers, &mut self.former_peers] {
+            peers.retain(|peer| *peer != controller);
+        }
         self.hosts.len() != before
     }
 
     /// The epoch is to be given up: nobody is attached any more. The record that is to be stored before [`Fence::given_up`].
     pub fn give_up(&mut self) -> Option<EpochRecord> {
         self.hosts.clear();
-        self.peers.clear();
+        self.end_peers();
         self.changing = true;
         self.record.map(|record| EpochRecord { given_up: true, ..record })
     }
@@ -235,6 +271,12 @@ mod tests {
         let (peer, takeover) = (false, false);
         let instance = [0; 16];
         Attach { array, epoch, generation: 3, peer, takeover, incarnation, instance, peers: Vec::new() }
+    }
+
+    impl Fence {
+        fn allows(&self, controller: u16) -> bool {
+            self.admits(controller) == Admits::Now
+        }
     }
 
     fn attached(fence: &mut Fence, epoch: u64, controller: u16, host: HostId) {
@@ -333,5 +375,40 @@ mod tests {
         assert_eq!(fence.check_host(8), Err(Status::FENCED), "it may do nothing else");
         attached(&mut fence, 6, 2, A);
         assert_eq!(fence.check_peer(8), Err(Status::FENCED));
+    }
+
+    #[test]
+    fn who_brought_peers_of_an_earlier_epoch_brings_none_of_a_later_one() {
+        let mut fence = Fence::default();
+        let peer = |epoch| Attach { peer: true, ..attach(epoch) };
+        attached(&mut fence, 5, 1, A);
+        assert_eq!(fence.attach_peer(&peer(5), 8), Ok(()));
+        fence.detach(1);
+        attached(&mut fence, 6, 2, B);
+        assert_eq!(fence.attach_peer(&peer(6), 8), Err(Status::FENCED), "what it sent before may come after this");
+        assert_eq!(fence.attach_peer(&peer(6), 9), Ok(()));
+        fence.give_up();
+        fence.given_up(true);
+        attached(&mut fence, 6, 1, A);
+        assert_eq!(fence.attach_peer(&peer(6), 9), Err(Status::FENCED), "the number came again");
+        // The number of a controller that has ended may be given to another one.
+        fence.detach(8);
+        assert_eq!(fence.attach_peer(&peer(6), 8), Ok(()));
+    }
+
+    #[test]
+    fn a_host_that_raises_its_own_epoch_keeps_its_other_controllers_waiting_meanwhile() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        assert_eq!(fence.attach(&attach(5), 2, A, Table::default()), Ok(Grant::Now));
+        assert_eq!(fence.attach(&attach(6), 2, A, Table::default()), Ok(Grant::Raises));
+        assert_eq!((fence.admits(1), fence.admits(3)), (Admits::Soon, Admits::Never));
+        fence.grant(2, A, true);
+        assert!(fence.allows(1) && fence.allows(2));
+        let takeover = Attach { takeover: true, ..attach(7) };
+        assert_eq!(fence.attach(&takeover, 4, B, Table::default()), Ok(Grant::Raises));
+        assert_eq!((fence.admits(1), fence.admits(2)), (Admits::Never, Admits::Never));
+        fence.grant(4, B, true);
+        assert!(fence.allows(4) && !fence.allows(1));
     }
 }

@@ -48,7 +48,7 @@ use super::subsystem::lock;
 use crate::initiator::{Connector, Options};
 use crate::wire::offload::{Announcement, MINOR, admin, feature, opcode};
 use counters::Counters;
-use fence::Fence;
+use fence::{Admits, Fence};
 use meter::Meter;
 use peers::Peers;
 use table::Table;
@@ -140,11 +140,20 @@ impl Guarded {
 
     /// Lets a controller change the namespace until the guard goes, or not. It counts before it looks, and who raises the epoch
     /// looks at the count after raising: so one of them sees the other (C22).
-    pub fn admit(self: &Arc<Self>, controller: u16) -> Option<Change> {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-        let change = Change(Arc::clone(self));
-        let up = self.up.load(Ordering::SeqCst);
-        (!up || self.with(|state| state.fence.allows(controller))).then_some(change)
+    pub async fn admit(self: &Arc<Self>, controller: u16) -> Option<Change> {
+        loop {
+            self.changes.fetch_add(1, Ordering::SeqCst);
+            let change = Change(Arc::clone(self));
+            if !self.up.load(Ordering::SeqCst) {
+                return Some(change);
+            }
+            match self.with(|state| state.fence.admits(controller)) {
+                Admits::Now => return Some(change),
+                Admits::Never => return None,
+                Admits::Soon => drop(change),
+            }
+            self.changed.wait_until(|| self.with(|state| state.fence.admits(controller) != Admits::Soon)).await;
+        }
     }
 
     /// Waits until no change is being carried out. New ones must be refused already.

@@ -12,6 +12,7 @@ use pinstripe_runtime::{Shard, ShardHandle, Signal, Slice, Ticket, shard};
 use super::super::subsystem::lock;
 use crate::initiator::offload::ServerLink;
 use crate::initiator::{Address, Connector, Initiator, Options};
+use crate::mutants::{Mutant, active};
 use crate::wire::offload::{Attach, PeerAddress, Request};
 use crate::wire::status::Status;
 
@@ -43,14 +44,22 @@ pub(super) struct Peer {
 #[derive(Default)]
 struct State {
     link: Option<Arc<ServerLink>>,
-    /// By namespace.
-    attached: BTreeMap<u32, Identity>,
+    /// By namespace: under what it was attached on the link, and whether it still is.
+    attached: BTreeMap<u32, (Identity, bool)>,
     /// Somebody connects or attaches.
     working: bool,
     /// Attempts that have ended.
     attempts: u64,
     /// The target stops.
     closed: bool,
+}
+
+impl State {
+    fn detached(&mut self, namespace: u32) {
+        if let Some((_, is_attached)) = self.attached.get_mut(&namespace) {
+            *is_attached = false;
+        }
+    }
 }
 
 /// See the module.
@@ -135,7 +144,7 @@ impl Peers {
                 Ok(()) => return Ok(()),
                 Err(Some(status)) => {
                     if matches!(status, Status::NOT_ATTACHED | Status::FENCED) {
-                        lock(&peer.state).attached.remove(&namespace);
+                        lock(&peer.state).detached(namespace);
                     }
                     return Err(status);
                 }
@@ -153,7 +162,7 @@ impl Peers {
                 let mut state = lock(&peer.state);
                 let link = state.link.clone().filter(|link| !link.is_lost());
                 if let Some(link) = link
-                    && state.attached.get(&namespace) == Some(&identity)
+                    && state.attached.get(&namespace) == Some(&(identity, true))
                 {
                     return Some(link);
                 }
@@ -196,12 +205,10 @@ impl Peers {
                         if !same {
                             state.attached.clear();
                         }
-                        state.attached.insert(namespace, identity);
+                        state.attached.insert(namespace, (identity, true));
                         state.link = Some(link);
                     }
-                    None => {
-                        state.attached.remove(&namespace);
-                    }
+                    None => state.detached(namespace),
                 }
                 state.working = false;
                 state.attempts += 1;
@@ -213,16 +220,18 @@ impl Peers {
     }
 }
 
+/// A link carries parts for a namespace under one identity only: those of another one may still be on their way.
 async fn connect(
     initiator: &Arc<Initiator>,
     peer: &Peer,
     namespace: u32,
-    (array, epoch): Identity,
+    identity: Identity,
 ) -> Option<Arc<ServerLink>> {
-    let known = lock(&peer.state).link.clone().filter(|link| !link.is_lost());
-    let link = match known {
-        Some(link) => link,
-        None => Arc::new(initiator.link(&peer.address).await.ok()?),
+    let (array, epoch) = identity;
+    let (known, is_used) = {
+        let state = lock(&peer.state);
+        let known = state.link.clone().filter(|link| !link.is_lost());
+        (known, state.attached.get(&namespace).is_some_and(|(other, _)| *other != identity))
     };
     let attach = Attach {
         array,
@@ -234,6 +243,18 @@ async fn connect(
         instance: [0; 16],
         peers: Vec::new(),
     };
+    if let Some(link) = known {
+        let attached = match is_used && !active(Mutant::PeersOutliveEpoch) {
+            true => Err(Some(Status::FENCED)),
+            false => link.attach(namespace, &attach).await,
+        };
+        match attached {
+            Ok(()) => return Some(link),
+            Err(Some(Status::FENCED)) => link.end(),
+            Err(_) => return None,
+        }
+    }
+    let link = Arc::new(initiator.link(&peer.address).await.ok()?);
     link.attach(namespace, &attach).await.ok()?;
     Some(link)
 }

@@ -13,6 +13,9 @@ use super::{Run, Sources, expect_error};
 
 const LENGTH: usize = 4096;
 
+/// What a Contribute was answered, when it was.
+type Sent = Rc<std::cell::Cell<Option<Result<usize, pinstripe_runtime::DeviceError>>>>;
+
 /// Two members that are there, on different servers: one that sends, one that sums up.
 struct Pair {
     sender: usize,
@@ -31,6 +34,9 @@ impl Run {
         self.sent_twice(&sources, &pair).map_err(|words| format!("a part that comes twice: {words}"))?;
         self.stale(&sources, &pair).map_err(|words| format!("stale: {words}"))?;
         self.twice(&sources, &pair).map_err(|words| format!("commit twice: {words}"))?;
+        let sources = self
+            .part_of_an_earlier_epoch(sources, &pair)
+            .map_err(|words| format!("a part of an earlier epoch: {words}"))?;
         let sources = self.host_gone(sources, &pair).map_err(|words| format!("host gone: {words}"))?;
         self.fenced(sources, &pair).map_err(|words| format!("fenced: {words}"))
     }
@@ -154,17 +160,7 @@ impl Run {
         for wire in &wires {
             wire.hold(false, true);
         }
-        let place = u8::try_from(pair.reducer).unwrap();
-        let data = Rc::clone(&sender);
-        let length = u32::try_from(LENGTH).unwrap();
-        let sent = Rc::new(std::cell::Cell::new(None));
-        let there = Rc::clone(&sent);
-        self.world.spawn(self.host, "part", async move {
-            let reducers = [Some(Reducer { place, coefficient: 1 }), None];
-            let result = data.offload().unwrap().contribute(ticket, 0, length, reducers).await.result;
-            drop(data);
-            there.set(Some(result));
-        });
+        let sent = self.contribute(sources, pair, ticket, 0);
         self.pause(100_000_000)?;
         for wire in &wires {
             wire.near.reset();
@@ -240,6 +236,58 @@ impl Run {
             return Err(format!("a Resolve says {outcome:?} of a commit"));
         }
         self.check_slots(sources)
+    }
+
+    /// A part is held up between two servers until the epoch is another one, in which its operation's number comes again.
+    fn part_of_an_earlier_epoch(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
+        let (from, to) = (self.servers[self.places[pair.sender].0].shards.clone(), self.places[pair.reducer].0);
+        // The first one is for admin commands, which go on.
+        for wire in self.network.live(|wire| from.contains(&wire.from) && wire.to == to).iter().skip(1) {
+            wire.hold(true, false);
+        }
+        let ticket = self.array.ticket();
+        let late = self.contribute(&sources, pair, ticket, 0);
+        self.pause(100_000_000)?;
+        self.epoch += 1;
+        let raised = self.open(true)?;
+        let new = self.contribute(&raised, pair, ticket, LENGTH as u64);
+        let reducer = self.one(&raised, pair.reducer);
+        let sum = Rc::new(std::cell::RefCell::new(None));
+        let there = Rc::clone(&sum);
+        self.world.spawn(self.host, "sum", async move {
+            let outcome = reducer.offload().unwrap().reduce(ticket, 0, shard::buffer(LENGTH), 0, 1).await;
+            *there.borrow_mut() = Some(outcome.result.map(|_| outcome.buffer.map(|buffer| buffer.to_vec())));
+        });
+        self.pause(100_000_000)?;
+        self.network.release();
+        self.run_until("a sum beside a late part", || {
+            late.get().is_some() && new.get().is_some() && sum.borrow().is_some()
+        })?;
+        self.array.finished(ticket);
+        self.drop_on_host(sources);
+        let wanted = self.places[pair.sender].2.peek(LENGTH as u64, LENGTH);
+        match sum.take() {
+            Some(Ok(Some(sum))) if sum == wanted => {}
+            Some(Ok(_)) => return Err("it is in the sum".to_owned()),
+            other => return Err(format!("the sum fails: {other:?}")),
+        }
+        self.check_slots(&raised)?;
+        Ok(raised)
+    }
+
+    /// Begins a Contribute of the sender to the reducer, of the bytes at an offset.
+    fn contribute(&mut self, sources: &Sources, pair: &Pair, ticket: Ticket, offset: u64) -> Sent {
+        let (data, place) = (self.one(sources, pair.sender), u8::try_from(pair.reducer).unwrap());
+        let sent = Sent::default();
+        let there = Rc::clone(&sent);
+        self.world.spawn(self.host, "part", async move {
+            let reducers = [Some(Reducer { place, coefficient: 1 }), None];
+            let length = u32::try_from(LENGTH).unwrap();
+            let result = data.offload().unwrap().contribute(ticket, offset, length, reducers).await.result;
+            drop(data);
+            there.set(Some(result));
+        });
+        sent
     }
 
     /// A host goes with a write prepared; nothing of it stays.
