@@ -189,7 +189,8 @@ async fn compare<S: BlockService>(
     let (namespace, service) = namespace(session, command)?;
     let (range, length) = data_range(namespace, command)?;
     let stored = (length as usize).next_power_of_two();
-    let Some(HostData { buffer, held }) = session.host_data_and(command, capsule, length, stored).await? else {
+    let Some(HostData { buffer, held }) = session.host_data_and(command, capsule, length, stored).await?
+    else {
         return Ok(Done::ConnectionLost);
     };
     let result = match admit(session, namespace, Access::Read).await {

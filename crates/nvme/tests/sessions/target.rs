@@ -1,5 +1,6 @@
 //! What the target promises any host.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use pinstripe_nvme::wire::command::{Command, Sgl, admin, fabrics, nvm};
@@ -8,7 +9,7 @@ use pinstripe_nvme::wire::identify::{NamespaceInfo, parse_namespace_list};
 use pinstripe_nvme::wire::pdu::FatalError;
 use pinstripe_nvme::wire::reservation::{Keys, action};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{Stream, shard};
 use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host, identify};
@@ -136,6 +137,62 @@ fn a_compare_says_whether_the_data_is_equal() {
         assert_eq!(io.status(compare, &[0; 512]).await, Status::SUCCESS);
         assert_eq!(io.status(compare, &[1; 512]).await, Status::COMPARE_FAILURE);
         admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn compares_that_fill_the_connections_memory_all_end() {
+    const COMPARES: usize = 31;
+    seeds(1, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        let mut compare = Command::new(nvm::COMPARE, 1).with_blocks(0, 2048);
+        compare.sgl = Sgl::transport(1 << 20);
+        for _ in 0..COMPARES {
+            io.command(compare, &[]).await;
+        }
+        let (data, mut equal) = (vec![0; 1 << 20], 0);
+        while equal < COMPARES {
+            match io.hear().await {
+                Heard::Ready(ready) => assert!(io.answer(&ready, 0, &data, true).await),
+                Heard::Completed(completion) => {
+                    assert_eq!(completion.status(), Status::SUCCESS);
+                    equal += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_host_that_takes_no_answers_is_not_listened_to() {
+    const COMMANDS: usize = 8000;
+    const PAGE: u32 = 32 << 10;
+    seeds(1, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let mut admin = Host::admin(&random, &target, 1).await;
+        let pipe = Rc::clone(&admin.pipe);
+        let sent = Rc::new(Cell::new(0));
+        let count = Rc::clone(&sent);
+        shard::spawn(async move {
+            let mut page = Command::new(admin::GET_LOG_PAGE, 0).with_dword(10, 1 | (PAGE / 4 - 1) << 16);
+            page.sgl = Sgl::transport(PAGE);
+            for _ in 0..COMMANDS {
+                // No faster than they are carried out: more than the queue has entries would be a violation.
+                shard::sleep(100_000).await;
+                admin.command(page, &[]).await;
+                count.set(count.get() + 1);
+            }
+        });
+        shard::sleep(10_000_000_000).await;
+        // What it would have to hold: its limit, and what is on the way.
+        assert!((1000..COMMANDS).contains(&sent.get()), "{} commands were taken", sent.get());
+        Stream::shutdown(&*pipe);
         target.stop().await;
     });
 }

@@ -385,7 +385,11 @@ mod tests {
         assert_eq!(fence.attach_peer(&peer(5), 8), Ok(()));
         fence.detach(1);
         attached(&mut fence, 6, 2, B);
-        assert_eq!(fence.attach_peer(&peer(6), 8), Err(Status::FENCED), "what it sent before may come after this");
+        assert_eq!(
+            fence.attach_peer(&peer(6), 8),
+            Err(Status::FENCED),
+            "what it sent before may come after this"
+        );
         assert_eq!(fence.attach_peer(&peer(6), 9), Ok(()));
         fence.give_up();
         fence.given_up(true);

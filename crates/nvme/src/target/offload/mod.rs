@@ -152,7 +152,9 @@ impl Guarded {
                 Admits::Never => return None,
                 Admits::Soon => drop(change),
             }
-            self.changed.wait_until(|| self.with(|state| state.fence.admits(controller) != Admits::Soon)).await;
+            self.changed
+                .wait_until(|| self.with(|state| state.fence.admits(controller) != Admits::Soon))
+                .await;
         }
     }
 

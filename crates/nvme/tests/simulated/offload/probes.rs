@@ -240,7 +240,8 @@ impl Run {
 
     /// A part is held up between two servers until the epoch is another one, in which its operation's number comes again.
     fn part_of_an_earlier_epoch(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
-        let (from, to) = (self.servers[self.places[pair.sender].0].shards.clone(), self.places[pair.reducer].0);
+        let (from, to) =
+            (self.servers[self.places[pair.sender].0].shards.clone(), self.places[pair.reducer].0);
         // The first one is for admin commands, which go on.
         for wire in self.network.live(|wire| from.contains(&wire.from) && wire.to == to).iter().skip(1) {
             wire.hold(true, false);
