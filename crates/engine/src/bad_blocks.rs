@@ -221,11 +221,14 @@ impl VolumeInner {
 
     /// A write of this range succeeded: if some of it was listed as bad, it is good again.
     pub(crate) fn note_written(&self, view: &View, place: usize, offset: u64, length: u64) {
-        if !view.snapshot.with_bad_blocks.contains(place) || !view.snapshot.is_bad(place, offset, length) {
+        // The target of a replacement is behind the slots; its log counts when it takes over.
+        let is_target = place >= view.snapshot.seats.len();
+        if !is_target && !view.snapshot.is_bad(place, offset, length) {
             return;
         }
-        if let Some((member, _)) = view.member(place) {
-            let sectors = sectors(member.data_offset + offset, length);
+        let Some((member, _)) = view.member(place) else { return };
+        let sectors = sectors(member.data_offset + offset, length);
+        if !is_target || member.bad_blocks.table().blocks().first_overlap(sectors.clone()).is_some() {
             self.shared.bad_reports.push(member.id, sectors, None);
             self.shared.knock.notify();
         }

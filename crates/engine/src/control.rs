@@ -209,9 +209,14 @@ impl Home {
     pub(crate) async fn unseat(&self, failures: Vec<Failure>) -> bool {
         let mut leaving: Vec<Failure> = Vec::new();
         for failure in failures {
-            let is_known = leaving.iter().any(|known| known.member == failure.member);
-            if !is_known && self.records.borrow().members[failure.member.0].is_active() {
-                leaving.push(failure);
+            if !self.records.borrow().members[failure.member.0].is_active() {
+                continue;
+            }
+            match leaving.iter_mut().find(|known| known.member == failure.member) {
+                None => leaving.push(failure),
+                // Who is worn out may stay where it is needed; who has failed may not.
+                Some(known) if known.error.error.kind == DeviceErrorKind::TooManyErrors => *known = failure,
+                Some(_) => {}
             }
         }
         let fenced = leaving.iter().find(|failure| failure.error.error.kind == DeviceErrorKind::Fenced);

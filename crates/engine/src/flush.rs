@@ -3,6 +3,7 @@
 use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
+    bad_blocks::Listing,
     consistency::{JournalMode, Log, LogError},
     error::{IoError, Operation},
     geometry::{Geometry, MemberSlot, Set64, StripeId},
@@ -102,8 +103,14 @@ impl VolumeInner {
     /// Zeroes one whole stripe on all members, parity included: P and Q of zeroes are zero. False if a member can't after all; the
     /// stripe is then written by other means or left, but never half zeroed with parity that does not match.
     pub(crate) async fn zero_stripe(&self, stripe: StripeId) -> Result<bool, IoError> {
-        let geometry = self.parity_geometry();
         let _claim = self.claim_alone(stripe).await;
+        let zeroed = self.zero_claimed(stripe).await;
+        self.note_if_torn(stripe, zeroed.is_err());
+        zeroed
+    }
+
+    async fn zero_claimed(&self, stripe: StripeId) -> Result<bool, IoError> {
+        let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let (pass, view) = loop {
             let pass = self
@@ -132,7 +139,7 @@ impl VolumeInner {
         if !active(Mutant::ZeroesLeaveCache) {
             self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
         }
-        let (unsupported, mut dropped) = self.zero_members(&view, stripe).await;
+        let (unsupported, mut dropped, listings) = self.zero_members(&view, stripe).await;
         if !log.is_none() {
             for (slot, error) in self.flush_members(&view).await {
                 dropped.extend(self.report(&view, slot, Operation::Flush, 0, error));
@@ -146,6 +153,9 @@ impl VolumeInner {
         for member in dropped {
             self.shared.dropped(member).await?;
         }
+        for listing in listings {
+            self.listed(stripe.0, &listing).await?;
+        }
         // Only now it is recorded who may have missed it.
         drop(logged);
         self.shared.durable(generation).await?;
@@ -153,14 +163,14 @@ impl VolumeInner {
     }
 
     /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so that the row stays
-    /// consistent; then the answer is true. The members that failed come with it.
-    async fn zero_members(&self, view: &View, stripe: StripeId) -> (bool, Vec<MemberId>) {
+    /// consistent; then the answer is true. The members that failed, and sectors that could not be zeroed, come with it.
+    async fn zero_members(&self, view: &View, stripe: StripeId) -> (bool, Vec<MemberId>, Vec<Listing>) {
         let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let map = geometry.slots(stripe);
         let parity: Set64 =
             [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index).collect();
-        let (mut unsupported, mut dropped) = (false, Vec::new());
+        let (mut unsupported, mut dropped, mut listings) = (false, Vec::new(), Vec::new());
         for place in 0..view.devices.len() {
             let Some((member, device)) = view.member(place) else { continue };
             if active(Mutant::ZeroesLeaveParity) && parity.contains(place) {
@@ -168,16 +178,23 @@ impl VolumeInner {
             }
             let at = member.data_offset + offset;
             let mut result = device.write_zeroes(at, chunk).await.result;
-            if result.is_err_and(|e| e.kind == DeviceErrorKind::Unsupported) {
-                unsupported = true;
+            let kind = result.err().map(|error| error.kind);
+            if matches!(kind, Some(DeviceErrorKind::Unsupported | DeviceErrorKind::Media)) {
+                unsupported |= kind == Some(DeviceErrorKind::Unsupported);
                 let zeroes = pinstripe_runtime::shard::zeroed(usize::try_from(chunk).unwrap_or(usize::MAX));
                 result = device.write(at, zeroes.freeze(), false).await.result;
             }
-            if let Err(error) = result {
-                view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
-                dropped.extend(self.report(view, place, Operation::Write, at, error));
+            match result {
+                Ok(_) => self.note_written(view, place, offset, chunk),
+                Err(error) if self.can_list(member, error) => {
+                    listings.push(self.list_bad(member, view.slot_at(place), (offset, chunk), error));
+                }
+                Err(error) => {
+                    view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
+                    dropped.extend(self.report(view, place, Operation::Write, at, error));
+                }
             }
         }
-        (unsupported, dropped)
+        (unsupported, dropped, listings)
     }
 }

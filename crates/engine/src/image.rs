@@ -1,5 +1,7 @@
 //! What a batch of writes leaves in one stripe: every sector once (C11).
 
+use std::collections::BTreeMap;
+
 use pinstripe_runtime::{Buffer, Slice, shard};
 
 use crate::mutants::{Mutant, active};
@@ -201,7 +203,36 @@ impl Image {
         images
     }
 
-    /// Takes the next of what [`Image::split`] gave.
+    /// Cuts the image at rows where something changes, and gives all but the first part: `end_of` tells how far from a byte of a chunk on
+    /// rows are alike.
+    pub fn cut(&mut self, chunk: u32, end_of: impl Fn(u32) -> u32) -> Vec<Parts> {
+        let mut images: BTreeMap<u32, Parts> = BTreeMap::new();
+        for (from, data) in self.parts.drain(..) {
+            let (mut at, end) = (from, from + length(&data));
+            while at < end {
+                let alike = end_of(at % chunk);
+                let stop = end.min(at - at % chunk + alike);
+                let piece = (at, data.slice((at - from) as usize, (stop - at) as usize));
+                images.entry(alike).or_default().push(piece);
+                at = stop;
+            }
+        }
+        let mut images = images.into_values();
+        self.parts = images.next().unwrap_or_default();
+        images.collect()
+    }
+
+    /// The chunk range that the image's bytes are in: from the first byte to behind the last, whatever their columns.
+    pub fn rows(&self, chunk: u32) -> (u32, u32) {
+        let mut rows = (chunk, 0);
+        for (from, data) in &self.parts {
+            let (start, end) = (from % chunk, from % chunk + length(data));
+            rows = if end > chunk { (0, chunk) } else { (rows.0.min(start), rows.1.max(end)) };
+        }
+        rows
+    }
+
+    /// Takes the next of what [`Image::split`] or [`Image::cut`] gave.
     pub fn load(&mut self, parts: Parts) {
         self.parts = parts;
         self.extents.clear();

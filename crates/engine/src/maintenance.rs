@@ -592,7 +592,8 @@ impl VolumeInner {
         }
     }
 
-    /// Does a stripe whole or, where several members can't read sectors of it, row by row.
+    /// Does a stripe whole or, where several members can't read sectors of it, row by row. A comparison goes apart where blocks are
+    /// listed as bad: parity that can't be read there is to be compared elsewhere, and what is made of it there isn't to be elsewhere.
     async fn sync_chunk(
         &self,
         view: &View,
@@ -600,17 +601,25 @@ impl VolumeInner {
         stripe: StripeId,
         row: &mut Row,
     ) -> Result<Findings, IoError> {
-        let chunk = self.parity_geometry().chunk_bytes();
-        let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
-        let Err(IoError::Unreadable { .. }) = whole else { return whole };
+        let geometry = self.parity_geometry();
+        let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
+        let block = geometry.logical_block();
+        if walk.target.is_some() || view.uniform(base, (0, chunk), block) == chunk {
+            let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
+            let Err(IoError::Unreadable { .. }) = whole else { return whole };
+        }
         // Sectors that several members can't read are lost only where they are in one row; the other rows are done.
         let (mut findings, mut result) = (Findings::default(), Ok(()));
-        for from in (0..chunk).step_by(ROW_BYTES as usize) {
-            match self.sync_rows(view, walk, stripe, (from, from + ROW_BYTES), row).await {
+        let mut from = 0;
+        while from < chunk {
+            let row_end = (from / ROW_BYTES + 1) * ROW_BYTES;
+            let to = if walk.target.is_some() { row_end } else { view.uniform(base, (from, row_end), block) };
+            match self.sync_rows(view, walk, stripe, (from, to), row).await {
                 Ok(more) => findings.add(more),
                 Err(error @ IoError::Unreadable { .. }) => result = Err(error),
                 Err(error) => return Err(error),
             }
+            from = to;
         }
         result.map(|()| findings)
     }

@@ -203,7 +203,7 @@ impl VolumeInner {
             Some(self.claim_alone(piece.stripe).await)
         };
         let view = self.view();
-        if repair.is_none() && self.may_reduce(&view) {
+        if repair.is_none() && self.may_reduce(&view) && !self.is_partly_there(&view, piece, repair) {
             let (is_read, back) = Box::pin(self.read_reduced(&view, piece, buffer)).await;
             if is_read {
                 return (Ok(()), back);
@@ -217,8 +217,11 @@ impl VolumeInner {
         let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
         let (view, by_rows, result) = loop {
             let view = self.view();
-            let mut result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
-            let by_rows = matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES;
+            let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair), Ok(()));
+            if !by_rows {
+                result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
+                by_rows = matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES;
+            }
             if by_rows {
                 result = self.read_by_rows(&view, piece, &mut buffer, &mut row).await;
             }
@@ -245,6 +248,22 @@ impl VolumeInner {
         (result, buffer)
     }
 
+    /// Whether the member of a piece that could not be read whole has a part of it: only the rest is to be made from the others then,
+    /// which may be wrong where nobody looked yet.
+    pub(crate) fn is_partly_there(&self, view: &View, piece: &Piece, repair: Option<usize>) -> bool {
+        let geometry = self.parity_geometry();
+        let (from, end) = (piece.chunk_offset, piece.chunk_offset + piece.length);
+        let base = geometry.member_offset(piece.stripe);
+        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let is_listed = view.snapshot.is_bad(slot, base + u64::from(from), piece.length.into());
+        let several = || (from / ROW_BYTES + 1) * ROW_BYTES < end;
+        let cut = || view.uniform(base, (from, end), geometry.logical_block()) < end;
+        !view.snapshot.missing.contains(slot)
+            && (repair.is_some() || is_listed)
+            && (several() || cut())
+            && !active(Mutant::HealsWholeChunk)
+    }
+
     /// Reads a part of one chunk row by row: sectors that several members can't read are lost only where they are in one row. The
     /// caller holds the claim.
     async fn read_by_rows(
@@ -254,18 +273,23 @@ impl VolumeInner {
         buffer: &mut Buffer,
         row: &mut Row,
     ) -> Result<(), IoError> {
-        let slot = self.parity_geometry().slots(piece.stripe).data_slot(piece.column).index();
+        let geometry = self.parity_geometry();
+        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let (base, block) = (geometry.member_offset(piece.stripe), geometry.logical_block());
         let end = piece.chunk_offset + piece.length;
         let mut from = piece.chunk_offset;
         while from < end {
-            let to = end.min((from / ROW_BYTES + 1) * ROW_BYTES);
+            let to = view.uniform(base, (from, end.min((from / ROW_BYTES + 1) * ROW_BYTES)), block);
             let want = Want { columns: Set64::only(piece.column), parity: false, avoid: Set64::EMPTY };
             self.read_row(view, piece.stripe, (from, to), want, row).await?;
             let bytes = row.data[piece.column].take().unwrap_or_else(|| unreachable!("it was wanted"));
             let at = (from - piece.chunk_offset) as usize;
             buffer[at..at + bytes.len()].copy_from_slice(&bytes);
-            if row.unreadable.contains(slot) {
+            let could_read = view.readable(slot, base + u64::from(from), (to - from).into()).is_some();
+            if !could_read || row.unreadable.contains(slot) {
                 self.counters().reconstructed_reads.add(1);
+            }
+            if row.unreadable.contains(slot) {
                 let part = Piece { chunk_offset: from, length: to - from, ..*piece };
                 self.rewrite(view, slot, &part, bytes).await;
             }

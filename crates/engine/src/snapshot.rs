@@ -1,6 +1,7 @@
 //! The membership: who holds which slot, as one immutable value with a generation (C1).
 
 use std::{
+    ops::Range,
     rc::Rc,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -165,14 +166,15 @@ impl Snapshot {
 
     /// Whether a range of a slot's member (in bytes, relative to its data) overlaps a known bad block.
     pub fn is_bad(&self, slot: usize, offset: u64, length: u64) -> bool {
-        if !self.with_bad_blocks.contains(slot) {
-            return false;
-        }
-        let (Some(member), Some(table)) = (self.seats[slot].member(), &self.bad_blocks[slot]) else {
-            return false;
-        };
-        let (start, end) = (member.data_offset + offset, member.data_offset + offset + length);
-        table.blocks().first_overlap(start / 512..end.div_ceil(512)).is_some()
+        self.first_bad(slot, offset, length).is_some()
+    }
+
+    /// Where the first known bad block is in a range of a slot's member, in bytes from the range's beginning.
+    fn first_bad(&self, slot: usize, offset: u64, length: u64) -> Option<Range<u64>> {
+        let table = self.bad_blocks.get(slot).filter(|_| self.with_bad_blocks.contains(slot))?.as_ref()?;
+        let start = self.seats[slot].member()?.data_offset + offset;
+        let bad = table.blocks().first_overlap(start / 512..(start + length).div_ceil(512))?;
+        Some((bad.start * 512).saturating_sub(start)..(bad.end * 512).saturating_sub(start).min(length))
     }
 
     /// Slots that can't even be written.
@@ -244,6 +246,24 @@ impl View {
 }
 
 impl View {
+    /// How far of the range `from..to` of a chunk (at `base` of the members' data) each slot is either listed as bad or is not. At the
+    /// next multiple of `grain` at the least: a grain that is listed in part is one by itself.
+    ///
+    /// What one sector's parity makes of a member must not stand in for sectors that the member has (C10).
+    pub fn uniform(&self, base: u64, (from, to): (u32, u32), grain: u32) -> u32 {
+        let mut end = to;
+        for slot in self.snapshot.with_bad_blocks.without(self.snapshot.missing) {
+            let bad = self.snapshot.first_bad(slot, base + u64::from(from), (end - from).into());
+            let Some(bad) = bad else { continue };
+            let change = if bad.start > 0 { bad.start } else { bad.end };
+            let change = from + u32::try_from(change).unwrap_or(u32::MAX);
+            if change < end {
+                end = (change / grain * grain).max((from / grain + 1) * grain).min(end);
+            }
+        }
+        end
+    }
+
     /// The slots that can't be read in a range of member bytes: missing, being rebuilt, or with a known bad block there.
     pub fn unreadable(&self, offset: u64, length: u64) -> Set64 {
         let mut slots = self.snapshot.missing;

@@ -163,16 +163,17 @@ impl VolumeInner {
             Some(answer) => answer,
             None => self.write_members_until_done(stripe, Some(&mut claim), context).await,
         };
-        if answer.is_err() && self.shared.has_failed() && !active(Mutant::FailedRowsTrusted) {
-            self.note_torn(stripe);
-        }
+        self.note_if_torn(stripe, answer.is_err());
         claim.finish(&answer);
         answer
     }
 
-    /// The array has failed with a batch under way, so the stripe's rows may be half written. Nothing of that was acknowledged, but a lost
-    /// member's chunk in them was nobody's to change, and can't be made of the others any more (C10).
-    fn note_torn(&self, stripe: StripeId) {
+    /// Where the array has failed with a change of a stripe under way, its rows may be half written. Nothing of that was acknowledged, but a
+    /// lost member's chunk in them was nobody's to change, and can't be made of the others any more (C10). To be called under the claim.
+    pub(crate) fn note_if_torn(&self, stripe: StripeId, is_error: bool) {
+        if !is_error || !self.shared.has_failed() || active(Mutant::FailedRowsTrusted) {
+            return;
+        }
         let geometry = self.parity_geometry();
         let intent = &self.view().snapshot.intent;
         let regions = intent.regions(geometry.member_offset(stripe), geometry.chunk_bytes().into());
@@ -297,12 +298,13 @@ impl VolumeInner {
         stripe: StripeId,
         context: &mut WriteContext,
     ) -> Result<Mark<'v>, Again> {
+        self.cut_at_bad_blocks(view, stripe, context);
         if view.snapshot.log.takes_rows() {
             Box::pin(self.cut_to_rows(view, stripe, context)).await?;
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
         }
-        let facts = self.facts(view, stripe, context.avoid);
+        let facts = self.facts(view, stripe, context);
         let servers = self.servers_for(view, &facts, context);
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);
@@ -427,16 +429,41 @@ impl VolumeInner {
         (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
-    /// The state of a stripe's members, of which `avoid` are not to be read.
-    fn facts(&self, view: &View, stripe: StripeId, avoid: Set64) -> Stripe {
+    /// Where a member has bad blocks, rows are written by themselves: what parity makes of them there isn't what the member has
+    /// elsewhere in its chunk.
+    fn cut_at_bad_blocks(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
+        let geometry = self.parity_geometry();
+        let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
+        // Who writes everything reads nothing.
+        if view.snapshot.with_bad_blocks.is_empty()
+            || context.image.bytes_covered() == geometry.stripe_bytes()
+        {
+            return;
+        }
+        let log = &view.snapshot.log;
+        let grain = match log.takes_rows() || log.takes_whole_pages() {
+            true => ROW_BYTES,
+            false => geometry.logical_block(),
+        };
+        let end_of = |from| view.uniform(base, (from, chunk), grain);
+        if end_of(0) < chunk {
+            let rest = context.image.cut(chunk, end_of);
+            context.is_split |= !rest.is_empty();
+            context.rest.extend(rest);
+        }
+    }
+
+    /// The state of a stripe's members in the rows that a batch writes.
+    fn facts(&self, view: &View, stripe: StripeId, context: &WriteContext) -> Stripe {
         let geometry = self.parity_geometry();
         let (snapshot, map) = (&view.snapshot, geometry.slots(stripe));
         let (offset, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         let regions = snapshot.intent.regions(offset, chunk.into());
+        let (from, to) = context.image.rows(chunk);
         Stripe {
             map,
             chunk_bytes: chunk,
-            unreadable: avoid.or(view.unreadable(offset, chunk.into())),
+            unreadable: context.avoid.or(view.unreadable(offset + u64::from(from), (to - from).into())),
             unwritable: snapshot.absent(),
             in_sync: (!snapshot.intent.needs_resync(regions) || active(Mutant::RmwOutOfSync))
                 && !needs_parity_from_data(snapshot, map),

@@ -35,7 +35,6 @@ use crate::{
 /// Bytes of a sector, in which corrections are judged and reported.
 const SECTOR: usize = 512;
 /// Sectors of a row, which MD counts mismatches in.
-const ROW_SECTORS: u64 = ROW_BYTES as u64 / 512;
 /// Scrubs that may wait at a time.
 const SCRUBS_MAX: usize = 16;
 /// Places of corrections that a report names; all are counted.
@@ -403,9 +402,12 @@ impl VolumeInner {
         let wrong_in = |range: Range<usize>| {
             pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[range.clone()] != new[range.clone()]))
         };
-        let rows = (0..length as usize).step_by(ROW_BYTES as usize);
-        let wrong: Vec<usize> = rows.filter(|&at| wrong_in(at..at + ROW_BYTES as usize)).collect();
-        let mut findings = Findings { mismatched: wrong.len() as u64 * ROW_SECTORS, ..Findings::default() };
+        // A part of a row, where blocks of it are listed as bad.
+        let row_bytes = length.min(ROW_BYTES) as usize;
+        let rows = (0..length as usize).step_by(row_bytes);
+        let wrong: Vec<usize> = rows.filter(|&at| wrong_in(at..at + row_bytes)).collect();
+        let mismatched = (wrong.len() * row_bytes / SECTOR) as u64;
+        let mut findings = Findings { mismatched, ..Findings::default() };
         match correction {
             Correction::Parity if !wrong.is_empty() => {
                 // What a log still holds of the row may have been made of the wrong parity.
@@ -442,7 +444,7 @@ impl VolumeInner {
         let unexplained = Findings { unexplained: wrong.len() as u64, ..Findings::default() };
         let intent = &view.snapshot.intent;
         let out_of_sync = intent.needs_resync(intent.regions(offset, ROW_BYTES.into()));
-        if !suspects.are_all_there(offset) || out_of_sync {
+        if !suspects.are_all_there(at, offset) || out_of_sync {
             return Ok(unexplained);
         }
         let fixes: Vec<(usize, MemberSlot)> = wrong
@@ -475,8 +477,9 @@ impl VolumeInner {
 
 impl Suspects<'_> {
     /// Whether every chunk was read, and none made from the others: else there is one equation too few.
-    fn are_all_there(&self, offset: u64) -> bool {
-        (self.row.unreadable.is_empty() || active(Mutant::LocateDegraded))
+    fn are_all_there(&self, at: usize, offset: u64) -> bool {
+        self.p.len() >= at + ROW_BYTES as usize
+            && (self.row.unreadable.is_empty() || active(Mutant::LocateDegraded))
             && self.row.p.is_some()
             && self.row.q.is_some()
             && (self.view.unreadable(offset, ROW_BYTES.into()).is_empty() || active(Mutant::LocateDegraded))

@@ -120,6 +120,7 @@ impl VolumeInner {
             context.image.add(Piece { start, data, fua: false });
         }
         let answer = Box::pin(self.write_members_until_done(stripe, None, &mut context)).await;
+        self.note_if_torn(stripe, answer.is_err());
         context.end();
         self.write_contexts.give(context);
         match &answer {
