@@ -35,6 +35,8 @@ const DIRECT_BYTES: usize = 16 << 10;
 const COPY_BYTES: usize = 8 << 10;
 /// Room before a large READ's data for its header, so that both go out at once. A page, to keep the data aligned.
 const HEADROOM: usize = 4 << 10;
+/// Memory that a WRITE_ZEROES takes at most.
+const ZEROES_BYTES: usize = 1 << 20;
 /// Bytes of a TRIM or WRITE_ZEROES, which may be 4 GiB, that are done at a time: as many as a WRITE may have.
 const PIECE_BYTES: u64 = 32 << 20;
 /// Time for the handshake; a client that haggles for longer is cut off.
@@ -288,7 +290,9 @@ fn held_bytes(operation: Operation) -> usize {
         Operation::Read { length, .. } | Operation::Write { length, .. } => {
             (length as usize).next_power_of_two()
         }
-        Operation::Flush | Operation::Trim { .. } | Operation::WriteZeroes { .. } => 0,
+        // Where no member zeroes by itself, zeroes are written like data, so many at a time.
+        Operation::WriteZeroes { length, .. } => (length as usize).min(ZEROES_BYTES).next_power_of_two(),
+        Operation::Flush | Operation::Trim { .. } => 0,
     }
 }
 
