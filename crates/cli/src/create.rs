@@ -1,8 +1,8 @@
 //! `pinstripe create`: a new array on devices.
 //!
 //! Everything is checked before anything is written: the options against each other, then every device (opened and
-//! locked, large enough, holding nothing), then the layout against MD's rules. With `--force`, marks of what the
-//! devices held are wiped, so that no tool takes a member for what it was.
+//! locked, large enough, holding nothing), then the layout against MD's rules, then the devices' servers are asked. With
+//! `--force`, marks of what the devices held are wiped after all that, so that no tool takes a member for what it was.
 
 use std::{
     io::Read,
@@ -14,7 +14,7 @@ use std::{
 };
 
 use pinstripe_bench::BitmapChoice;
-use pinstripe_engine::{create::create_placed, geometry::MEMBERS_MAX};
+use pinstripe_engine::{create::create_placed_after, geometry::MEMBERS_MAX};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},
@@ -275,12 +275,16 @@ async fn make(shape: &Shape, paths: Vec<PathBuf>, force: bool) -> Result<(NewArr
         add_journal(&mut placed, device, block).map_err(|error| named(&error, &infos))?;
     }
     let devices: Vec<Rc<dyn Device>> = files.iter().map(Member::attach).collect::<Result<_, _>>()?;
-    for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&placed.superblocks) {
-        let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
-        let data = sector_range(start, length);
-        wipe_marks(&**device, contents, data.start * SECTOR_BYTES..data.end * SECTOR_BYTES).await?;
-    }
-    let placed = create_placed(placed, &devices).await?;
+    let superblocks = placed.superblocks.clone();
+    let wipe = async {
+        for ((device, contents), superblock) in devices.iter().zip(&contents).zip(&superblocks) {
+            let (start, length) = (superblock.member.data_offset, superblock.member.data_size);
+            let data = sector_range(start, length);
+            wipe_marks(&**device, contents, data.start * SECTOR_BYTES..data.end * SECTOR_BYTES).await?;
+        }
+        Ok::<(), Failure>(())
+    };
+    let placed = create_placed_after(placed, &devices, wipe).await?;
     Ok((wish, placed))
 }
 

@@ -66,6 +66,29 @@ pub async fn create_placed(
     placed: PlacedArray,
     devices: &[Rc<dyn Device>],
 ) -> Result<PlacedArray, CreateError> {
+    create_placed_after(placed, devices, async { Ok(()) }).await
+}
+
+/// The same; `before` is what shall be done to the devices first. It begins only when nothing can refuse the array any more: until
+/// then the devices are as they were.
+pub async fn create_placed_after<E: From<CreateError>>(
+    placed: PlacedArray,
+    devices: &[Rc<dyn Device>],
+    before: impl Future<Output = Result<(), E>>,
+) -> Result<PlacedArray, E> {
+    let encoded = encode_all(&placed, devices)?;
+    let array = placed.superblocks.first().map_or([0; 16], |superblock| superblock.array.set_uuid.0);
+    fence::attach(devices.iter(), array, false).await.map_err(CreateError::from)?;
+    let written = match before.await {
+        Ok(()) => write_all(&placed, devices, &encoded).await.map_err(E::from),
+        Err(error) => Err(error),
+    };
+    fence::give_up(devices.iter()).await;
+    written.map(|()| placed)
+}
+
+/// The superblocks as they will be written, and the last checks.
+fn encode_all(placed: &PlacedArray, devices: &[Rc<dyn Device>]) -> Result<Vec<Vec<u8>>, CreateError> {
     let mut encoded = Vec::new();
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
         if superblock.own_role() == Role::Journal {
@@ -73,11 +96,7 @@ pub async fn create_placed(
         }
         encoded.push(superblock.encode(device.info().logical_block.into())?);
     }
-    let array = placed.superblocks.first().map_or([0; 16], |superblock| superblock.array.set_uuid.0);
-    fence::attach(devices.iter(), array, false).await?;
-    let written = write_all(&placed, devices, &encoded).await;
-    fence::give_up(devices.iter()).await;
-    written.map(|()| placed)
+    Ok(encoded)
 }
 
 /// Bitmaps and logs first, superblocks last.

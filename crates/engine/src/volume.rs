@@ -32,6 +32,10 @@ use crate::{
     write::{WriteContext, overlay},
 };
 
+/// Most stripes of longer writes that have tasks of their own at a time. Clients decide how many there are, and a shard holds only so
+/// many tasks; beyond this a request writes its stripes one by one.
+const BRANCHES_MAX: usize = 4096;
+
 /// An array on one shard. Cheap to clone.
 #[derive(Clone)]
 pub struct Volume {
@@ -49,6 +53,8 @@ pub(crate) struct VolumeInner {
     pub(crate) rows: Pooled<Row>,
     pub(crate) sets: Pooled<SubmissionSet>,
     requests: Cell<u32>,
+    /// Stripes of longer writes that tasks of their own write now.
+    branches: Cell<usize>,
     /// By slot: what reads cost, brought up to date with every measurement of this shard.
     pub(crate) read_prices: [Cell<Price>; MEMBERS_MAX],
     /// Whether the parity cache is given what was written.
@@ -133,6 +139,7 @@ impl Volume {
             rows: Pooled::new(),
             sets: Pooled::new(),
             requests: Cell::new(0),
+            branches: Cell::new(0),
             read_prices: std::array::from_fn(|_| Cell::default()),
             keeps_parity: Cell::default(),
             shared,
@@ -212,10 +219,18 @@ impl Volume {
         for part in geometry.stripe_pieces(offset, length.into())? {
             let data =
                 data.slice(usize::try_from(part.request_offset).unwrap_or(usize::MAX), part.length as usize);
-            let (volume, branch) = (self.clone(), all.branch());
+            let piece = Piece { start: part.start, data, fua };
+            let branch = all.branch();
+            if self.inner.branches.get() >= BRANCHES_MAX {
+                // It holds no claim, so it may wait for one like any branch (C12).
+                branch.finish(self.inner.write_stripe(part.stripe, piece).await);
+                continue;
+            }
+            let volume = self.clone();
+            volume.inner.branches.set(volume.inner.branches.get() + 1);
             shard::spawn(async move {
-                let piece = Piece { start: part.start, data, fua };
                 branch.finish(volume.inner.write_stripe(part.stripe, piece).await);
+                volume.inner.branches.set(volume.inner.branches.get() - 1);
             });
         }
         if active(Mutant::StripesNotAwaited) {

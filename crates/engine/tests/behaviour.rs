@@ -97,6 +97,33 @@ fn nobody_starves_at_a_hot_slot() {
     assert!(*worst.borrow() > 1, "nobody waited: the test tests nothing");
 }
 
+/// Long writes over small stripes: beyond a limit they go stripe by stripe, whatever clients send, and every byte is right.
+#[test]
+fn long_writes_of_many_clients_have_few_tasks() {
+    const WRITERS: u64 = 64;
+    let wish = wish(Level::Raid5, 3, 4 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    let mut scene = Scene::new(6, wish, 1);
+    let sectors = scene.volume().size() / 512;
+    assert!(sectors / 16 * WRITERS > 8192, "so many stripes would have tasks at a time");
+    let done = Rc::new(RefCell::new(0));
+    for writer in 0..WRITERS {
+        // One shard's clients share its volume, with other borders each.
+        let (volume, ledger, done) = (scene.volume(), Rc::clone(&scene.ledger), Rc::clone(&done));
+        scene.world.spawn(0, "client", async move {
+            write(&volume, &ledger, writer, sectors - 2 * writer, false).await.unwrap();
+            *done.borrow_mut() += 1;
+        });
+    }
+    let mut tasks = 0;
+    let all_done = |world: &World| {
+        tasks = world.shard(0).tasks_alive().max(tasks);
+        *done.borrow() == WRITERS
+    };
+    scene.world.run_until(STEPS, all_done).unwrap();
+    assert!((4096..4500).contains(&tasks), "{tasks} tasks at a time");
+    scene.is_right_and_stays_so();
+}
+
 #[test]
 fn a_read_error_is_served_from_the_others_and_rewritten() {
     let mut scene = raid5(7, 1);

@@ -10,6 +10,8 @@ use pinstripe_runtime::{Buffer, Slice, Stream, shard};
 
 /// Bytes of a batch of small messages.
 const BATCH_BYTES: usize = 64 << 10;
+/// Bytes up to which a closed batch is copied to memory of its size: the least that a block of the pool has.
+const LITTLE_BYTES: usize = 4 << 10;
 
 /// See the module.
 #[derive(Default)]
@@ -19,7 +21,7 @@ pub struct Outgoing {
     batch: Option<Batch>,
 }
 
-/// It still takes small messages.
+/// It still takes small messages. Empty it is only kept to be used again.
 struct Batch {
     buffer: Buffer,
     used: usize,
@@ -28,10 +30,18 @@ struct Batch {
 
 impl Outgoing {
     fn close_batch(&mut self) {
-        if let Some(Batch { mut buffer, used, held }) = self.batch.take() {
+        let Some(Batch { mut buffer, used, held }) = self.batch.take_if(|batch| batch.used > 0) else {
+            return;
+        };
+        if used > LITTLE_BYTES {
             buffer.truncate(used);
-            self.ready.push_back((buffer.freeze(), held));
+            return self.ready.push_back((buffer.freeze(), held));
         }
+        // A peer that doesn't read must not have every few bytes between large messages keep a whole batch's memory.
+        let mut little = shard::buffer(used);
+        little.copy_from_slice(&buffer[..used]);
+        self.ready.push_back((little.freeze(), held));
+        self.batch = Some(Batch { buffer, used: 0, held: 0 });
     }
 
     /// Takes `slice` as it is.
@@ -68,8 +78,8 @@ impl Outgoing {
 
     /// Drops everything. Gives the bytes that were held.
     pub fn clear(&mut self) -> usize {
-        self.close_batch();
-        self.ready.drain(..).map(|(_, held)| held).sum()
+        let batch = self.batch.take().map(|batch| batch.held);
+        batch.into_iter().chain(self.ready.drain(..).map(|(_, held)| held)).sum()
     }
 }
 
@@ -90,5 +100,43 @@ pub async fn send_whole<T: Stream + ?Sized>(stream: &T, mut slice: Slice) -> boo
             Ok(sent) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
             Ok(_) | Err(_) => return false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pinstripe_runtime::{Shard, ShardConfig};
+
+    use super::*;
+
+    #[test]
+    fn small_messages_between_large_ones_take_little_memory_and_keep_their_order() {
+        const ROUNDS: u8 = 40;
+        // Room for so many small blocks, and not for so many batches.
+        let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 1 << 20, clock: None });
+        let _entered = shard.enter();
+        let large = shard::zeroed(16 << 10).freeze();
+        let mut outgoing = Outgoing::default();
+        for round in 0..ROUNDS {
+            outgoing.push_copy(&[&[round], &[1; 15]], 16);
+            outgoing.push(large.clone(), 1);
+        }
+        for round in 0..ROUNDS {
+            let (small, held) = outgoing.pop().unwrap();
+            assert!(small.arena_offset().is_some(), "the arena is used up after {round} messages");
+            assert_eq!((small[0], &small[1..], held), (round, &[1; 15][..], 16));
+            assert_eq!(outgoing.pop().map(|(slice, held)| (slice.len(), held)), Some((16 << 10, 1)));
+        }
+        assert!(outgoing.pop().is_none(), "an empty batch is no message");
+        outgoing.push_copy(&[&[7; 5000]], 3);
+        outgoing.push_copy(&[&[8; 100]], 4);
+        assert_eq!(outgoing.pop().map(|(slice, held)| (slice.len(), held)), Some((5100, 7)));
+        outgoing.push_copy(&[&[9]], 5);
+        outgoing.push(large.clone(), 6);
+        outgoing.push_copy(&[&[9]], 7);
+        assert_eq!(outgoing.clear(), 18);
+        assert!(outgoing.pop().is_none());
+        drop((large, outgoing));
+        assert_eq!(shard.pool().outstanding(), 0);
     }
 }

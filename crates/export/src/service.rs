@@ -51,6 +51,12 @@ pub trait BlockService: Clone + 'static {
     /// Bytes of a range that is handled well when aligned to itself, such as a chunk or a stripe; any number.
     fn preferred_block(&self) -> u32;
 
+    /// Bytes of a range, aligned to itself, that [`BlockService::discard`] and [`BlockService::write_zeroes`] handle as a whole. A part
+    /// of one may be left as it is, or cost more, so front ends cut long requests at multiples of it.
+    fn discard_granularity(&self) -> u64 {
+        self.preferred_block().into()
+    }
+
     /// Whether writes are refused.
     fn read_only(&self) -> bool;
 

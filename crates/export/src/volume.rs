@@ -60,6 +60,14 @@ impl BlockService for VolumeService {
         }
     }
 
+    /// A stripe: less than one isn't discarded.
+    fn discard_granularity(&self) -> u64 {
+        match self.geometry() {
+            Geometry::Parity(geometry) => geometry.stripe_bytes().into(),
+            other @ Geometry::Raid0(_) => other.chunk_bytes().into(),
+        }
+    }
+
     fn read_only(&self) -> bool {
         self.volume.shared().options.read_only
     }

@@ -465,8 +465,11 @@ impl Clone for Slice {
     fn clone(&self) -> Self {
         // A locked instruction waits until all earlier stores are in the cache, which may be 4 KiB of cold memory. If this is
         // the only handle, nobody else can change the count: other threads have none, nor this one (no `Sync`).
+        //
+        // The store ends the release sequences of handles that others have dropped: whoever drops the last one doesn't synchronise
+        // with them any more. So this does, and its own drop passes it on.
         let references = &self.block().references;
-        if references.load(Ordering::Relaxed) == 1 {
+        if references.load(Ordering::Acquire) == 1 {
             references.store(2, Ordering::Relaxed);
         } else {
             references.fetch_add(1, Ordering::Relaxed);

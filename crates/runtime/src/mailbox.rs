@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 
 use crate::atomics::{AtomicBool, AtomicU64, Mutex, Ordering};
 
-/// Tasks that a shard can hold at a time.
-pub const TASKS_MAX: usize = 1 << 16;
+/// Tasks that a shard can hold at a time: several times what clients can start. 256 connections of 128 requests over NBD are 2^15,
+/// as many over NVMe are as many, and the stripes of long writes are limited by the engine.
+pub const TASKS_MAX: usize = 1 << 18;
 const WORDS: usize = TASKS_MAX / 64;
 const SUMMARIES: usize = WORDS / 64;
 

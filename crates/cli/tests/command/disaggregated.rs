@@ -111,7 +111,7 @@ fn a_second_process_is_refused_until_the_first_has_gone_or_is_taken_over() {
     let beside = ["--control", "other.sock", "--nbd", "unix:other.nbd"];
     world.serve_refused(&beside, &members).refused(1, &["another process of this one", "--takeover"]);
     let create = world.create(&["--level", "6", "--name", "new", "--force"], &members);
-    create.refused(1, &["another host has taken it over"]);
+    create.refused(1, &["another process of this one", "Stop the array there first"]);
     assert_eq!(client.write(0, &pattern(2, 1 << 20)), 0, "the first one goes on");
 
     // Killed, it leaves nothing that would be in the way.

@@ -1,6 +1,6 @@
 //! Devices that hold something.
 
-use crate::world::{MEMBER_BYTES, World};
+use crate::world::{MEMBER_BYTES, MIB, World};
 
 const EXT4: [(u64, &[u8]); 3] =
     [(1024 + 56, &[0x53, 0xef]), (1024 + 0x60, &[0x40]), (1024 + 0x78, b"photos")];
@@ -50,6 +50,24 @@ fn force_overwrites_what_was_there_and_leaves_no_mark_of_it() {
         assert_eq!(report["member"]["array"]["name"], "new");
         assert_eq!(report["also"], serde_json::json!([]), "{report}");
     }
+}
+
+/// That a journal is too small for a stripe is the last thing that is found.
+#[test]
+fn force_wipes_nothing_of_an_array_that_is_refused() {
+    let world = World::new();
+    let members = world.members(3);
+    world.create(&["--level", "5", "--name", "old", "--metadata", "1.1"], &members).ok();
+    for (at, bytes) in EXT4 {
+        world.poke("member1", at, bytes);
+    }
+    let journal = world.file("journal", MIB + MIB / 4);
+    world.poke("journal", 0, b"LUKS\xba\xbe");
+    let before = world.hashes(&[&members[..], std::slice::from_ref(&journal)].concat());
+    world
+        .create(&["--level", "5", "--force", "--write-journal", &journal], &members)
+        .refused(1, &["the journal device has room for", "use a larger one"]);
+    assert_eq!(world.hashes(&[&members[..], &[journal]].concat()), before);
 }
 
 #[test]

@@ -8,7 +8,8 @@
 //!
 //! **End.** The sender closes the connection when nothing more can come: the receiver has ended (the client left, or
 //! was cut off) or the server is stopping, no request is in flight, and all replies are sent. If sending
-//! fails it closes at once; what is in flight then completes into nothing.
+//! fails it closes at once; what is in flight then completes into nothing. Long requests without data look at
+//! [`Link::over`] now and then.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -32,6 +33,8 @@ pub(super) struct Link<T: ?Sized> {
     requests: Cell<usize>,
     held_bytes: Cell<usize>,
     receiving: Cell<bool>,
+    /// The receiver has ended, and the client hadn't said that it leaves.
+    abandoned: Cell<bool>,
     stopping: Cell<bool>,
     broken: Cell<bool>,
     closed: Cell<bool>,
@@ -48,6 +51,7 @@ impl<T: Stream + ?Sized> Link<T> {
             requests: Cell::new(0),
             held_bytes: Cell::new(0),
             receiving: Cell::new(true),
+            abandoned: Cell::new(false),
             stopping: Cell::new(false),
             broken: Cell::new(false),
             closed: Cell::new(false),
@@ -64,6 +68,17 @@ impl<T: Stream + ?Sized> Link<T> {
     /// Whether replies still reach the client, as far as we know.
     pub fn alive(&self) -> bool {
         !self.broken.get()
+    }
+
+    /// Why what takes long should end before it is done, if it should.
+    pub fn over(&self) -> Option<&'static str> {
+        if self.stopping.get() {
+            Some("the server is stopping")
+        } else if self.broken.get() || self.abandoned.get() {
+            Some("the client has hung up")
+        } else {
+            None
+        }
     }
 
     /// Whether a single request is in flight.
@@ -164,10 +179,11 @@ impl<T: Stream + ?Sized> Link<T> {
         self.held_bytes.set(self.held_bytes.get() - dropped);
     }
 
-    /// The receiver has ended. Waits until no request of the connection is in flight and it is closed. A client that
-    /// doesn't take its last replies is given up after a while.
-    pub async fn end(&self) {
+    /// The receiver has ended, because the client said that it leaves, or else it is `abandoned`. Waits until no request of the
+    /// connection is in flight and it is closed. A client that doesn't take its last replies is given up after a while.
+    pub async fn end(&self, abandoned: bool) {
         self.receiving.set(false);
+        self.abandoned.set(abandoned);
         self.sender.wake();
         self.receiver.wait_for(|| (self.requests.get() == 0).then_some(())).await;
         if shard::timeout(LINGER_NANOSECONDS, self.closed()).await.is_none() {

@@ -138,16 +138,16 @@ impl<S: BlockService> Server<S> {
         shard::spawn(async move { sender.run().await });
 
         let end = session::run(&link, &server.infos, &server.services).await;
-        link.end().await;
+        link.end(end != SessionEnd::Disconnected).await;
 
         server.connections.borrow_mut().retain(|(other, _)| *other != number);
         server.stopped.wake();
         end
     }
 
-    /// Stops: takes no more connections, refuses further requests, finishes those in flight and closes each
-    /// connection when its replies are sent. After `grace_nanoseconds` the connections that are left are cut, which
-    /// drops their replies but not their requests.
+    /// Stops: takes no more connections, refuses further requests, finishes those in flight (of a long TRIM or
+    /// WRITE_ZEROES the piece under way; it fails) and closes each connection when its replies are sent. After
+    /// `grace_nanoseconds` the connections that are left are cut, which drops their replies but not their requests.
     ///
     /// When it returns, no request is in flight. Call it once.
     pub async fn stop(&self, grace_nanoseconds: u64) {

@@ -35,6 +35,10 @@ const DIRECT_BYTES: usize = 16 << 10;
 const COPY_BYTES: usize = 8 << 10;
 /// Room before a large READ's data for its header, so that both go out at once. A page, to keep the data aligned.
 const HEADROOM: usize = 4 << 10;
+/// Memory that a WRITE_ZEROES takes at most.
+const ZEROES_BYTES: usize = 1 << 20;
+/// Bytes of a TRIM or WRITE_ZEROES, which may be 4 GiB, that are done at a time: as many as a WRITE may have.
+const PIECE_BYTES: u64 = 32 << 20;
 /// Time for the handshake; a client that haggles for longer is cut off.
 const HANDSHAKE_NANOSECONDS: u64 = 30_000_000_000;
 
@@ -217,8 +221,8 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 requests.link.release(held_bytes);
             }),
             Operation::Trim { offset, length, fua } => shard::spawn(async move {
-                let result = requests.service.discard(offset, length.into(), fua).await;
-                requests.answer(cookie, result);
+                let trim = async |at, length| requests.service.discard(at, length, fua).await;
+                requests.in_pieces(cookie, offset, length.into(), trim).await;
                 requests.link.release(held_bytes);
             }),
             Operation::WriteZeroes { offset, length, fua, may_punch, fast_only } => {
@@ -231,8 +235,10 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                             "zeroes are no faster here than data",
                         );
                     } else {
-                        let result = requests.service.write_zeroes(offset, length, fua, may_punch).await;
-                        requests.answer(cookie, result);
+                        let zero = async |at, length| {
+                            requests.service.write_zeroes(at, length, fua, may_punch).await
+                        };
+                        requests.in_pieces(cookie, offset, length, zero).await;
                     }
                     requests.link.release(held_bytes);
                 });
@@ -284,7 +290,9 @@ fn held_bytes(operation: Operation) -> usize {
         Operation::Read { length, .. } | Operation::Write { length, .. } => {
             (length as usize).next_power_of_two()
         }
-        Operation::Flush | Operation::Trim { .. } | Operation::WriteZeroes { .. } => 0,
+        // Where no member zeroes by itself, zeroes are written like data, so many at a time.
+        Operation::WriteZeroes { length, .. } => (length as usize).min(ZEROES_BYTES).next_power_of_two(),
+        Operation::Flush | Operation::Trim { .. } => 0,
     }
 }
 
@@ -326,6 +334,29 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
         self.link.send(head.freeze().slice(start, header.len() + bytes));
     }
 
+    /// Carries out a request on a long range piece by piece, and answers it. It ends early when the connection is over: what is
+    /// left of it must not change what others write later, nor keep a server that stops.
+    async fn in_pieces(
+        &self,
+        cookie: u64,
+        offset: u64,
+        length: u64,
+        act: impl AsyncFn(u64, u64) -> Result<(), ServiceError>,
+    ) {
+        let (mut at, stop) = (offset, offset + length);
+        loop {
+            let end = piece_end(at, stop, self.service.discard_granularity());
+            let result = act(at, end - at).await;
+            if result.is_err() || end == stop {
+                return self.answer(cookie, result);
+            }
+            if let Some(why) = self.link.over() {
+                return self.refuse(cookie, ErrorCode::Shutdown, why);
+            }
+            at = end;
+        }
+    }
+
     /// Replies to a request that returns no data, or that failed.
     fn answer(&self, cookie: u64, result: Result<(), ServiceError>) {
         match result {
@@ -343,6 +374,13 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
     }
 }
 
+/// Where the piece that begins at `at` ends: at a multiple of `granularity`, so that none is cut in two, or at `stop`.
+fn piece_end(at: u64, stop: u64, granularity: u64) -> u64 {
+    let granularity = granularity.max(1);
+    let end = at.saturating_add(PIECE_BYTES.max(granularity)) / granularity * granularity;
+    if stop - at <= PIECE_BYTES { stop } else { end.min(stop) }
+}
+
 fn code(error: ServiceError) -> ErrorCode {
     match error {
         ServiceError::Io | ServiceError::Gone => ErrorCode::Io,
@@ -350,5 +388,27 @@ fn code(error: ServiceError) -> ErrorCode {
         ServiceError::ReadOnly => ErrorCode::Permission,
         ServiceError::Resources => ErrorCode::Memory,
         ServiceError::Stopping => ErrorCode::Shutdown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_long_range_cut_no_stripe_in_two() {
+        const MIB: u64 = 1 << 20;
+        for granularity in [1, 512, 192 << 10, 3 * MIB, 31 * MIB, 33 * MIB, 100 * MIB, 1 << 33] {
+            for (start, stop) in [(0, 4096 * MIB), (512, 4096 * MIB), (5 * MIB, 38 * MIB), (7, 8)] {
+                let mut at = start;
+                while at < stop {
+                    let end = piece_end(at, stop, granularity);
+                    assert!(at < end && end <= stop);
+                    assert!(end - at <= PIECE_BYTES.max(granularity), "{} bytes at a time", end - at);
+                    assert!(end == stop || end.is_multiple_of(granularity), "{granularity} is cut at {end}");
+                    at = end;
+                }
+            }
+        }
     }
 }

@@ -325,6 +325,26 @@ fn requests_run_concurrently_up_to_the_limit() {
 }
 
 #[test]
+fn zeroes_count_for_the_memory_that_they_take() {
+    with_client(22, 4 << 20, |client, session, array, _| async move {
+        for (length, limit) in [(4 << 20, 64), (512 << 10, 128), (512, 128)] {
+            array.close();
+            for cookie in 0..150 {
+                assert!(client.send_all(&request(0, ZEROES, cookie, 0, length)).await);
+            }
+            shard::sleep(SECOND).await;
+            assert_eq!(array.seen.borrow().running, limit, "zeroes of {length} bytes");
+            array.open();
+            for _ in 0..150 {
+                assert_eq!(reply(&client, nothing).await.unwrap().error, 0);
+            }
+        }
+        client.shutdown();
+        session.join().await;
+    });
+}
+
+#[test]
 fn a_client_that_does_not_read_is_not_read_either() {
     with_client(7, 32 << 20, |client, session, array, _| async move {
         let sent = Rc::new(Cell::new(0));
@@ -470,6 +490,50 @@ fn stop_finishes_what_is_in_flight_refuses_the_rest_and_closes() {
         assert!(stopped.get());
         assert_eq!(array.seen.borrow().data[0], 1);
     });
+}
+
+/// Has ZEROES and TRIM of 128 MiB begun, ends them early by `end`, and says how many pieces the array saw and what was replied.
+fn cut_short<F: Future<Output = ()> + 'static>(
+    end: impl Fn(Rc<Pipe>, Server<Array>) -> F + 'static + Copy,
+) -> Vec<(usize, Option<u32>)> {
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    for command in [ZEROES, TRIM] {
+        let seen = Rc::clone(&seen);
+        with_client(21, 129 << 20, move |client, session, array, server| async move {
+            array.close();
+            assert!(client.send_all(&request(0, command, 1, 512, 128 << 20)).await);
+            shard::sleep(SECOND).await;
+            end(Rc::clone(&client), server).await;
+            shard::sleep(SECOND).await;
+            array.open();
+            let error = reply(&client, nothing).await.map(|reply| reply.error);
+            session.join().await;
+            seen.borrow_mut().push((array.seen.borrow().requests, error));
+        });
+    }
+    seen.take()
+}
+
+#[test]
+fn a_long_request_without_data_ends_with_its_connection() {
+    let killed = |client: Rc<Pipe>, _| async move { client.shutdown() };
+    assert_eq!(cut_short(killed), [(1, None); 2]);
+    // Whoever still listens is told that it isn't done.
+    let silent = |client: Rc<Pipe>, _| async move { client.finish_sending() };
+    assert_eq!(cut_short(silent), [(1, Some(108)); 2]);
+    // Who says that it leaves has what it asked for done.
+    let left = |client: Rc<Pipe>, _| async move {
+        assert!(client.send_all(&request(0, DISC, 0, 0, 0)).await);
+    };
+    assert_eq!(cut_short(left), [(5, Some(0)); 2]);
+}
+
+#[test]
+fn stop_does_not_wait_for_the_whole_of_a_long_request() {
+    let stop = |_, server: Server<Array>| async move {
+        shard::spawn(async move { server.stop(1000 * SECOND).await });
+    };
+    assert_eq!(cut_short(stop), [(1, Some(108)); 2]);
 }
 
 #[test]

@@ -276,11 +276,7 @@ impl Driver {
 
     /// Serves `shard`, which is the current one, until [`Driver::stop`].
     pub(super) fn run(&self, shard: &Shard) {
-        let kick = Arc::clone(&self.kick);
-        // The counter would have to reach 2^64 - 1 for this to fail.
-        shard.mailbox().set_kick(move || {
-            let _ = rustix::io::write(&kick, &1_u64.to_ne_bytes());
-        });
+        self.connect_kick(shard);
         loop {
             self.turn(shard);
             if self.stopping.get() {
@@ -290,6 +286,15 @@ impl Driver {
                 self.sleep(shard);
             }
         }
+    }
+
+    /// Has mail for `shard` make the eventfd readable.
+    fn connect_kick(&self, shard: &Shard) {
+        let kick = Arc::clone(&self.kick);
+        // The counter would have to reach 2^64 - 1 for this to fail.
+        shard.mailbox().set_kick(move || {
+            let _ = rustix::io::write(&kick, &1_u64.to_ne_bytes());
+        });
     }
 
     /// One round: mail, timers, a bounded batch of tasks, the kernel.
@@ -339,6 +344,8 @@ impl Driver {
         if !shard.mailbox().fall_asleep() {
             return;
         }
+        // The kernel may have ended the poll since the turn armed it: that it did was among what was reaped.
+        self.arm_kick();
         let timeout = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()));
         if timeout != Some(0) {
             self.wait(timeout);
@@ -471,6 +478,29 @@ mod tests {
         }
         assert_eq!(seen, (0..=count).collect::<Vec<_>>());
         assert!(driver.backlog.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_shard_whose_poll_has_ended_is_woken_all_the_same() {
+        const LIMIT_NS: u64 = 30_000_000_000;
+        let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let driver = Driver::new(shard.pool(), 0).unwrap();
+        driver.connect_kick(&shard);
+        // Ends the sleep that nobody else ends.
+        shard.spawn(crate::shard::sleep(LIMIT_NS));
+        assert!(shard.poll_ready(0));
+        assert!(!driver.kick_armed.get(), "as when its last completion was just reaped");
+        let handle = shard.handle();
+        let sender = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            handle.send(|| ());
+        });
+        let before = shard.now();
+        driver.sleep(&shard);
+        assert!(shard.now() - before < LIMIT_NS / 2, "the message woke nobody");
+        sender.join().unwrap();
+        assert!(driver.drain(&shard));
     }
 
     #[test]
