@@ -441,10 +441,8 @@ impl VolumeInner {
             return;
         }
         let log = &view.snapshot.log;
-        let grain = match log.takes_rows() || log.takes_whole_pages() {
-            true => ROW_BYTES,
-            false => geometry.logical_block(),
-        };
+        let by_rows = log.takes_rows() || log.takes_whole_pages();
+        let grain = if by_rows { ROW_BYTES } else { geometry.logical_block() };
         let end_of = |from| view.uniform(base, (from, chunk), grain);
         if end_of(0) < chunk {
             let rest = context.image.cut(chunk, end_of);

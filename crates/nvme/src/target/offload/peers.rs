@@ -244,9 +244,10 @@ async fn connect(
         peers: Vec::new(),
     };
     if let Some(link) = known {
-        let attached = match is_used && !active(Mutant::PeersOutliveEpoch) {
-            true => Err(Some(Status::FENCED)),
-            false => link.attach(namespace, &attach).await,
+        let attached = if is_used && !active(Mutant::PeersOutliveEpoch) {
+            Err(Some(Status::FENCED))
+        } else {
+            link.attach(namespace, &attach).await
         };
         match attached {
             Ok(()) => return Some(link),
