@@ -96,7 +96,9 @@ fn damage(scene: &Scene, slot: MemberSlot, sectors: Range<u64>) {
     let range = bytes(scene, sectors);
     let mut old =
         scene.disks[slot.index()].peek(range.start, usize::try_from(range.end - range.start).unwrap());
-    old.iter_mut().for_each(|byte| *byte ^= 0x5a);
+    for byte in &mut old {
+        *byte ^= 0x5a;
+    }
     scene.disks[slot.index()].poke(range.start, &old);
 }
 
