@@ -1,0 +1,71 @@
+//! Logs at their limits: more than two meta blocks at once, a start without them, one that waits for a resync, blocks of
+//! another length, and sectors that are listed as bad.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use std::{rc::Rc, sync::Arc};
+
+use arrays::{
+    assemble, options,
+    scene::{DATA_SECTOR, Scene, lay_out, plain_disks, wish, write},
+};
+use pinstripe_engine::options::ArrayOptions;
+use pinstripe_md::{
+    identity::Uuid,
+    level::Level,
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, journal::add_journal},
+};
+use pinstripe_runtime::{DeviceSource, shard};
+use pinstripe_sim::{World, WorldConfig};
+
+/// Power is lost, and the array is started from `disks`.
+fn crash(scene: &mut Scene, disks: &[usize]) {
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    let sources: Vec<Arc<dyn DeviceSource>> = disks.iter().map(|&i| scene.disks[i].source()).collect();
+    scene.array = assemble(&mut scene.world, sources, scene.options.clone()).unwrap();
+}
+
+/// A RAID5 of four members with a journal of so many blocks on the last disk.
+fn journal_scene(seed: u64, chunk: u64, stripes: u64, blocks: u64) -> Scene {
+    let mut world = World::new(WorldConfig { arena_bytes: 16 << 20, ..WorldConfig::new(seed, 1) });
+    let sectors = DATA_SECTOR + stripes * chunk / 512;
+    let wish = NewArray {
+        members: (1..=4).map(|i| NewDevice { sectors, uuid: Uuid([i; 16]) }).collect(),
+        ..wish(Level::Raid5, 4, chunk, NewBitmap::None, InitialSync::AssumeClean)
+    };
+    let journal = NewDevice { sectors: DATA_SECTOR + 8 * blocks, uuid: Uuid([0x4a; 16]) };
+    let disks = plain_disks(&mut world, [sectors, sectors, sectors, sectors, journal.sectors]);
+    let mut placed = wish.place().unwrap();
+    add_journal(&mut placed, journal, 512).unwrap();
+    lay_out(&mut world, placed, &disks).unwrap();
+    Scene::over(world, disks, 5, ArrayOptions { gather_ns: 0, ..options() })
+}
+
+/// Full stripes of 512 pages, each of three meta blocks, in a ring that has hardly room for two of them.
+#[test]
+fn the_tail_does_not_pass_a_group_that_is_still_being_logged() {
+    const CHUNK: u64 = 512 << 10;
+    const STRIPE: u64 = 3 * CHUNK / 512;
+    for seed in 0..60 {
+        let mut scene = journal_scene(seed, CHUNK, 4, 1100);
+        let mut rng = scene.world.rng(9);
+        for number in 0..2 {
+            let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+            let mut rng = scene.world.rng(number);
+            scene.world.spawn(0, "writer", async move {
+                loop {
+                    shard::sleep(rng.below(500_000)).await;
+                    if write(&volume, &ledger, number * STRIPE, STRIPE, false).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        let _ = scene.world.run_until(50 + rng.below(400), |_| false);
+        crash(&mut scene, &[0, 1, 2, 3, 4]);
+        assert_eq!(scene.check(), 0, "seed {seed}");
+        scene.read_all();
+    }
+}
