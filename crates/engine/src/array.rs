@@ -233,8 +233,8 @@ impl Array {
             ..
         } = assembled;
         // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
-        // With a journal there are none at all.
-        let unclean = freshest.array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
+        // With a journal there are none at all, and of those that it leaves when it is left out the superblocks know nothing.
+        let unclean = freshest.array.resync_offset == ResyncOffset::DirtyFrom(Sector(0)) || journal_left_out;
         let unclean = unclean && freshest.array.events > 0;
         let torn = dirty_from == Some(0) && unclean && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));

@@ -410,9 +410,10 @@ pub(crate) async fn assemble(
         return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
     }
     let dirty_from = match freshest.array.resync_offset {
-        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
         // What was being written when the journal went may be half on the members.
-        _ => journal_left_out.then_some(0),
+        _ if journal_left_out => Some(0),
+        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
+        _ => None,
     };
     let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {

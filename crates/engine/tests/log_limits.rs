@@ -8,16 +8,19 @@ use std::{rc::Rc, sync::Arc};
 
 use arrays::{
     assemble, options,
-    scene::{DATA_SECTOR, Scene, lay_out, plain_disks, wish, write},
+    scene::{DATA_SECTOR, Scene, lay_out, plain_disks, superblock_on, wish, write},
 };
-use pinstripe_engine::options::ArrayOptions;
+use pinstripe_engine::{
+    geometry::{Geometry, MemberSlot, ParityGeometry, StripeId},
+    options::ArrayOptions,
+};
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
     placement::{InitialSync, NewArray, NewBitmap, NewDevice, journal::add_journal},
 };
 use pinstripe_runtime::{DeviceSource, shard};
-use pinstripe_sim::{World, WorldConfig};
+use pinstripe_sim::{Fault, World, WorldConfig};
 
 /// Power is lost, and the array is started from `disks`.
 fn crash(scene: &mut Scene, disks: &[usize]) {
@@ -25,6 +28,17 @@ fn crash(scene: &mut Scene, disks: &[usize]) {
     scene.ledger.borrow_mut().crash();
     let sources: Vec<Arc<dyn DeviceSource>> = disks.iter().map(|&i| scene.disks[i].source()).collect();
     scene.array = assemble(&mut scene.world, sources, scene.options.clone()).unwrap();
+}
+
+fn geometry(scene: &Scene) -> ParityGeometry {
+    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("it has parity") };
+    *geometry
+}
+
+/// Where a stripe's chunk begins on a disk.
+fn place(scene: &Scene, slot: MemberSlot, stripe: StripeId) -> u64 {
+    let data = superblock_on(&scene.disks[slot.index()]).member.data_offset.0 * 512;
+    data + geometry(scene).member_offset(stripe)
 }
 
 /// A RAID5 of four members with a journal of so many blocks on the last disk.
@@ -68,4 +82,26 @@ fn the_tail_does_not_pass_a_group_that_is_still_being_logged() {
         assert_eq!(scene.check(), 0, "seed {seed}");
         scene.read_all();
     }
+}
+
+/// The journal is lost with the crash, and of a half-written row a chunk that nobody wrote can't be read.
+#[test]
+fn forced_without_its_journal_an_array_makes_nothing_of_torn_rows() {
+    const CHUNK: u64 = 16 << 10;
+    let mut scene = journal_scene(3, CHUNK, 16, 400);
+    let sectors = scene.volume().size() / 512;
+    for at in (0..sectors).step_by(96) {
+        scene.write(at, 96, false).unwrap();
+    }
+    scene.stop();
+    let map = geometry(&scene).slots(StripeId(0));
+    let [written, unwritten] = [0, 1].map(|column| map.data_slot(column));
+    scene.disks[written.index()].poke(place(&scene, written, StripeId(0)), &[0xee; 4096]);
+    let latent = place(&scene, unwritten, StripeId(0));
+    scene.disks[unwritten.index()].fault(&Fault::UnreadableRange(latent..latent + 4096));
+    scene.options.force = true;
+    crash(&mut scene, &[0, 1, 2, 3]);
+    let volume = scene.volume();
+    let read = scene.run(async move { volume.read(CHUNK, shard::buffer(4096)).await.0 });
+    assert!(read.is_err(), "it was made of data and parity of different ages");
 }
