@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::{
     bounded::Bounded,
-    consistency::{self, Log, LogArea},
+    consistency::{self, Log, LogArea, OldLog},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
     mutants::{Mutant, active},
@@ -306,8 +306,8 @@ pub(crate) struct Assembled {
     pub(crate) forced: bool,
     /// What [`replay`](crate::consistency::replay) left for the array to use.
     pub(crate) log: Log,
-    /// It was replayed: parity matches, and the superblocks are to say so.
-    pub(crate) replayed: bool,
+    /// What came of the one that was there.
+    pub(crate) old_log: OldLog,
     /// Under which the members' servers are attached; 0 if none is.
     pub(crate) epoch: u64,
 }
@@ -434,7 +434,7 @@ pub(crate) async fn assemble(
         journal_left_out,
         forced,
         log: Log::None,
-        replayed: false,
+        old_log: OldLog::Silent,
         epoch,
     })
 }

@@ -15,6 +15,7 @@ use pinstripe_engine::{
     assembly::AssembleError,
     consistency::Policy,
     geometry::{Geometry, ParityGeometry, StripeId},
+    maintenance::SyncSpeed,
     options::ArrayOptions,
     volume::Volume,
 };
@@ -335,6 +336,27 @@ fn a_sector_that_can_not_be_read_keeps_replay_from_itself_and_not_from_its_page(
         for (level, log) in BOTH {
             assert_eq!(sectors_not_replayed(seed, level, log), 0, "{level}, seed {seed}");
         }
+    }
+}
+
+/// The log can't be read, and the resync that this costs is cut off by another crash. By then the log can be read, and knows nothing
+/// of what was written meanwhile.
+#[test]
+fn a_log_from_before_a_resync_is_not_believed_after_it_was_cut_off() {
+    for seed in 0..8 {
+        let (mut story, victim) = a_log_is_damaged_by_a_crash(seed, Level::Raid5, NewLog::Ppl, 0);
+        story.assemble();
+        story.array().set_sync_speed(SyncSpeed { min_kib: 1, max_kib: 1 }).unwrap();
+        story.spawn_writers(3);
+        story.steps(1000);
+        assert!(story.array().detail().regions_to_resync > 0 && story.array().detail().statistics.writes > 0);
+        story.crash();
+        let refused = story.try_without(&[victim]).err().unwrap();
+        assert!(matches!(refused, AssembleError::DirtyDegraded { .. }), "seed {seed}: {refused}");
+        story.assemble();
+        assert!(story.array().detail().regions_to_resync > 0, "seed {seed}");
+        assert_eq!(story.check(), 0, "seed {seed}");
+        assert_eq!(story.array().detail().consistency_policy, "ppl", "and it is used again");
     }
 }
 

@@ -170,3 +170,17 @@ fn a_dirty_ppl_array_is_not_replayed_for_readers() {
     let error = golden.serve(&[0, 1, 2], read_only()).err().unwrap();
     assert!(matches!(error, AssembleError::DirtyDegraded { .. }), "{error}");
 }
+
+/// What a clean stop in the middle of a resync leaves, as the kernel does it: the log is in use, and the resync is not over.
+#[test]
+fn a_log_ends_no_resync_that_a_stop_cut_short() {
+    let golden = golden_array("r5-ppl-clean");
+    golden.change_all(|superblock| superblock.array.resync_offset = ResyncOffset::DirtyFrom(Sector(2048)));
+    spoil(&golden);
+    let error = golden.serve(&[0, 1, 2], options()).err().unwrap();
+    assert!(matches!(error, AssembleError::DirtyDegraded { missing: 1 }), "{error}");
+    let mut served = golden.read_all(&golden.all(), options());
+    assert!(served.array.detail().regions_to_resync > 0);
+    served.settle();
+    assert_eq!(served.check(), 0);
+}
