@@ -12,6 +12,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     geometry::{Geometry, MemberSlot, ParityGeometry, StripeId},
+    maintenance::{ScrubAction, ScrubRequest},
     options::ArrayOptions,
 };
 use pinstripe_md::{
@@ -173,4 +174,29 @@ fn a_log_is_replayed_without_the_member_whose_blocks_were_the_longest() {
     for seed in 0..20 {
         assert_eq!(wrong_without_the_long_blocks(seed), 0, "seed {seed}");
     }
+}
+
+/// P is damaged, a write of its row goes on from it, and then it is put right.
+#[test]
+fn a_log_does_not_bring_back_the_parity_that_was_put_right() {
+    const CHUNK: u64 = 16 << 10;
+    const STRIPE: StripeId = StripeId(1);
+    let mut scene = logged_scene(5, 7, CHUNK, 512);
+    let stripe_sectors = 5 * CHUNK / 512;
+    for stripe in 0..4 {
+        scene.write(stripe * stripe_sectors, stripe_sectors, false).unwrap();
+    }
+    scene.stop();
+    let p = geometry(&scene).slots(STRIPE).p_slot();
+    scene.disks[p.index()].poke(place(&scene, p, STRIPE), &[0x5a; 512]);
+    scene.reassemble();
+    scene.write(stripe_sectors, 8, false).unwrap();
+    let array = scene.array.clone();
+    let locate = ScrubRequest { action: ScrubAction::Locate, ..ScrubRequest::default() };
+    let report = scene.run(async move { array.scrub(locate).await }).unwrap();
+    assert_eq!((report.corrected_sectors, report.unexplained_sectors), (1, 0));
+    scene.write(3 * stripe_sectors, 8, false).unwrap();
+    crash(&mut scene, &[0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(scene.check(), 0);
+    scene.read_all();
 }

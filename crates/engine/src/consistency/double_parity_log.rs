@@ -157,16 +157,17 @@ impl DoubleParityLog {
         self.append(batch.volume, batch.view, batch.stripe, runs.collect()).await
     }
 
-    /// Makes known that a stripe is written whole.
-    pub(super) async fn write_whole(
+    /// Makes known that these rows of a stripe are written whole.
+    pub(super) async fn write_rows(
         self: &Arc<Self>,
         volume: &VolumeInner,
         view: &View,
         stripe: StripeId,
+        rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
-        let geometry = volume.parity_geometry();
-        let whole = (0, geometry.chunk_bytes(), Set64::below(geometry.columns()), [None, None]);
-        self.append(volume, view, stripe, vec![whole]).await
+        let whole = Set64::below(volume.parity_geometry().columns());
+        let runs = rows.iter().map(|(from, to)| (*from, to - from, whole, [None, None]));
+        self.append(volume, view, stripe, runs.collect()).await
     }
 
     async fn append(

@@ -264,26 +264,38 @@ impl Log {
         }
     }
 
-    /// Makes known that a stripe is written whole, otherwise than by a batch. What is written must be flushed before the
-    /// answer is dropped.
-    pub(crate) async fn write_whole(
+    /// Makes known that parity of these rows of a stripe (from and to, in bytes within the chunk) is made from all of their data,
+    /// otherwise than by a batch. What is written must be flushed before the answer is dropped.
+    pub(crate) async fn write_rows(
         &self,
         volume: &VolumeInner,
         view: &View,
         stripe: StripeId,
+        rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
         match self {
             // No stripe is written so past a journal: see `takes_whole_pages`.
             Self::None | Self::Journal(_) => Ok(Logged::Nothing),
             Self::Ppl(log) => {
                 recorded(volume, view).await?;
+                // That it is made once more for others does no harm.
                 log.write_whole(volume, view, stripe).await
             }
             Self::DoubleParity(log) => {
                 recorded(volume, view).await?;
-                log.write_whole(volume, view, stripe).await
+                log.write_rows(volume, view, stripe, rows).await
             }
         }
+    }
+
+    /// The same for all rows of a stripe.
+    pub(crate) async fn write_whole(
+        &self,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+    ) -> Result<Logged, LogError> {
+        self.write_rows(volume, view, stripe, &[(0, volume.parity_geometry().chunk_bytes())]).await
     }
 
     /// Begins the log on every member, unless that was done. Nobody writes under it before. Who failed.
@@ -387,9 +399,14 @@ pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> 
 }
 
 impl VolumeInner {
-    /// Makes known that parity of a stripe is made from its data. Kept until that is done.
-    pub(crate) async fn log_whole(&self, view: &View, stripe: StripeId) -> Result<Logged, IoError> {
-        match Box::pin(view.snapshot.log.write_whole(self, view, stripe)).await {
+    /// Makes known that parity of these rows of a stripe is made from its data. Kept until that is done.
+    pub(crate) async fn log_rows(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        rows: &[(u32, u32)],
+    ) -> Result<Logged, IoError> {
+        match Box::pin(view.snapshot.log.write_rows(self, view, stripe, rows)).await {
             Ok(logged) => Ok(logged),
             Err(LogError::Fatal(error)) => Err(error),
             // It is reported: the walk begins anew without it.
