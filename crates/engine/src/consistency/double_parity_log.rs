@@ -97,6 +97,7 @@ impl DoubleParityLog {
             entry_bytes: ENTRY_BYTES as u64,
             block,
             gap: Some(gap_bytes),
+            behind: 0,
             gather_bytes: GATHER_HEADERS * header_bytes(1, block),
         };
         Self {

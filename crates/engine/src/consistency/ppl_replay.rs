@@ -30,12 +30,10 @@ pub(super) struct Replayed {
 pub(super) async fn replay(members: &Members<'_>) -> Result<Replayed, AssembleError> {
     let mut replayed = Replayed::default();
     for (slot, found) in members.present() {
-        let (Some(area), Some(ppl)) = (LogArea::of(&found.superblock), found.superblock.member.ppl) else {
-            continue;
-        };
+        let Some(area) = LogArea::of(&found.superblock) else { continue };
         let log = AreaBytes::read(found, area).await?;
         let bytes = &log.bytes;
-        let record = newest_record(bytes, found.superblock.array.set_uuid, ppl.multiple);
+        let record = newest_record(bytes, found.superblock.array.set_uuid, area.several);
         // That it is the newest, the header behind it says.
         let end = record.as_ref().map_or(0, end_of).saturating_add(HEADER_BYTES);
         if !log.is_known_to(end) {
