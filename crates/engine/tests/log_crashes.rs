@@ -8,7 +8,7 @@ use std::{cell::Cell, rc::Rc};
 
 use arrays::{
     STEPS, options,
-    scene::{DATA_SECTOR, lay_out, plain_disks, superblock_on, wish},
+    scene::{DATA_SECTOR, lay_out, list_as_bad, plain_disks, superblock_on, wish},
 };
 use pinstripe_engine::{
     array::{Array, CommandError},
@@ -20,11 +20,9 @@ use pinstripe_engine::{
     volume::Volume,
 };
 use pinstripe_md::{
-    bad_blocks::BadBlocks,
     double_parity_log::Identity,
     level::Level,
     placement::{InitialSync, NewBitmap, NewLog},
-    units::SectorCount,
 };
 use pinstripe_runtime::shard;
 use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
@@ -130,20 +128,6 @@ impl Story {
         }
     }
 
-    /// Lists one sector of each page that is written as bad.
-    fn list_sectors(&self, disk: usize) {
-        let mut superblock = superblock_on(&self.disks[disk]);
-        let log = superblock.member.bad_block_log.as_mut().unwrap();
-        log.in_use = true;
-        let (mut list, size) = (BadBlocks::new(log.shift).unwrap(), SectorCount(log.size.into()));
-        for sector in (0..256).step_by(8).map(|page| DATA_SECTOR + page + LATENT) {
-            list.insert(sector..sector + 1).unwrap();
-        }
-        let place = superblock.bad_block_log_sector().unwrap().0 * 512;
-        self.disks[disk].poke(place, &list.encode(size).unwrap());
-        self.disks[disk].poke(4096, &superblock.encode(512).unwrap());
-    }
-
     /// Sectors of the members that no P of theirs matches, but for one of each page.
     fn mismatched(&self, geometry: &ParityGeometry, but_for: u64) -> u64 {
         let mut wrong = 0;
@@ -221,6 +205,7 @@ fn a_log_is_damaged_by_a_crash(seed: u64, level: Level, log: NewLog, page: i64) 
 enum Sectors {
     Unreadable,
     Listed,
+    ListedAndRefused,
 }
 
 /// A crash in the middle of writes, and behind it something is wrong with one sector of each page of a disk. Sectors of the others
@@ -234,7 +219,8 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
     story.crash();
     let victim = usize::try_from(story.rng.below(5)).unwrap();
     if !matches!(what, Sectors::Unreadable) {
-        story.list_sectors(victim);
+        let pages = (0..256).step_by(8);
+        list_as_bad(&story.disks[victim], pages.map(|page| DATA_SECTOR + page + LATENT));
     }
     for page in (0..geometry.member_bytes()).step_by(4096) {
         let place = DATA_SECTOR * 512 + page + LATENT * 512;
@@ -242,6 +228,7 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
         match what {
             Sectors::Unreadable => story.disks[victim].fault(&Fault::UnreadableRange(range)),
             Sectors::Listed => {}
+            Sectors::ListedAndRefused => story.disks[victim].fault(&Fault::UnwritableRange(range)),
         }
     }
     story.assemble();
@@ -381,6 +368,16 @@ fn a_sector_that_is_listed_keeps_replay_from_itself_and_not_from_its_page() {
     for seed in 0..24 {
         for (level, log) in BOTH {
             let wrong = sectors_not_replayed(seed, level, log, Sectors::Listed);
+            assert_eq!(wrong, 0, "{level}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_listed_sector_that_is_still_refused_does_not_keep_a_log_from_its_replay() {
+    for seed in 0..24 {
+        for (level, log) in BOTH {
+            let wrong = sectors_not_replayed(seed, level, log, Sectors::ListedAndRefused);
             assert_eq!(wrong, 0, "{level}, seed {seed}");
         }
     }

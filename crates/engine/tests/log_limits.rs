@@ -8,7 +8,7 @@ use std::{rc::Rc, sync::Arc};
 
 use arrays::{
     assemble, options,
-    scene::{DATA_SECTOR, Scene, lay_out, plain_disks, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     geometry::{Geometry, MemberSlot, ParityGeometry, StripeId},
@@ -83,6 +83,32 @@ fn the_tail_does_not_pass_a_group_that_is_still_being_logged() {
         crash(&mut scene, &[0, 1, 2, 3, 4]);
         assert_eq!(scene.check(), 0, "seed {seed}");
         scene.read_all();
+    }
+}
+
+/// One sector of each page of a member is listed as bad, and still refused.
+#[test]
+fn a_listed_sector_that_is_still_refused_does_not_keep_a_journal_from_its_replay() {
+    for seed in 0..8 {
+        let mut scene = journal_scene(seed, 16 << 10, 16, 400);
+        for number in 0..4 {
+            let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+            let mut rng = scene.world.rng(number);
+            scene.world.spawn(0, "writer", async move {
+                while write(&volume, &ledger, rng.below(700), 1 + rng.below(60), false).await.is_ok() {}
+            });
+        }
+        let _ = scene.world.run_until(2000, |_| false);
+        let disk = scene.disks[1].clone();
+        scene.world.crash();
+        scene.ledger.borrow_mut().crash();
+        let bad = (0..256).step_by(8).map(|page| DATA_SECTOR + page + 3);
+        list_as_bad(&disk, bad.clone());
+        bad.for_each(|sector| disk.fault(&Fault::UnwritableRange(sector * 512..sector * 512 + 512)));
+        scene.reassemble();
+        assert_eq!(scene.array.detail().missing, 0, "seed {seed}");
+        scene.read_all();
+        assert_eq!(scene.check(), 0, "seed {seed}");
     }
 }
 
