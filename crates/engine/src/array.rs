@@ -12,7 +12,7 @@ use std::{
 
 use pinstripe_md::{
     bitmap::BitmapImage,
-    superblock::{ReadOnlyReason, ResyncOffset},
+    superblock::{ArrayRecord, ReadOnlyReason, ResyncOffset},
     units::{SECTOR_BYTES, Sector},
 };
 use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
@@ -20,7 +20,7 @@ use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 pub use crate::membership::{Added, CommandError, Removed};
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble},
-    consistency::{self, Log, journal::home::log_of},
+    consistency::{self, Log, OldLog, journal::home::log_of},
     control::{Command, Reply, ReplyState},
     error::{IoError, MemberError},
     events::{EventKind, Events},
@@ -61,6 +61,8 @@ pub(crate) struct Home {
     pub(crate) bits_frozen: Cell<bool>,
     /// The log that the array has, or shall have as soon as its parity matches.
     pub(crate) wanted_log: RefCell<Log>,
+    /// It still has something from before the start, and must not have it when something is written without it.
+    pub(crate) log_is_old: Cell<bool>,
     /// A rebuild failed for what the others can't deliver: no spare takes over before something has changed.
     pub(crate) spares_rest: Cell<bool>,
     /// The members' servers that compute.
@@ -172,7 +174,7 @@ impl Array {
         let mut assembled = assemble(sources, &options).await?;
         consistency::replay(&mut assembled, &options).await?;
         // A journal that was left out isn't to be found again by the next start: what is done without it, it doesn't know.
-        let refreshes = assembled.replayed || assembled.journal_left_out;
+        let refreshes = assembled.old_log == OldLog::Replayed || assembled.journal_left_out;
         let journal = assembled.journal.take();
         options.read_only |= assembled.read_only.is_some();
         if let Some(journal) = journal.as_ref().filter(|_| !options.read_only) {
@@ -229,13 +231,11 @@ impl Array {
             journal_left_out,
             forced,
             log,
+            old_log,
             epoch,
             ..
         } = assembled;
-        // A resync that was interrupted by a clean stop, or has not begun, leaves no half-written rows.
-        // With a journal there are none at all.
-        let unclean = freshest.array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
-        let unclean = unclean && freshest.array.events > 0;
+        let unclean = was_cut_off(&freshest.array, journal_left_out);
         let torn = dirty_from == Some(0) && unclean && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let stale = std::mem::take(&mut seated.stale);
@@ -267,6 +267,7 @@ impl Array {
             bits_frozen: Cell::new(distrusted),
             spares_rest: Cell::new(false),
             wanted_log: RefCell::new(log),
+            log_is_old: Cell::new(old_log == OldLog::InUse),
             volume: Volume::new(shared),
             records: RefCell::new(records),
             dirty: Cell::new(false),
@@ -343,6 +344,13 @@ impl Array {
             .map(|b| (b.member.id, b.member.name.clone(), b.slot, b.state.clone()))
             .collect()
     }
+}
+
+/// Whether there may be half-written rows, but for those that a journal puts right. A resync that was interrupted by a clean stop, or has
+/// not begun, leaves none; of those that a journal leaves which is left out, the superblocks know nothing.
+fn was_cut_off(array: &ArrayRecord, journal_left_out: bool) -> bool {
+    let dirty = array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
+    (dirty || journal_left_out) && array.events > 0
 }
 
 /// The table that goes with what assembly found.

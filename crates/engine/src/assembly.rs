@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::{
     bounded::Bounded,
-    consistency::{self, Log, LogArea},
+    consistency::{self, Log, LogArea, OldLog},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
     mutants::{Mutant, active},
@@ -306,8 +306,8 @@ pub(crate) struct Assembled {
     pub(crate) forced: bool,
     /// What [`replay`](crate::consistency::replay) left for the array to use.
     pub(crate) log: Log,
-    /// It was replayed: parity matches, and the superblocks are to say so.
-    pub(crate) replayed: bool,
+    /// What came of the one that was there.
+    pub(crate) old_log: OldLog,
     /// Under which the members' servers are attached; 0 if none is.
     pub(crate) epoch: u64,
 }
@@ -410,9 +410,10 @@ pub(crate) async fn assemble(
         return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
     }
     let dirty_from = match freshest.array.resync_offset {
-        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
         // What was being written when the journal went may be half on the members.
-        _ => journal_left_out.then_some(0),
+        _ if journal_left_out => Some(0),
+        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
+        _ => None,
     };
     let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
@@ -433,7 +434,7 @@ pub(crate) async fn assemble(
         journal_left_out,
         forced,
         log: Log::None,
-        replayed: false,
+        old_log: OldLog::Silent,
         epoch,
     })
 }

@@ -8,13 +8,14 @@ use std::{cell::Cell, rc::Rc};
 
 use arrays::{
     STEPS, options,
-    scene::{DATA_SECTOR, lay_out, plain_disks, superblock_on, wish},
+    scene::{DATA_SECTOR, lay_out, list_as_bad, plain_disks, superblock_on, wish},
 };
 use pinstripe_engine::{
     array::{Array, CommandError},
     assembly::AssembleError,
     consistency::Policy,
     geometry::{Geometry, ParityGeometry, StripeId},
+    maintenance::SyncSpeed,
     options::ArrayOptions,
     volume::Volume,
 };
@@ -28,6 +29,8 @@ use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
 
 const CHUNK: u64 = 8 << 10;
 const MEMBER_BYTES: u64 = 1 << 20;
+/// The sector of a page that can't be read or written.
+const LATENT: u64 = 3;
 const BOTH: [(Level, NewLog); 2] = [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)];
 
 struct Story {
@@ -125,6 +128,24 @@ impl Story {
         }
     }
 
+    /// Sectors of the members that no P of theirs matches, but for one of each page.
+    fn mismatched(&self, geometry: &ParityGeometry, but_for: u64) -> u64 {
+        let mut wrong = 0;
+        for stripe in (0..geometry.stripes()).map(StripeId) {
+            let map = geometry.slots(stripe);
+            let at = DATA_SECTOR * 512 + geometry.member_offset(stripe);
+            let read = |slot: usize| self.disks[slot].peek(at, usize::try_from(CHUNK).unwrap());
+            let mut p = read(map.p_slot().index());
+            for column in 0..map.columns() {
+                let data = read(map.data_slot(column).index());
+                p.iter_mut().zip(data).for_each(|(p, data)| *p ^= data);
+            }
+            let sectors = p.chunks(512).enumerate().filter(|(sector, _)| *sector as u64 % 8 != but_for);
+            wrong += sectors.filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).count() as u64;
+        }
+        wrong
+    }
+
     /// Sectors whose parity doesn't match after the resync.
     fn check(&mut self) -> u64 {
         let array = self.array();
@@ -179,10 +200,17 @@ fn a_log_is_damaged_by_a_crash(seed: u64, level: Level, log: NewLog, page: i64) 
     (story, victim)
 }
 
-/// A crash in the middle of writes, and behind it one sector of each page of a disk can't be read. Array sectors of the others whose
-/// parity doesn't match after the replay.
-fn sectors_not_replayed(seed: u64, level: Level, log: NewLog) -> u64 {
-    const LATENT: u64 = 3;
+/// What is wrong with one sector of each page of a disk after a crash.
+#[derive(Clone, Copy, Debug)]
+enum Sectors {
+    Unreadable,
+    Listed,
+    ListedAndRefused,
+}
+
+/// A crash in the middle of writes, and behind it something is wrong with one sector of each page of a disk. Sectors of the others
+/// whose parity doesn't match after the replay.
+fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> u64 {
     let mut story = Story::new(seed, level, log);
     story.spawn_writers(6);
     let steps = 500 + story.rng.below(1500);
@@ -190,25 +218,21 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog) -> u64 {
     let geometry = story.geometry();
     story.crash();
     let victim = usize::try_from(story.rng.below(5)).unwrap();
-    let pages = (0..geometry.member_bytes()).step_by(4096);
-    for page in pages.map(|page| DATA_SECTOR * 512 + page + LATENT * 512) {
-        story.disks[victim].fault(&Fault::UnreadableRange(page..page + 512));
+    if !matches!(what, Sectors::Unreadable) {
+        let pages = (0..256).step_by(8);
+        list_as_bad(&story.disks[victim], pages.map(|page| DATA_SECTOR + page + LATENT));
+    }
+    for page in (0..geometry.member_bytes()).step_by(4096) {
+        let place = DATA_SECTOR * 512 + page + LATENT * 512;
+        let range = place..place + 512;
+        match what {
+            Sectors::Unreadable => story.disks[victim].fault(&Fault::UnreadableRange(range)),
+            Sectors::Listed => {}
+            Sectors::ListedAndRefused => story.disks[victim].fault(&Fault::UnwritableRange(range)),
+        }
     }
     story.assemble();
-    let mut wrong = 0;
-    for stripe in (0..geometry.stripes()).map(StripeId) {
-        let map = geometry.slots(stripe);
-        let at = DATA_SECTOR * 512 + geometry.member_offset(stripe);
-        let read = |slot: usize| story.disks[slot].peek(at, usize::try_from(CHUNK).unwrap());
-        let mut p = read(map.p_slot().index());
-        for column in 0..map.columns() {
-            let data = read(map.data_slot(column).index());
-            p.iter_mut().zip(data).for_each(|(p, data)| *p ^= data);
-        }
-        let sectors = p.chunks(512).enumerate().filter(|(sector, _)| *sector as u64 % 8 != LATENT);
-        wrong += sectors.filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).count() as u64;
-    }
-    wrong
+    story.mismatched(&geometry, LATENT)
 }
 
 /// A double-parity log begins on an array in service, and power fails about then. What it was called, if it had begun, and what
@@ -333,8 +357,50 @@ fn a_page_of_a_partial_parity_log_that_no_record_reaches_may_be_unreadable() {
 fn a_sector_that_can_not_be_read_keeps_replay_from_itself_and_not_from_its_page() {
     for seed in 0..24 {
         for (level, log) in BOTH {
-            assert_eq!(sectors_not_replayed(seed, level, log), 0, "{level}, seed {seed}");
+            let wrong = sectors_not_replayed(seed, level, log, Sectors::Unreadable);
+            assert_eq!(wrong, 0, "{level}, seed {seed}");
         }
+    }
+}
+
+#[test]
+fn a_sector_that_is_listed_keeps_replay_from_itself_and_not_from_its_page() {
+    for seed in 0..24 {
+        for (level, log) in BOTH {
+            let wrong = sectors_not_replayed(seed, level, log, Sectors::Listed);
+            assert_eq!(wrong, 0, "{level}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_listed_sector_that_is_still_refused_does_not_keep_a_log_from_its_replay() {
+    for seed in 0..24 {
+        for (level, log) in BOTH {
+            let wrong = sectors_not_replayed(seed, level, log, Sectors::ListedAndRefused);
+            assert_eq!(wrong, 0, "{level}, seed {seed}");
+        }
+    }
+}
+
+/// The log can't be read, and the resync that this costs is cut off by another crash. By then the log can be read, and knows nothing
+/// of what was written meanwhile.
+#[test]
+fn a_log_from_before_a_resync_is_not_believed_after_it_was_cut_off() {
+    for seed in 0..8 {
+        let (mut story, victim) = a_log_is_damaged_by_a_crash(seed, Level::Raid5, NewLog::Ppl, 0);
+        story.assemble();
+        story.array().set_sync_speed(SyncSpeed { min_kib: 1, max_kib: 1 }).unwrap();
+        story.spawn_writers(3);
+        story.steps(1000);
+        assert!(story.array().detail().regions_to_resync > 0 && story.array().detail().statistics.writes > 0);
+        story.crash();
+        let refused = story.try_without(&[victim]).err().unwrap();
+        assert!(matches!(refused, AssembleError::DirtyDegraded { .. }), "seed {seed}: {refused}");
+        story.assemble();
+        assert!(story.array().detail().regions_to_resync > 0, "seed {seed}");
+        assert_eq!(story.check(), 0, "seed {seed}");
+        assert_eq!(story.array().detail().consistency_policy, "ppl", "and it is used again");
     }
 }
 
@@ -422,7 +488,7 @@ mod defects {
     #[test]
     fn a_replay_that_leaves_whole_pages_is_found() {
         for (level, log) in BOTH {
-            let wrong = |seed| sectors_not_replayed(seed, level, log);
+            let wrong = |seed| sectors_not_replayed(seed, level, log, Sectors::Unreadable);
             assert!(is_found(Mutant::ReplayByPages, wrong), "{level}");
         }
     }

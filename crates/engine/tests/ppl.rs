@@ -170,3 +170,51 @@ fn a_dirty_ppl_array_is_not_replayed_for_readers() {
     let error = golden.serve(&[0, 1, 2], read_only()).err().unwrap();
     assert!(matches!(error, AssembleError::DirtyDegraded { .. }), "{error}");
 }
+
+/// What a clean stop in the middle of a resync leaves, as the kernel does it: the log is in use, and the resync is not over.
+#[test]
+fn a_log_ends_no_resync_that_a_stop_cut_short() {
+    let golden = golden_array("r5-ppl-clean");
+    golden.change_all(|superblock| superblock.array.resync_offset = ResyncOffset::DirtyFrom(Sector(2048)));
+    spoil(&golden);
+    let error = golden.serve(&[0, 1, 2], options()).err().unwrap();
+    assert!(matches!(error, AssembleError::DirtyDegraded { missing: 1 }), "{error}");
+    let mut served = golden.read_all(&golden.all(), options());
+    assert!(served.array.detail().regions_to_resync > 0);
+    served.settle();
+    assert_eq!(served.check(), 0);
+}
+
+/// As mdadm makes it, before a kernel has said in the superblock that records follow each other.
+#[test]
+fn records_that_follow_each_other_are_found_whatever_the_superblock_says() {
+    let golden = golden_array("r5-ppl-clean");
+    make_dirty(&golden);
+    spoil(&golden);
+    golden.change_all(|superblock| superblock.member.ppl.as_mut().unwrap().multiple = false);
+    let mut served = golden.read_all(&golden.all(), options());
+    assert_eq!(served.array.detail().regions_to_resync, 0);
+    assert_eq!(served.check(), 0);
+}
+
+/// Linux walks from header to header while another one has room before the area's end, and takes the last place it came to for the
+/// newest record's.
+#[test]
+fn no_record_ends_where_linux_does_not_find_it() {
+    let golden = golden_array("r5-ppl-clean");
+    let mut served = golden.read_all(&golden.all(), options());
+    let mut furthest = 0;
+    for round in 0..150 {
+        for stripe in 0..4u64 {
+            let at = stripe * 3 * golden.case.chunk_sectors * 512;
+            served.write(at, &vec![7; if round % 7 == 6 { 8192 } else { 4096 }]).unwrap();
+        }
+        for (member, record) in newest(&golden).iter().enumerate() {
+            let end = record.offset as u64 + record.header.record_bytes();
+            let length = u64::from(golden.superblock(member).member.ppl.unwrap().size) * 512;
+            assert!(end + 4096 < length, "a record ends at {end} of {length}");
+            furthest = furthest.max(end);
+        }
+    }
+    assert!(furthest > 900 << 10, "the area was used up to {furthest} only");
+}

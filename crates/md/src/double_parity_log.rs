@@ -12,7 +12,8 @@
 //!
 //! The anchor names the array and the *incarnation* of the log, which changes whenever the log begins anew; a record's checksum is
 //! seeded with both, so that nothing from before, and nothing that somebody wrote into the array, is taken for a record.
-//! Records are found at any block of the area. The writer keeps [`gap_bytes`] behind the end of its newest record
+//! A writer's blocks are those of the member with the longest, which may be lost when the log is read: what blocks a record was made
+//! with, its own length tells. Records are found at any sector of the area. The writer keeps [`gap_bytes`] behind the end of its newest record
 //! free of anything that is needed, so a record that tears can only tear what was dead ([`Found::live`]).
 
 use thiserror::Error;
@@ -37,6 +38,8 @@ const ANCHOR_MAGIC: [u8; 8] = *b"PSTRIPDL";
 const RECORD_MAGIC: [u8; 8] = *b"PSTRIPDR";
 const VERSION: u32 = 1;
 const SECTOR: u32 = 512;
+/// How long logical blocks may be; the shortest first.
+const BLOCKS: [u64; 4] = [512, 1024, 2048, 4096];
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -265,7 +268,7 @@ impl Identity {
     }
 
     /// The record at the beginning of `bytes`, if there is one of this log.
-    fn decode_record(self, bytes: &[u8], offset: u64, block_bytes: u64) -> Option<Record> {
+    fn decode_record(self, bytes: &[u8], offset: u64) -> Option<Record> {
         let (raw, rest) = RawHeader::read_from_prefix(bytes).ok()?;
         let count = usize::try_from(raw.entries.get()).ok().filter(|count| *count <= ENTRIES_MAX)?;
         if raw.magic != RECORD_MAGIC || raw.reserved != [0; 36] {
@@ -275,10 +278,14 @@ impl Identity {
         if self.checksum(&bytes[..HEADER_BYTES + count * ENTRY_BYTES]) != raw.checksum.get() {
             return None;
         }
-        let mut at = usize::try_from(header_bytes(count, block_bytes)).ok()?;
+        let decode = |raw: &[u8]| Entry::from_raw(&RawEntry::read_from_bytes(raw).ok()?);
+        let entries: Vec<Entry> = entries.chunks_exact(ENTRY_BYTES).map(decode).collect::<Option<_>>()?;
+        let length = u64::from(raw.record_bytes.get());
+        // Longer blocks make neither header nor payloads shorter: two kinds with the same sum have the same header.
+        let block = BLOCKS.into_iter().find(|block| record_bytes(&entries, *block) == length)?;
+        let mut at = usize::try_from(header_bytes(count, block)).ok()?;
         let mut found = Vec::with_capacity(count);
-        for raw in entries.chunks_exact(ENTRY_BYTES) {
-            let entry = Entry::from_raw(&RawEntry::read_from_bytes(raw).ok()?)?;
+        for entry in entries {
             let end = at.checked_add(usize::try_from(entry.payload_bytes).ok()?)?;
             let payload = bytes.get(at..end).filter(|payload| crc32c(payload) == entry.payload_checksum);
             found.push((entry, payload.map(<[u8]>::to_vec)));
@@ -286,7 +293,7 @@ impl Identity {
         }
         Some(Record {
             offset,
-            end: offset.saturating_add(raw.record_bytes.get().into()),
+            end: offset.saturating_add(length),
             sequence: raw.sequence.get(),
             entries: found,
         })
@@ -296,6 +303,15 @@ impl Identity {
 /// Bytes of a record's header with so many entries.
 pub fn header_bytes(entries: usize, block_bytes: u64) -> u64 {
     (HEADER_BYTES as u64 + (ENTRY_BYTES * entries) as u64).next_multiple_of(block_bytes.max(1))
+}
+
+/// Bytes of a whole record.
+fn record_bytes<'e>(entries: impl IntoIterator<Item = &'e Entry>, block_bytes: u64) -> u64 {
+    let (mut count, mut payloads) = (0, 0);
+    for entry in entries {
+        (count, payloads) = (count + 1, payloads + u64::from(entry.payload_bytes));
+    }
+    header_bytes(count, block_bytes) + payloads.next_multiple_of(block_bytes.max(1))
 }
 
 /// How much behind the newest record of an area holds nothing that is needed; also the length of the longest record.
@@ -317,6 +333,15 @@ pub struct Record {
     pub entries: Vec<(Entry, Option<Vec<u8>>)>,
 }
 
+impl Record {
+    /// Whether a writer with such blocks could have made it there.
+    fn is_made_of(&self, block_bytes: u64) -> bool {
+        let entries = self.entries.iter().map(|(entry, _)| entry);
+        self.offset.is_multiple_of(block_bytes)
+            && record_bytes(entries, block_bytes) == self.end.saturating_sub(self.offset)
+    }
+}
+
 /// What an area holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -327,17 +352,21 @@ pub struct Found {
     pub live: Vec<Record>,
 }
 
-/// Looks through an area. `None` if no log of this array begins there.
+/// Looks through an area. `None` if no log of this array begins there. `block_bytes` are the array's blocks now; the writer's may have
+/// been others.
 pub fn find(area: &[u8], set_uuid: Uuid, block_bytes: u64) -> Option<Found> {
     let identity = Identity::of_anchor(area, set_uuid)?;
-    let (length, step) = (area.len() as u64, usize::try_from(block_bytes.max(1)).ok()?);
-    let starts = (ANCHOR_BYTES..area.len()).step_by(step);
+    let length = area.len() as u64;
+    let starts = (ANCHOR_BYTES..area.len()).step_by(SECTOR as usize);
     let mut records: Vec<Record> =
-        starts.filter_map(|at| identity.decode_record(&area[at..], at as u64, block_bytes)).collect();
+        starts.filter_map(|at| identity.decode_record(&area[at..], at as u64)).collect();
     records.sort_by_key(|record| record.sequence);
     if let Some(end) = records.last().map(|newest| newest.end) {
+        // One writer made them all. Hardly ever more than one kind of blocks explains every one of them.
+        let explains = |block: &u64| records.iter().all(|record| record.is_made_of(*block));
+        let mut likely = std::iter::once(block_bytes).chain(BLOCKS.into_iter().rev());
+        let gap = gap_bytes(length, likely.find(explains).unwrap_or(block_bytes));
         records.drain(..first_of_the_latest_round(&records));
-        let gap = gap_bytes(length, block_bytes);
         let wrapped = end.saturating_add(gap) > length;
         let in_gap = |at: u64| {
             (end..end.saturating_add(gap)).contains(&at) || wrapped && at < ANCHOR_BYTES as u64 + gap
@@ -398,13 +427,18 @@ mod tests {
     }
 
     fn put(area: &mut [u8], at: usize, sequence: u64, payloads: &[Vec<u8>]) -> usize {
+        put_blocks(area, at, sequence, payloads, 512)
+    }
+
+    fn put_blocks(area: &mut [u8], at: usize, sequence: u64, payloads: &[Vec<u8>], block: u64) -> usize {
         let entries: Vec<Entry> = payloads.iter().map(|payload| entry(sequence, payload)).collect();
-        let head = usize::try_from(header_bytes(entries.len(), 512)).unwrap();
+        let head = usize::try_from(header_bytes(entries.len(), block)).unwrap();
         let bytes: usize = payloads.iter().map(Vec::len).sum();
-        let header = IDENTITY.encode_header(sequence, &entries, (head + bytes) as u64, 512).unwrap();
+        let length = record_bytes(&entries, block);
+        let header = IDENTITY.encode_header(sequence, &entries, length, block).unwrap();
         area[at..at + head].copy_from_slice(&header);
         area[at + head..at + head + bytes].copy_from_slice(&payloads.concat());
-        at + head + bytes
+        at + usize::try_from(length).unwrap()
     }
 
     fn area() -> Vec<u8> {
@@ -427,6 +461,23 @@ mod tests {
         assert_eq!(find(&area, IDENTITY.set_uuid, 512).unwrap().live[1].entries[0].1, None, "torn payload");
         area[at + 70] ^= 1;
         assert_eq!(find(&area, IDENTITY.set_uuid, 512).unwrap().live.len(), 1, "torn header");
+    }
+
+    /// Blocks of 4096 bytes: headers are longer, and the gap is shorter.
+    #[test]
+    fn a_record_is_read_whatever_blocks_there_are_now() {
+        let mut area = area();
+        let gap = usize::try_from(gap_bytes(area.len() as u64, 4096)).unwrap();
+        assert!(gap < usize::try_from(gap_bytes(area.len() as u64, 512)).unwrap());
+        let newest = put_blocks(&mut area, 4096, 2, &[vec![2; 1024]], 4096);
+        assert_eq!(newest, 12288);
+        put_blocks(&mut area, newest + gap, 1, &[vec![1; 1024]], 4096);
+        for block in [512, 1024, 4096] {
+            let found = find(&area, IDENTITY.set_uuid, block).unwrap();
+            let first = |record: &Record| record.entries[0].1.as_ref().map(|payload| payload[0]);
+            let payloads: Vec<_> = found.live.iter().map(first).collect();
+            assert_eq!(payloads, [Some(1), Some(2)], "with blocks of {block} now");
+        }
     }
 
     #[test]

@@ -15,8 +15,11 @@ use pinstripe_md::{
     placement::{NewLog, log_place},
     superblock::PplArea,
 };
+use pinstripe_runtime::Device;
 
-use super::{DoubleParityLog, Log, LogArea, Ppl, double_parity_log::takes_chunks_of, make_empty};
+use super::{
+    DoubleParityLog, Log, LogArea, Ppl, double_parity_log::takes_chunks_of, make_empty, on_every_member,
+};
 use crate::{
     array::{Array, CommandError, Home},
     control::Command,
@@ -236,6 +239,35 @@ impl Home {
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());
         self.update_superblocks().await
+    }
+
+    /// Empties the partial parity log of an array that doesn't log yet, if there is something in it from before the start. It knows
+    /// nothing of what is written meanwhile, and the next start would believe it.
+    ///
+    /// It would, too, if a crash left it in use on some members and empty on others. So the superblocks name no log until it is empty
+    /// everywhere: after a crash in between it is gone, and the array is dirty.
+    pub(crate) async fn forget_old_log(&self) -> Result<(), IoError> {
+        let wanted = self.wanted_log.borrow().clone();
+        let Log::Ppl(log) = wanted else { return Ok(()) };
+        if !self.log_is_old.get() || !self.awaits_log() {
+            return Ok(());
+        }
+        let places: Vec<(MemberId, Option<PplArea>)> = {
+            let records = self.records.borrow();
+            records.active().map(|book| (book.member.id, book.superblock.member.ppl)).collect()
+        };
+        for (id, _) in &places {
+            self.name_log(*id, NewLog::None, None);
+        }
+        self.update_superblocks().await?;
+        let work = async |device: &dyn Device, area, slot| log.begin(device, area, slot, false).await;
+        let failures = on_every_member(self, work).await;
+        self.unseat_or_fail(failures).await?;
+        for (id, place) in places {
+            self.name_log(id, NewLog::Ppl, place);
+        }
+        self.log_is_old.set(false);
+        Ok(())
     }
 
     /// What the next superblock of a member says of its log. Where writers log is left as it is until they are through.

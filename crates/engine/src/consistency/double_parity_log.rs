@@ -97,6 +97,7 @@ impl DoubleParityLog {
             entry_bytes: ENTRY_BYTES as u64,
             block,
             gap: Some(gap_bytes),
+            behind: 0,
             gather_bytes: GATHER_HEADERS * header_bytes(1, block),
         };
         Self {
@@ -157,16 +158,17 @@ impl DoubleParityLog {
         self.append(batch.volume, batch.view, batch.stripe, runs.collect()).await
     }
 
-    /// Makes known that a stripe is written whole.
-    pub(super) async fn write_whole(
+    /// Makes known that these rows of a stripe are written whole.
+    pub(super) async fn write_rows(
         self: &Arc<Self>,
         volume: &VolumeInner,
         view: &View,
         stripe: StripeId,
+        rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
-        let geometry = volume.parity_geometry();
-        let whole = (0, geometry.chunk_bytes(), Set64::below(geometry.columns()), [None, None]);
-        self.append(volume, view, stripe, vec![whole]).await
+        let whole = Set64::below(volume.parity_geometry().columns());
+        let runs = rows.iter().map(|(from, to)| (*from, to - from, whole, [None, None]));
+        self.append(volume, view, stripe, runs.collect()).await
     }
 
     async fn append(

@@ -182,14 +182,17 @@ async fn replay_rows(
     let map = members.geometry.slots(StripeId(entry.stripe));
     let zeroes = vec![0; (to - from) as usize];
     let range = (from - entry.start) as usize..(to - entry.start) as usize;
+    let offset = members.geometry.member_offset(StripeId(entry.stripe)) + u64::from(from);
     let mut unwritten = [None, None];
     for (index, (parity, slot)) in
         [(Parity::P, Some(map.p_slot())), (Parity::Q, map.q_slot())].into_iter().enumerate()
     {
-        // Of a member that is just being rebuilt there this parity is not needed, and its log may be younger than the batch.
-        let row = members.geometry.member_offset(StripeId(entry.stripe)) + u64::from(from);
-        let is_there = slot.is_some_and(|slot| members.holds(slot, row, (to - from).into()));
-        if entry.copies & parity.bit() == 0 || !is_there {
+        let Some(slot) = slot.filter(|_| entry.copies & parity.bit() != 0) else { continue };
+        if !members.holds(slot, offset, (to - from).into()) {
+            if members.may_hold_parts(slot, offset, to - from) {
+                return Ok(Outcome::InParts);
+            }
+            // Of a member that is just being rebuilt there this parity is not needed, and its log may be younger than the batch.
             continue;
         }
         let Some(payload) = &group.copies[index] else {
@@ -198,7 +201,6 @@ async fn replay_rows(
         };
         unwritten[index] = Some(payload.get(range.clone()).unwrap_or(&zeroes));
     }
-    let offset = members.geometry.member_offset(StripeId(entry.stripe)) + u64::from(from);
     let mut rows = Rows { map, offset, length: to - from, unwritten, data: [const { None }; MEMBERS_MAX] };
     let mut lost = Set64::EMPTY;
     for column in Set64(entry.written) {

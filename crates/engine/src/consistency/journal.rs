@@ -111,6 +111,8 @@ struct State {
     tickets: u64,
     /// By ticket: where the log must be kept from, for batches that are logged and not yet on the members.
     held: BTreeMap<u64, u64>,
+    /// The same for what is just being logged: its first meta blocks may be durable long before the last.
+    logging: Option<u64>,
     /// The tail that the superblock has.
     tail: u64,
     /// Where the next meta block goes.
@@ -185,7 +187,7 @@ impl State {
     fn needed_from(&self) -> u64 {
         let cached = self.cache.needed_from().filter(|_| !active(Mutant::TailPassesCached));
         // Who came later may be in the log earlier.
-        self.held.values().copied().chain(cached).fold(self.last, u64::min)
+        self.held.values().copied().chain(self.logging).chain(cached).fold(self.last, u64::min)
     }
 
     /// Takes a request out that isn't being written yet.

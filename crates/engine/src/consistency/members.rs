@@ -1,6 +1,7 @@
 //! The members as a replay sees them: devices that nobody else uses yet.
 
-use pinstripe_runtime::{DeviceErrorKind, shard};
+use pinstripe_md::bad_block_table::BadBlockTable;
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use crate::{
     assembly::{AssembleError, Assembled, Found, read_bytes},
@@ -73,7 +74,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Writes a member's bytes.
+    /// Writes a member's bytes, as [`write_but_for_listed`] does.
     pub(super) async fn write(
         &self,
         slot: MemberSlot,
@@ -84,9 +85,8 @@ impl<'a> Members<'a> {
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(bytes);
         let at = found.superblock.member.data_offset.0 * SECTOR_BYTES + offset;
-        let written = found.device.write(at, buffer.freeze(), true).await.result;
-        written
-            .map(|_| ())
+        write_but_for_listed(&*found.device, &found.bad_blocks, at, &buffer.freeze(), true)
+            .await
             .map_err(|error| AssembleError::Device { name: found.device.info().name.clone(), error })
     }
 
@@ -102,4 +102,32 @@ impl<'a> Members<'a> {
         }
         Ok(())
     }
+}
+
+/// Writes at a device's byte `at`, but for blocks that are listed as bad and still refused: nobody reads them, and were they in the way of
+/// a replay the array could never be started.
+pub(super) async fn write_but_for_listed(
+    device: &dyn Device,
+    listed: &BadBlockTable,
+    at: u64,
+    bytes: &Slice,
+    durable: bool,
+) -> Result<(), DeviceError> {
+    let is_spared = |at: u64, length: usize, error: DeviceError| {
+        let sectors = at / SECTOR_BYTES..(at + length as u64).div_ceil(SECTOR_BYTES);
+        error.kind == DeviceErrorKind::Media && listed.blocks().first_overlap(sectors).is_some()
+    };
+    match device.write(at, bytes.clone(), durable).await.result {
+        Err(error) if is_spared(at, bytes.len(), error) => {}
+        written => return written.map(|_| ()),
+    }
+    let block = device.info().logical_block as usize;
+    for start in (0..bytes.len()).step_by(block) {
+        let place = at + start as u64;
+        match device.write(place, bytes.slice(start, block), durable).await.result {
+            Err(error) if !is_spared(place, block, error) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }

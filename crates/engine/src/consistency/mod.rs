@@ -36,8 +36,8 @@ use std::sync::{
 use pinstripe_md::{
     double_parity_log::{ANCHOR_BYTES, Identity},
     ppl::{ENTRIES_MAX, HEADER_BYTES},
-    superblock::{Role, Superblock, Support},
-    units::SECTOR_BYTES,
+    superblock::{ResyncOffset, Role, Superblock, Support},
+    units::{SECTOR_BYTES, Sector},
 };
 use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 
@@ -78,6 +78,17 @@ pub enum Log {
     Journal(Arc<Journal>),
     /// The double-parity log of RAID6.
     DoubleParity(Arc<DoubleParityLog>),
+}
+
+/// What came of a log from before the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OldLog {
+    /// There is none, or it says nothing.
+    Silent,
+    /// It was replayed: parity matches, and the superblocks are to say so.
+    Replayed,
+    /// It says something, and that doesn't make the array good.
+    InUse,
 }
 
 /// Lets nobody log before the log has begun on every member.
@@ -253,26 +264,38 @@ impl Log {
         }
     }
 
-    /// Makes known that a stripe is written whole, otherwise than by a batch. What is written must be flushed before the
-    /// answer is dropped.
-    pub(crate) async fn write_whole(
+    /// Makes known that parity of these rows of a stripe (from and to, in bytes within the chunk) is made from all of their data,
+    /// otherwise than by a batch. What is written must be flushed before the answer is dropped.
+    pub(crate) async fn write_rows(
         &self,
         volume: &VolumeInner,
         view: &View,
         stripe: StripeId,
+        rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
         match self {
             // No stripe is written so past a journal: see `takes_whole_pages`.
             Self::None | Self::Journal(_) => Ok(Logged::Nothing),
             Self::Ppl(log) => {
                 recorded(volume, view).await?;
+                // That it is made once more for others does no harm.
                 log.write_whole(volume, view, stripe).await
             }
             Self::DoubleParity(log) => {
                 recorded(volume, view).await?;
-                log.write_whole(volume, view, stripe).await
+                log.write_rows(volume, view, stripe, rows).await
             }
         }
+    }
+
+    /// The same for all rows of a stripe.
+    pub(crate) async fn write_whole(
+        &self,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+    ) -> Result<Logged, LogError> {
+        self.write_rows(volume, view, stripe, &[(0, volume.parity_geometry().chunk_bytes())]).await
     }
 
     /// Begins the log on every member, unless that was done. Nobody writes under it before. Who failed.
@@ -376,9 +399,14 @@ pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> 
 }
 
 impl VolumeInner {
-    /// Makes known that parity of a stripe is made from its data. Kept until that is done.
-    pub(crate) async fn log_whole(&self, view: &View, stripe: StripeId) -> Result<Logged, IoError> {
-        match Box::pin(view.snapshot.log.write_whole(self, view, stripe)).await {
+    /// Makes known that parity of these rows of a stripe is made from its data. Kept until that is done.
+    pub(crate) async fn log_rows(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        rows: &[(u32, u32)],
+    ) -> Result<Logged, IoError> {
+        match Box::pin(view.snapshot.log.write_rows(self, view, stripe, rows)).await {
             Ok(logged) => Ok(logged),
             Err(LogError::Fatal(error)) => Err(error),
             // It is reported: the walk begins anew without it.
@@ -451,11 +479,13 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     let dirty = freshest.array.is_dirty();
     let writable = !options.read_only && freshest.support() == Support::Full;
     let missing = (0..assembled.geometry.members()).filter(|&slot| !assembled.is_whole(slot)).count();
-    let (mut covers, mut unreadable) = (false, None);
+    let (mut covers, mut is_in_use, mut unreadable) = (false, false, None);
     if dirty && writable && is_logged(freshest) {
         if freshest.member.ppl.is_some() {
             let replayed = ppl_replay::replay(&members).await?;
-            (covers, unreadable) = (replayed.covers, replayed.unreadable);
+            // Of rows that a resync has not come to the log says nothing, where it was a stop that cut that short. (MD's rule, too.)
+            covers = replayed.covers && freshest.array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
+            (is_in_use, unreadable) = (replayed.in_use, replayed.unreadable);
         } else {
             unreadable = double_parity_replay::replay(&members).await?;
             covers = unreadable.is_none();
@@ -472,7 +502,7 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
         Log::None
     };
     if covers {
-        (assembled.dirty_from, assembled.forced, assembled.replayed) = (None, false, true);
+        (assembled.dirty_from, assembled.forced) = (None, false);
     } else if was_logged && dirty && missing > 0 && !options.force {
         return Err(match unreadable {
             Some(name) => {
@@ -489,6 +519,11 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
         }
     }
     assembled.log = log;
+    assembled.old_log = match (covers, is_in_use) {
+        (true, _) => OldLog::Replayed,
+        (false, true) => OldLog::InUse,
+        (false, false) => OldLog::Silent,
+    };
     Ok(())
 }
 

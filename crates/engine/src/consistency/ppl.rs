@@ -101,6 +101,8 @@ impl Ppl {
             entry_bytes: 0,
             block: HEADER_BYTES as u64,
             gap: None,
+            // Linux looks for another header while there is room for more than one, and takes where it ends for the newest's place.
+            behind: 2 * HEADER_BYTES as u64,
             gather_bytes: 0,
         };
         Self {

@@ -16,6 +16,8 @@ use crate::{
 pub(super) struct Replayed {
     /// The log covers whatever was being written: parity matches data everywhere now, as far as members are there.
     pub(super) covers: bool,
+    /// Some member's log says something, or can't be read and may.
+    pub(super) in_use: bool,
     /// Entries that were applied.
     pub(super) entries: u64,
     /// Entries that were not: torn, so that nothing of theirs had begun, or of a lost member.
@@ -28,24 +30,23 @@ pub(super) struct Replayed {
 pub(super) async fn replay(members: &Members<'_>) -> Result<Replayed, AssembleError> {
     let mut replayed = Replayed::default();
     for (slot, found) in members.present() {
-        let (Some(area), Some(ppl)) = (LogArea::of(&found.superblock), found.superblock.member.ppl) else {
-            continue;
-        };
+        let Some(area) = LogArea::of(&found.superblock) else { continue };
         let log = AreaBytes::read(found, area).await?;
         let bytes = &log.bytes;
-        let record = newest_record(bytes, found.superblock.array.set_uuid, ppl.multiple);
+        let record = newest_record(bytes, found.superblock.array.set_uuid, area.several);
         // That it is the newest, the header behind it says.
         let end = record.as_ref().map_or(0, end_of).saturating_add(HEADER_BYTES);
         if !log.is_known_to(end) {
             replayed.unreadable = Some(found.device.info().name.clone());
+            replayed.in_use = true;
             continue;
         }
-        replayed.covers |= was_in_use(bytes, found);
+        replayed.in_use |= was_in_use(bytes, found);
         if let Some(record) = record {
             replay_record(members, slot, &record, bytes, &mut replayed).await?;
         }
     }
-    replayed.covers &= replayed.unreadable.is_none();
+    replayed.covers = replayed.in_use && replayed.unreadable.is_none();
     Ok(replayed)
 }
 

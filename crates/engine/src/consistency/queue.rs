@@ -62,6 +62,8 @@ pub(super) struct Rules {
     /// How much behind the end of the newest record nothing may be that is needed, by the area's length; also the
     /// longest record.
     pub(super) gap: Option<fn(area_bytes: u64, block: u64) -> u64>,
+    /// How much of an area with several records must be left behind one for others to find it.
+    pub(super) behind: u64,
     /// A record with less payload than this waits for others that are under way.
     pub(super) gather_bytes: u64,
 }
@@ -462,7 +464,8 @@ impl<T> State<T> {
             let (more_entries, more_bytes) = (entries + part.entries, bytes + part.bytes);
             let length = rules.record(more_entries, more_bytes);
             let at = self.place(rules, area, length);
-            let too_long = rules.gap.is_some() && length > rules.gap(area);
+            let too_long = rules.gap.is_some() && length > rules.gap(area)
+                || area.several && rules.start + length + rules.behind > area.length;
             if taken > 0 && (more_entries > rules.entries_max || too_long) || at.is_none() {
                 break;
             }
@@ -481,7 +484,7 @@ impl<T> State<T> {
     /// Where a record of `length` bytes fits that overwrites no live one, and leaves the gap behind it free of live ones too.
     fn place(&self, rules: &Rules, area: LogArea, length: u64) -> Option<u64> {
         let gap = rules.gap(area);
-        let wraps = !area.several || self.head + length > area.length;
+        let wraps = !area.several || self.head + length + rules.behind > area.length;
         let (Some(oldest), Some(newest)) = (self.live.front(), self.live.back()) else {
             let at = if wraps { rules.start } else { self.head };
             return (at + length <= area.length).then_some(at);

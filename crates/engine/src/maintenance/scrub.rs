@@ -9,6 +9,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeSet,
     ops::Range,
     rc::Rc,
 };
@@ -22,8 +23,9 @@ use super::{
 };
 use crate::{
     array::{Array, CommandError, Home},
+    consistency::Logged,
     decode::encode,
-    error::IoError,
+    error::{IoError, Operation},
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
     mutants::{Mutant, active},
     parity_cache::ROW_BYTES,
@@ -411,7 +413,7 @@ impl VolumeInner {
         match correction {
             Correction::Parity if !wrong.is_empty() => {
                 // What a log still holds of the row may have been made of the wrong parity.
-                let _logged = self.log_whole(view, stripe).await?;
+                let _logged = self.log_rows(view, stripe, &[(from, to)]).await?;
                 if !active(Mutant::RepairLeavesCache) {
                     self.shared.cache.remove_rows(stripe.0, from, to);
                 }
@@ -458,20 +460,64 @@ impl VolumeInner {
         self.shared.cache.remove_rows(stripe.0, from + low(at), from + low(at) + ROW_BYTES);
         let mut findings =
             Findings { unexplained: (wrong.len() - fixes.len()) as u64, ..Findings::default() };
-        for (slot, bytes) in fixed {
-            self.write_sync(view, slot.index(), offset, bytes).await?;
+        let (parity, data) = fixed.into_iter().partition(|(slot, _)| suspects.is_parity(*slot));
+        self.write_fixed(suspects, offset, data).await?;
+        let logged = self.log_parity(suspects, &fixes).await?;
+        self.write_fixed(suspects, offset, parity).await?;
+        if !matches!(logged, Logged::Nothing) {
+            self.flush_corrected(view).await?;
+        }
+        for (sector, slot) in fixes {
             let Some((member, _)) = view.member(slot.index()) else { return Err(IoError::Stopping) };
-            for (sector, _) in fixes.iter().filter(|(_, culprit)| *culprit == slot) {
-                findings.corrected += 1;
-                findings.places.push(Located {
-                    slot: slot.index(),
-                    sector: (member.data_offset + offset + (*sector - at) as u64) / SECTOR as u64,
-                    sectors: 1,
-                    device: member.name.clone(),
-                });
-            }
+            findings.corrected += 1;
+            findings.places.push(Located {
+                slot: slot.index(),
+                sector: (member.data_offset + offset + (sector - at) as u64) / SECTOR as u64,
+                sectors: 1,
+                device: member.name.clone(),
+            });
         }
         Ok(findings)
+    }
+
+    async fn write_fixed(
+        &self,
+        suspects: &Suspects<'_>,
+        offset: u64,
+        fixed: Vec<(MemberSlot, Slice)>,
+    ) -> Result<(), IoError> {
+        for (slot, bytes) in fixed {
+            self.write_sync(suspects.view, slot.index(), offset, bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// What a log still holds of wrong parity may have been made of it, and a replay would bring it back. So before parity is put right the
+    /// log says that it is made of the data: of those blocks alone, for in others it is the data that is wrong, and durably right
+    /// by then.
+    async fn log_parity(
+        &self,
+        suspects: &Suspects<'_>,
+        fixes: &[(usize, MemberSlot)],
+    ) -> Result<Logged, IoError> {
+        let block = self.parity_geometry().logical_block();
+        let of_parity = fixes.iter().filter(|(_, slot)| suspects.is_parity(*slot));
+        let starts: BTreeSet<u32> =
+            of_parity.map(|(sector, _)| (suspects.from + low(*sector)) / block * block).collect();
+        if starts.is_empty() || suspects.view.snapshot.log.is_none() {
+            return Ok(Logged::Nothing);
+        }
+        self.flush_corrected(suspects.view).await?;
+        let rows: Vec<(u32, u32)> = starts.into_iter().map(|start| (start, start + block)).collect();
+        self.log_rows(suspects.view, suspects.stripe, &rows).await
+    }
+
+    async fn flush_corrected(&self, view: &View) -> Result<(), IoError> {
+        let failed = self.flush_members(view).await;
+        for (place, error) in &failed {
+            self.report(view, *place, Operation::Flush, 0, *error);
+        }
+        if failed.is_empty() { Ok(()) } else { Err(IoError::Stopping) }
     }
 }
 
@@ -510,6 +556,10 @@ impl Suspects<'_> {
             &sum(&q[range.clone()], &self.q[range]),
             self.map.q_exponents(),
         )
+    }
+
+    fn is_parity(&self, slot: MemberSlot) -> bool {
+        !matches!(self.map.role(slot), Role::Data(_))
     }
 
     fn slot_of(&self, culprit: Culprit) -> Option<MemberSlot> {

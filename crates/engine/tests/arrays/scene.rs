@@ -10,6 +10,7 @@ use pinstripe_engine::{
     volume::Volume,
 };
 use pinstripe_md::{
+    bad_blocks::BadBlocks,
     bitmap::BitmapImage,
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},
@@ -202,6 +203,19 @@ pub fn lay_out(world: &mut World, placed: PlacedArray, disks: &[SimDisk]) -> Res
 /// What a disk's superblock says now.
 pub fn superblock_on(disk: &SimDisk) -> Superblock {
     Superblock::decode(&disk.peek(4096, 4096), Sector(8), disk.info().size / 512).unwrap()
+}
+
+/// Lists single sectors of a disk as bad.
+pub fn list_as_bad(disk: &SimDisk, sectors: impl IntoIterator<Item = u64>) {
+    let mut superblock = superblock_on(disk);
+    let log = superblock.member.bad_block_log.as_mut().unwrap();
+    log.in_use = true;
+    let (mut list, size) = (BadBlocks::new(log.shift).unwrap(), SectorCount(log.size.into()));
+    for sector in sectors {
+        list.insert(sector..sector + 1).unwrap();
+    }
+    disk.poke(superblock.bad_block_log_sector().unwrap().0 * 512, &list.encode(size).unwrap());
+    disk.poke(4096, &superblock.encode(512).unwrap());
 }
 
 /// A write that the ledger knows of.

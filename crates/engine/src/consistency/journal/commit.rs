@@ -42,7 +42,7 @@ impl Home {
 
     /// Logs what was taken; room for it is there.
     async fn log(&self, journal: &Journal, mut taken: Taken) -> Result<(), DeviceError> {
-        let first = journal.state().head;
+        journal.begin();
         let mut rest = &taken.pages[..];
         while !rest.is_empty() {
             let (place, bytes, pages) = journal.pack(rest)?;
@@ -52,7 +52,7 @@ impl Home {
             rest = &rest[pages..];
         }
         taken.pages.clear();
-        journal.logged(first, taken);
+        journal.logged(taken);
         Ok(())
     }
 }
@@ -106,6 +106,12 @@ impl Journal {
         Ok((place, packed.bytes, taken))
     }
 
+    /// From the head on the log is needed until it is known by whom: a group may be more meta blocks than one.
+    fn begin(&self) {
+        let mut state = self.state();
+        state.logging = Some(state.head);
+    }
+
     /// A meta block with its pages, `blocks` in all, is durable.
     fn advance(&self, blocks: u64) {
         let mut state = self.state();
@@ -114,12 +120,12 @@ impl Journal {
         state.seq = state.seq.wrapping_add(1);
     }
 
-    /// All pages that were taken are durable, from position `first` on.
-    fn logged(&self, first: u64, taken: Taken) {
+    /// All pages that were taken are durable.
+    fn logged(&self, taken: Taken) {
         let mut state = self.state();
         state.appending = 0;
-        for ticket in taken.tickets {
-            state.held.insert(ticket, first);
+        if let Some(first) = state.logging.take() {
+            state.held.extend(taken.tickets.into_iter().map(|ticket| (ticket, first)));
         }
         state.spare.push(taken.pages);
         drop(state);

@@ -21,11 +21,12 @@ use pinstripe_md::{
     journal::{BLOCK_BYTES, BLOCK_SECTORS, JournalEntry, JournalWalk, Payload},
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Slice, SubmissionSet, shard};
+use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use super::ring::{Page, Place, Ring, meta_blocks_max};
 use crate::{
     assembly::{AssembleError, Found, JournalProblem},
+    consistency::members::write_but_for_listed,
     decode::encode,
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     mutants::{Mutant, active},
@@ -75,6 +76,13 @@ struct Log {
     seq: u64,
     /// Blocks from the tail to the end.
     blocks: u64,
+}
+
+/// A page that is being written, at a byte of the device at a place.
+struct Write {
+    place: usize,
+    at: u64,
+    bytes: Slice,
 }
 
 struct Replay<'a> {
@@ -239,7 +247,7 @@ impl<'a> Replay<'a> {
 
     /// Step 1.
     async fn write_whole_rows(&self, log: &Log) -> Result<(), AssembleError> {
-        let (mut set, mut names) = (SubmissionSet::default(), Vec::new());
+        let (mut set, mut writes) = (SubmissionSet::default(), Vec::new());
         let mut waiting = 0;
         for (&sector, row) in &log.rows {
             let is_bare = self.is_bare(sector);
@@ -254,19 +262,52 @@ impl<'a> Replay<'a> {
             }
             let data = latest.iter().map(|(&column, page)| (map.data_slot(column), *page));
             for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
-                for (member, device) in self.view.places(slot.index()).filter_map(|at| self.view.member(at)) {
+                for place in self.view.places(slot.index()) {
                     let bytes = self.page(page).await?;
-                    set.push(device.write(member.data_offset + sector * SECTOR_BYTES, bytes, false));
-                    names.push(member.name.clone());
+                    self.submit(place, sector, bytes, &mut set, &mut writes);
                 }
             }
             waiting += 1;
             if waiting == ROWS_AT_A_TIME {
-                finish(&mut set, &mut names).await?;
+                self.finish(&mut set, &mut writes).await?;
                 waiting = 0;
             }
         }
-        finish(&mut set, &mut names).await
+        self.finish(&mut set, &mut writes).await
+    }
+
+    /// Begins to write a page of a row to the member at a place, if there is one.
+    fn submit(
+        &self,
+        place: usize,
+        sector: u64,
+        bytes: Slice,
+        set: &mut SubmissionSet,
+        writes: &mut Vec<Write>,
+    ) {
+        if let Some((member, device)) = self.view.member(place) {
+            let at = member.data_offset + sector * SECTOR_BYTES;
+            set.push(device.write(at, bytes.clone(), false));
+            writes.push(Write { place, at, bytes });
+        }
+    }
+
+    /// Waits for writes; the first that failed is the answer. What a member has refused is written once more, but for blocks that it lists.
+    async fn finish(&self, set: &mut SubmissionSet, writes: &mut Vec<Write>) -> Result<(), AssembleError> {
+        set.wait().await;
+        let mut result = Ok(());
+        for (index, Write { place, at, bytes }) in writes.drain(..).enumerate() {
+            let Some((member, device)) = self.view.member(place) else { continue };
+            let mut written = set.take(index).result.map(|_| ());
+            if written.is_err_and(|error| error.kind == DeviceErrorKind::Media) {
+                let listed = member.bad_blocks.table();
+                written = write_but_for_listed(&**device, &listed, at, &bytes, false).await;
+            }
+            let name = || member.name.clone();
+            result = result.and(written.map_err(|error| AssembleError::Replay { name: name(), error }));
+        }
+        set.clear();
+        result
     }
 
     /// Flushes every member.
@@ -326,7 +367,7 @@ impl<'a> Replay<'a> {
         if !self.view.snapshot.is_complete() {
             return Err(self.refuse(JournalProblem::NoRoom { needed, free }));
         }
-        let (mut set, mut names) = (SubmissionSet::default(), Vec::new());
+        let (mut set, mut writes) = (SubmissionSet::default(), Vec::new());
         for &(sector, row) in loose {
             let mut pages = Vec::new();
             self.complete(sector, row, &mut pages).await?;
@@ -337,14 +378,11 @@ impl<'a> Replay<'a> {
                     Place::P(_) => Some(map.p_slot()),
                     Place::Q => map.q_slot(),
                 };
-                let places = slot.into_iter().flat_map(|slot| self.view.places(slot.index()));
-                for (member, device) in places.filter_map(|at| self.view.member(at)) {
-                    let bytes = page.bytes.clone();
-                    set.push(device.write(member.data_offset + sector * SECTOR_BYTES, bytes, false));
-                    names.push(member.name.clone());
+                for place in slot.into_iter().flat_map(|slot| self.view.places(slot.index())) {
+                    self.submit(place, sector, page.bytes.clone(), &mut set, &mut writes);
                 }
             }
-            finish(&mut set, &mut names).await?;
+            self.finish(&mut set, &mut writes).await?;
         }
         self.flush().await
     }
@@ -462,19 +500,4 @@ fn own(bytes: &[u8]) -> Slice {
     let mut buffer = shard::buffer(bytes.len());
     buffer.copy_from_slice(bytes);
     buffer.freeze()
-}
-
-/// Waits for writes; the first that failed is the answer.
-async fn finish(set: &mut SubmissionSet, names: &mut Vec<String>) -> Result<(), AssembleError> {
-    set.wait().await;
-    let mut result = Ok(());
-    for (index, name) in names.drain(..).enumerate() {
-        if let Err(error) = set.take(index).result
-            && result.is_ok()
-        {
-            result = Err(AssembleError::Replay { name, error });
-        }
-    }
-    set.clear();
-    result
 }
