@@ -17,7 +17,7 @@ const AGAIN_NS: u64 = 100_000_000;
 pub enum FenceError {
     /// Another host has them, or another process of this one.
     #[error(
-        "{name}: another host uses it, or another process of this one ({error}). Stop the array there first; if that one is gone, take the array over with --takeover: it can't write any more then"
+        "{name}: another host uses it, or another process of this one ({error}). Stop the array there first; if that one is gone, take the array over with `serve --takeover`: it can't write any more then"
     )]
     InUse {
         /// The device.
