@@ -13,7 +13,7 @@ use pinstripe_engine::{
     array::{Added, Array, CommandError},
     assembly::AssembleError,
     detail::Detail,
-    error::IoError,
+    error::{IoError, MemberError, Operation},
     geometry::Geometry,
     options::ArrayOptions,
 };
@@ -24,7 +24,7 @@ use pinstripe_md::{
     placement::{InitialSync, NewBitmap},
     superblock::Role,
 };
-use pinstripe_runtime::{DeviceErrorKind, shard};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 use pinstripe_sim::{Fault, Trigger};
 
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
@@ -490,4 +490,32 @@ fn a_member_with_too_many_corrected_reads_is_dropped_and_what_was_long_ago_count
     let array = scene.array.clone();
     scene.run(async move { array.fail(3).await }).unwrap();
     assert_eq!(detail(&scene).missing, 1);
+}
+
+#[test]
+fn a_member_that_has_failed_is_not_spared_for_having_been_worn_out_before() {
+    let mut scene = raid5(29);
+    fill(&mut scene);
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(3).await }).unwrap();
+    let id = scene.array.members()[1].0;
+    let error = |kind| MemberError {
+        slot: 1,
+        name: "disk1".to_owned(),
+        operation: Operation::Write,
+        offset: 0,
+        error: DeviceError::of(kind),
+    };
+    // Of somebody that is needed, and both before the controller has looked.
+    let array = scene.array.clone();
+    scene.run(async move { array.shared().report(id, error(DeviceErrorKind::TooManyErrors)) });
+    scene.run(async { shard::sleep(SECOND).await });
+    assert!(!scene.array.shared().has_failed());
+    let array = scene.array.clone();
+    scene.run(async move {
+        array.shared().report(id, error(DeviceErrorKind::TooManyErrors));
+        array.shared().report(id, error(DeviceErrorKind::Gone));
+    });
+    scene.run(async { shard::sleep(SECOND).await });
+    assert!(scene.array.shared().has_failed());
 }
