@@ -269,6 +269,8 @@ pinstripe_runtime::mutants! {
     OffloadPartsCrossed,
     /// In an array that has failed, parity of rows that were being written stands in for a lost member's data (C10).
     FailedRowsTrusted,
+    /// A sector that is listed as bad makes the whole chunk one that can't be read (C10).
+    ListedTakesChunk,
 }
 
 impl Mutant {
@@ -283,6 +285,7 @@ impl Mutant {
         Self::LogBeforeSync,
         Self::LargerBlocksJoin,
         Self::FailedRowsTrusted,
+        Self::ListedTakesChunk,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.

@@ -13,7 +13,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     create::create_with,
-    geometry::Geometry,
+    geometry::{Geometry, StripeId},
     mutants::{Mutant, activate},
 };
 use pinstripe_md::{
@@ -230,9 +230,24 @@ fn failed_rows(seed: u64) -> bool {
     is_right(&mut scene)
 }
 
+/// Parity is wrong beside a sector of it that was refused.
+fn listed_parity(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let (disk, at) = {
+        let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+        let (slots, offset) = (geometry.slots(StripeId(0)), geometry.member_offset(StripeId(0)));
+        (scene.disks[slots.p_slot().index()].clone(), DATA_SECTOR * 512 + offset)
+    };
+    disk.fault(&Fault::UnwritableRange(at..at + 512));
+    scene.write(0, 1, true).unwrap();
+    disk.fault(&Fault::Heal);
+    disk.poke(at + 8192, &[0x5a; 512]);
+    scene.check() > 0
+}
+
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
-    let scenes: [(Mutant, fn(u64) -> bool); 9] = [
+    let scenes: [(Mutant, fn(u64) -> bool); 10] = [
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),
@@ -242,6 +257,7 @@ fn every_defect_in_the_handling_of_failures_is_caught() {
         (Mutant::LogBeforeSync, log_before_sync),
         (Mutant::LargerBlocksJoin, larger_blocks),
         (Mutant::FailedRowsTrusted, failed_rows),
+        (Mutant::ListedTakesChunk, listed_parity),
     ];
     for (mutant, scene) in scenes {
         assert!((0..SEEDS).all(scene), "the scene of {mutant:?} fails without it");
