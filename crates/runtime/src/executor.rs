@@ -34,6 +34,12 @@ const SHARDS_MAX: usize = 1024;
 static MAILBOXES: [OnceLock<Arc<Mailbox>>; SHARDS_MAX] = [const { OnceLock::new() }; SHARDS_MAX];
 static IDS_FREE: Mutex<(Vec<u32>, u32)> = Mutex::new((Vec::new(), 0));
 
+/// A waker is a number: from the lowest bit the task, the shard's id, and the generation of its mailbox.
+const TASK_BITS: u32 = TASKS_MAX.trailing_zeros();
+const ID_BITS: u32 = SHARDS_MAX.trailing_zeros();
+const GENERATION_MASK: u64 = u64::MAX >> (TASK_BITS + ID_BITS);
+const _: () = assert!(TASKS_MAX.is_power_of_two() && SHARDS_MAX.is_power_of_two() && usize::BITS == 64);
+
 fn take_id() -> u32 {
     let mut ids = IDS_FREE.lock().unwrap_or_else(PoisonError::into_inner);
     ids.0.pop().unwrap_or_else(|| {
@@ -142,6 +148,8 @@ struct Entry {
 /// The tasks of one thread. See the module.
 pub struct Shard {
     id: u32,
+    /// As in its wakers.
+    generation: u64,
     index: usize,
     tasks: RefCell<Vec<Entry>>,
     tasks_free: RefCell<Vec<u32>>,
@@ -164,6 +172,7 @@ impl Shard {
         mailbox.reset();
         Rc::new(Self {
             id,
+            generation: mailbox.generation() & GENERATION_MASK,
             index: config.index,
             tasks: RefCell::default(),
             tasks_free: RefCell::default(),
@@ -354,7 +363,10 @@ impl Shard {
     }
 
     fn waker(&self, task: u32) -> Waker {
-        let data = std::ptr::without_provenance((self.id as usize) << 32 | task as usize);
+        let shard = self.generation << ID_BITS | u64::from(self.id);
+        #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits")]
+        let number = (shard << TASK_BITS | u64::from(task)) as usize;
+        let data = std::ptr::without_provenance(number);
         // SAFETY: the functions of the table treat the data as a number, so every rule of `RawWaker` holds trivially.
         unsafe { Waker::from_raw(RawWaker::new(data, &WAKER)) }
     }
@@ -370,16 +382,19 @@ impl Drop for Shard {
 static WAKER: RawWakerVTable = RawWakerVTable::new(|data| RawWaker::new(data, &WAKER), wake, wake, |_| ());
 
 fn wake(data: *const ()) {
-    #[expect(clippy::cast_possible_truncation, reason = "the number was put together from two of 32 bits")]
-    let (id, task) = ((data.addr() >> 32) as u32, data.addr() as u32);
+    let number = data.addr() as u64;
+    let generation = number >> (TASK_BITS + ID_BITS);
+    #[expect(clippy::cast_possible_truncation, reason = "fewer bits by the masks")]
+    let (id, task) = ((number >> TASK_BITS) as u32 % SHARDS_MAX as u32, number as u32 % TASKS_MAX as u32);
     let local = shard::try_with_current(|shard| {
-        if shard.id == id {
+        if shard.id == id && shard.generation == generation {
             shard.make_ready(task);
         }
         shard.id == id
     });
     if local != Some(true)
         && let Some(mailbox) = MAILBOXES[id as usize].get()
+        && mailbox.generation() & GENERATION_MASK == generation
     {
         mailbox.wake(task);
     }
@@ -495,6 +510,27 @@ mod tests {
             stale.push(shard.handle());
         }
         assert_eq!(*ran.lock().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_waker_of_a_dead_shard_wakes_nobody_of_its_successor() {
+        let mut stale = Vec::new();
+        for _ in 0..64 {
+            let shard = shard();
+            let _entered = shard.enter();
+            shard.spawn(std::future::pending());
+            assert!(shard.poll_ready(0));
+            stale.iter().for_each(Waker::wake_by_ref);
+            std::thread::scope(|scope| scope.spawn(|| stale.iter().for_each(Waker::wake_by_ref)).join())
+                .unwrap();
+            shard.deliver_mail();
+            assert_eq!(shard.ready_count(), 0);
+            let own = shard.waker(0);
+            std::thread::scope(|scope| scope.spawn(|| own.wake_by_ref()).join()).unwrap();
+            stale.push(own);
+            shard.deliver_mail();
+            assert_eq!(shard.ready_count(), 1, "its own does");
+        }
     }
 
     #[test]

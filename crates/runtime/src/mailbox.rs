@@ -22,7 +22,9 @@ pub type Message = Box<dyn FnOnce() + Send>;
 pub struct Mailbox {
     wakes: Box<[AtomicU64]>,
     summaries: [AtomicU64; SUMMARIES],
-    inbox: Mutex<Inbox>,
+    inbox: Mutex<VecDeque<Message>>,
+    /// Which of the shards that use this mailbox in turn is its owner now. Changed under the lock of the messages.
+    generation: AtomicU64,
     has_messages: AtomicBool,
     asleep: AtomicBool,
     kick: Mutex<Option<Kick>>,
@@ -31,19 +33,13 @@ pub struct Mailbox {
 /// Wakes the thread of a shard when it is blocked in the kernel.
 type Kick = Box<dyn Fn() + Send + Sync>;
 
-#[derive(Default)]
-struct Inbox {
-    messages: VecDeque<Message>,
-    /// Which of the shards that used this mailbox in turn is its owner now.
-    generation: u64,
-}
-
 impl Default for Mailbox {
     fn default() -> Self {
         Self {
             wakes: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
             summaries: std::array::from_fn(|_| AtomicU64::new(0)),
             inbox: Mutex::default(),
+            generation: AtomicU64::new(0),
             has_messages: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             kick: Mutex::default(),
@@ -82,19 +78,19 @@ impl Mailbox {
     fn post(&self, generation: Option<u64>, message: Message) -> Result<(), Message> {
         {
             let mut inbox = lock(&self.inbox);
-            if generation.is_some_and(|generation| generation != inbox.generation) {
+            if generation.is_some_and(|generation| generation != self.generation()) {
                 return Err(message);
             }
-            inbox.messages.push_back(message);
+            inbox.push_back(message);
             self.has_messages.store(true, Ordering::SeqCst);
         }
         self.rouse();
         Ok(())
     }
 
-    /// Names the shard that owns the mailbox now, for [`Mailbox::send_to`].
+    /// Names the shard that owns the mailbox now, for [`Mailbox::send_to`] and for wakers.
     pub fn generation(&self) -> u64 {
-        lock(&self.inbox).generation
+        self.generation.load(Ordering::SeqCst)
     }
 
     fn rouse(&self) {
@@ -153,24 +149,24 @@ impl Mailbox {
             return None;
         }
         let mut inbox = lock(&self.inbox);
-        let message = inbox.messages.pop_front();
-        if inbox.messages.is_empty() {
+        let message = inbox.pop_front();
+        if inbox.is_empty() {
             self.has_messages.store(false, Ordering::SeqCst);
         }
         message
     }
 
-    /// Empties it, for reuse by another shard. What other threads still hold reaches the next owner as a spurious
-    /// wake at worst.
+    /// Empties it, for reuse by another shard. Wakers of the one before know that they are not its: but for one that is just
+    /// being used, which reaches the next owner as a spurious wake.
     pub(crate) fn reset(&self) {
         drop(lock(&self.kick).take());
-        self.take_wakes(|_| ());
         let left = {
             let mut inbox = lock(&self.inbox);
-            inbox.generation += 1;
+            self.generation.fetch_add(1, Ordering::SeqCst);
             self.has_messages.store(false, Ordering::SeqCst);
-            std::mem::take(&mut inbox.messages)
+            std::mem::take(&mut *inbox)
         };
+        self.take_wakes(|_| ());
         self.wake_up();
         drop(left);
     }
