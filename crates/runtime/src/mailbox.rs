@@ -1,7 +1,8 @@
 //! What reaches a shard from others: wakes and messages.
 //!
 //! A wake is one bit per task, so it never allocates, never overflows, and many wakes of one task are one. A summary
-//! word per 64 words says where bits are. The shard sets `asleep` before it blocks and looks once more; a sender that
+//! word per 64 words says where bits are, and one word in which summaries: a wake sets its bits in this order, and who takes them clears
+//! the upper ones first. The shard sets `asleep` before it blocks and looks once more; a sender that
 //! finds `asleep` set clears it and kicks the driver. Both sides use sequentially consistent operations, so one of
 //! them sees the other and no wake is lost (model-checked in `tests/shuttle.rs`).
 
@@ -14,6 +15,7 @@ use crate::atomics::{AtomicBool, AtomicU64, Mutex, Ordering};
 pub const TASKS_MAX: usize = 1 << 18;
 const WORDS: usize = TASKS_MAX / 64;
 const SUMMARIES: usize = WORDS / 64;
+const _: () = assert!(SUMMARIES <= 64);
 
 /// Code that another shard wants to have run.
 pub type Message = Box<dyn FnOnce() + Send>;
@@ -22,6 +24,8 @@ pub type Message = Box<dyn FnOnce() + Send>;
 pub struct Mailbox {
     wakes: Box<[AtomicU64]>,
     summaries: [AtomicU64; SUMMARIES],
+    /// A bit for each summary.
+    top: AtomicU64,
     inbox: Mutex<VecDeque<Message>>,
     /// Which of the shards that use this mailbox in turn is its owner now. Changed under the lock of the messages.
     generation: AtomicU64,
@@ -38,6 +42,7 @@ impl Default for Mailbox {
         Self {
             wakes: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
             summaries: std::array::from_fn(|_| AtomicU64::new(0)),
+            top: AtomicU64::new(0),
             inbox: Mutex::default(),
             generation: AtomicU64::new(0),
             has_messages: AtomicBool::new(false),
@@ -59,6 +64,7 @@ impl Mailbox {
         let (word, bit) = (index as usize / 64, index % 64);
         if self.wakes[word].fetch_or(1 << bit, Ordering::SeqCst) >> bit & 1 == 0 {
             self.summaries[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
+            self.top.fetch_or(1 << (word / 64), Ordering::SeqCst);
             self.rouse();
         }
     }
@@ -104,8 +110,7 @@ impl Mailbox {
 
     /// Whether anything waits.
     pub fn has_mail(&self) -> bool {
-        self.has_messages.load(Ordering::SeqCst)
-            || self.summaries.iter().any(|s| s.load(Ordering::SeqCst) != 0)
+        self.has_messages.load(Ordering::SeqCst) || self.top.load(Ordering::SeqCst) != 0
     }
 
     /// Announces that the shard is about to block. It must not if this returns false: mail has come.
@@ -125,11 +130,14 @@ impl Mailbox {
 
     /// Takes every wake, in ascending order of tasks.
     pub fn take_wakes(&self, mut each: impl FnMut(u32)) {
-        for (s, summary) in self.summaries.iter().enumerate() {
-            if summary.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut words = summary.swap(0, Ordering::SeqCst);
+        if self.top.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut summaries = self.top.swap(0, Ordering::SeqCst);
+        while summaries != 0 {
+            let s = summaries.trailing_zeros() as usize;
+            summaries &= summaries - 1;
+            let mut words = self.summaries[s].swap(0, Ordering::SeqCst);
             while words != 0 {
                 let word = s * 64 + words.trailing_zeros() as usize;
                 words &= words - 1;
