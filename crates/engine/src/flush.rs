@@ -92,6 +92,12 @@ impl VolumeInner {
         failed
     }
 
+    /// The same, and reports those that failed. Who they are.
+    pub(crate) async fn flush_or_report(&self, view: &View) -> Vec<MemberId> {
+        let failed = self.flush_members(view).await.into_iter();
+        failed.filter_map(|(place, error)| self.report(view, place, Operation::Flush, 0, error)).collect()
+    }
+
     /// Whether every member can make ranges read back zero (C6).
     pub(crate) fn can_zero(&self) -> bool {
         let view = self.view();
@@ -141,9 +147,7 @@ impl VolumeInner {
         }
         let (unsupported, mut dropped, listings) = self.zero_members(&view, stripe).await;
         if !log.is_none() {
-            for (slot, error) in self.flush_members(&view).await {
-                dropped.extend(self.report(&view, slot, Operation::Flush, 0, error));
-            }
+            dropped.extend(self.flush_or_report(&view).await);
         }
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));

@@ -7,7 +7,6 @@ use pinstripe_runtime::shard;
 
 use crate::{
     array::Home,
-    error::Operation,
     intent::IntentTable,
     mutants::{Mutant, active},
     shared::Failure,
@@ -101,15 +100,7 @@ impl Home {
             return;
         }
         let view = self.volume.inner.view();
-        let failed = if active(Mutant::SweepWithoutFlush) {
-            Vec::new()
-        } else {
-            self.volume.inner.flush_members(&view).await
-        };
-        if !failed.is_empty() {
-            for (slot, error) in failed {
-                self.volume.inner.report(&view, slot, Operation::Flush, 0, error);
-            }
+        if !active(Mutant::SweepWithoutFlush) && !self.volume.inner.flush_or_report(&view).await.is_empty() {
             return;
         }
         candidates.retain(|&region| intent.try_clear(region));

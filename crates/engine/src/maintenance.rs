@@ -603,8 +603,11 @@ impl VolumeInner {
     ) -> Result<Findings, IoError> {
         let geometry = self.parity_geometry();
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
-        let block = geometry.logical_block();
-        if walk.target.is_some() || view.uniform(base, (0, chunk), block) == chunk {
+        let end_of = |from, to| match walk.target {
+            Some(_) => to,
+            None => view.uniform(base, (from, to), geometry.logical_block()),
+        };
+        if end_of(0, chunk) == chunk {
             let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
             let Err(IoError::Unreadable { .. }) = whole else { return whole };
         }
@@ -612,8 +615,7 @@ impl VolumeInner {
         let (mut findings, mut result) = (Findings::default(), Ok(()));
         let mut from = 0;
         while from < chunk {
-            let row_end = (from / ROW_BYTES + 1) * ROW_BYTES;
-            let to = if walk.target.is_some() { row_end } else { view.uniform(base, (from, row_end), block) };
+            let to = end_of(from, (from / ROW_BYTES + 1) * ROW_BYTES);
             match self.sync_rows(view, walk, stripe, (from, to), row).await {
                 Ok(more) => findings.add(more),
                 Err(error @ IoError::Unreadable { .. }) => result = Err(error),

@@ -203,7 +203,7 @@ impl VolumeInner {
             Some(self.claim_alone(piece.stripe).await)
         };
         let view = self.view();
-        if repair.is_none() && self.may_reduce(&view) && !self.is_partly_there(&view, piece, repair) {
+        if repair.is_none() && self.may_reduce(&view) && !self.is_partly_there(&view, piece, false) {
             let (is_read, back) = Box::pin(self.read_reduced(&view, piece, buffer)).await;
             if is_read {
                 return (Ok(()), back);
@@ -217,7 +217,7 @@ impl VolumeInner {
         let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
         let (view, by_rows, result) = loop {
             let view = self.view();
-            let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair), Ok(()));
+            let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair.is_some()), Ok(()));
             if !by_rows {
                 result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
                 by_rows = matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES;
@@ -248,9 +248,9 @@ impl VolumeInner {
         (result, buffer)
     }
 
-    /// Whether the member of a piece that could not be read whole has a part of it: only the rest is to be made from the others then,
-    /// which may be wrong where nobody looked yet.
-    pub(crate) fn is_partly_there(&self, view: &View, piece: &Piece, repair: Option<usize>) -> bool {
+    /// Whether the member of a piece, which lists it as bad or has just refused it, may have a part of it: only the rest is to be
+    /// made from the others then, which may be wrong where nobody looked yet.
+    pub(crate) fn is_partly_there(&self, view: &View, piece: &Piece, is_refused: bool) -> bool {
         let geometry = self.parity_geometry();
         let (from, end) = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let base = geometry.member_offset(piece.stripe);
@@ -259,7 +259,7 @@ impl VolumeInner {
         let several = || (from / ROW_BYTES + 1) * ROW_BYTES < end;
         let cut = || view.uniform(base, (from, end), geometry.logical_block()) < end;
         !view.snapshot.missing.contains(slot)
-            && (repair.is_some() || is_listed)
+            && (is_refused || is_listed)
             && (several() || cut())
             && !active(Mutant::HealsWholeChunk)
     }

@@ -205,9 +205,7 @@ impl Home {
         };
         let view = self.volume.inner.view();
         if !unflushed {
-            for (place, error) in self.volume.inner.flush_members(&view).await {
-                self.volume.inner.report(&view, place, Operation::Flush, 0, error);
-            }
+            self.volume.inner.flush_or_report(&view).await;
             if self.shared().has_failures() {
                 self.drop_failed().await;
             }

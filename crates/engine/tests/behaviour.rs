@@ -10,11 +10,7 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, client, clients, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    assembly::AssembleError,
-    error::IoError,
-    geometry::{Geometry, StripeId},
-    options::ArrayOptions,
-    shared::Shared,
+    assembly::AssembleError, error::IoError, geometry::StripeId, options::ArrayOptions, shared::Shared,
     statistics::Statistics,
 };
 use pinstripe_md::{
@@ -40,7 +36,7 @@ fn statistics(shared: &Shared) -> Statistics {
 
 /// The disk with an array sector's data, and where on it.
 fn place(scene: &Scene, sector: u64) -> (usize, Range<u64>) {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let geometry = scene.geometry();
     let piece = geometry.pieces(sector * 512, 512).unwrap().next().unwrap();
     let at = DATA + geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
     (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)
@@ -344,7 +340,7 @@ fn an_unclean_start_resyncs_just_the_dirty_regions() {
     // Let the lazy bits go, so that only the coming write is marked.
     let array = scene.array.clone();
     scene.world.run_until(STEPS, |_| array.detail().bitmap.unwrap().bits_set == 0).unwrap();
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let geometry = scene.geometry();
     let sector = geometry.array_offset(StripeId(3 * REGION / (16 << 10)), 0) / 512;
     scene.write(sector, 8, true).unwrap();
     assert_eq!(scene.bitmap(2).unwrap().set_bits().collect::<Vec<_>>(), [3]);
@@ -370,7 +366,7 @@ fn an_unclean_start_without_a_bitmap_resyncs_everything() {
     scene.reassemble();
     let array = scene.array.clone();
     scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let geometry = scene.geometry();
     let everything = geometry.member_bytes() * 4;
     assert_eq!(statistics(scene.array.shared()).member_read_bytes, everything);
     assert_eq!(scene.check(), 0);

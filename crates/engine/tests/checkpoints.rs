@@ -9,11 +9,7 @@ use arrays::{
     STEPS, options,
     scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
 };
-use pinstripe_engine::{
-    geometry::{Geometry, ParityGeometry, StripeId},
-    maintenance::SyncSpeed,
-    options::ArrayOptions,
-};
+use pinstripe_engine::{geometry::StripeId, maintenance::SyncSpeed, options::ArrayOptions};
 use pinstripe_md::{
     level::Level,
     placement::{InitialSync, NewBitmap},
@@ -27,11 +23,6 @@ const CHUNK: u64 = 16 << 10;
 const SECOND: u64 = 1_000_000_000;
 /// Of each member.
 const CHUNKS: u64 = (2048 - DATA_SECTOR) * 512 / CHUNK;
-
-fn geometry(scene: &Scene) -> ParityGeometry {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
-    *geometry
-}
 
 /// An array at whose members maintenance goes at one stripe a second.
 fn slow(seed: u64, initial: InitialSync) -> Scene {
@@ -53,7 +44,7 @@ fn sleep(scene: &mut Scene, seconds: u64) {
 
 /// Parity that nobody has computed yet.
 fn spoil_parity(scene: &Scene) {
-    let geometry = geometry(scene);
+    let geometry = scene.geometry();
     for stripe in (0..geometry.stripes()).map(StripeId) {
         let disk = geometry.slots(stripe).p_slot().index();
         scene.disks[disk].poke(DATA_SECTOR * 512 + geometry.member_offset(stripe), &[0x5a; 512]);

@@ -13,7 +13,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     create::create_with,
-    geometry::{Geometry, StripeId},
+    geometry::StripeId,
     mutants::{Mutant, activate},
 };
 use pinstripe_md::{
@@ -80,7 +80,7 @@ fn is_right_after_crash(scene: &mut Scene) -> bool {
 }
 
 fn place(scene: &Scene, sector: u64) -> (usize, std::ops::Range<u64>) {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let geometry = scene.geometry();
     let piece = geometry.pieces(sector * 512, 512).unwrap().next().unwrap();
     let at = DATA_SECTOR * 512 + geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
     (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)
@@ -234,7 +234,7 @@ fn failed_rows(seed: u64) -> bool {
 fn listed_parity(seed: u64) -> bool {
     let mut scene = raid5(seed);
     let (disk, at) = {
-        let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+        let geometry = scene.geometry();
         let (slots, offset) = (geometry.slots(StripeId(0)), geometry.member_offset(StripeId(0)));
         (scene.disks[slots.p_slot().index()].clone(), DATA_SECTOR * 512 + offset)
     };
@@ -247,7 +247,8 @@ fn listed_parity(seed: u64) -> bool {
 
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
-    let scenes: [(Mutant, fn(u64) -> bool); 10] = [
+    type Holds = fn(u64) -> bool;
+    let scenes: [(Mutant, Holds); 10] = [
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),

@@ -14,7 +14,6 @@ use pinstripe_engine::{
     assembly::AssembleError,
     detail::Detail,
     error::{IoError, MemberError, Operation},
-    geometry::Geometry,
     options::ArrayOptions,
 };
 use pinstripe_md::{
@@ -308,7 +307,7 @@ fn shards_agree_that_a_member_is_given_up() {
 
 /// Where an array sector's data lies: the disk, and the bytes there.
 fn place(scene: &Scene, sector: u64) -> (usize, std::ops::Range<u64>) {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
+    let geometry = scene.geometry();
     let piece = geometry.pieces(sector * 512, 512).unwrap().next().unwrap();
     let at = DATA_SECTOR * 512 + geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
     (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)

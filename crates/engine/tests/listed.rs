@@ -12,7 +12,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     error::IoError,
-    geometry::{Geometry, MemberSlot, ParityGeometry, StripeId, StripeMap},
+    geometry::{MemberSlot, StripeId, StripeMap},
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
 };
 use pinstripe_md::{
@@ -56,13 +56,8 @@ fn fill(scene: &mut Scene) {
     scene.flush().unwrap();
 }
 
-fn geometry(scene: &Scene) -> ParityGeometry {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
-    *geometry
-}
-
 fn map(scene: &Scene) -> StripeMap {
-    geometry(scene).slots(StripeId(STRIPE))
+    scene.geometry().slots(StripeId(STRIPE))
 }
 
 /// The array's sector of a column's sector.
@@ -72,7 +67,7 @@ fn sector(column: u64, at: u64) -> u64 {
 
 /// The bytes of a disk that are sectors of its chunk.
 fn bytes(scene: &Scene, sectors: Range<u64>) -> Range<u64> {
-    let chunk = DATA_SECTOR * 512 + geometry(scene).member_offset(StripeId(STRIPE));
+    let chunk = DATA_SECTOR * 512 + scene.geometry().member_offset(StripeId(STRIPE));
     chunk + sectors.start * 512..chunk + sectors.end * 512
 }
 

@@ -11,7 +11,7 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    geometry::{Geometry, MemberSlot, ParityGeometry, StripeId},
+    geometry::{MemberSlot, StripeId},
     maintenance::{ScrubAction, ScrubRequest},
     options::ArrayOptions,
 };
@@ -32,15 +32,10 @@ fn crash(scene: &mut Scene, disks: &[usize]) {
     scene.array = assemble(&mut scene.world, sources, scene.options.clone()).unwrap();
 }
 
-fn geometry(scene: &Scene) -> ParityGeometry {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("it has parity") };
-    *geometry
-}
-
 /// Where a stripe's chunk begins on a disk.
 fn place(scene: &Scene, slot: MemberSlot, stripe: StripeId) -> u64 {
     let data = superblock_on(&scene.disks[slot.index()]).member.data_offset.0 * 512;
-    data + geometry(scene).member_offset(stripe)
+    data + scene.geometry().member_offset(stripe)
 }
 
 /// A RAID5 of four members with a journal of so many blocks on the last disk.
@@ -122,7 +117,7 @@ fn forced_without_its_journal_an_array_makes_nothing_of_torn_rows() {
         scene.write(at, 96, false).unwrap();
     }
     scene.stop();
-    let map = geometry(&scene).slots(StripeId(0));
+    let map = scene.geometry().slots(StripeId(0));
     let [written, unwritten] = [0, 1].map(|column| map.data_slot(column));
     scene.disks[written.index()].poke(place(&scene, written, StripeId(0)), &[0xee; 4096]);
     let latent = place(&scene, unwritten, StripeId(0));
@@ -213,7 +208,7 @@ fn a_log_does_not_bring_back_the_parity_that_was_put_right() {
         scene.write(stripe * stripe_sectors, stripe_sectors, false).unwrap();
     }
     scene.stop();
-    let p = geometry(&scene).slots(STRIPE).p_slot();
+    let p = scene.geometry().slots(STRIPE).p_slot();
     scene.disks[p.index()].poke(place(&scene, p, STRIPE), &[0x5a; 512]);
     scene.reassemble();
     scene.write(stripe_sectors, 8, false).unwrap();

@@ -12,7 +12,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     events::EventKind,
-    geometry::{Geometry, ParityGeometry, StripeId},
+    geometry::StripeId,
     maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncAction, SyncError, SyncSpeed},
     options::ArrayOptions,
 };
@@ -42,11 +42,6 @@ fn punctual(seed: u64, wish: &pinstripe_md::placement::NewArray, options: ArrayO
     let schedule = Schedule { ticks: 0, pauses: 0, ..drawn };
     let world = World::new(WorldConfig { schedule: Some(schedule), ..WorldConfig::new(seed, 1) });
     Scene::in_world(world, wish, options)
-}
-
-fn geometry(scene: &Scene) -> ParityGeometry {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("parity") };
-    *geometry
 }
 
 fn write_all(scene: &mut Scene) {
@@ -82,7 +77,7 @@ fn a_repair_makes_parity_from_data_and_a_check_leaves_it() {
         let mut scene = scene(1, level, members);
         write_all(&mut scene);
         let stripe = StripeId(3);
-        let (map, at) = (geometry(&scene).slots(stripe), geometry(&scene).member_offset(stripe));
+        let (map, at) = (scene.geometry().slots(stripe), scene.geometry().member_offset(stripe));
         let before = contents(&scene);
         damage(&scene, map.p_slot().index(), at + 5120, 300);
         damage(&scene, map.data_slot(0).index(), at + 12288, 1);
@@ -107,15 +102,15 @@ fn a_range_is_done_in_whole_chunks_and_nothing_else_is_read() {
     write_all(&mut scene);
     let sectors_of_chunk = CHUNK / 512;
     for stripe in [2, 3, 4, 5] {
-        let map = geometry(&scene).slots(StripeId(stripe));
+        let map = scene.geometry().slots(StripeId(stripe));
         damage(&scene, map.p_slot().index(), stripe * CHUNK, 9);
     }
     let request = |from, to| ScrubRequest { action: ScrubAction::Check, from, to };
     let report = scrub(&mut scene, request(3 * sectors_of_chunk + 1, Some(4 * sectors_of_chunk + 1)));
     assert_eq!((report.stripes, report.mismatched_sectors), (2, 16));
     let report = scrub(&mut scene, request(5 * sectors_of_chunk, None));
-    assert_eq!((report.stripes, report.mismatched_sectors), (geometry(&scene).stripes() - 5, 8));
-    let sectors = geometry(&scene).member_bytes() / 512;
+    assert_eq!((report.stripes, report.mismatched_sectors), (scene.geometry().stripes() - 5, 8));
+    let sectors = scene.geometry().member_bytes() / 512;
     for (from, to) in [(4, Some(4)), (8, Some(4)), (0, Some(sectors + 1)), (sectors, None)] {
         let array = scene.array.clone();
         let refused = scene.run(async move { array.scrub(request(from, to)).await });
@@ -134,7 +129,7 @@ fn locate_puts_right_the_one_chunk_that_is_wrong_wherever_it_is() {
         let mut scene = Scene::new(3, wish, 1);
         write_all(&mut scene);
         let before = contents(&scene);
-        let stripes = geometry(&scene).stripes();
+        let stripes = scene.geometry().stripes();
         let mut sectors = 0;
         for stripe in 0..stripes {
             let disk = (stripe % 5) as usize;
@@ -159,7 +154,7 @@ fn locate_leaves_what_no_single_chunk_explains() {
     let mut scene = scene(4, Level::Raid6, 5);
     write_all(&mut scene);
     for stripe in [1, 2, 3] {
-        let map = geometry(&scene).slots(StripeId(stripe));
+        let map = scene.geometry().slots(StripeId(stripe));
         let (a, b) = match stripe {
             1 => (map.data_slot(0), map.data_slot(1)),
             2 => (map.data_slot(2), map.p_slot()),
@@ -179,7 +174,7 @@ fn locate_leaves_what_no_single_chunk_explains() {
 fn locate_judges_no_row_of_which_a_chunk_was_made_from_the_others() {
     let mut scene = scene(5, Level::Raid6, 5);
     write_all(&mut scene);
-    let map = geometry(&scene).slots(StripeId(2));
+    let map = scene.geometry().slots(StripeId(2));
     let at = 2 * CHUNK;
     damage(&scene, map.data_slot(0).index(), at, 64);
     let unreadable = map.data_slot(1).index();
@@ -215,7 +210,7 @@ fn locate_is_refused_where_there_is_one_parity_and_repair_where_nothing_may_chan
 fn a_read_error_is_corrected_in_its_row_only() {
     let mut scene = scene(7, Level::Raid6, 5);
     write_all(&mut scene);
-    let map = geometry(&scene).slots(StripeId(4));
+    let map = scene.geometry().slots(StripeId(4));
     let (reader, liar) = (map.data_slot(0).index(), map.data_slot(1).index());
     let before = contents(&scene);
     scene.disks[reader].fault(&Fault::UnreadableRange(DATA + 4 * CHUNK..DATA + 4 * CHUNK + 512));
@@ -236,7 +231,7 @@ fn a_rebuild_that_meets_a_read_error_corrects_it() {
     scene.run(async move { array.fail(1).await }).unwrap();
     for stripe in [3, 7, 12, 20] {
         // A chunk that the rebuild reads: of data, and not the one that it makes.
-        let map = geometry(&scene).slots(StripeId(stripe));
+        let map = scene.geometry().slots(StripeId(stripe));
         let disk = (0..3).map(|column| map.data_slot(column).index()).find(|slot| *slot != 1).unwrap();
         scene.disks[disk].fault(&Fault::UnreadableRange(DATA + stripe * CHUNK..DATA + stripe * CHUNK + 1024));
     }
@@ -259,7 +254,7 @@ fn what_is_written_after_a_repair_matches_the_parity_that_it_made() {
     write_all(&mut scene);
     // The rows' parity is in the cache from here on.
     scene.write(0, 8, false).unwrap();
-    let geometry = geometry(&scene);
+    let geometry = scene.geometry();
     let map = geometry.slots(StripeId(0));
     damage(&scene, map.data_slot(1).index(), 0, 200);
     assert_eq!(scrub(&mut scene, whole(ScrubAction::Repair)).mismatched_sectors, 8);
@@ -315,7 +310,7 @@ fn slow(min_kib: u64, max_kib: u64) -> ArrayOptions {
 fn a_check_is_paused_goes_on_where_it_was_and_is_stopped() {
     let mut scene = scene_with(10, Level::Raid5, 4, slow(1, 160));
     write_all(&mut scene);
-    damage(&scene, geometry(&scene).slots(StripeId(0)).p_slot().index(), 0, 1);
+    damage(&scene, scene.geometry().slots(StripeId(0)).p_slot().index(), 0, 1);
     let result = start_scrub(&mut scene, ScrubAction::Check);
     pass(&mut scene, SECOND);
     let before = done(&scene);
@@ -327,7 +322,7 @@ fn a_check_is_paused_goes_on_where_it_was_and_is_stopped() {
     scene.write(0, 64, false).unwrap();
     scene.array.pause_sync(false);
     pass(&mut scene, SECOND);
-    assert!(done(&scene) >= paused.done + 5 && done(&scene) < geometry(&scene).stripes());
+    assert!(done(&scene) >= paused.done + 5 && done(&scene) < scene.geometry().stripes());
     scene.array.stop_scrubs().unwrap();
     scene.world.run_until(STEPS, |_| result.borrow().is_some()).unwrap();
     let report = result.take().unwrap().unwrap();
@@ -369,7 +364,7 @@ fn a_rebuild_records_every_ten_seconds_how_far_it_is_however_slow_it_is() {
     let mut scene = scene_with(13, Level::Raid5, 4, slow(1, 16));
     write_all(&mut scene);
     let spare = scene.fail_and_add(2);
-    let stripes = geometry(&scene).stripes();
+    let stripes = scene.geometry().stripes();
     assert!(stripes > 35 && stripes < options().leg_stripes, "{stripes}");
     for second in 0..35 {
         pass(&mut scene, SECOND);
@@ -388,9 +383,9 @@ fn a_rebuild_records_every_ten_seconds_how_far_it_is_however_slow_it_is() {
 fn a_check_makes_room_for_a_recovery_and_then_goes_on() {
     let mut scene = scene_with(12, Level::Raid6, 5, slow(1, 1600));
     write_all(&mut scene);
-    let stripes = geometry(&scene).stripes();
+    let stripes = scene.geometry().stripes();
     for stripe in 0..stripes {
-        damage(&scene, geometry(&scene).slots(StripeId(stripe)).p_slot().index(), stripe * CHUNK, 3);
+        damage(&scene, scene.geometry().slots(StripeId(stripe)).p_slot().index(), stripe * CHUNK, 3);
     }
     let result = start_scrub(&mut scene, ScrubAction::Repair);
     pass(&mut scene, SECOND / 10);
@@ -471,7 +466,7 @@ fn maintenance_yields_to_users_but_not_below_its_lower_limit() {
 fn events_tell_what_happened_in_order_and_a_reader_waits_for_the_next() {
     let mut scene = scene(15, Level::Raid5, 4);
     write_all(&mut scene);
-    damage(&scene, geometry(&scene).slots(StripeId(0)).p_slot().index(), 0, 1);
+    damage(&scene, scene.geometry().slots(StripeId(0)).p_slot().index(), 0, 1);
     assert_eq!(scene.check(), 8);
     let (array, seen) = (scene.array.clone(), Rc::new(RefCell::new(0)));
     let last = scene.array.events(0).last().unwrap().number;

@@ -10,9 +10,7 @@ use arrays::{
     STEPS, assemble, options,
     scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
-use pinstripe_engine::{
-    assembly::AssembleError, consistency::Policy, geometry::Geometry, options::ArrayOptions,
-};
+use pinstripe_engine::{assembly::AssembleError, consistency::Policy, options::ArrayOptions};
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
@@ -155,7 +153,7 @@ fn losses(rng: &mut Rng, kind: Kind, scene: &Scene) -> Vec<usize> {
 
 /// C19: what was being written to a lost member may be anything.
 fn doubt(scene: &Scene, in_flight: impl IntoIterator<Item = u64>, lost: &[usize]) {
-    let Geometry::Parity(geometry) = &scene.array.shared().geometry else { panic!("it has parity") };
+    let geometry = scene.geometry();
     for sector in in_flight {
         let (stripe, within) = geometry.locate(sector * 512);
         let slot = geometry.slots(stripe).data_slot(geometry.column_of(within).0).index();

@@ -557,12 +557,8 @@ impl Home {
                 self.keep_bad_blocks().await;
             } else {
                 let view = self.volume.inner.view();
-                let failed = self.volume.inner.flush_members(&view).await;
-                if failed.is_empty() {
+                if self.volume.inner.flush_or_report(&view).await.is_empty() {
                     break;
-                }
-                for (place, error) in failed {
-                    self.volume.inner.report(&view, place, Operation::Flush, 0, error);
                 }
             }
         }

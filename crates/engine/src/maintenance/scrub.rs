@@ -25,7 +25,7 @@ use crate::{
     array::{Array, CommandError, Home},
     consistency::Logged,
     decode::encode,
-    error::{IoError, Operation},
+    error::IoError,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
     mutants::{Mutant, active},
     parity_cache::ROW_BYTES,
@@ -36,7 +36,6 @@ use crate::{
 
 /// Bytes of a sector, in which corrections are judged and reported.
 const SECTOR: usize = 512;
-/// Sectors of a row, which MD counts mismatches in.
 /// Scrubs that may wait at a time.
 const SCRUBS_MAX: usize = 16;
 /// Places of corrections that a report names; all are counted.
@@ -513,11 +512,7 @@ impl VolumeInner {
     }
 
     async fn flush_corrected(&self, view: &View) -> Result<(), IoError> {
-        let failed = self.flush_members(view).await;
-        for (place, error) in &failed {
-            self.report(view, *place, Operation::Flush, 0, *error);
-        }
-        if failed.is_empty() { Ok(()) } else { Err(IoError::Stopping) }
+        if self.flush_or_report(view).await.is_empty() { Ok(()) } else { Err(IoError::Stopping) }
     }
 }
 

@@ -195,7 +195,7 @@ impl VolumeInner {
             return Set64::EMPTY;
         };
         let range = pieces[lost];
-        if range.length > attached.range_bytes || self.is_partly_there(&view, &range, None) {
+        if range.length > attached.range_bytes || self.is_partly_there(&view, &range, false) {
             return Set64::EMPTY;
         }
         let mut around = Around::cut(&range, lost, pieces, std::mem::take(parts));

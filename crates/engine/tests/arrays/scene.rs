@@ -6,6 +6,7 @@ use pinstripe_engine::{
     array::Array,
     create::{CreateError, create_placed},
     error::IoError,
+    geometry::{Geometry, ParityGeometry},
     options::ArrayOptions,
     volume::Volume,
 };
@@ -94,6 +95,11 @@ impl Scene {
 
     pub fn run<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> T {
         self.world.block_on(0, "test", STEPS, future).unwrap()
+    }
+
+    pub fn geometry(&self) -> ParityGeometry {
+        let Geometry::Parity(geometry) = &self.array.shared().geometry else { panic!("no parity") };
+        *geometry
     }
 
     pub fn volume(&self) -> Volume {

@@ -11,7 +11,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 use super::{Journal, write_superblock};
 use crate::{
     array::Home,
-    error::{IoError, Operation},
+    error::IoError,
     mutants::{Mutant, active},
 };
 
@@ -45,11 +45,7 @@ impl Home {
         if active(Mutant::TailBeforeFlush) {
             return self.move_tail(journal, from).await;
         }
-        let failed = self.volume.inner.flush_members(&view).await;
-        if !failed.is_empty() {
-            for (slot, error) in failed {
-                self.volume.inner.report(&view, slot, Operation::Flush, 0, error);
-            }
+        if !self.volume.inner.flush_or_report(&view).await.is_empty() {
             return Err(IoError::Failed);
         }
         self.move_tail(journal, from).await
