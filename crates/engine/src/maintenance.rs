@@ -578,6 +578,10 @@ impl VolumeInner {
         } else {
             Some(self.claim_alone(stripe).await)
         };
+        if walk.scrub.is_some() && walk.correction != Correction::Nothing {
+            // What is written anew would else be newer in the journal.
+            self.write_out_claimed(stripe).await?;
+        }
         loop {
             let view = self.view();
             if view.snapshot.membership != walk.membership {

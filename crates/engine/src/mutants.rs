@@ -159,6 +159,8 @@ pinstripe_runtime::mutants! {
     CacheNotRead,
     /// The log is given up although it has pages that the members lack (C4).
     TailPassesCached,
+    /// A repair says nothing to the journal, which brings the wrong parity back.
+    RepairPastJournal,
     /// Data and parity are written before the log is durable.
     LogAfterData,
     /// A log on the members is taken up while parity doesn't match everywhere yet (C17).
@@ -296,6 +298,7 @@ impl Mutant {
         Self::ReplayStopsEarly,
         Self::JournalChecksumIgnored,
         Self::JournalLossIgnored,
+        Self::RepairPastJournal,
         Self::AcknowledgedFromMemory,
         Self::CachedLeftBehind,
         Self::CacheNotRead,

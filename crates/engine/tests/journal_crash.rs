@@ -16,7 +16,10 @@ use pinstripe_engine::{
     create::CreateError,
     detail::Detail,
     error::IoError,
+    geometry::StripeId,
+    maintenance::{ScrubAction, ScrubRequest},
     options::ArrayOptions,
+    plan::WritePolicy,
 };
 use pinstripe_md::{
     identity::Uuid,
@@ -735,6 +738,52 @@ fn what_is_cached_when_the_journal_is_lost_is_written_out() {
     }
 }
 
+/// P is wrong, a write of its row goes on from it and is in the journal, and then it is put right. What a check finds after a crash.
+fn wrong_after_a_repair(seed: u64, level: Level, action: ScrubAction, mode: JournalMode) -> u64 {
+    const STRIPE: StripeId = StripeId(1);
+    let options = ArrayOptions { gather_ns: 0, policy: WritePolicy::AlwaysRmw, ..options() };
+    let shards = 1 + usize::try_from(seed % 2).unwrap();
+    let members = 7;
+    let mut scene =
+        try_scene(seed, level, members, InitialSync::AssumeClean, 256 + 8 * 600, shards, options).unwrap();
+    let geometry = scene.geometry();
+    let stripe_sectors = u64::from(geometry.stripe_bytes()) / 512;
+    for stripe in 0..4 {
+        scene.write(stripe * stripe_sectors, stripe_sectors, false).unwrap();
+    }
+    scene.stop();
+    let p = geometry.slots(STRIPE).p_slot().index();
+    let data = superblock_on(&scene.disks[p]).member.data_offset.0 * 512;
+    scene.disks[p].poke(data + geometry.member_offset(STRIPE), &[0x5a; 512]);
+    scene.options.journal_mode = mode;
+    scene.reassemble();
+    // In the row, and in another of its stripe.
+    for at in [0, 40] {
+        scene.write(stripe_sectors + at, 1 + seed % 8, true).unwrap();
+    }
+    assert_eq!(cached(&scene) > 0, mode == JournalMode::WriteBack);
+    let (array, request) = (scene.array.clone(), ScrubRequest { action, ..ScrubRequest::default() });
+    let report = scene.run(async move { array.scrub(request).await }).unwrap();
+    let corrected = if action == ScrubAction::Locate { 1 } else { 0 };
+    assert_eq!((report.mismatched_sectors, report.corrected_sectors), (8, corrected));
+    scene.write(3 * stripe_sectors, 8, true).unwrap();
+    crash(&mut scene, &(0..=usize::from(members)).collect::<Vec<_>>()).unwrap();
+    let wrong = scene.check();
+    scene.read_all();
+    wrong
+}
+
+#[test]
+fn a_journal_does_not_bring_back_the_parity_that_was_put_right() {
+    for seed in 0..8 {
+        for mode in [JournalMode::WriteThrough, JournalMode::WriteBack] {
+            assert_eq!(wrong_after_a_repair(seed, Level::Raid5, ScrubAction::Repair, mode), 0, "seed {seed}");
+            assert_eq!(wrong_after_a_repair(seed, Level::Raid6, ScrubAction::Repair, mode), 0, "seed {seed}");
+            assert_eq!(wrong_after_a_repair(seed, Level::Raid6, ScrubAction::Locate, mode), 0, "seed {seed}");
+        }
+    }
+}
+
 /// Each of the journal's deliberate defects is found: by a byte that is wrong, or by parity that doesn't match.
 #[cfg(feature = "mutants")]
 #[test]
@@ -773,6 +822,10 @@ fn every_defect_of_the_journal_is_found() {
         crashes(seed, JournalMode::WriteBack);
         println!("{mutant:?}: seed {seed}");
     }
+    activate(Some(Mutant::RepairPastJournal));
+    let wrong = wrong_after_a_repair(0, Level::Raid5, ScrubAction::Repair, JournalMode::WriteThrough);
+    activate(None);
+    assert!(wrong > 0, "a repair that says nothing to the journal survives");
     let found = (0..20).find(|&seed| {
         activate(Some(Mutant::JournalLossIgnored));
         let outcome = std::panic::catch_unwind(|| comes_back_stale(seed));

@@ -410,6 +410,9 @@ impl VolumeInner {
         let mismatched = (wrong.len() * row_bytes / SECTOR) as u64;
         let mut findings = Findings { mismatched, ..Findings::default() };
         match correction {
+            Correction::Parity if !wrong.is_empty() && self.is_journaled(view, offset, length) => {
+                self.write_anew(stripe, from, row.data.iter().take(map.columns()).cloned()).await?;
+            }
             Correction::Parity if !wrong.is_empty() => {
                 // What a log still holds of the row may have been made of the wrong parity.
                 let _logged = self.log_rows(view, stripe, &[(from, to)]).await?;
@@ -456,16 +459,17 @@ impl VolumeInner {
         if !suspects.is_explained(self, at, &fixed, &fixes) && !active(Mutant::LocateGuesses) {
             return Ok(unexplained);
         }
-        self.shared.cache.remove_rows(stripe.0, from + low(at), from + low(at) + ROW_BYTES);
+        if self.is_journaled(view, offset, ROW_BYTES) {
+            // Pages are logged whole, and nobody explains the rest of this one.
+            if fixes.len() < wrong.len() {
+                return Ok(unexplained);
+            }
+            self.write_anew(stripe, from + low(at), suspects.columns(at, &fixed)).await?;
+        } else {
+            self.write_located(suspects, at, fixed, &fixes).await?;
+        }
         let mut findings =
             Findings { unexplained: (wrong.len() - fixes.len()) as u64, ..Findings::default() };
-        let (parity, data) = fixed.into_iter().partition(|(slot, _)| suspects.is_parity(*slot));
-        self.write_fixed(suspects, offset, data).await?;
-        let logged = self.log_parity(suspects, &fixes).await?;
-        self.write_fixed(suspects, offset, parity).await?;
-        if !matches!(logged, Logged::Nothing) {
-            self.flush_corrected(view).await?;
-        }
         for (sector, slot) in fixes {
             let Some((member, _)) = view.member(slot.index()) else { return Err(IoError::Stopping) };
             findings.corrected += 1;
@@ -477,6 +481,45 @@ impl VolumeInner {
             });
         }
         Ok(findings)
+    }
+
+    /// Whether a journal may hold these bytes of each member's chunk, with parity that was made of what the members have: a
+    /// replay would bring it back. Parity of rows that wait for a resync is made of data alone.
+    fn is_journaled(&self, view: &View, offset: u64, length: u32) -> bool {
+        let intent = &view.snapshot.intent;
+        view.snapshot.log.takes_whole_pages()
+            && !intent.needs_resync(intent.regions(offset, length.into()))
+            && !active(Mutant::RepairPastJournal)
+    }
+
+    /// Writes all columns of rows through the journal, parity with them: so what it held of these rows counts no more.
+    async fn write_anew(
+        &self,
+        stripe: StripeId,
+        from: u32,
+        columns: impl Iterator<Item = Option<Slice>>,
+    ) -> Result<(), IoError> {
+        let chunk = self.parity_geometry().chunk_bytes();
+        let data = (0..).zip(columns).filter_map(|(column, bytes)| Some((column * chunk + from, bytes?)));
+        self.write_claimed(stripe, data, false).await
+    }
+
+    /// Writes the sectors that `fixes` names of the row at `at`, whose chunks `fixed` are: data first.
+    async fn write_located(
+        &self,
+        suspects: &Suspects<'_>,
+        at: usize,
+        fixed: Vec<(MemberSlot, Slice)>,
+        fixes: &[(usize, MemberSlot)],
+    ) -> Result<(), IoError> {
+        let from = suspects.from + low(at);
+        let offset = self.parity_geometry().member_offset(suspects.stripe) + u64::from(from);
+        self.shared.cache.remove_rows(suspects.stripe.0, from, from + ROW_BYTES);
+        let (parity, data) = fixed.into_iter().partition(|(slot, _)| suspects.is_parity(*slot));
+        self.write_fixed(suspects, offset, data).await?;
+        let logged = self.log_parity(suspects, fixes).await?;
+        self.write_fixed(suspects, offset, parity).await?;
+        if matches!(logged, Logged::Nothing) { Ok(()) } else { self.flush_corrected(suspects.view).await }
     }
 
     async fn write_fixed(
@@ -588,6 +631,15 @@ impl Suspects<'_> {
             fixed.push((slot, bytes.freeze()));
         }
         fixed
+    }
+
+    /// The data of the row at `at`, by column, corrected.
+    fn columns(&self, at: usize, fixed: &[(MemberSlot, Slice)]) -> impl Iterator<Item = Option<Slice>> {
+        (0..self.map.columns()).map(move |column| {
+            let corrected = fixed.iter().find(|(culprit, _)| *culprit == self.map.data_slot(column));
+            let as_read = || self.row.data[column].as_ref().map(|bytes| bytes.slice(at, ROW_BYTES as usize));
+            corrected.map(|(_, bytes)| bytes.clone()).or_else(as_read)
+        })
     }
 
     /// A member's chunk as it was read.

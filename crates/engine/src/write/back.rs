@@ -65,12 +65,7 @@ impl VolumeInner {
         if active(Mutant::CachedLeftBehind) {
             return None;
         }
-        for key in journal.cached_in_slot(self.cache_key(stripe).slot) {
-            if let Err(error) = self.write_out(StripeId(key.stripe)).await {
-                return Some(Err(error));
-            }
-        }
-        None
+        self.write_out_claimed(stripe).await.err().map(Err)
     }
 
     /// The generation under which the batch was logged; `None` if it can't be cached.
@@ -105,6 +100,15 @@ impl VolumeInner {
         })
     }
 
+    /// Writes out what is cached of a stripe, and of any other whose claim is the same. The caller holds it.
+    pub(crate) async fn write_out_claimed(&self, stripe: StripeId) -> Answer {
+        let Some(journal) = self.caching_journal() else { return Ok(()) };
+        for key in journal.cached_in_slot(self.cache_key(stripe).slot) {
+            self.write_out(StripeId(key.stripe)).await?;
+        }
+        Ok(())
+    }
+
     /// Writes what is cached of a stripe to the members. The caller holds the claim.
     pub(crate) async fn write_out(&self, stripe: StripeId) -> Answer {
         let Some(journal) = self.caching_journal() else { return Ok(()) };
@@ -113,20 +117,32 @@ impl VolumeInner {
         if pages.is_empty() {
             return Ok(());
         }
+        let answer = self.write_claimed(stripe, pages, true).await;
+        match &answer {
+            Ok(()) => journal.written_out(key),
+            Err(_) => journal.not_written_out(key),
+        }
+        answer
+    }
+
+    /// Writes data of a stripe, by where it begins there, to the members as a user's is: through the log, with its parity. The caller
+    /// holds the claim. `written_out` if it was cached.
+    pub(crate) async fn write_claimed(
+        &self,
+        stripe: StripeId,
+        data: impl IntoIterator<Item = (u32, Slice)>,
+        written_out: bool,
+    ) -> Answer {
         let mut context = self.write_contexts.take();
         context.begin(None);
-        context.is_written_out = true;
-        for (start, data) in pages {
+        context.is_written_out = written_out;
+        for (start, data) in data {
             context.image.add(Piece { start, data, fua: false });
         }
         let answer = Box::pin(self.write_members_until_done(stripe, None, &mut context)).await;
         self.note_if_torn(stripe, answer.is_err());
         context.end();
         self.write_contexts.give(context);
-        match &answer {
-            Ok(()) => journal.written_out(key),
-            Err(_) => journal.not_written_out(key),
-        }
         answer
     }
 
