@@ -340,3 +340,39 @@ impl Mutant {
     /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    fn read(folder: &Path, text: &mut String) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                read(&path, text);
+            } else {
+                text.push_str(&fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+
+    /// The swarm, which leaves these out, can't tell that nobody tries one.
+    #[test]
+    fn the_directed_tests_try_every_defect_that_is_theirs() {
+        let mut tests = String::new();
+        read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"), &mut tests);
+        let lists = [
+            Mutant::OF_FAULTS,
+            Mutant::OF_JOURNAL,
+            Mutant::OF_LOGS,
+            Mutant::OF_LIFE,
+            Mutant::OF_OFFLOAD,
+            Mutant::OF_REPLACEMENT,
+        ];
+        for mutant in lists.concat() {
+            assert!(tests.contains(&format!("Mutant::{mutant:?}")), "no test tries {mutant:?}");
+        }
+    }
+}

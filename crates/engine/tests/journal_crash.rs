@@ -788,49 +788,29 @@ fn a_journal_does_not_bring_back_the_parity_that_was_put_right() {
 #[cfg(feature = "mutants")]
 #[test]
 fn every_defect_of_the_journal_is_found() {
-    use pinstripe_engine::mutants::{Mutant, activate};
-    for mutant in [
-        Mutant::TailBeforeFlush,
-        Mutant::JournalAfterMembers,
-        Mutant::JournalWithoutParity,
-        Mutant::ReplayStopsEarly,
-        Mutant::JournalChecksumIgnored,
-    ] {
-        let found = (0..400).find(|&seed| {
-            activate(Some(mutant));
-            let outcome = std::panic::catch_unwind(|| crashes(seed, JournalMode::WriteThrough));
-            activate(None);
-            outcome.is_err()
-        });
-        let seed = found.unwrap_or_else(|| panic!("{mutant:?} survives"));
-        crashes(seed, JournalMode::WriteThrough);
-        println!("{mutant:?}: seed {seed}");
+    use arrays::defects::find;
+    use pinstripe_engine::mutants::Mutant;
+    let through = |seed| crashes(seed, JournalMode::WriteThrough);
+    let back = |seed| crashes(seed, JournalMode::WriteBack);
+    let repaired = |seed| {
+        let wrong = wrong_after_a_repair(seed, Level::Raid5, ScrubAction::Repair, JournalMode::WriteThrough);
+        assert_eq!(wrong, 0);
+    };
+    let scenes: [(Mutant, &dyn Fn(u64)); 11] = [
+        (Mutant::TailBeforeFlush, &through),
+        (Mutant::JournalAfterMembers, &through),
+        (Mutant::JournalWithoutParity, &through),
+        (Mutant::ReplayStopsEarly, &through),
+        (Mutant::JournalChecksumIgnored, &through),
+        (Mutant::JournalLossIgnored, &comes_back_stale),
+        (Mutant::RepairPastJournal, &repaired),
+        (Mutant::AcknowledgedFromMemory, &back),
+        (Mutant::CachedLeftBehind, &back),
+        (Mutant::CacheNotRead, &back),
+        (Mutant::TailPassesCached, &back),
+    ];
+    for (mutant, scene) in scenes {
+        let found = find(mutant, 400, scene);
+        println!("{mutant:?}: seed {}", found.unwrap_or_else(|| panic!("{mutant:?} survives")));
     }
-    for mutant in [
-        Mutant::AcknowledgedFromMemory,
-        Mutant::CachedLeftBehind,
-        Mutant::CacheNotRead,
-        Mutant::TailPassesCached,
-    ] {
-        let found = (0..400).find(|&seed| {
-            activate(Some(mutant));
-            let outcome = std::panic::catch_unwind(|| crashes(seed, JournalMode::WriteBack));
-            activate(None);
-            outcome.is_err()
-        });
-        let seed = found.unwrap_or_else(|| panic!("{mutant:?} survives"));
-        crashes(seed, JournalMode::WriteBack);
-        println!("{mutant:?}: seed {seed}");
-    }
-    activate(Some(Mutant::RepairPastJournal));
-    let wrong = wrong_after_a_repair(0, Level::Raid5, ScrubAction::Repair, JournalMode::WriteThrough);
-    activate(None);
-    assert!(wrong > 0, "a repair that says nothing to the journal survives");
-    let found = (0..20).find(|&seed| {
-        activate(Some(Mutant::JournalLossIgnored));
-        let outcome = std::panic::catch_unwind(|| comes_back_stale(seed));
-        activate(None);
-        outcome.is_err()
-    });
-    comes_back_stale(found.expect("a lost journal is replayed, and somebody sees it"));
 }

@@ -40,7 +40,7 @@ fn scenes_find_the_defects_of_membership() {
         pinstripe_engine::mutants::activate(Some(*mutant));
         let found = std::panic::catch_unwind(scene);
         pinstripe_engine::mutants::activate(None);
-        assert!(!matches!(found, Ok(Ok(()))), "{mutant:?} is not found");
+        assert!(matches!(found, Ok(Err(_))), "{mutant:?} is not found by a verdict");
     }
 }
 
