@@ -106,6 +106,29 @@ fn the_first_resync_is_recorded_every_ten_seconds_and_goes_on_from_there() {
     }
 }
 
+/// Nobody has written for a while when power fails.
+#[test]
+fn a_rebuild_goes_on_after_a_crash_from_where_it_was_recorded() {
+    let mut scene = slow(57, InitialSync::AssumeClean);
+    scene.write(0, 4000, true).unwrap();
+    let spare = scene.fail_and_add(2);
+    scene.disks[2] = spare.clone();
+    sleep(&mut scene, 25);
+    let recorded = scene.superblock(2).member.recovery_offset.unwrap().0 * 512 / CHUNK;
+    assert!((14..=25).contains(&recorded), "{recorded} stripes after 25 seconds");
+    crash(&mut scene);
+    let before = spare.counters().bytes_written;
+    settle(&mut scene);
+    let written = (spare.counters().bytes_written - before) / CHUNK;
+    // And some superblocks.
+    assert!(
+        (CHUNKS - recorded..=CHUNKS - recorded + 4).contains(&written),
+        "{written} chunks, from {recorded} on"
+    );
+    assert_eq!(scene.check(), 0);
+    scene.read_all();
+}
+
 /// It counts in pages, and not in our chunks.
 #[test]
 fn the_place_that_a_kernel_has_recorded_is_gone_on_from() {

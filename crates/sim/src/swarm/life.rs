@@ -350,7 +350,14 @@ impl Swarm {
             self.step_on(steps)?;
         }
         let steps = 1 << self.rng.range(3..12);
-        self.step_on(steps)
+        self.step_on(steps)?;
+        if self.setup.atlas.is_some() && count.is_multiple_of(2) {
+            // Whatever has gone, every request ends, and so does a stop; how, is the array's affair.
+            self.wait(|swarm| swarm.shop.open.get() == 0)?;
+            let array = self.array();
+            let _ = self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
+        }
+        Ok(())
     }
 
     /// One step, and a look at the crashes that could come after it. False if nothing will ever happen again.
