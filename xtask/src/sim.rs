@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use clap::Args;
 
-/// Runs seeds of the swarm: each is a whole array's life on simulated disks, checked byte by byte.
+/// Runs seeds of the swarm: each is a whole array's life on simulated disks, checked byte by byte, and goes the same way when it is
+/// run again.
 #[derive(Args)]
 pub struct Sim {
     /// How many seeds.

@@ -641,6 +641,7 @@ fn name(text: &str) -> Result<SetName, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use pinstripe_engine::plan::WritePolicy;
 
     use super::*;
 
@@ -690,6 +691,13 @@ mod tests {
                     assert!(known.any(|known| known.get_long() == option), "{document}: {span}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_policy_is_the_engines_of_the_same_name() {
+        for choice in PolicyChoice::value_variants() {
+            assert_eq!(format!("{choice:?}"), format!("{:?}", WritePolicy::from(*choice)));
         }
     }
 

@@ -80,6 +80,9 @@ pub fn main() -> ExitCode {
 }
 
 fn bench(arguments: &pinstripe_bench::BenchArgs) -> Result<(), failure::Failure> {
+    if let Some(warning) = pinstripe_parity::selection().warning() {
+        eprintln!("pinstripe: {warning}");
+    }
     let report = pinstripe_bench::run(arguments)?;
     output::print(&if arguments.json { format!("{}\n", report.to_json()) } else { report.to_string() })
 }

@@ -48,3 +48,39 @@ fn words(sync: &Sync) -> String {
         sectors => format!("{words} ({sectors} sectors differ)"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sync() -> Sync {
+        Sync {
+            action: "check".to_owned(),
+            done: 3,
+            total: 8,
+            mismatched_sectors: 0,
+            paused: false,
+            speed_kib: 1536,
+            finish_seconds: Some(90),
+        }
+    }
+
+    #[test]
+    fn behind_the_bar_stand_the_speed_the_time_left_and_what_differs() {
+        assert_eq!(words(&sync()), "1.50 MiB/s per member, 1m 30s left");
+        assert_eq!(words(&Sync { finish_seconds: None, ..sync() }), "");
+        assert_eq!(words(&Sync { paused: true, ..sync() }), "paused");
+        let differs = Sync { paused: true, mismatched_sectors: 16, ..sync() };
+        assert_eq!(words(&differs), "paused (16 sectors differ)");
+    }
+
+    #[test]
+    fn the_bar_is_as_far_as_the_work() {
+        let bar = bar(true);
+        show(&bar, None);
+        assert_eq!(bar.prefix(), "waiting");
+        show(&bar, Some(&sync()));
+        assert_eq!((bar.length(), bar.position()), (Some(8), 3));
+        assert_eq!((bar.prefix(), bar.message()), ("check".to_owned(), words(&sync())));
+    }
+}

@@ -764,7 +764,7 @@ fn wrong_after_a_repair(seed: u64, level: Level, action: ScrubAction, mode: Jour
     assert_eq!(cached(&scene) > 0, mode == JournalMode::WriteBack);
     let (array, request) = (scene.array.clone(), ScrubRequest { action, ..ScrubRequest::default() });
     let report = scene.run(async move { array.scrub(request).await }).unwrap();
-    let corrected = if action == ScrubAction::Locate { 1 } else { 0 };
+    let corrected = u64::from(action == ScrubAction::Locate);
     assert_eq!((report.mismatched_sectors, report.corrected_sectors), (8, corrected));
     scene.write(3 * stripe_sectors, 8, true).unwrap();
     crash(&mut scene, &(0..=usize::from(members)).collect::<Vec<_>>()).unwrap();

@@ -265,4 +265,45 @@ mod tests {
             }
         }
     }
+
+    /// Words of a log: nearly right ones, close together so that they touch, or at the highest addresses; the end; any.
+    fn word() -> impl Strategy<Value = u64> {
+        let entry = |(start, length): (u64, u64)| start << 10 | length;
+        prop_oneof![
+            8 => (0u64..3000, 0u64..=514).prop_map(entry),
+            2 => (START_MAX - 600..=START_MAX, 1u64..=512).prop_map(entry),
+            1 => Just(END),
+            1 => any::<u64>(),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn any_bytes_are_an_error_or_a_log_that_lists_every_entry_and_can_be_written_back(
+            words in prop::collection::vec(word(), 0..24),
+            torn in prop::collection::vec(any::<u8>(), 0..ENTRY_BYTES),
+            shift in prop_oneof![4 => 0u8..=9, 1 => any::<u8>()],
+        ) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).chain(torn).collect();
+            let listed = || words.iter().take_while(|word| **word != END);
+            let is_entry = |word: &u64| (1..=ENTRY_UNITS_MAX).contains(&(word & 0x3ff));
+            let decoded = BadBlocks::decode(&bytes, shift);
+            prop_assert_eq!(decoded.is_ok(), shift <= 9 && listed().all(is_entry));
+            let Ok(log) = decoded else { return Ok(()) };
+            for word in listed() {
+                let entry = (word >> 10) << shift..((word >> 10) + (word & 0x3ff)) << shift;
+                prop_assert_eq!(log.first_overlap(entry.clone()), Some(entry));
+            }
+            match log.encode(SIZE) {
+                Ok(bytes) => prop_assert_eq!(BadBlocks::decode(&bytes, shift).unwrap(), log),
+                // Entries that merge at the very top, where no device has sectors, can't be cut again.
+                Err(error) => {
+                    let is_at_top = log.ranges().last().is_some_and(|r| r.end >> shift > START_MAX);
+                    prop_assert!(is_at_top && matches!(error, BadBlocksError::OutOfRange(_)), "{}", error);
+                }
+            }
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! The images in `tests/golden`, written by mdadm 4.2 and Linux 6.12, against what `manifest.json` says of them.
+//! The images in `tests/golden`, written by mdadm 4.2 and Linux 6.12, against what `manifest.json` and
+//! `manifest-extra.json` say of them.
 #![allow(clippy::unwrap_used, reason = "a test may stop at what it doesn't expect")]
 
 use std::fs;
@@ -101,10 +102,12 @@ fn golden() -> PathBuf {
 
 /// Every case with the images of its members, unpacked once for all tests.
 static CASES: LazyLock<Vec<(Case, Vec<Vec<u8>>)>> = LazyLock::new(|| {
-    let manifest = fs::read(golden().join("manifest.json")).unwrap();
-    let manifest: Manifest = serde_json::from_slice(&manifest).unwrap();
-    assert!(manifest.cases.len() >= 52);
-    manifest.cases.into_iter().map(unpack).collect()
+    let read =
+        |name| -> Manifest { serde_json::from_slice(&fs::read(golden().join(name)).unwrap()).unwrap() };
+    let mut cases = read("manifest.json").cases;
+    cases.extend(read("manifest-extra.json").cases);
+    assert!(cases.len() >= 58, "{} cases", cases.len());
+    cases.into_iter().map(unpack).collect()
 });
 
 fn unpack(case: Case) -> (Case, Vec<Vec<u8>>) {
@@ -351,7 +354,7 @@ fn a_new_array_is_placed_as_mdadm_placed_it() {
     let mut count = 0;
     // A grown or replaced member has moved since its creation, and journal and PPL arrays aren't made yet.
     let untouched = |name: &str| {
-        let levels = ["r0", "r5", "r6"].iter().any(|l| name.starts_with(l));
+        let levels = ["r0", "r4", "r5", "r6"].iter().any(|l| name.starts_with(l));
         levels && !["reshape", "grown", "journal", "ppl"].iter().any(|w| name.contains(w))
     };
     for (case, images) in cases(untouched) {
@@ -419,9 +422,10 @@ fn the_set_holds_the_levels_and_layouts_that_its_names_promise() {
         }
     }
     assert_eq!(raid0, [Raid0Layout::Unspecified, Raid0Layout::Original]);
-    assert_eq!(layouts.iter().filter(|l| l.0 == Level::Raid5).count(), 4);
-    assert_eq!(layouts.iter().filter(|l| l.0 == Level::Raid6).count(), 11);
+    assert_eq!(layouts.iter().filter(|l| l.0 == Level::Raid5).count(), 6);
+    assert_eq!(layouts.iter().filter(|l| l.0 == Level::Raid6).count(), 14);
     assert!(layouts.contains(&(Level::Raid6, ParityLayout::DdfNRestart)));
+    assert!(cases(|_| true).any(|(_, images)| find(&images[0]).array.level == Level::Raid4));
 }
 
 #[test]

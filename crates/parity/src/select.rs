@@ -42,6 +42,14 @@ pub struct Selection {
     pub rejected: Option<SelectError>,
 }
 
+impl Selection {
+    /// What to tell the user if what the environment asked for was not followed.
+    pub fn warning(&self) -> Option<String> {
+        let error = self.rejected.as_ref()?;
+        Some(format!("{KERNEL_VARIABLE} is ignored: {error}; {} is used", self.kernel.name()))
+    }
+}
+
 /// The kernel of this process: what the environment asks for if this processor has it, else the best.
 #[inline]
 pub fn kernel() -> &'static Kernel {

@@ -194,22 +194,13 @@ impl Machine {
         }
     }
 
-    /// Waits until nobody holds the disks: the kernel takes a killed server's io_uring apart after its process has gone.
+    /// Waits until nobody holds the disks.
     fn wait_for_disks(&self) -> Result<()> {
-        let start = Instant::now();
-        let files = self.disks.iter().filter_map(|disk| match &disk.medium {
+        let mut files = self.disks.iter().filter_map(|disk| match &disk.medium {
             Medium::File(file) => Some(file),
             Medium::Export { .. } => None,
         });
-        for file in files {
-            while let Err(error) = OpenFile::open(file, &OpenOptions::default()) {
-                if !matches!(error, OpenError::Busy { .. }) || start.elapsed() > PATIENCE_FOR_DISKS {
-                    return Err(error.into());
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-        Ok(())
+        files.try_for_each(|file| wait_until_free(file))
     }
 
     /// The cached root and, behind it, what is for this boot only.
@@ -322,6 +313,19 @@ impl Drop for Guest {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Waits until nobody holds a file: the kernel takes a killed server's io_uring apart after its process has gone, and until
+/// then its writes go on.
+pub fn wait_until_free(file: &Path) -> Result<()> {
+    let start = Instant::now();
+    while let Err(error) = OpenFile::open(file, &OpenOptions::default()) {
+        if !matches!(error, OpenError::Busy { .. }) || start.elapsed() > PATIENCE_FOR_DISKS {
+            return Err(error.into());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// Copies the console into the log, each line with the seconds since the start.

@@ -20,6 +20,7 @@ pub mod members;
 mod nvme;
 mod repair;
 pub mod server;
+mod torn;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -103,12 +104,12 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "our-ppl-in-kernel",
-        about: "kill -9 of our server under writes: the kernel replays our partial parity log, and resyncs nothing",
+        about: "kill -9 of our server under writes, rows torn, a member lost too: the kernel replays our partial parity log",
         run: logs::ours_in_kernel,
     },
     Scenario {
         name: "kernel-ppl-with-us",
-        about: "power fails under the kernel's writes: we replay its partial parity log, and both find nothing wrong",
+        about: "power fails under the kernel's writes, rows torn, a member lost too: we replay its partial parity log",
         run: logs::kernels_with_us,
     },
     Scenario {
@@ -123,7 +124,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "read-error",
-        about: "dm-flakey under a member of our server in the guest: reads are served and the chunk is rewritten",
+        about: "dm-flakey under a member of our server in the guest: the chunk is rewritten; what md runs is refused",
         run: faults::read_error,
     },
     Scenario {

@@ -20,6 +20,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 
 use self::{load::Load, server::Server, shell::Shell};
 use crate::{command_line::DemoArguments, failure::Failure, size::ByteSize};
@@ -29,6 +30,10 @@ const MEMBERS: usize = 6;
 const MEMBER_BYTES: u64 = 64 << 20;
 /// The member that is lost.
 const LOST_SLOT: &str = "2";
+/// The member that goes and comes back.
+const BACK_SLOT: usize = 4;
+/// What a bit of the bitmap covers: little, so that there are several even for small members.
+const BITMAP_CHUNK: &str = "512K";
 const NAME: &str = "demo";
 
 pub fn run(arguments: &DemoArguments) -> Result<(), Failure> {
@@ -71,13 +76,15 @@ impl Demo {
         let members: Vec<String> =
             (0..MEMBERS).map(|slot| file(&format!("member{slot}"))).collect::<Result<_, _>>()?;
         let spare = file("spare")?;
-        step("A RAID5 on them");
-        let create = ["create", "--level", "5", "--chunk", "64K", "--name", NAME];
+        step("A RAID5 on them: the files are zeroes, so parity matches already");
+        let create = ["create", "--level", "5", "--chunk", "64K", "--bitmap-chunk", BITMAP_CHUNK];
+        let create = [&create[..], &["--assume-clean", "--name", NAME]].concat();
         shell.run(&create.into_iter().chain(members.iter().map(String::as_str)).collect::<Vec<_>>())?;
         step("Serve it over NBD");
         let sockets = (self.socket.as_path(), shell.control());
         let server = Server::start(shell.pinstripe(), sockets, &[], &members, "member0 ... member5")?;
         let load = Arc::new(Load::new(&self.socket, NAME, server.size_bytes()));
+        self.come_back(server.size_bytes(), &members[BACK_SLOT])?;
         step("Write all of it, and read it back");
         timed("write", &load, |bar| load.write_all(1, bar))?;
         timed("verify", &load, |bar| load.verify(1, bar))?;
@@ -98,13 +105,36 @@ impl Demo {
         shell.examine(&current, &current.join(" "))
     }
 
-    /// A hot spare takes over, a member comes back by bitmap, another one is replaced in place. `spare` holds the lost slot
-    /// already. Returns who holds which slot then.
+    /// A member is away while an eighth of the array is written, and comes back by the bitmap: nothing else is copied to it.
+    fn come_back(&self, size_bytes: u64, member: &str) -> Result<(), Failure> {
+        let (shell, control) = (&self.shell, self.shell.control());
+        step("A member that was away gets only what it missed, by the bitmap");
+        shell.run(&["fail", control, &BACK_SLOT.to_string()])?;
+        let part = Load::new(&self.socket, NAME, size_bytes).of_first(size_bytes / 8);
+        timed("write", &part, |bar| part.write_all(1, bar))?;
+        let before = shell.detail()?;
+        shell.run(&["add", control, member, "--wait"])?;
+        let after = shell.detail()?;
+        let written = |detail: &Value| detail["statistics"]["member_write_bytes"].as_u64().unwrap_or(0);
+        let copied = written(&after) - written(&before);
+        let of_bitmap = |name: &str| before["bitmap"][name].as_u64().unwrap_or(0);
+        let (set, bits) = (of_bitmap("bits_set"), of_bitmap("bits"));
+        if set >= bits || copied == 0 || copied > set * of_bitmap("chunk_bytes") {
+            return Err(Failure::new(format!(
+                "the demo failed: with {set} of {bits} bits set, {copied} bytes were copied to the member"
+            )));
+        }
+        println!("    {} were copied: {set} of the bitmap's {bits} bits were set", ByteSize(copied));
+        timed("verify", &part, |bar| part.verify(1, bar))
+    }
+
+    /// A hot spare takes over, and another member is replaced in place. `spare` holds the lost slot already. Returns who holds
+    /// which slot then.
     fn change_members(&self, members: Vec<String>, spare: String) -> Result<Vec<String>, Failure> {
         let (shell, control) = (&self.shell, self.shell.control());
         let mut current = members;
         let lost: usize = LOST_SLOT.parse()?;
-        let (hot, back, replaced) = ((lost + 1) % MEMBERS, (lost + 2) % MEMBERS, (lost + 3) % MEMBERS);
+        let (hot, replaced) = ((lost + 1) % MEMBERS, (lost + 3) % MEMBERS);
         let mut free = std::mem::replace(&mut current[lost], spare);
         step("What was lost comes back as a spare, and takes over by itself when the next member fails");
         shell.run(&["add", control, &free])?;
@@ -112,9 +142,6 @@ impl Demo {
         shell.wait_until("a spare should have taken over", |now| now["degraded"] == false)?;
         println!("    whole again");
         std::mem::swap(&mut current[hot], &mut free);
-        step("A member that was away gets only what it missed, by the bitmap");
-        shell.run(&["fail", control, &back.to_string()])?;
-        shell.run(&["add", control, &current[back], "--wait"])?;
         step("A member is replaced and stays in use until its copy is whole");
         shell.run(&["remove", control, &free])?;
         shell.run(&["replace", control, &replaced.to_string(), "--with", &free, "--wait"])?;

@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::net::UnixDatagram,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
@@ -32,7 +32,7 @@ const PROGRAM_LOOK: Duration = Duration::from_millis(10);
 pub struct Sinks {
     json: bool,
     program: Option<PathBuf>,
-    log: Option<UnixDatagram>,
+    log: Option<SystemLog>,
     /// One event at a time, from whichever array. What went wrong for good.
     failed: Mutex<Option<Failure>>,
 }
@@ -40,7 +40,8 @@ pub struct Sinks {
 impl Sinks {
     /// Opens what is asked for.
     pub fn open(arguments: &MonitorArguments) -> Result<Self, Failure> {
-        let log = arguments.syslog.then(connect).transpose().map_err(|error| {
+        let log = arguments.syslog.then(|| SystemLog::connect(Path::new(LOG_SOCKET)));
+        let log = log.transpose().map_err(|error| {
             Failure::new(format!("can't write to the system's log on {LOG_SOCKET}: {error}"))
         })?;
         Ok(Self { json: arguments.json, program: arguments.program.clone(), log, failed: Mutex::new(None) })
@@ -53,7 +54,7 @@ impl Sinks {
             *failed = Some(error);
         }
         if let Some(log) = &self.log {
-            write_log(log, array, event);
+            log.write(array, event);
         }
         if let Some(program) = &self.program
             && let Err(error) = run(program, array, event)
@@ -81,18 +82,26 @@ impl Sinks {
     }
 }
 
-fn connect() -> std::io::Result<UnixDatagram> {
-    let socket = UnixDatagram::unbound()?;
-    socket.connect(LOG_SOCKET)?;
-    Ok(socket)
+/// The system's log, which listens at `path`.
+struct SystemLog {
+    socket: UnixDatagram,
+    path: PathBuf,
 }
 
-/// One datagram, as syslog(3) of the C library sends it. A log that is down for a moment is tried once more.
-fn write_log(log: &UnixDatagram, array: &str, event: &Event) {
-    let line = log_line(array, event, std::process::id());
-    if log.send(line.as_bytes()).is_err() && log.connect(LOG_SOCKET).is_ok() {
-        // There is nobody left to complain to.
-        let _ = log.send(line.as_bytes());
+impl SystemLog {
+    fn connect(path: &Path) -> std::io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(path)?;
+        Ok(Self { socket, path: path.to_owned() })
+    }
+
+    /// One datagram, as syslog(3) of the C library sends it. A log that is down for a moment is tried once more.
+    fn write(&self, array: &str, event: &Event) {
+        let line = log_line(array, event, std::process::id());
+        if self.socket.send(line.as_bytes()).is_err() && self.socket.connect(&self.path).is_ok() {
+            // There is nobody left to complain to.
+            let _ = self.socket.send(line.as_bytes());
+        }
     }
 }
 
@@ -131,16 +140,48 @@ fn ends_in_time(child: &mut Child) -> std::io::Result<bool> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_line_of_the_log_has_its_priority_and_cannot_be_forged_by_a_name() {
-        let event = Event {
+    fn fail(message: &str) -> Event {
+        Event {
             number: 1,
             time: 0,
             event: "Fail".to_owned(),
             device: Some("/dev/x".to_owned()),
             alarming: true,
-            message: "a\nb".to_owned(),
+            message: message.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_line_of_the_log_has_its_priority_and_cannot_be_forged_by_a_name() {
+        let line = log_line("data\n<0>", &fail("a\nb"), 7);
+        assert_eq!(line, "<28>pinstripe[7]: Fail on data\u{fffd}<0>: a\u{fffd}b");
+    }
+
+    #[test]
+    fn an_event_arrives_in_the_systems_log_even_after_that_was_restarted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let listen = || {
+            let socket = UnixDatagram::bind(&path).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket
         };
-        assert_eq!(log_line("data\n<0>", &event, 7), "<28>pinstripe[7]: Fail on data\u{fffd}<0>: a\u{fffd}b");
+        let received = |socket: &UnixDatagram| {
+            let mut bytes = [0; 256];
+            let length = socket.recv(&mut bytes).unwrap();
+            String::from_utf8(bytes[..length].to_vec()).unwrap()
+        };
+        let pid = std::process::id();
+        let syslogd = listen();
+        let log = Some(SystemLog::connect(&path).unwrap());
+        let sinks = Sinks { json: false, program: None, log, failed: Mutex::new(None) };
+        sinks.tell("data", &fail("it is gone"));
+        assert_eq!(received(&syslogd), format!("<28>pinstripe[{pid}]: Fail on data: it is gone"));
+        drop(syslogd);
+        std::fs::remove_file(&path).unwrap();
+        sinks.tell("data", &fail("nobody hears this"));
+        let syslogd = listen();
+        sinks.tell("data", &Event { alarming: false, ..fail("again") });
+        assert_eq!(received(&syslogd), format!("<30>pinstripe[{pid}]: Fail on data: again"));
     }
 }

@@ -298,6 +298,9 @@ impl Served {
         if let Some(reason) = self.array.read_only_reason() {
             self.journal.warn(&reason.to_string());
         }
+        if let Some(warning) = pinstripe_parity::selection().warning() {
+            self.journal.warn(&warning);
+        }
         let control = self.control_path.display().to_string();
         if self.journal.json() {
             let line = json!({

@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod control;
+mod demo;
 mod disaggregated;
 mod life;
 mod membership;
 mod nbd;
 mod nvme;
 mod occupied;
+mod parity_kernel;
 mod refusals;
 mod upkeep;
 mod world;

@@ -99,6 +99,11 @@ impl World {
         Ran::new(&self.command(arguments).output().unwrap())
     }
 
+    /// Runs it with a variable in its environment.
+    pub fn run_with(&self, (name, value): (&str, &str), arguments: &[&str]) -> Ran {
+        Ran::new(&self.command(arguments).env(name, value).output().unwrap())
+    }
+
     /// Runs `create` with options and members.
     pub fn create(&self, options: &[&str], members: &[String]) -> Ran {
         let members = members.iter().map(String::as_str);
@@ -126,43 +131,50 @@ impl World {
 
     /// Starts a server and waits until it is ready.
     pub fn serve(&self, options: &[&str], members: &[String]) -> Server {
-        self.start("serve", options, members)
+        start(self.command(&["serve", "--json"]), options, members)
+    }
+
+    /// Starts a server with a variable in its environment.
+    pub fn serve_with(&self, (name, value): (&str, &str), options: &[&str], members: &[String]) -> Server {
+        let mut command = self.command(&["serve", "--json"]);
+        command.env(name, value);
+        start(command, options, members)
     }
 
     /// Starts `pinstripe target` and waits until it is ready.
     pub fn target(&self, options: &[&str], devices: &[String]) -> Server {
-        self.start("target", options, devices)
-    }
-
-    fn start(&self, what: &str, options: &[&str], devices: &[String]) -> Server {
-        let mut command = self.command(&[what, "--json"]);
-        command.args(options).args(devices).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = Vec::new();
-        for line in lines.by_ref() {
-            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            if line["event"] == "ready" {
-                let (ready, said) = (line, said);
-                let later = Arc::new(Mutex::new(Vec::new()));
-                let told = Arc::clone(&later);
-                std::thread::spawn(move || {
-                    for line in lines.map_while(Result::ok) {
-                        told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
-                    }
-                });
-                return Server { child, ready, said, later };
-            }
-            said.push(line);
-        }
-        let output = child.wait_with_output().unwrap();
-        panic!("the server did not start: {}", Ran::new(&output).error);
+        start(self.command(&["target", "--json"]), options, devices)
     }
 
     /// What every file holds, to see that nothing changed.
     pub fn hashes(&self, names: &[String]) -> Vec<u64> {
         names.iter().map(|name| hash(&self.path(name))).collect()
     }
+}
+
+/// Starts `serve` or `target`, and waits until it is ready.
+fn start(mut command: Command, options: &[&str], devices: &[String]) -> Server {
+    command.args(options).args(devices).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut said = Vec::new();
+    for line in lines.by_ref() {
+        let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        if line["event"] == "ready" {
+            let (ready, said) = (line, said);
+            let later = Arc::new(Mutex::new(Vec::new()));
+            let told = Arc::clone(&later);
+            std::thread::spawn(move || {
+                for line in lines.map_while(Result::ok) {
+                    told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+                }
+            });
+            return Server { child, ready, said, later };
+        }
+        said.push(line);
+    }
+    let output = child.wait_with_output().unwrap();
+    panic!("the server did not start: {}", Ran::new(&output).error);
 }
 
 fn hash(path: &Path) -> u64 {

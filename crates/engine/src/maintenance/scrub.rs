@@ -5,7 +5,8 @@
 //! what they say, that chunk is corrected, data or parity; everything else is left as it is and counted.
 //!
 //! A correction writes rows that were wrong before, so a crash in the middle leaves nothing worse than it was, and no intent is marked
-//! for it. Rows that wait for a resync are not judged: half-written rows look like one wrong chunk (C10).
+//! for it. What a log or a journal holds of such rows may be wrong too, so it is told first; behind a journal all data of the rows is
+//! written anew. Rows that wait for a resync are not judged: half-written rows look like one wrong chunk (C10).
 
 use std::{
     cell::{Cell, RefCell},
@@ -410,7 +411,7 @@ impl VolumeInner {
         let mismatched = (wrong.len() * row_bytes / SECTOR) as u64;
         let mut findings = Findings { mismatched, ..Findings::default() };
         match correction {
-            Correction::Parity if !wrong.is_empty() && self.is_journaled(view, offset, length) => {
+            Correction::Parity if !wrong.is_empty() && is_journaled(view, offset, length) => {
                 self.write_anew(stripe, from, row.data.iter().take(map.columns()).cloned()).await?;
             }
             Correction::Parity if !wrong.is_empty() => {
@@ -459,7 +460,7 @@ impl VolumeInner {
         if !suspects.is_explained(self, at, &fixed, &fixes) && !active(Mutant::LocateGuesses) {
             return Ok(unexplained);
         }
-        if self.is_journaled(view, offset, ROW_BYTES) {
+        if is_journaled(view, offset, ROW_BYTES) {
             // Pages are logged whole, and nobody explains the rest of this one.
             if fixes.len() < wrong.len() {
                 return Ok(unexplained);
@@ -481,15 +482,6 @@ impl VolumeInner {
             });
         }
         Ok(findings)
-    }
-
-    /// Whether a journal may hold these bytes of each member's chunk, with parity that was made of what the members have: a
-    /// replay would bring it back. Parity of rows that wait for a resync is made of data alone.
-    fn is_journaled(&self, view: &View, offset: u64, length: u32) -> bool {
-        let intent = &view.snapshot.intent;
-        view.snapshot.log.takes_whole_pages()
-            && !intent.needs_resync(intent.regions(offset, length.into()))
-            && !active(Mutant::RepairPastJournal)
     }
 
     /// Writes all columns of rows through the journal, parity with them: so what it held of these rows counts no more.
@@ -679,6 +671,15 @@ impl Suspects<'_> {
                 && q[place.clone()] == row_of(q_slot)[place]
         })
     }
+}
+
+/// Whether a journal may hold these bytes of each member's chunk, with parity that was made of what the members have: a
+/// replay would bring it back. Parity of rows that wait for a resync is made of data alone.
+fn is_journaled(view: &View, offset: u64, length: u32) -> bool {
+    let intent = &view.snapshot.intent;
+    view.snapshot.log.takes_whole_pages()
+        && !intent.needs_resync(intent.regions(offset, length.into()))
+        && !active(Mutant::RepairPastJournal)
 }
 
 fn sum(a: &[u8], b: &[u8]) -> [u8; SECTOR] {

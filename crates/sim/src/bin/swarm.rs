@@ -44,7 +44,7 @@ struct Run {
     #[arg(long, default_value_t = 0)]
     net: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 1)]
     twice_every: u64,
     /// Keep this many of the last events, and print them if the seed fails.
     #[arg(long, default_value_t = 0)]
