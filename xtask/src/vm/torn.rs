@@ -16,6 +16,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, Result, ensure};
+use crc_fast::CrcAlgorithm;
 
 use super::Lab;
 use super::machine;
@@ -251,9 +252,9 @@ fn xor(sum: &mut [u8], bytes: &[u8]) {
 }
 
 /// CRC-32C (Castagnoli).
+#[expect(clippy::cast_possible_truncation, reason = "a CRC of 32 bits")]
 fn crc32c(bytes: &[u8]) -> u32 {
-    let shift = |sum: u32| (sum >> 1) ^ (0x82f6_3b78 & (sum & 1).wrapping_neg());
-    !bytes.iter().fold(u32::MAX, |sum, byte| (0..8).fold(sum ^ u32::from(*byte), |sum, _| shift(sum)))
+    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
