@@ -48,6 +48,9 @@ enum Task {
         /// Keep the members' images of scenarios that passed, too.
         #[arg(long)]
         keep: bool,
+        /// Scenarios at a time. A boot waits about as long as it computes.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
     },
     /// Run seeds of the swarm simulation of the engine.
     Sim(sim::Sim),
@@ -118,7 +121,7 @@ fn run(task: Task) -> Result<()> {
             vm::list();
             Ok(())
         }
-        Task::Vm { only, keep, .. } => vm::run(root, only.as_deref(), keep),
+        Task::Vm { only, keep, jobs, .. } => vm::run(root, only.as_deref(), keep, jobs),
         Task::Golden { directory } => golden::make(root, &root.join(directory)),
         Task::Pattern(PatternTask::Write { path, runs }) => {
             pattern::write(&mut pattern::open(&path, true)?, &runs)

@@ -6,13 +6,15 @@ pinstripe create --name n5 --level 5 --chunk 64K --assume-clean $members || die 
 
 # start: serves the array and waits until it is ready.
 start() {
+    # The log of the server before says "ready", too.
+    rm -f /tmp/serve.log
     # shellcheck disable=SC2086
     pinstripe serve --shards 2 --nvme-tcp 127.0.0.1:4420 --nqn $NQN --nbd unix:/run/n5.nbd --control /run/n5.control \
         $members >/tmp/serve.log 2>&1 &
     s_server=$!
     s_tries=0
-    until grep -q ready /tmp/serve.log; do
-        kill -0 $s_server 2>/dev/null || die "serve ended: $(cat /tmp/serve.log)"
+    until grep -q ready /tmp/serve.log 2>/dev/null; do
+        kill -0 $s_server 2>/dev/null || die "serve ended: $(cat /tmp/serve.log 2>&1)"
         s_tries=$((s_tries + 1))
         [ $s_tries -lt 300 ] || die "serve is not ready"
         sleep 0.1

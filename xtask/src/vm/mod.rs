@@ -25,6 +25,8 @@ mod torn;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -214,7 +216,7 @@ impl Lab {
         let directory = base.join(name);
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory)?;
-        let sockets = std::env::temp_dir().join(format!("pinstripe-vm-{}", std::process::id()));
+        let sockets = std::env::temp_dir().join(format!("pinstripe-vm-{}-{name}", std::process::id()));
         fs::create_dir_all(&sockets)?;
         Ok(Self {
             image: image::prepare(base)?,
@@ -276,8 +278,8 @@ pub fn list() {
     }
 }
 
-/// Runs the scenarios whose name contains `only`; ends with `N passed, N failed`.
-pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
+/// Runs the scenarios whose name contains `only`, `jobs` at a time; ends with `N passed, N failed`.
+pub fn run(root: &Path, only: Option<&str>, keep: bool, jobs: usize) -> Result<()> {
     let chosen: Vec<&Scenario> =
         SCENARIOS.iter().filter(|scenario| only.is_none_or(|part| scenario.name.contains(part))).collect();
     if chosen.is_empty() {
@@ -286,19 +288,21 @@ pub fn run(root: &Path, only: Option<&str>, keep: bool) -> Result<()> {
     crate::packages::ensure()?;
     build_command(root)?;
     let base = root.join("target/vm");
-    let mut failed = Vec::new();
-    for scenario in &chosen {
-        let start = Instant::now();
-        let result = run_one(&base, scenario, keep);
-        let seconds = start.elapsed().as_secs_f64();
-        match result {
-            Ok(()) => println!("{:24} ok      {seconds:6.1} s", scenario.name),
-            Err(error) => {
-                println!("{:24} FAILED  {seconds:6.1} s: {error:#}", scenario.name);
-                failed.push(scenario.name);
-            }
+    // Once, and before the scenarios: each of them would find it missing and build it.
+    image::prepare(&base)?;
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, chosen.len()) {
+            scope.spawn(|| {
+                while let Some(scenario) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if !is_passed(&base, scenario, keep) {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(scenario.name);
+                    }
+                }
+            });
         }
-    }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     println!("{} passed, {} failed", chosen.len() - failed.len(), failed.len());
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
@@ -315,6 +319,18 @@ pub fn build_command(root: &Path) -> Result<()> {
         .status()?;
     ensure!(status.success(), "pinstripe does not build");
     Ok(())
+}
+
+/// Runs a scenario and prints how it ended.
+fn is_passed(base: &Path, scenario: &Scenario, keep: bool) -> bool {
+    let start = Instant::now();
+    let result = run_one(base, scenario, keep);
+    let seconds = start.elapsed().as_secs_f64();
+    match &result {
+        Ok(()) => println!("{:24} ok      {seconds:6.1} s", scenario.name),
+        Err(error) => println!("{:24} FAILED  {seconds:6.1} s: {error:#}", scenario.name),
+    }
+    result.is_ok()
 }
 
 fn run_one(base: &Path, scenario: &Scenario, keep: bool) -> Result<()> {
