@@ -186,10 +186,11 @@ impl Admission {
         self.word.fetch_add(2, Ordering::SeqCst);
     }
 
-    /// Waits until no writer of the generation before the current one is left.
+    /// Waits until no writer of the generation before the current one is left. For others than the controller, too, that generation is
+    /// the one before the latest: it is published only when the writers before are gone.
     pub async fn drained(&self) {
-        let old = parity(self.generation() + 1);
-        self.left.wait_until(|| self.inside(old) == 0 || active(Mutant::NotDrained)).await;
+        let is_drained = || self.inside(parity(self.generation() + 1)) == 0;
+        self.left.wait_until(|| is_drained() || active(Mutant::NotDrained)).await;
     }
 
     fn inside(&self, parity: usize) -> u32 {

@@ -5,6 +5,7 @@ use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 use crate::{
     bad_blocks::Listing,
     consistency::{JournalMode, Log, LogError},
+    entry::{Moved, Writing},
     error::{IoError, Operation},
     geometry::{Geometry, MemberSlot, Set64, StripeId},
     mutants::{Mutant, active},
@@ -12,6 +13,25 @@ use crate::{
     striped::striped_error,
     volume::VolumeInner,
 };
+
+/// Why a stripe could not be zeroed.
+enum NotZeroed {
+    /// The membership has changed, and nothing was written.
+    Moved,
+    Failed(IoError),
+}
+
+impl From<Moved> for NotZeroed {
+    fn from(Moved: Moved) -> Self {
+        Self::Moved
+    }
+}
+
+impl From<IoError> for NotZeroed {
+    fn from(error: IoError) -> Self {
+        Self::Failed(error)
+    }
+}
 
 impl VolumeInner {
     /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped before this returns: the
@@ -110,50 +130,44 @@ impl VolumeInner {
     /// stripe is then written by other means or left, but never half zeroed with parity that does not match.
     pub(crate) async fn zero_stripe(&self, stripe: StripeId) -> Result<bool, IoError> {
         let _claim = self.claim_alone(stripe).await;
-        let zeroed = self.zero_claimed(stripe).await;
+        let zeroed = loop {
+            match self.zero_claimed(stripe).await {
+                Ok(zeroed) => break Ok(zeroed),
+                Err(NotZeroed::Moved) => self.counters().replans.add(1),
+                Err(NotZeroed::Failed(error)) => break Err(error),
+            }
+        };
         self.note_if_torn(stripe, zeroed.is_err());
         zeroed
     }
 
-    async fn zero_claimed(&self, stripe: StripeId) -> Result<bool, IoError> {
+    async fn zero_claimed(&self, stripe: StripeId) -> Result<bool, NotZeroed> {
         let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
-        let (pass, view) = loop {
-            let pass = self
-                .shared
-                .admission
-                .enter(self.shard, &self.shared.knock)
-                .await
-                .map_err(|_| IoError::Stopping)?;
-            let view = self.view();
-            if view.snapshot.generation == pass.generation() {
-                break (pass, view);
-            }
-        };
-        let intent = &view.snapshot.intent;
-        let mark = intent.mark(intent.regions(offset, chunk), stripe.0);
-        if !active(Mutant::ZeroesBeforeIntent) {
-            intent.durable(&mark).await;
-        }
-        let log = &view.snapshot.log;
-        let logged = match Box::pin(log.write_whole(self, &view, stripe)).await {
+        let inside = self.enter().await?;
+        let intended = inside.mark(stripe, (offset, chunk)).durable(Mutant::ZeroesBeforeIntent).await;
+        let writing = inside.begin(intended, None).await?;
+        let view = writing.view();
+        let (intent, log) = (&view.snapshot.intent, &view.snapshot.log);
+        let logged = match Box::pin(log.write_whole(self, view, stripe)).await {
             Ok(logged) => logged,
-            Err(LogError::Fatal(error)) => return Err(error),
+            Err(LogError::Fatal(error)) => return Err(error.into()),
             // The stripe is written by other means then.
             Err(LogError::Member(_) | LogError::Moved) => return Ok(false),
         };
         if !active(Mutant::ZeroesLeaveCache) {
             self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
         }
-        let (unsupported, mut dropped, listings) = self.zero_members(&view, stripe).await;
+        let (unsupported, mut dropped, listings) = self.zero_members(&writing, stripe).await;
         if !log.is_none() {
-            dropped.extend(self.flush_or_report(&view).await);
+            dropped.extend(self.flush_or_report(view).await);
         }
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));
         }
-        let generation = pass.generation();
-        drop((mark, pass));
+        let generation = inside.generation();
+        drop(writing);
+        drop(inside);
         for member in dropped {
             self.shared.dropped(member).await?;
         }
@@ -168,7 +182,12 @@ impl VolumeInner {
 
     /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so that the row stays
     /// consistent; then the answer is true. The members that failed, and sectors that could not be zeroed, come with it.
-    async fn zero_members(&self, view: &View, stripe: StripeId) -> (bool, Vec<MemberId>, Vec<Listing>) {
+    async fn zero_members(
+        &self,
+        writing: &Writing<'_>,
+        stripe: StripeId,
+    ) -> (bool, Vec<MemberId>, Vec<Listing>) {
+        let view = writing.view();
         let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let map = geometry.slots(stripe);

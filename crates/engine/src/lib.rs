@@ -13,6 +13,7 @@ pub mod cost;
 pub mod create;
 pub mod decode;
 pub mod detail;
+mod entry;
 pub mod error;
 pub mod events;
 mod fan_out;

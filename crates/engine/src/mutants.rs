@@ -117,6 +117,12 @@ pinstripe_runtime::mutants! {
     AbsentNotDisowned,
     /// Members that a torn update left behind are left one more event behind.
     UnevenNotLevelled,
+    /// A change of a stripe is not looked at again between its intent and its first write (C27).
+    LookLeftOut,
+    /// A recovery reads the intent bits while writers of the membership before are still under way (C27).
+    BitsReadUndrained,
+    /// Both: each alone is enough to keep the bytes right (C27).
+    EarlierMembershipTrusted,
     /// A rebuild leaves out the last stripe.
     RebuildEndsEarly,
     /// Resync and check look at P only.
@@ -319,8 +325,10 @@ impl Mutant {
         Self::TornLogBelieved,
     ];
 
-    /// Those that the engine's tests of membership and of checkpoints find (`tests/membership.rs`, `tests/checkpoints.rs`).
-    pub const OF_LIFE: &[Self] = &[Self::PlaceIgnoresBegun, Self::SeatedSpareRemoved];
+    /// Those that the engine's tests of membership, of checkpoints and of the door to the members find (`tests/membership.rs`,
+    /// `tests/checkpoints.rs`, `tests/entry.rs`).
+    pub const OF_LIFE: &[Self] =
+        &[Self::PlaceIgnoresBegun, Self::SeatedSpareRemoved, Self::LookLeftOut, Self::BitsReadUndrained];
 
     /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather than the swarm.
     pub const OF_OFFLOAD: &[Self] = &[

@@ -26,10 +26,10 @@ use crate::{
     bad_blocks::Listing,
     consistency::{self, Batch, LogError, Logged},
     cost::UNKNOWN,
+    entry::{Inside, Intended, Moved, Writing},
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
     image::{Image, Parts, Piece},
-    intent::Mark,
     mutants::{Mutant, active},
     parity_cache::{Key, Parity, ROW_BYTES},
     plan::{
@@ -121,6 +121,12 @@ enum Again {
     /// A member failed and is reported: once it is out, there is another way.
     Without(MemberId),
     Fatal(IoError),
+}
+
+impl From<Moved> for Again {
+    fn from(Moved: Moved) -> Self {
+        Self::Replan
+    }
 }
 
 impl From<IoError> for Again {
@@ -221,46 +227,38 @@ impl VolumeInner {
         mut claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
     ) -> Result<u64, Again> {
-        let shared = &*self.shared;
-        let pass = shared.admission.enter(self.shard, &shared.knock).await.map_err(|_| shared.refusal())?;
-        let view = self.view();
-        if view.snapshot.generation != pass.generation() {
-            return Err(Again::Replan);
-        }
+        let inside = self.enter().await?;
         context.held.clear();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
-        let stale = |error: Again| {
-            if shared.admission.generation() == pass.generation() { error } else { Again::Replan }
-        };
-        let mark = self.prepare(&view, stripe, context).await.map_err(stale)?;
+        let stale = |error: Again| if inside.has_moved() { Again::Replan } else { error };
+        let intended = self.prepare(&inside, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
         let late = if self.join_claim(claim, context) > 0 && !active(Mutant::LateJoinerNotPlanned) {
             self.counters().joined_late.add(1);
-            Some(self.prepare(&view, stripe, context).await.map_err(stale)?)
+            Some(self.prepare(&inside, stripe, context).await.map_err(stale)?)
         } else {
             None
         };
-        if shared.admission.generation() != pass.generation() {
-            return Err(Again::Replan);
-        }
+        let writing = inside.begin(intended, late).await?;
+        let view = writing.view();
         let logged = if context.remote.is_empty() {
             self.encode(stripe, &view.snapshot, context)?;
             if active(Mutant::LogAfterData) {
-                self.write_members(&view, stripe, context).await;
+                self.write_members(&writing, stripe, context).await;
             }
             let logged = if view.snapshot.log.is_none() {
                 Logged::Nothing
             } else {
                 // A future of its own: inlined, it would make every write larger.
-                Box::pin(self.write_ahead(&view, stripe, context)).await?
+                Box::pin(self.write_ahead(&writing, stripe, context)).await?
             };
-            self.write_members(&view, stripe, context).await;
+            self.write_members(&writing, stripe, context).await;
             logged
         } else {
-            Box::pin(self.write_offloaded(&view, stripe, context)).await?;
+            Box::pin(self.write_offloaded(&writing, stripe, context)).await?;
             Logged::Nothing
         };
         if !context.dropped.is_empty() || !context.listings.is_empty() {
@@ -271,17 +269,17 @@ impl VolumeInner {
             let (offset, length) = self.rows(stripe, context);
             view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, length));
         }
-        drop((mark, late));
-        Ok(pass.generation())
+        Ok(inside.generation())
     }
 
     /// Has the log know the batch before any member changes.
     async fn write_ahead(
         &self,
-        view: &View,
+        writing: &Writing<'_>,
         stripe: StripeId,
         context: &WriteContext,
     ) -> Result<Logged, Again> {
+        let view = writing.view();
         let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
         let batch = Batch { volume: self, view, stripe, image, plan, parity, written_out: *written_out };
         view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
@@ -292,12 +290,13 @@ impl VolumeInner {
     }
 
     /// Plans the image as it is, reads what the plan needs, and makes its intent durable meanwhile.
-    async fn prepare<'v>(
+    async fn prepare<'i>(
         &self,
-        view: &'v View,
+        inside: &'i Inside<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<Mark<'v>, Again> {
+    ) -> Result<Intended<'i>, Again> {
+        let view = inside.view();
         self.cut_at_bad_blocks(view, stripe, context);
         if view.snapshot.log.takes_rows() {
             Box::pin(self.cut_to_rows(view, stripe, context)).await?;
@@ -308,18 +307,12 @@ impl VolumeInner {
         let servers = self.servers_for(view, &facts, context);
         self.plan(view, stripe, &facts, context, servers.is_some())?;
         context.remote.take_up(servers, &facts, &context.plan);
-        let (offset, length) = self.rows(stripe, context);
-        let intent = &view.snapshot.intent;
-        let mark = intent.mark(intent.regions(offset, length), stripe.0);
-        // Asks for the bits now, so that they are written while we read.
-        let durable = intent.is_durable(&mark);
+        // Now, so that the bits are written while we read.
+        let marked = inside.mark(stripe, self.rows(stripe, context));
         if context.remote.is_empty() {
             self.pre_read(view, stripe, context).await?;
         }
-        if !durable && !active(Mutant::DataBeforeIntent) {
-            intent.durable(&mark).await;
-        }
-        Ok(mark)
+        Ok(marked.durable(Mutant::DataBeforeIntent).await)
     }
 
     /// Makes the image one that the log can take: cuts it, if it must be, and fills up rows that are written in part with
@@ -569,7 +562,8 @@ impl VolumeInner {
     }
 
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted and reported.
-    async fn write_members(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
+    async fn write_members(&self, writing: &Writing<'_>, stripe: StripeId, context: &mut WriteContext) {
+        let view = writing.view();
         let geometry = self.parity_geometry();
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         // What a log forgets when the members have answered is durable by then (C4).

@@ -159,6 +159,8 @@ pub struct Shard {
     timers: RefCell<Timers>,
     current_task: Cell<u32>,
     clock: Clock,
+    /// Decides whether the shard is taken off its CPU at a point where it may be.
+    interrupter: RefCell<Option<Rc<dyn Fn() -> bool>>>,
     mailbox: Arc<Mailbox>,
     pool: Pool,
     pub(crate) slots: Slots,
@@ -185,10 +187,21 @@ impl Shard {
                 Some(clock) => Clock::Virtual(Rc::clone(clock)),
                 None => Clock::Monotonic(*START.get_or_init(Instant::now)),
             },
+            interrupter: RefCell::default(),
             mailbox,
             pool: Pool::new(config.arena_bytes),
             slots: Slots::new(),
         })
+    }
+
+    /// Has `interrupter` asked at every [`interruption`](shard::interruption) whether the task that is polled is to stop there. It is
+    /// ready again at once: when it goes on is for the driver to decide.
+    pub fn interrupt_by(&self, interrupter: impl Fn() -> bool + 'static) {
+        *self.interrupter.borrow_mut() = Some(Rc::new(interrupter));
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupter.borrow().as_ref().is_some_and(|interrupter| interrupter())
     }
 
     /// Its number among the shards of the process or world.

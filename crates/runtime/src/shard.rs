@@ -138,6 +138,20 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
+/// A point between two steps of a protocol with other shards, at which the machine may take this thread off its CPU. Production
+/// doesn't wait here. A simulated world may ([`Shard::interrupt_by`]): to it a poll is one step, and what another shard does in
+/// the middle of it would never be seen.
+pub fn interruption() -> impl Future<Output = ()> {
+    let mut is_over = false;
+    std::future::poll_fn(move |cx| {
+        if std::mem::replace(&mut is_over, true) || !with_current(Shard::is_interrupted) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+}
+
 /// Waits for `future`, but no longer than `nanoseconds`: `None` then. The future is dropped, which ends a wait and
 /// never a request.
 pub async fn timeout<F: Future>(nanoseconds: u64, future: F) -> Option<F::Output> {

@@ -38,4 +38,4 @@ pub use rng::Rng;
 pub use stamp::Contents;
 pub use stream::{SimStream, SimStreamConfig};
 pub use trace::{Ending, Event, Operation, Trace};
-pub use world::{LeakReport, Schedule, Stuck, Wiring, World, WorldConfig};
+pub use world::{Interruptions, LeakReport, Schedule, Stuck, Wiring, World, WorldConfig};

@@ -40,12 +40,60 @@ pub struct WorldConfig {
     pub log_events_max: usize,
     /// How steps are chosen; drawn from the seed if absent.
     pub schedule: Option<Schedule>,
+    /// How shards are taken off their CPU in the middle of a poll; never if absent.
+    pub interruptions: Option<Interruptions>,
+}
+
+/// How shards are taken off their CPU in the middle of a poll, where a task says that it matters
+/// ([`interruption`](pinstripe_runtime::shard::interruption)): between two steps of a protocol with other shards. A shard that is
+/// descheduled between two polls ([`Schedule::pauses`]) never shows what happens there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interruptions {
+    /// Of 1024 such points, how many are one.
+    pub chances: u64,
+    /// The longest, in nanoseconds.
+    pub ns_max: u64,
+}
+
+impl Interruptions {
+    /// Some runs have hardly any, some have many, and some have long ones.
+    pub fn drawn(rng: &mut Rng) -> Self {
+        Self {
+            chances: rng.pick(&[4, 32, 128, 512]),
+            ns_max: rng.pick(&[100_000, 5_000_000, 100_000_000, 1_000_000_000]),
+        }
+    }
+}
+
+/// Decides about interruptions.
+struct Interrupter {
+    habits: Option<Interruptions>,
+    rng: RefCell<Rng>,
+    /// By shard: how long its next interruption is to be, if a test wants one.
+    wanted: RefCell<BTreeMap<usize, u64>>,
+    /// How long the task that is being polled is to be interrupted for.
+    now: Cell<Option<u64>>,
+}
+
+impl Interrupter {
+    fn interrupts(&self, shard: usize) -> bool {
+        if self.now.get().is_some() {
+            return false;
+        }
+        let wanted = self.wanted.borrow_mut().remove(&shard);
+        let drawn = self.habits.and_then(|habits| {
+            let mut rng = self.rng.borrow_mut();
+            rng.chance(habits.chances, 1024).then(|| 1 + rng.below(habits.ns_max))
+        });
+        self.now.set(wanted.or(drawn));
+        self.now.get().is_some()
+    }
 }
 
 impl WorldConfig {
     /// A world of `shards` shards whose schedule is drawn.
     pub fn new(seed: u64, shards: usize) -> Self {
-        Self { seed, shards, arena_bytes: 1 << 20, log_events_max: 0, schedule: None }
+        Self { seed, shards, arena_bytes: 1 << 20, log_events_max: 0, schedule: None, interruptions: None }
     }
 }
 
@@ -190,6 +238,9 @@ pub struct World {
     shards: Vec<Rc<Shard>>,
     /// Until when each shard is descheduled.
     paused_until: Vec<u64>,
+    /// By shard: where in its queue the task is that was interrupted. It goes on before anything else happens there.
+    interrupted: Vec<Option<usize>>,
+    interrupter: Rc<Interrupter>,
     shards_past: Vec<Weak<Shard>>,
     sources: Vec<Rc<dyn EventSource>>,
     disks: usize,
@@ -244,6 +295,13 @@ impl World {
             clock,
             shards: Vec::new(),
             paused_until: vec![0; config.shards],
+            interrupted: vec![None; config.shards],
+            interrupter: Rc::new(Interrupter {
+                habits: config.interruptions,
+                rng: RefCell::new(Rng::new(config.seed).fork(5)),
+                wanted: RefCell::default(),
+                now: Cell::new(None),
+            }),
             shards_past: Vec::new(),
             sources: Vec::new(),
             disks: 0,
@@ -261,12 +319,21 @@ impl World {
 
     fn new_shard(&self, index: usize) -> Rc<Shard> {
         let clock = Some(Rc::clone(&self.clock));
-        Shard::new(&ShardConfig { index, arena_bytes: self.config.arena_bytes, clock })
+        let shard = Shard::new(&ShardConfig { index, arena_bytes: self.config.arena_bytes, clock });
+        let interrupter = Rc::clone(&self.interrupter);
+        shard.interrupt_by(move || interrupter.interrupts(index));
+        shard
     }
 
     fn start_shards(&mut self) {
         self.shards = (0..self.config.shards).map(|index| self.new_shard(index)).collect();
         self.paused_until.fill(0);
+        self.interrupted.fill(None);
+    }
+
+    /// Takes shard `index` off its CPU for so long, at the next point of a task where that matters.
+    pub fn interrupt_next(&self, index: usize, nanoseconds: u64) {
+        self.interrupter.wanted.borrow_mut().insert(index, nanoseconds);
     }
 
     /// The schedule of this run.
@@ -513,13 +580,15 @@ impl World {
     fn run_shard(&mut self, index: usize, choice: Choice) {
         let shard = Rc::clone(&self.shards[index]);
         let _entered = shard.enter();
+        if let Some(position) = self.interrupted[index].take() {
+            return self.poll(&shard, position.min(shard.ready_count().saturating_sub(1)));
+        }
         match choice {
             Choice::Task => {
                 let ready = shard.ready_count();
                 let jump = ready > 1 && self.rng.chance(self.schedule.out_of_order, 1024);
                 let position = if jump { self.rng.index(ready) } else { 0 };
-                self.trace.record(Event::Polled { shard: index, position, ready });
-                shard.poll_ready(position);
+                self.poll(&shard, position);
             }
             Choice::Mail => {
                 self.trace.record(Event::Mail { shard: index });
@@ -529,6 +598,18 @@ impl World {
                 self.trace.record(Event::Timers { shard: index });
                 shard.fire_timers();
             }
+        }
+    }
+
+    fn poll(&mut self, shard: &Shard, position: usize) {
+        let (index, ready) = (shard.index(), shard.ready_count());
+        self.trace.record(Event::Polled { shard: index, position, ready });
+        shard.poll_ready(position);
+        if let Some(nanoseconds) = self.interrupter.now.take() {
+            let until = self.now() + nanoseconds;
+            self.paused_until[index] = until;
+            self.interrupted[index] = shard.ready_count().checked_sub(1);
+            self.trace.record(Event::Paused { shard: index, until });
         }
     }
 
@@ -578,6 +659,7 @@ impl World {
             let shard = self.new_shard(index);
             self.shards_past.push(Rc::downgrade(&std::mem::replace(&mut self.shards[index], shard)));
             self.paused_until[index] = 0;
+            self.interrupted[index] = None;
         }
         self.shards_past.retain(|shard| shard.strong_count() > 0);
     }

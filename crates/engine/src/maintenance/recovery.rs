@@ -31,6 +31,10 @@ impl Home {
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
         let geometry = self.volume.inner.parity_geometry();
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
+        // C27: whoever still writes under an earlier membership may be about to set a bit that this device needs.
+        if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
+            self.shared().admission.drained().await;
+        }
         let mut todo = self.left_to_recover(&self.shared().snapshot(), member);
         if active(Mutant::RebuildEndsEarly)
             && let Some(last) = todo.last_mut()

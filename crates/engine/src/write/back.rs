@@ -76,12 +76,9 @@ impl VolumeInner {
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
     ) -> Result<Option<u64>, Again> {
-        let shared = &*self.shared;
-        let pass = shared.admission.enter(self.shard, &shared.knock).await.map_err(|_| shared.refusal())?;
-        let view = self.view();
-        if view.snapshot.generation != pass.generation() {
-            return Err(Again::Replan);
-        }
+        // Nothing is written to a member here, and the journal looks for itself whether the membership is still the one.
+        let inside = self.enter().await?;
+        let view = inside.view();
         let goes = journal.mode() == JournalMode::WriteBack && view.snapshot.is_complete();
         if !goes {
             return Ok(None);
@@ -89,11 +86,12 @@ impl VolumeInner {
         self.join(claim, context);
         let (geometry, key) = (self.parity_geometry(), self.cache_key(stripe));
         fill_from_cache(journal, key, geometry.chunk_bytes(), &mut context.image);
-        self.widen(&view, stripe, &mut context.image).await?;
+        self.widen(view, stripe, &mut context.image).await?;
         context.image.build_extents(geometry.chunk_bytes());
         let pages = pages_of(geometry, stripe, &context.image);
-        let logged = journal.log_data(shared, pass.generation(), key, pages).await;
-        logged.map(|logged| logged.then_some(pass.generation())).map_err(|error| match error {
+        let generation = inside.generation();
+        let logged = journal.log_data(&self.shared, generation, key, pages).await;
+        logged.map(|logged| logged.then_some(generation)).map_err(|error| match error {
             LogError::Member(member) => Again::Without(member),
             LogError::Moved => Again::Replan,
             LogError::Fatal(error) => Again::Fatal(error),

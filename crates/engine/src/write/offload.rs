@@ -7,6 +7,7 @@ use pinstripe_runtime::{DeviceError, Slice, shard};
 use super::{Again, WriteContext};
 use crate::{
     decode::exponent,
+    entry::Writing,
     error::{IoError, Operation},
     geometry::{MemberSlot, StripeId, StripeMap},
     image::Image,
@@ -107,10 +108,11 @@ impl VolumeInner {
     /// Both phases, and what the client writes itself.
     pub(super) async fn write_offloaded(
         &self,
-        view: &View,
+        writing: &Writing<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
     ) -> Result<(), Again> {
+        let view = writing.view();
         let Some(attached) = attached(&view.snapshot).map(Arc::clone) else { return Err(Again::Replan) };
         let map = self.parity_geometry().slots(stripe);
         let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
