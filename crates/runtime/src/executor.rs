@@ -255,6 +255,11 @@ impl Shard {
         }
     }
 
+    /// The driver's loop came round all the time until now: for a driver with a clock of its own, which jumps.
+    pub fn has_turned(&self) {
+        self.turned_at.set(self.now());
+    }
+
     /// Starts a task.
     pub fn spawn<F: Future<Output = ()> + 'static>(&self, future: F) {
         let cell: Pin<Box<dyn Task>> = {

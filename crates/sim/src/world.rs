@@ -190,6 +190,8 @@ pub struct World {
     shards: Vec<Rc<Shard>>,
     /// Until when each shard is descheduled.
     paused_until: Vec<u64>,
+    /// Shards that have not turned since they were.
+    standing: Vec<bool>,
     shards_past: Vec<Weak<Shard>>,
     sources: Vec<Rc<dyn EventSource>>,
     disks: usize,
@@ -244,6 +246,7 @@ impl World {
             clock,
             shards: Vec::new(),
             paused_until: vec![0; config.shards],
+            standing: vec![false; config.shards],
             shards_past: Vec::new(),
             sources: Vec::new(),
             disks: 0,
@@ -267,6 +270,7 @@ impl World {
     fn start_shards(&mut self) {
         self.shards = (0..self.config.shards).map(|index| self.new_shard(index)).collect();
         self.paused_until.fill(0);
+        self.standing.fill(false);
     }
 
     /// The schedule of this run.
@@ -440,6 +444,7 @@ impl World {
             self.clock.set(self.now() + tick);
         }
         let now = self.now();
+        self.resume(now);
         let eligible = self.eligible(now);
         let total: u64 = eligible.iter().map(|(_, weight, _)| weight).sum();
         if total == 0 {
@@ -454,6 +459,33 @@ impl World {
             draw -= weight;
         }
         true
+    }
+
+    /// These shards get no steps for so long, as when their process is stopped, its group frozen or its machine suspended. Disks,
+    /// links and all other shards go on.
+    pub fn stall(&mut self, shards: Range<usize>, nanoseconds: u64) {
+        let until = self.now() + nanoseconds;
+        for index in shards {
+            self.stand(index, until);
+        }
+    }
+
+    fn stand(&mut self, index: usize, until: u64) {
+        if !std::mem::replace(&mut self.standing[index], true) {
+            self.shards[index].has_turned();
+        }
+        self.paused_until[index] = until.max(self.paused_until[index]);
+        self.trace.record(Event::Paused { shard: index, until });
+    }
+
+    /// Shards that may go on look at the clock first, as a driver's loop does.
+    fn resume(&mut self, now: u64) {
+        for (index, standing) in self.standing.iter_mut().enumerate() {
+            if *standing && self.paused_until[index] <= now {
+                *standing = false;
+                self.shards[index].turn();
+            }
+        }
     }
 
     /// What may happen now, with its weight (0 if there is nothing of the kind) and how many there are of it.
@@ -503,8 +535,7 @@ impl World {
         let Some(index) = (0..self.shards.len()).filter(fits).nth(nth) else { return };
         if self.rng.chance(self.schedule.pauses, 65536) {
             let until = now + 1 + self.rng.below(self.schedule.pause_ns_max);
-            self.paused_until[index] = until;
-            self.trace.record(Event::Paused { shard: index, until });
+            self.stand(index, until);
             return;
         }
         self.run_shard(index, choice);
@@ -534,6 +565,7 @@ impl World {
 
     /// Nothing may happen at `now`: time goes on to the next moment at which something will, if there is one.
     fn jump(&mut self, now: u64) -> bool {
+        // Of a shard that stands still no timer is due before it goes on; whether it is due then, is seen then.
         let resumes = |(shard, &until): (&Rc<Shard>, &u64)| {
             let wants = shard.ready_count() > 0 || shard.mailbox().has_mail();
             let timer = shard.next_timer().map(|due| due.max(until));
@@ -578,6 +610,7 @@ impl World {
             let shard = self.new_shard(index);
             self.shards_past.push(Rc::downgrade(&std::mem::replace(&mut self.shards[index], shard)));
             self.paused_until[index] = 0;
+            self.standing[index] = false;
         }
         self.shards_past.retain(|shard| shard.strong_count() > 0);
     }
