@@ -74,6 +74,11 @@ const STEPS: &[Step] = &[
         ],
     },
     Step {
+        name: "mutants-runtime",
+        program: "cargo",
+        arguments: &["test", "-p", "pinstripe-runtime", "--features", "mutants", "--lib", "--test", "stalls"],
+    },
+    Step {
         name: "mutants-nvme",
         program: "cargo",
         arguments: &["test", "-p", "pinstripe-nvme", "--features", "mutants", "--test", "simulated"],

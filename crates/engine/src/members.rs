@@ -3,7 +3,7 @@
 //! *Slow is not dead.* A request that takes longer than a first limit makes its member `slow`, which is told and nothing else.
 //! At a second limit the member is given up: the waits for all its requests end with an error, on every shard, and the
 //! controller takes it out of the membership like any member that failed. So whatever a device does, an operation of the
-//! array ends.
+//! array ends. If the array would fail without it, it is asked again first, for as long once more (C29).
 //!
 //! A time-out ends the wait, never the request (C16; decision 14 has the argument):
 //!
@@ -46,6 +46,8 @@ use crate::{
 const RETRIES: u32 = 6;
 /// How long the first of these waits; each next one twice as long.
 const RETRY_NS: u64 = 1_000_000;
+/// A member that the array can't do without has so many times the limit.
+const LAST_STRAW_LIMITS: u64 = 2;
 /// A stop waits for members that may take their time only so long.
 const STOP_LIMIT_NS: u64 = 30_000_000_000;
 
@@ -364,6 +366,17 @@ impl Core {
         give_up_everywhere(shared, self.member.id, DeviceErrorKind::TimedOut);
     }
 
+    /// Whether it is too early to give the member up, because the array would fail without it (C29): what makes several members silent
+    /// at a time may be this machine's own trouble, or the network's, and pass.
+    fn is_last_straw(&self, age_ns: u64, limit: u64) -> bool {
+        let shared = &self.shared;
+        matches!(shared.geometry, Geometry::Parity(_))
+            && age_ns < limit.saturating_mul(LAST_STRAW_LIMITS)
+            && !shared.has_failed()
+            && !shared.can_spare(self.member.id)
+            && !active(Mutant::LastStrawDropped)
+    }
+
     fn set_slow(&self, slow: bool) {
         if self.is_slow.replace(slow) == slow {
             return;
@@ -382,10 +395,13 @@ impl Observer for Core {
         let limit = self.shared.member_limit_ns();
         let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
         // Without a limit nobody is dropped.
-        let limit = if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
+        let mut limit = if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
         if limit > 0 && age_ns >= limit {
-            self.time_out(about);
-            return Verdict::GiveUp(DeviceErrorKind::TimedOut);
+            if !self.is_last_straw(age_ns, limit) {
+                self.time_out(about);
+                return Verdict::GiveUp(DeviceErrorKind::TimedOut);
+            }
+            limit = limit.saturating_mul(LAST_STRAW_LIMITS);
         }
         self.set_slow(age_ns >= self.shared.options.slow_member_ns);
         Verdict::WaitUntil(if limit == 0 { u64::MAX } else { limit })

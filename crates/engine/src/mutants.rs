@@ -253,6 +253,8 @@ pinstripe_runtime::mutants! {
     SeatedSpareRemoved,
     /// A member that is slow is dropped like one that doesn't answer.
     SlowMemberDropped,
+    /// A member that the array can't do without is given up at the same limit as any other (C29).
+    LastStrawDropped,
     /// The superblocks don't say that the journal is lost (C18).
     JournalLossUnrecorded,
     /// Servers are told to commit before all of them have done their part.
@@ -294,6 +296,7 @@ impl Mutant {
         Self::LargerBlocksJoin,
         Self::FailedRowsTrusted,
         Self::ListedTakesChunk,
+        Self::LastStrawDropped,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.

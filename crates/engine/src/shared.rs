@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
-    ShardHandle, Signal,
+    DeviceErrorKind, ShardHandle, Signal,
     atomics::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     image::Piece,
     options::ArrayOptions,
     parity_cache::ParityCache,
-    snapshot::{MemberId, Snapshot},
+    snapshot::{MemberId, Seat, Snapshot},
     statistics::Counters,
     stripe_table::StripeTable,
 };
@@ -49,6 +49,8 @@ pub struct Shared {
     durable: AtomicU64,
     durable_changed: Signal,
     failures: Mutex<Vec<Failure>>,
+    /// Members that are out or about to be, for a failure of their own. Numbers of members are never used again.
+    leaving: Mutex<Vec<MemberId>>,
     /// For the controller: sectors that turned bad or good.
     pub(crate) bad_reports: Reports,
     /// Too many members failed (C3), or the superblocks can't be written.
@@ -157,6 +159,7 @@ impl Shared {
             durable_changed: Signal::default(),
             current: Mutex::new(Arc::new(snapshot)),
             failures: Mutex::default(),
+            leaving: Mutex::default(),
             bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
             offload: crate::offload::Common::default(),
@@ -216,8 +219,32 @@ impl Shared {
 
     /// Has `member` dropped, soon.
     pub fn report(&self, member: MemberId, error: MemberError) {
+        // A member that only had too many errors may be kept.
+        if error.error.kind != DeviceErrorKind::TooManyErrors {
+            let mut leaving = locked(&self.leaving);
+            if !leaving.contains(&member) {
+                leaving.push(member);
+            }
+        }
         locked(&self.failures).push(Failure { member, error });
         self.knock.notify();
+    }
+
+    /// Whether the array can do without `member` too, besides all that have been reported. If so it counts as reported from now
+    /// on, so that two shards that ask for two members at a time don't both hear yes.
+    pub(crate) fn can_spare(&self, member: MemberId) -> bool {
+        let mut leaving = locked(&self.leaving);
+        let stays = |seat: &Seat| {
+            let seat = leaving.iter().chain([&member]).fold(seat.clone(), |seat, gone| seat.without(*gone));
+            seat.is_whole()
+        };
+        let snapshot = self.snapshot();
+        let lost = snapshot.seats.iter().filter(|seat| !stays(seat)).count();
+        let can = lost <= self.geometry.redundancy();
+        if can {
+            leaving.push(member);
+        }
+        can
     }
 
     /// Waits until `member` is out of the membership, durably; an error if the array can't do without it.

@@ -245,10 +245,35 @@ fn listed_parity(seed: u64) -> bool {
     scene.check() > 0
 }
 
+/// All members are silent, for longer than one may be and not for as long as the last one may.
+fn short_outage(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    arrays::scene::silence(&mut scene, 40);
+    scene.write(0, STRIPE_SECTORS, true).is_ok() && is_right(&mut scene)
+}
+
+/// The process is stopped, and with it what works for it, for far longer than a member may take.
+fn stopped_process(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    arrays::scene::silence(&mut scene, 300);
+    let wrote = arrays::scene::write_in_a_stall(&mut scene, 300);
+    wrote && scene.array.detail().missing == 0 && is_right(&mut scene)
+}
+
+#[test]
+fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
+    use pinstripe_runtime::mutants::{Mutant, activate};
+    assert!((0..SEEDS).all(stopped_process));
+    activate(Some(Mutant::StallCharged));
+    assert!(!(0..SEEDS).all(stopped_process));
+    activate(None);
+}
+
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 10] = [
+    let scenes: [(Mutant, Holds); 11] = [
+        (Mutant::LastStrawDropped, short_outage),
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),

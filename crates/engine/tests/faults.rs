@@ -202,6 +202,36 @@ fn after_a_failure_beyond_redundancy_members_that_answer_again_are_read() {
 }
 
 #[test]
+fn an_outage_of_all_members_that_is_shorter_than_the_last_may_take_does_not_fail_the_array() {
+    for seed in 0..4 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        arrays::scene::silence(&mut scene, 45);
+        scene.write(0, STRIPE_SECTORS, false).unwrap();
+        assert!(detail(&scene).missing <= 1, "one was given up before it was known that the others are silent too");
+        scene.flush().unwrap();
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+        scene.stop();
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_has_waited_for_nothing() {
+    for seed in 0..4 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        // The kernel's workers for files belong to the process, and are stopped with it.
+        arrays::scene::silence(&mut scene, 300);
+        assert!(arrays::scene::write_in_a_stall(&mut scene, 300));
+        let now = detail(&scene);
+        assert!(now.missing == 0 && now.slots.iter().all(|slot| slot.statistics.timed_out == 0));
+        scene.read_all();
+        scene.stop();
+    }
+}
+
+#[test]
 fn a_hanging_member_can_be_failed_at_once_and_a_stop_ends_although_members_may_take_for_ever() {
     let patient = ArrayOptions { member_timeout_ns: 0, ..options() };
     let mut scene = raid5_with(3, patient.clone());

@@ -23,9 +23,15 @@ use crate::{
     Pool,
     completion::Slots,
     mailbox::{Mailbox, Message, TASKS_MAX},
+    mutants::{Mutant, active},
     shard,
     timers::{TimerId, Timers},
 };
+
+/// How often the loop of a driver comes round at least while something has a time limit.
+pub const TURN_NS: u64 = 250_000_000;
+/// What of the time between two turns may count as waited: twice that, for a busy machine. All beyond is a gap.
+pub const GAP_NS: u64 = 2 * TURN_NS;
 
 /// Shards that may be alive at a time in a process.
 const SHARDS_MAX: usize = 1024;
@@ -161,6 +167,10 @@ pub struct Shard {
     clock: Clock,
     /// Decides whether the shard is taken off its CPU at a point where it may be.
     interrupter: RefCell<Option<Rc<dyn Fn() -> bool>>>,
+    /// When its driver's loop last came round.
+    turned_at: Cell<u64>,
+    /// Time in which that loop stood still, and which nothing has waited for.
+    lost_ns: Cell<u64>,
     mailbox: Arc<Mailbox>,
     pool: Pool,
     pub(crate) slots: Slots,
@@ -172,7 +182,7 @@ impl Shard {
         let id = take_id();
         let mailbox = Arc::clone(MAILBOXES[id as usize].get_or_init(Arc::default));
         mailbox.reset();
-        Rc::new(Self {
+        let shard = Self {
             id,
             generation: mailbox.generation() & GENERATION_MASK,
             index: config.index,
@@ -183,6 +193,8 @@ impl Shard {
             ready: RefCell::default(),
             timers: RefCell::default(),
             current_task: Cell::new(u32::MAX),
+            turned_at: Cell::default(),
+            lost_ns: Cell::default(),
             clock: match &config.clock {
                 Some(clock) => Clock::Virtual(Rc::clone(clock)),
                 None => Clock::Monotonic(*START.get_or_init(Instant::now)),
@@ -191,7 +203,9 @@ impl Shard {
             mailbox,
             pool: Pool::new(config.arena_bytes),
             slots: Slots::new(),
-        })
+        };
+        shard.turned_at.set(shard.now());
+        Rc::new(shard)
     }
 
     /// Has `interrupter` asked at every [`interruption`](shard::interruption) whether the task that is polled is to stop there. It is
@@ -235,6 +249,28 @@ impl Shard {
             Clock::Monotonic(start) => u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
             Clock::Virtual(now) => now.get(),
         }
+    }
+
+    /// Nanoseconds that this shard was there to wait, since some fixed moment: [`Shard::now`] without the gaps that
+    /// [`Shard::turn`] has found. Timers and looks at requests go by it. It means nothing on another shard.
+    pub fn waited(&self) -> u64 {
+        self.now().saturating_sub(self.lost_ns.get())
+    }
+
+    /// The driver's loop comes round, with everything reaped that has completed. A gap since the last time is charged to no wait
+    /// (C29): the process was stopped, its group frozen, its machine suspended, and what it waits for may have been, too, or
+    /// has been ready for long. A driver that turns must do so every [`TURN_NS`] while something has a time limit.
+    pub fn turn(&self) {
+        let now = self.now();
+        let gap = now.saturating_sub(self.turned_at.replace(now));
+        if gap > GAP_NS && !active(Mutant::StallCharged) {
+            self.lost_ns.set(self.lost_ns.get() + (gap - GAP_NS));
+        }
+    }
+
+    /// The driver's loop came round all the time until now: for a driver with a clock of its own, which jumps.
+    pub fn has_turned(&self) {
+        self.turned_at.set(self.now());
     }
 
     /// Starts a task.
@@ -321,10 +357,12 @@ impl Shard {
         }
     }
 
-    /// When something is to be done although nothing happens: the next timer, or a look at a request that takes long.
+    /// When, by [`Shard::now`], something is to be done although nothing happens: the next timer, or a look at a request that takes
+    /// long. Later, if the loop stands still before.
     pub fn next_timer(&self) -> Option<u64> {
         let (timer, look) = (self.timers.borrow().next(), self.slots.next_look());
-        timer.into_iter().chain(look).min()
+        let due = timer.into_iter().chain(look).min()?;
+        Some(due.saturating_add(self.lost_ns.get()))
     }
 
     /// Makes the tasks ready whose timers are due, and tells those who watch requests of the ones that take long. The
@@ -333,18 +371,18 @@ impl Shard {
         if self.timers.borrow().next().is_none() && self.slots.next_look().is_none() {
             return;
         }
-        let now = self.now();
-        while let Some(task) = self.fire_timer(now) {
+        let waited = self.waited();
+        while let Some(task) = self.fire_timer(waited) {
             self.make_ready(task);
         }
-        self.slots.look(now);
+        self.slots.look(waited);
     }
 
-    fn fire_timer(&self, now: u64) -> Option<u32> {
-        self.timers.borrow_mut().fire(now)
+    fn fire_timer(&self, waited: u64) -> Option<u32> {
+        self.timers.borrow_mut().fire(waited)
     }
 
-    /// Has the task that is being polled woken at `deadline`.
+    /// Has the task that is being polled woken at `deadline`, by [`Shard::waited`].
     pub(crate) fn set_timer(&self, deadline: u64) -> TimerId {
         self.timers.borrow_mut().set(deadline, self.current_task.get())
     }

@@ -45,3 +45,10 @@ macro_rules! mutants {
         }
     };
 }
+
+crate::mutants! {
+    /// C29: time in which a shard stood still counts as time that its requests took.
+    StallCharged,
+    /// C29: timers fire before the kernel's completions are looked at.
+    TimersBeforeCompletions,
+}

@@ -76,6 +76,12 @@ pub fn now() -> u64 {
     with_current(Shard::now)
 }
 
+/// Nanoseconds that this shard was there to wait: [`now`] without the time in which its loop stood still (C29). For
+/// how long something takes that is waited for here; it means nothing on another shard.
+pub fn waited() -> u64 {
+    with_current(Shard::waited)
+}
+
 /// This shard's number among the shards of the process or world, from 0.
 pub fn index() -> usize {
     with_current(Shard::index)
@@ -91,9 +97,9 @@ pub fn zeroed(length: usize) -> Buffer {
     with_current(|shard| shard.pool().zeroed(length))
 }
 
-/// Waits for `nanoseconds`.
+/// Waits for `nanoseconds`, by [`waited`].
 pub fn sleep(nanoseconds: u64) -> Sleep {
-    Sleep { deadline: now().saturating_add(nanoseconds), timer: None }
+    Sleep { deadline: waited().saturating_add(nanoseconds), timer: None }
 }
 
 /// See [`sleep`]. Dropping it early takes its timer away.
@@ -107,7 +113,7 @@ impl Future for Sleep {
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
         with_current(|shard| {
-            if shard.now() >= self.deadline {
+            if shard.waited() >= self.deadline {
                 return Poll::Ready(());
             }
             let deadline = self.deadline;

@@ -1,5 +1,7 @@
 //! A shard's timers: a binary heap in which each timer knows its place, so that one that nobody waits for any more is taken out.
 //!
+//! Their clock is [`crate::Shard::waited`].
+//!
 //! Timers that are due at the same moment fire in the order in which they were set. Nothing is allocated once there is room
 //! for as many timers as are set at a time.
 

@@ -2,7 +2,8 @@
 //!
 //! A [`Watch`] stands for one device on one shard. Its requests under way form a list through the shard's slots, oldest first;
 //! so only the oldest has a deadline, and a request costs a link and a look at the clock, no timer and no memory. What a
-//! device answers before the call returns is never linked.
+//! device answers before the call returns is never linked. Ages are times that were really waited
+//! ([`crate::Shard::waited`]): a process that was stopped has not waited for anything (C29).
 //!
 //! Giving up ends the waits, never the requests (C16): the memory stays in the slots until the completions come, and the observer
 //! hears of each of these ([`Observer::settled`]). A read that was given up gets other memory in the place of its own.
@@ -346,7 +347,7 @@ impl Watch {
     /// meanwhile, with an error, the observer is told.
     pub fn add(&self, submission: &Submission, about: About) {
         let Some(slot) = submission.slot() else { return };
-        let failed = shard::with_current(|shard| shard.slots.link(slot, self.index, about, shard.now()));
+        let failed = shard::with_current(|shard| shard.slots.link(slot, self.index, about, shard.waited()));
         if let Some((observer, error)) = failed {
             observer.failed(about, error);
         }

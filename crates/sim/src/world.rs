@@ -241,6 +241,8 @@ pub struct World {
     /// By shard: where in its queue the task is that was interrupted. It goes on before anything else happens there.
     interrupted: Vec<Option<usize>>,
     interrupter: Rc<Interrupter>,
+    /// Shards that have not turned since they were.
+    standing: Vec<bool>,
     shards_past: Vec<Weak<Shard>>,
     sources: Vec<Rc<dyn EventSource>>,
     disks: usize,
@@ -302,6 +304,7 @@ impl World {
                 wanted: RefCell::default(),
                 now: Cell::new(None),
             }),
+            standing: vec![false; config.shards],
             shards_past: Vec::new(),
             sources: Vec::new(),
             disks: 0,
@@ -329,6 +332,7 @@ impl World {
         self.shards = (0..self.config.shards).map(|index| self.new_shard(index)).collect();
         self.paused_until.fill(0);
         self.interrupted.fill(None);
+        self.standing.fill(false);
     }
 
     /// Takes shard `index` off its CPU for so long, at the next point of a task where that matters.
@@ -507,6 +511,7 @@ impl World {
             self.clock.set(self.now() + tick);
         }
         let now = self.now();
+        self.resume(now);
         let eligible = self.eligible(now);
         let total: u64 = eligible.iter().map(|(_, weight, _)| weight).sum();
         if total == 0 {
@@ -521,6 +526,33 @@ impl World {
             draw -= weight;
         }
         true
+    }
+
+    /// These shards get no steps for so long, as when their process is stopped, its group frozen or its machine suspended. Disks,
+    /// links and all other shards go on.
+    pub fn stall(&mut self, shards: Range<usize>, nanoseconds: u64) {
+        let until = self.now() + nanoseconds;
+        for index in shards {
+            self.stand(index, until);
+        }
+    }
+
+    fn stand(&mut self, index: usize, until: u64) {
+        if !std::mem::replace(&mut self.standing[index], true) {
+            self.shards[index].has_turned();
+        }
+        self.paused_until[index] = until.max(self.paused_until[index]);
+        self.trace.record(Event::Paused { shard: index, until });
+    }
+
+    /// Shards that may go on look at the clock first, as a driver's loop does.
+    fn resume(&mut self, now: u64) {
+        for (index, standing) in self.standing.iter_mut().enumerate() {
+            if *standing && self.paused_until[index] <= now {
+                *standing = false;
+                self.shards[index].turn();
+            }
+        }
     }
 
     /// What may happen now, with its weight (0 if there is nothing of the kind) and how many there are of it.
@@ -570,8 +602,7 @@ impl World {
         let Some(index) = (0..self.shards.len()).filter(fits).nth(nth) else { return };
         if self.rng.chance(self.schedule.pauses, 65536) {
             let until = now + 1 + self.rng.below(self.schedule.pause_ns_max);
-            self.paused_until[index] = until;
-            self.trace.record(Event::Paused { shard: index, until });
+            self.stand(index, until);
             return;
         }
         self.run_shard(index, choice);
@@ -606,15 +637,14 @@ impl World {
         self.trace.record(Event::Polled { shard: index, position, ready });
         shard.poll_ready(position);
         if let Some(nanoseconds) = self.interrupter.now.take() {
-            let until = self.now() + nanoseconds;
-            self.paused_until[index] = until;
             self.interrupted[index] = shard.ready_count().checked_sub(1);
-            self.trace.record(Event::Paused { shard: index, until });
+            self.stand(index, self.now() + nanoseconds);
         }
     }
 
     /// Nothing may happen at `now`: time goes on to the next moment at which something will, if there is one.
     fn jump(&mut self, now: u64) -> bool {
+        // Of a shard that stands still no timer is due before it goes on; whether it is due then, is seen then.
         let resumes = |(shard, &until): (&Rc<Shard>, &u64)| {
             let wants = shard.ready_count() > 0 || shard.mailbox().has_mail();
             let timer = shard.next_timer().map(|due| due.max(until));
@@ -660,6 +690,7 @@ impl World {
             self.shards_past.push(Rc::downgrade(&std::mem::replace(&mut self.shards[index], shard)));
             self.paused_until[index] = 0;
             self.interrupted[index] = None;
+            self.standing[index] = false;
         }
         self.shards_past.retain(|shard| shard.strong_count() > 0);
     }

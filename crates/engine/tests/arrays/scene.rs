@@ -20,7 +20,7 @@ use pinstripe_md::{
     units::{Sector, SectorCount},
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Ledger, Rng, SimDisk, SimDiskConfig, World, WorldConfig};
+use pinstripe_sim::{Fault, Ledger, Rng, SimDisk, SimDiskConfig, Trigger, World, WorldConfig};
 
 use super::{STEPS, options};
 
@@ -237,6 +237,38 @@ pub async fn write(
     let result = volume.write(sector * 512, data.freeze(), fua).await;
     ledger.borrow_mut().complete_write(id, result.is_ok());
     result
+}
+
+/// No disk does anything for so many seconds.
+pub fn silence(scene: &mut Scene, seconds: u64) {
+    let until = scene.world.now() + seconds * 1_000_000_000;
+    for disk in &scene.disks {
+        disk.fault(&Fault::Hang);
+        disk.plan(Trigger::AtTime(until), Fault::Release);
+    }
+}
+
+/// A write and a flush begin on each shard, and just then nothing of the process runs for so many seconds. Whether all of them
+/// succeed.
+pub fn write_in_a_stall(scene: &mut Scene, seconds: u64) -> bool {
+    let fine = Rc::new(RefCell::new((0, true)));
+    let shards = scene.world.shards();
+    for shard in 0..shards {
+        let (array, ledger, fine) = (scene.array.clone(), Rc::clone(&scene.ledger), Rc::clone(&fine));
+        scene.world.spawn(shard, "write", async move {
+            let volume = Volume::new(Arc::clone(array.shared()));
+            let sector = 200 * u64::try_from(shard).unwrap();
+            let wrote = write(&volume, &ledger, sector, 48, false).await.is_ok();
+            let flushed = volume.flush().await.is_ok();
+            fine.borrow_mut().0 += 1;
+            fine.borrow_mut().1 &= wrote && flushed;
+        });
+    }
+    let asked = |world: &World| (0..shards).all(|shard| world.shard(shard).requests_in_flight() > 0);
+    scene.world.run_until(STEPS, asked).unwrap();
+    scene.world.stall(0..shards, seconds * 1_000_000_000);
+    scene.world.run_until(STEPS, |_| fine.borrow().0 == shards).unwrap();
+    fine.borrow().1
 }
 
 /// Starts a task on every shard in turn; gives how many have ended.

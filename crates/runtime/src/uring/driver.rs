@@ -20,6 +20,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use crate::{
     Completion, DeviceError, DeviceErrorKind, Pool, Shard, Submission,
     completion::Payload,
+    executor::TURN_NS,
+    mutants::{Mutant, active},
     uring::{
         RunError,
         operation::{Operation, Step},
@@ -297,10 +299,16 @@ impl Driver {
         });
     }
 
-    /// One round: mail, timers, a bounded batch of tasks, the kernel.
+    /// One round: what the kernel has completed, mail, timers, a bounded batch of tasks, the kernel again. Nothing times out that
+    /// has completed, however long the loop stood still before (C29).
     fn turn(&self, shard: &Shard) {
         /// Polls between two looks at the kernel: enough to share the system call, few enough to keep it busy.
         const BATCH: usize = 64;
+        if !active(Mutant::TimersBeforeCompletions) {
+            self.submit();
+            self.reap();
+        }
+        shard.turn();
         shard.deliver_mail();
         shard.fire_timers();
         for _ in 0..BATCH {
@@ -346,7 +354,8 @@ impl Driver {
         }
         // The kernel may have ended the poll since the turn armed it: that it did was among what was reaped.
         self.arm_kick();
-        let timeout = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()));
+        // A stall within a long sleep would not be seen.
+        let timeout = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()).min(TURN_NS));
         if timeout != Some(0) {
             self.wait(timeout);
         }
@@ -501,6 +510,43 @@ mod tests {
         assert!(shard.now() - before < LIMIT_NS / 2, "the message woke nobody");
         sender.join().unwrap();
         assert!(driver.drain(&shard));
+    }
+
+    /// A receive is under way for longer than it may be before the shard looks again, and its message has come meanwhile.
+    fn times_out_although_it_has_completed() -> bool {
+        let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 0, clock: None });
+        let _entered = shard.enter();
+        let driver = Driver::new(shard.pool(), 0).unwrap();
+        Driver::set_current(Some(Rc::clone(&driver)));
+        let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let stream = crate::uring::Connection::new(near).attach().unwrap();
+        let got = Rc::new(Cell::new(None));
+        let there = Rc::clone(&got);
+        shard.spawn(async move {
+            let receive = crate::Stream::receive(&*stream, crate::shard::buffer(1));
+            there.set(Some(crate::shard::timeout(20_000_000, receive).await.is_some()));
+        });
+        driver.turn(&shard);
+        io::Write::write_all(&mut far, &[1]).unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+        while got.get().is_none() {
+            driver.turn(&shard);
+        }
+        assert!(driver.drain(&shard));
+        Driver::set_current(None);
+        got.get() == Some(false)
+    }
+
+    #[test]
+    fn what_has_completed_does_not_time_out() {
+        assert!(!times_out_although_it_has_completed());
+    }
+
+    #[cfg(feature = "mutants")]
+    #[test]
+    fn timers_that_fire_before_completions_are_reaped_are_found() {
+        crate::mutants::activate(Some(Mutant::TimersBeforeCompletions));
+        assert!(times_out_although_it_has_completed());
     }
 
     #[test]

@@ -1,0 +1,54 @@
+//! C29: only time that was really waited counts. A shard's thread stands still, as when its process is stopped or its machine
+//! suspended, and nothing that it waits for times out by that.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{io::Write, os::unix::net::UnixStream, thread, time::Duration};
+
+use pinstripe_runtime::{
+    Stream, shard,
+    uring::{self, Connection, RuntimeConfig},
+};
+
+/// A message is awaited for at most `limit_ms` and comes at `at_ms`; meanwhile the shard's thread stands still for `still_ms`.
+/// Whether the limit ends the wait.
+fn times_out(still_ms: u64, limit_ms: u64, at_ms: u64, prepare: fn()) -> bool {
+    let (mut sender, receiver) = UnixStream::pair().unwrap();
+    let writer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(at_ms));
+        // The other end is gone where the wait was ended.
+        let _ = sender.write_all(&[1]);
+    });
+    let got = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+        prepare();
+        let stream = Connection::new(receiver).attach().unwrap();
+        shard::spawn(async move {
+            // By now the receive is the kernel's.
+            shard::sleep(20_000_000).await;
+            thread::sleep(Duration::from_millis(still_ms));
+        });
+        shard::timeout(limit_ms * 1_000_000, stream.receive(shard::buffer(1))).await
+    });
+    writer.join().unwrap();
+    got.unwrap().is_none()
+}
+
+/// The message comes only after the gap, as an answer does whose request the stopped process had still to send.
+fn comes_afterwards(prepare: fn()) -> bool {
+    times_out(1500, 900, 1600, prepare)
+}
+
+#[test]
+fn time_in_which_the_shard_stood_still_is_charged_to_no_wait() {
+    assert!(!comes_afterwards(|| ()));
+    assert!(times_out(1, 100, 400, || ()), "time in which it turned is");
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_shard_that_charges_the_time_is_found() {
+    use pinstripe_runtime::mutants::{Mutant, activate};
+    // On the shard's own thread, which ends with the run.
+    assert!(comes_afterwards(|| activate(Some(Mutant::StallCharged))));
+}
