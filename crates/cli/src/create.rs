@@ -7,8 +7,7 @@
 use std::{
     io::Read,
     ops::Range,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     rc::Rc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -73,21 +72,7 @@ fn in_slot_order(arguments: &CreateArguments) -> Result<Vec<PathBuf>, Failure> {
         paths.push(parity.clone());
     }
     paths.extend(arguments.write_journal.clone());
-    let mut seen: Vec<((u64, u64), &Path)> = Vec::new();
-    for (index, path) in paths.iter().enumerate() {
-        if member::address(path).is_some() && paths[..index].contains(path) {
-            return Err(Failure::usage(format!("{} is given twice: give each member once", path.display())));
-        }
-        // One that can't be looked at is complained about when it is opened.
-        let Ok(metadata) = std::fs::metadata(path) else { continue };
-        let identity =
-            if metadata.rdev() == 0 { (metadata.dev(), metadata.ino()) } else { (0, metadata.rdev()) };
-        if let Some((_, other)) = seen.iter().find(|(known, _)| *known == identity) {
-            let (one, other) = (path.display(), other.display());
-            return Err(Failure::usage(format!("{other} and {one} are one device: give each member once")));
-        }
-        seen.push((identity, path));
-    }
+    member::check_distinct(&paths)?;
     Ok(paths)
 }
 

@@ -76,7 +76,8 @@ fn look(path: &Path) -> Result<(u64, Contents), Failure> {
     if member::address(path).is_some() {
         let path = path.to_owned();
         return uring::run(&RuntimeConfig::unpinned(1), |_| async {
-            let member = member::open(path.clone(), OpenOptions::default()).await?;
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            let member = member::open(path.clone(), options).await?;
             Ok((member.info().size, member.contents(path).await?))
         })?;
     }

@@ -16,7 +16,7 @@ use pinstripe_nvme::{
 use pinstripe_runtime::{
     Device, DeviceError, DeviceInfo, DeviceSource, Shard,
     shard::{self},
-    uring::{OpenFile, OpenOptions, blocking},
+    uring::{OpenFile, OpenOptions, Storage, blocking},
 };
 
 use crate::{
@@ -91,11 +91,35 @@ pub fn address(path: &Path) -> Option<Result<Address, Failure>> {
     Some(text.parse().map_err(|error: BadAddress| Failure::usage(error.to_string())))
 }
 
-/// Opens a member, and locks what can be locked.
+/// Refuses members that are one device, by whatever names (C30).
+pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Failure> {
+    let mut seen: Vec<(Storage, &Path)> = Vec::new();
+    for (index, path) in paths.iter().enumerate() {
+        if address(path).is_some() && paths[..index].contains(path) {
+            return Err(Failure::usage(format!("{} is given twice: give each member once", path.display())));
+        }
+        // One that can't be looked at is complained about when it is opened.
+        let Ok(storage) = Storage::of(path) else { continue };
+        if let Some((_, other)) = seen.iter().find(|(known, _)| known.overlaps(&storage)) {
+            let (one, other) = (path.display(), other.display());
+            return Err(Failure::usage(format!("{other} and {one} are one device: give each member once")));
+        }
+        seen.push((storage, path));
+    }
+    Ok(())
+}
+
+/// Opens a member, and locks what can be locked. Unless it is for reading only, one that can't be written is refused (C34).
 pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
     match address(&path) {
         Some(address) => {
             let source = initiator()?.open(&address?).await?;
+            if source.is_read_only() && !options.read_only {
+                return Err(Failure::new(format!(
+                    "{} is read-only: its server refuses writes, so leave it out or change that",
+                    path.display()
+                )));
+            }
             remember(&source);
             Ok(Member::Remote(source))
         }

@@ -5,7 +5,7 @@ use std::{cell::RefCell, net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Ar
 use pinstripe_export::BlockService;
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
-    target::{NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
+    target::{self, NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
 };
 use pinstripe_runtime::{ShardHandle, Stream, shard, uring::Connection};
 
@@ -57,6 +57,11 @@ pub fn check_address(
         "{address} can be reached from other machines, and hosts are not authenticated: use --dhchap-hosts, a loopback address, \
          or --allow-unauthenticated on a network that you trust"
     )))
+}
+
+/// Refuses what can't be a subsystem's NQN.
+pub fn check_name(nqn: &str) -> Result<(), Failure> {
+    target::check_name(nqn).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// The subsystem `nqn` that is reached at `address`; with `offload` it computes.

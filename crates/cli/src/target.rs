@@ -1,20 +1,21 @@
 //! `pinstripe target`: block devices and files as namespaces of an NVMe/TCP subsystem, until it is told to stop.
 
+mod state;
+
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use clap::{Args, ValueEnum, ValueHint};
 use pinstripe_nvme::{
     initiator::Options,
-    target::{
-        DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem, uuid_of,
-    },
+    target::{DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem},
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, OpenFile, OpenOptions, RuntimeConfig, blocking, termination},
+    uring::{self, Context, OpenFile, OpenOptions, RuntimeConfig, Storage, blocking, termination},
 };
 use serde_json::json;
 
+use self::state::{Identities, Served};
 use crate::{
     accept::{accept, in_turn},
     command_line::{CpuList, RemoteArguments},
@@ -49,10 +50,14 @@ pub struct TargetArguments {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
-    /// Where to keep what must outlive a restart: which host's writes are taken. Without it, a host that another one has
-    /// replaced could write again after a restart
+    /// Where to keep what must outlive a restart: which host's writes are taken, whatever the devices are called then. Without
+    /// it, a host that another one has replaced could write again after a restart
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub state: Option<PathBuf>,
+    /// Make the state of devices that are new here, and the directory. Without it state that is missing is an error, for it may
+    /// lie on a disk that isn't mounted
+    #[arg(long, requires = "state")]
+    pub state_create: bool,
     /// Whether to work out parity for hosts and with other targets; `serial` does one thing at a time, for measurements
     #[arg(long, value_name = "HOW", value_enum, default_value_t = Offload::On)]
     pub offload: Offload,
@@ -65,7 +70,7 @@ pub struct TargetArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Block devices or files; the first one becomes namespace 1
+    /// Block devices or files, best by a name of /dev/disk/by-id, which stays; the first one becomes namespace 1
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
 }
@@ -82,6 +87,8 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
     member::know(&arguments.remote)?;
     let hosts = arguments.dhchap_hosts.as_deref();
     nvme_server::check_address(arguments.listen, hosts, arguments.allow_unauthenticated)?;
+    nvme_server::check_name(&arguments.nqn)?;
+    member::check_distinct(&arguments.devices)?;
     let cpus = arguments.cpus.as_ref().map(|list| list.0.clone());
     let base = match (arguments.shards, &cpus) {
         (Some(shards), _) => RuntimeConfig::unpinned(shards.into()),
@@ -94,12 +101,14 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
     let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
-    let (files, namespaces) = open_all(&arguments).await?;
+    let files = open_all(&arguments).await?;
     let listener = listen(arguments.listen)?;
     let listens = listener.tcp_address().unwrap_or(arguments.listen);
     let address = arguments.announce.unwrap_or(listens);
     let shards: Vec<ShardHandle> = context.shards().to_vec();
+    let identities = identify(&arguments).await?;
     let offload = offload(&arguments, shards.len()).await?;
+    let namespaces = namespaces(&arguments, &files, &identities.uuids);
     let nqn = arguments.nqn.clone();
     // It reads the epochs.
     let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, hosts, offload)).await;
@@ -166,27 +175,48 @@ fn report(arguments: &TargetArguments, subsystem: &Subsystem) -> Result<(), Fail
     if done.is_empty() { Ok(()) } else { output::print(&format!("offload: {}\n", done.join(", "))) }
 }
 
-async fn open_all(
-    arguments: &TargetArguments,
-) -> Result<(Vec<Arc<OpenFile>>, Vec<NamespaceConfig>), Failure> {
-    let (mut files, mut namespaces) = (Vec::new(), Vec::new());
+async fn open_all(arguments: &TargetArguments) -> Result<Vec<Arc<OpenFile>>, Failure> {
+    let mut files = Vec::new();
     for path in &arguments.devices {
-        let path = std::path::absolute(path)?;
         let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
-        let opening = path.clone();
-        let file = blocking(move || open(&opening, &options)).await?;
-        let info = file.info();
-        namespaces.push(NamespaceConfig {
-            // Hosts know a namespace by it: the same name and device give the same again.
-            uuid: uuid_of(&[arguments.nqn.as_bytes(), path.as_os_str().as_encoded_bytes()]),
-            size_bytes: info.size,
-            block_size: info.logical_block,
-            preferred_block: info.logical_block,
-            read_only: arguments.read_only,
-        });
-        files.push(file);
+        let opening = std::path::absolute(path)?;
+        files.push(blocking(move || open(&opening, &options)).await?);
     }
-    Ok((files, namespaces))
+    Ok(files)
+}
+
+/// Which namespaces the devices are. They are open, so that no other target does the same meanwhile.
+async fn identify(arguments: &TargetArguments) -> Result<Identities, Failure> {
+    let (paths, nqn) = (arguments.devices.clone(), arguments.nqn.clone());
+    let (state, create) = (arguments.state.clone(), arguments.state_create);
+    blocking(move || {
+        let served = |path: &PathBuf| {
+            let path = std::path::absolute(path)?;
+            Ok(Served { storage: Storage::of(&path)?, path })
+        };
+        let devices = paths.iter().map(served).collect::<Result<Vec<_>, Failure>>()?;
+        state::check_distinct(&devices)?;
+        match state {
+            Some(directory) => Identities::of(&directory, create, &nqn, &devices),
+            None => Ok(Identities::derived(&nqn, &devices)),
+        }
+    })
+    .await
+}
+
+fn namespaces(
+    arguments: &TargetArguments,
+    files: &[Arc<OpenFile>],
+    uuids: &[[u8; 16]],
+) -> Vec<NamespaceConfig> {
+    let namespace = |(file, uuid): (&Arc<OpenFile>, &[u8; 16])| NamespaceConfig {
+        uuid: *uuid,
+        size_bytes: file.info().size,
+        block_size: file.info().logical_block,
+        preferred_block: file.info().logical_block,
+        read_only: arguments.read_only,
+    };
+    files.iter().zip(uuids).map(namespace).collect()
 }
 
 /// Says where it listens and where hosts find it.

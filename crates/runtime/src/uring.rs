@@ -19,6 +19,7 @@ mod listener;
 mod open;
 mod operation;
 mod socket;
+mod storage;
 mod termination;
 
 use std::{
@@ -35,6 +36,7 @@ pub use blocking::blocking;
 pub use listener::{ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions};
 pub use socket::{Connection, SocketStream, connect_tcp, connect_unix};
+pub use storage::Storage;
 pub use termination::{Termination, termination};
 
 use crate::{Shard, ShardConfig, ShardHandle};

@@ -607,20 +607,14 @@ fn what_cannot_be_opened_says_why() {
 struct Loop(PathBuf);
 
 impl Loop {
-    /// None without the right to make one.
-    fn new(file: &Path, block: u32) -> Option<Self> {
+    /// None for a user who may not make one. Root may: without one the test would show nothing.
+    fn new(file: &Path, options: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root makes loop devices");
             return None;
         }
-        let output = Command::new("losetup")
-            .args(["-f", "--show", "--sector-size", &block.to_string()])
-            .arg(file)
-            .output()
-            .ok()?;
-        if !output.status.success() {
-            eprintln!("losetup: {}", String::from_utf8_lossy(&output.stderr));
-            return None;
-        }
+        let output = Command::new("losetup").args(["-f", "--show"]).args(options).arg(file).output().unwrap();
+        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
         let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
         let backing = format!("/sys/block/{}/loop/backing_file", path.file_name().unwrap().display());
         let backing = std::fs::read_to_string(backing).unwrap();
@@ -640,10 +634,7 @@ fn random_requests_equal_a_model_on_a_block_device() {
     let folder = Folder::new("/dev/shm");
     for block in [512, 4096] {
         let file = folder.file("backing", 8 << 20);
-        let Some(device) = Loop::new(&file, block) else {
-            eprintln!("skipped: no loop devices here");
-            return;
-        };
+        let Some(device) = Loop::new(&file, &["--sector-size", &block.to_string()]) else { return };
         let path = device.0.clone();
         run(2, move |context| async move {
             let open = OpenFile::open(&path, &OpenOptions::default()).unwrap();
@@ -664,6 +655,84 @@ fn random_requests_equal_a_model_on_a_block_device() {
         // The claim ended with the run.
         OpenFile::open(&device.0, &OpenOptions::default()).unwrap();
     }
+}
+
+fn refused(path: &Path, why: &str) {
+    let error = OpenFile::open(path, &OpenOptions::default()).err();
+    let error = error.unwrap_or_else(|| panic!("{} was opened although {why}", path.display()));
+    assert!(matches!(error, OpenError::Busy { .. }), "{error}");
+}
+
+#[test]
+fn a_file_and_the_loop_devices_over_it_are_one_member() {
+    let folder = Folder::disk();
+    let file = folder.file("backing", 8 << 20);
+    let Some(one) = Loop::new(&file, &[]) else { return };
+    let other = Loop::new(&file, &[]).unwrap();
+    let over = Loop::new(&other.0, &[]).unwrap();
+    let default = OpenOptions::default();
+    let open = OpenFile::open(&one.0, &default).unwrap();
+    refused(&file, "a loop device over it is held");
+    refused(&other.0, "another loop device over the same file is held");
+    refused(&over.0, "another loop device over the same file is held");
+    drop(open);
+    let open = OpenFile::open(&file, &default).unwrap();
+    for device in [&one, &other, &over] {
+        refused(&device.0, "its file is held");
+    }
+    drop(open);
+    let open = OpenFile::open(&over.0, &default).unwrap();
+    refused(&other.0, "a loop device over it is held");
+    refused(&file, "a loop device over a loop device over it is held");
+    drop(open);
+    // A program that knows nothing of our locks, such as a mount.
+    let mut claiming = std::fs::OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut claiming, libc::O_EXCL);
+    let claimed = claiming.read(true).open(&one.0).unwrap();
+    refused(&file, "a loop device over it is claimed");
+    drop(claimed);
+    OpenFile::open(&file, &default).unwrap();
+}
+
+#[test]
+fn parts_of_a_file_behind_loop_devices_are_apart_from_each_other_but_not_from_the_file() {
+    let folder = Folder::disk();
+    let file = folder.file("backing", 8 << 20);
+    let Some(first) = Loop::new(&file, &["--sizelimit", "4194304"]) else { return };
+    let second = Loop::new(&file, &["--offset", "4194304"]).unwrap();
+    let storage = |path: &Path| uring::Storage::of(path).unwrap();
+    let (all, one, two) = (storage(&file), storage(&first.0), storage(&second.0));
+    assert!(!one.overlaps(&two) && one.overlaps(&all) && all.overlaps(&two));
+    let default = OpenOptions::default();
+    let held = OpenFile::open(&first.0, &default).unwrap();
+    OpenFile::open(&second.0, &default).unwrap();
+    refused(&file, "a part of it is held");
+    drop(held);
+    let names = [&all, &one, &two].map(|storage| storage.lasting_name().unwrap().to_owned());
+    assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{names:?}");
+}
+
+#[test]
+fn a_file_has_a_lasting_name_that_its_path_has_no_part_in() {
+    let folder = Folder::disk();
+    let file = folder.file("before", 1 << 20);
+    let name = |path: &Path| uring::Storage::of(path).unwrap().lasting_name().unwrap().to_owned();
+    let before = name(&file);
+    let renamed = folder.0.join("after");
+    std::fs::rename(&file, &renamed).unwrap();
+    assert_eq!(name(&renamed), before);
+    assert_ne!(name(&folder.file("before", 1 << 20)), before);
+    let Some(device) = Loop::new(&renamed, &[]) else { return };
+    assert_eq!(name(&device.0), before, "a loop device over it is the same");
+}
+
+#[test]
+fn a_read_only_device_is_refused_before_it_is_written() {
+    let folder = Folder::disk();
+    let Some(device) = Loop::new(&folder.file("backing", 1 << 20), &["--read-only"]) else { return };
+    let error = OpenFile::open(&device.0, &OpenOptions::default()).err().unwrap();
+    assert!(matches!(error, OpenError::ReadOnly { .. }), "{error}");
+    OpenFile::open(&device.0, &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
 }
 
 // --- the end, with requests in flight ---

@@ -81,6 +81,10 @@ impl Plan {
         if let Some(address) = arguments.nvme_tcp {
             nvme_server::check_address(address, arguments.dhchap_hosts.as_deref(), arguments.allow_remote)?;
         }
+        if let Some(nqn) = &arguments.nqn {
+            nvme_server::check_name(nqn)?;
+        }
+        member::check_distinct(&arguments.devices)?;
         let shape = match arguments.level.filter(|_| arguments.create) {
             Some(level) => Some(Shape::new(level, &arguments.shape, arguments.devices.len())?),
             None => None,
@@ -148,14 +152,15 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     let opened = members.opened();
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;
     let nvme = nvme::Listening::new(&plan.arguments)?;
+    let journal = Journal::new(plan.arguments.json)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
+    // From here on members may be written: all that can be wrong with the command line was looked at before (C34).
     let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
     let array = assembled.map_err(|error| match error {
         AssembleError::Replay { .. } => Failure::new(error.to_string()),
         error => Failure::new(format!("{error}; nothing was changed")),
     })?;
     let export = members.name;
-    let journal = Journal::new(plan.arguments.json)?;
     if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
         let _ = array.stop().await;
         return Err(error);

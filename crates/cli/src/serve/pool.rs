@@ -145,7 +145,7 @@ async fn candidates(server: &Address, array: &Array) -> Result<Vec<Arc<NvmeSourc
         let nguid = source.nguid();
         nguid == own || failed.contains(&source.name()) || known.values().any(|known| known.nguid == nguid)
     };
-    found.retain(|source| !is_ours(source));
+    found.retain(|source| !is_ours(source) && !source.is_read_only());
     found.sort_by_key(|source| source.info().size);
     Ok(found)
 }

@@ -233,6 +233,9 @@ async fn reach(
             "it is another namespace than before; `pinstripe add` takes it nevertheless".to_owned(),
         ));
     }
+    if source.is_read_only() {
+        return Err(Trouble::Never("its server refuses writes now".to_owned()));
+    }
     let handle = source.attach().map_err(|error| later(&error))?;
     let read = shard::timeout(SUPERBLOCK_NANOSECONDS, read_superblock(&*handle)).await;
     let superblock = read.ok_or_else(|| later(&"it does not show its superblock"))?;

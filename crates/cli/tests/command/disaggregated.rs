@@ -37,7 +37,8 @@ fn two_servers(world: &World) -> (Vec<Server>, Vec<String>) {
 
 fn store(world: &World, name: &str, address: &str, files: &[String]) -> Server {
     let (nqn, state) = (format!("nqn.2026-01.com.example:{name}"), format!("state-{name}"));
-    world.target(&["--listen", address, "--nqn", &nqn, "--state", &state, "--shards", "1"], files)
+    let state = ["--state", &state, "--state-create"];
+    world.target(&[&["--listen", address, "--nqn", &nqn, "--shards", "1"][..], &state].concat(), files)
 }
 
 fn namespaces(store: &Server) -> Vec<String> {

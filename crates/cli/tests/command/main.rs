@@ -4,6 +4,7 @@
 
 mod control;
 mod demo;
+mod devices;
 mod disaggregated;
 mod life;
 mod membership;

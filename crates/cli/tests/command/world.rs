@@ -222,6 +222,36 @@ impl Drop for Server {
     }
 }
 
+/// A loop device over a file of a world; it goes with this.
+pub struct LoopDevice {
+    pub path: String,
+}
+
+impl LoopDevice {
+    /// None for a user who may not make one. Root may: without one the test would show nothing.
+    pub fn new(world: &World, file: &str, options: &[&str]) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root makes loop devices");
+            return None;
+        }
+        let file = world.path(file);
+        let output =
+            Command::new("losetup").args(["-f", "--show"]).args(options).arg(&file).output().unwrap();
+        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
+        let path = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+        let backing = format!("/sys/block/{}/loop/backing_file", path.trim_start_matches("/dev/"));
+        let backing = fs::read_to_string(backing).unwrap();
+        assert_eq!(Path::new(backing.trim()), file, "the loop device is not ours");
+        Some(Self { path })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.path]).status();
+    }
+}
+
 /// Runs a command as a user who may nothing, where the tests run as root.
 pub fn as_nobody(command: &mut Command) -> &mut Command {
     const NOBODY: u32 = 65534;

@@ -478,6 +478,7 @@ impl Association {
             number: address.namespace,
             block_shift: info.block_shift,
             nguid: info.nguid,
+            read_only: info.read_only,
             info: DeviceInfo {
                 name: address.to_string(),
                 size: info.blocks << info.block_shift,

@@ -29,6 +29,7 @@ pub(super) struct Namespace {
     pub number: u32,
     pub block_shift: u8,
     pub nguid: [u8; 16],
+    pub read_only: bool,
     pub info: DeviceInfo,
 }
 
@@ -51,6 +52,11 @@ impl NvmeSource {
     /// Its globally unique identifier: the same whenever it is the same namespace. Zero if the server gives it none.
     pub fn nguid(&self) -> [u8; 16] {
         self.namespace.nguid
+    }
+
+    /// Whether the server refuses all writes.
+    pub fn is_read_only(&self) -> bool {
+        self.namespace.read_only
     }
 
     /// Whether its association has ended: its devices are gone, and only a new one can come back.

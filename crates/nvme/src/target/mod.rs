@@ -38,7 +38,7 @@ pub use offload::{
     EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX, Storing,
 };
 pub use service::DeviceService;
-pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError};
+pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, check_name};
 
 use crate::link::Link;
 use crate::wire::pdu::FatalError;

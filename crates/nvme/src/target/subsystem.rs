@@ -80,6 +80,14 @@ pub enum SubsystemError {
     },
 }
 
+/// Refuses what can't be a subsystem's NQN.
+pub fn check_name(nqn: &str) -> Result<(), SubsystemError> {
+    if crate::wire::nqn_is_valid(nqn) && nqn != crate::wire::DISCOVERY_NQN {
+        return Ok(());
+    }
+    Err(SubsystemError::Name(nqn.to_owned()))
+}
+
 /// What was done on one shard.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -181,9 +189,7 @@ impl Subsystem {
     }
 
     fn bare(config: SubsystemConfig, authentication: Option<Authentication>) -> Result<Self, SubsystemError> {
-        if !crate::wire::nqn_is_valid(&config.nqn) || config.nqn == crate::wire::DISCOVERY_NQN {
-            return Err(SubsystemError::Name(config.nqn));
-        }
+        check_name(&config.nqn)?;
         if !(1..=256).contains(&config.namespaces.len()) {
             return Err(SubsystemError::Count(config.namespaces.len()));
         }

@@ -1,10 +1,12 @@
 //! Opening a member: files and block devices, locked on the descriptor that carries the I/O (C21).
 //!
 //! A block device is claimed with `O_EXCL`, which keeps md, device mapper, mounts and other servers out; a file gets a
-//! lock of its open file description. Both end when the last shard's handle has gone, however the process ends.
+//! lock of its open file description. What is below a loop device or above a file is locked too, see [`super::storage`].
+//! All of it ends when the last shard's handle has gone, however the process ends.
 
 use std::{
     fmt, fs, io,
+    ops::Range,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     rc::Rc,
@@ -19,7 +21,11 @@ use rustix::{
 use crate::{
     Device, DeviceError, DeviceInfo, DeviceSource, ZeroedReads,
     buffer::ALIGNMENT,
-    uring::{device::FileDevice, operation::File},
+    uring::{
+        device::FileDevice,
+        operation::File,
+        storage::{self, sysfs},
+    },
 };
 
 /// How to open a member.
@@ -95,6 +101,22 @@ pub enum OpenError {
         /// Who.
         holder: Holder,
     },
+    /// It can't be written, and was to be.
+    #[error("{} is read-only: make it writable, such as by `blockdev --setrw`, or leave it out", path.display())]
+    ReadOnly {
+        /// The path.
+        path: PathBuf,
+    },
+    /// What a loop device is over can't be kept from others.
+    #[error("{} is over {}, which can't be locked: {source}", path.display(), under.display())]
+    Under {
+        /// The path.
+        path: PathBuf,
+        /// What is below.
+        under: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Too little space.
     #[error("{} is too small: {size} bytes where at least {needed} are needed", path.display())]
     TooSmall {
@@ -160,9 +182,14 @@ impl OpenFile {
             // Somebody has put another thing in its place meanwhile.
             return Err(failed(Errno::AGAIN));
         }
-        if !is_block && options.exclusive {
-            lock(&fd, options.read_only).map_err(|e| busy_or(path, &stat, Some(&fd), e))?;
+        if is_block && !options.read_only && is_read_only(&fd).map_err(failed)? {
+            return Err(OpenError::ReadOnly { path: path.to_owned() });
         }
+        if !is_block && options.exclusive {
+            let whole = 0..u64::MAX;
+            lock(&fd, options.read_only, &whole).map_err(|e| busy_or(path, &stat, Some(&fd), e))?;
+        }
+        let claims = if options.exclusive { storage::claim(path, &stat, options)? } else { Vec::new() };
         let end = rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
         let alignment = Alignment::of(&fd, is_block, direct).map_err(failed)?;
         let logical_block = alignment.choose(path, options.logical_block)?;
@@ -186,7 +213,7 @@ impl OpenFile {
             discards,
         };
         let memory_alignment = alignment.memory;
-        let file = File::new(fd);
+        let file = File::with_claims(fd, claims);
         Ok(Arc::new(Self { file, info, is_block, read_only: options.read_only, memory_alignment }))
     }
 
@@ -234,13 +261,26 @@ fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, 
     }
 }
 
-/// Locks the whole file for this open file description, however long it grows.
-fn lock(fd: &OwnedFd, shared: bool) -> Result<(), Errno> {
+/// Whether the kernel refuses writes to a block device, although it lets it be opened for them: the first write would fail.
+fn is_read_only(fd: &OwnedFd) -> Result<bool, Errno> {
+    // SAFETY: the kernel writes one int.
+    let flag = unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<BLKROGET, libc::c_int>::new()) };
+    flag.map(|flag| flag != 0)
+}
+
+/// `_IO(0x12, 94)` of linux/fs.h.
+const BLKROGET: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 94);
+
+/// Locks a range of the file for this open file description; one without an end, however long the file grows.
+pub(super) fn lock(fd: &OwnedFd, shared: bool, bytes: &Range<u64>) -> Result<(), Errno> {
     let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
     // SAFETY: all of it is integers, for which zero is a value; some platforms have padding fields.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = i16::try_from(kind).map_err(|_| Errno::INVAL)?;
     range.l_whence = i16::try_from(libc::SEEK_SET).map_err(|_| Errno::INVAL)?;
+    range.l_start = i64::try_from(bytes.start).map_err(|_| Errno::INVAL)?;
+    // 0 is no end.
+    range.l_len = i64::try_from(bytes.end.saturating_sub(bytes.start).max(1)).unwrap_or(0);
     // SAFETY: an open descriptor and a valid range.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
         return Ok(());
@@ -251,17 +291,18 @@ fn lock(fd: &OwnedFd, shared: bool) -> Result<(), Errno> {
     }
 }
 
-fn failed(path: &Path, error: Errno) -> OpenError {
+pub(super) fn failed(path: &Path, error: Errno) -> OpenError {
     let path = path.to_owned();
     match error {
         Errno::NOENT | Errno::NOTDIR => OpenError::NotFound { path },
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => OpenError::Permission { path },
+        Errno::ROFS => OpenError::ReadOnly { path },
+        Errno::ACCESS | Errno::PERM => OpenError::Permission { path },
         _ => OpenError::Io { path, source: error.into() },
     }
 }
 
 /// `asking` is the descriptor, if there is one, that was to get the lock.
-fn busy_or(path: &Path, stat: &Stat, asking: Option<&OwnedFd>, error: Errno) -> OpenError {
+pub(super) fn busy_or(path: &Path, stat: &Stat, asking: Option<&OwnedFd>, error: Errno) -> OpenError {
     if error == Errno::BUSY {
         return OpenError::Busy { path: path.to_owned(), holder: holder(stat, asking) };
     }
@@ -333,13 +374,6 @@ impl Queue {
             discards: read("discard_max_bytes").parse().is_ok_and(|bytes: u64| bytes > 0),
         }
     }
-}
-
-fn sysfs(device: u64) -> PathBuf {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // The link is resolved, so that `..` is the disk of a partition.
-    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    fs::canonicalize(&link).unwrap_or(link)
 }
 
 /// Finds out who keeps us out, for the message only.

@@ -33,6 +33,8 @@ pub(super) struct Descriptor {
 /// What every ring's descriptor of one open file shares.
 pub(super) struct File {
     pub(super) fd: OwnedFd,
+    /// What keeps others away from the same bytes under other names, as long as a request may be on the way (C21).
+    _claims: Vec<OwnedFd>,
     /// The kernel has no discard command: use the older way.
     discard_refused: AtomicBool,
     /// The device was asked for zeroes and can't.
@@ -41,7 +43,17 @@ pub(super) struct File {
 
 impl File {
     pub(super) fn new(fd: OwnedFd) -> Arc<Self> {
-        Arc::new(Self { fd, discard_refused: AtomicBool::new(false), zeroes_refused: AtomicBool::new(false) })
+        Self::with_claims(fd, Vec::new())
+    }
+
+    /// With what is to be held as long as it is open.
+    pub(super) fn with_claims(fd: OwnedFd, claims: Vec<OwnedFd>) -> Arc<Self> {
+        Arc::new(Self {
+            fd,
+            _claims: claims,
+            discard_refused: AtomicBool::new(false),
+            zeroes_refused: AtomicBool::new(false),
+        })
     }
 
     /// What to ask for to discard a range of a block device.

@@ -23,9 +23,12 @@ pub struct EpochFiles {
 }
 
 impl EpochFiles {
-    /// In this directory, which is made if it isn't there.
+    /// In this directory, which is there: one that isn't may lie on a disk that isn't mounted, and what it knows would be
+    /// forgotten.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        fs::create_dir_all(directory)?;
+        if !fs::metadata(directory)?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
         Ok(Self { directory: directory.to_owned() })
     }
 
@@ -126,6 +129,8 @@ mod tests {
     #[test]
     fn a_namespace_without_a_file_was_never_attached_and_a_damaged_file_is_an_error() {
         let directory = std::env::temp_dir().join(format!("pinstripe-epochs-{}", std::process::id()));
+        assert!(EpochFiles::open(&directory).is_err(), "it was made");
+        fs::create_dir(&directory).unwrap();
         let files = EpochFiles::open(&directory).unwrap();
         assert_eq!(files.load(&[1; 16]).unwrap(), None);
         let record = EpochRecord { array: [3; 16], epoch: 7, owner: [5; 16], given_up: false };

@@ -1,0 +1,368 @@
+//! What a target keeps of its devices: which namespace each one is.
+//!
+//! A namespace's identity is random, given once, and bound to what the device is known by for good ([`Storage::lasting_name`]):
+//! a device has another path after the next boot, and its content is its hosts' to change, so neither says which device it is
+//! (C30). The identity is what hosts know the namespace by (NGUID), and what the files of its epochs are called.
+//!
+//! A file `UUID.device` in the state directory has two lines: what it is, and the lasting name. It is locked while a target serves
+//! the device. Everything is looked at before anything is written.
+//!
+//! [`Storage::lasting_name`]: pinstripe_runtime::uring::Storage::lasting_name
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, TryLockError},
+    io::{self, Write},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use pinstripe_nvme::target::{uuid_of, uuid_text};
+use pinstripe_runtime::uring::Storage;
+
+use crate::{create::random_uuid, failure::Failure};
+
+/// The first line of a file.
+const FIRST_LINE: &str = "pinstripe device 1";
+/// Where links to devices are, one for each of a device's names.
+const LINKS: &str = "/dev/disk";
+const MAPPINGS: &str = "/dev/mapper";
+
+/// A device that is to be served.
+pub struct Served {
+    /// Absolute.
+    pub path: PathBuf,
+    pub storage: Storage,
+}
+
+/// What the devices are, and the locks on their files, which last as long as this.
+pub struct Identities {
+    pub uuids: Vec<[u8; 16]>,
+    _locks: Vec<File>,
+}
+
+/// Refuses devices that are one, or that can't be told apart.
+pub fn check_distinct(devices: &[Served]) -> Result<(), Failure> {
+    for (index, device) in devices.iter().enumerate() {
+        let same = |other: &&Served| device.name().is_some_and(|name| other.name() == Some(name));
+        if let Some(other) = devices[..index].iter().find(same) {
+            return Err(Failure::new(format!(
+                "{} and {} are the same device by what they say of themselves ({}): give each device once, or one of them \
+                 another serial number",
+                other.path.display(),
+                device.path.display(),
+                device.name().unwrap_or_default(),
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Served {
+    fn name(&self) -> Option<&str> {
+        self.storage.lasting_name()
+    }
+}
+
+impl Identities {
+    /// Without a state directory: what follows from name and device, so that it is the same after a restart.
+    pub fn derived(nqn: &str, devices: &[Served]) -> Self {
+        let uuid = |device: &Served| match device.name() {
+            Some(name) => uuid_of(&[nqn.as_bytes(), b"device", name.as_bytes()]),
+            None => by_path(nqn, &device.path),
+        };
+        Self { uuids: devices.iter().map(uuid).collect(), _locks: Vec::new() }
+    }
+
+    /// As the directory has them. With `create`, the directory and identities that aren't there are made.
+    pub fn of(directory: &Path, create: bool, nqn: &str, devices: &[Served]) -> Result<Self, Failure> {
+        let here = directory.display();
+        let failed =
+            |error: io::Error| Failure::new(format!("can't use {here} for the target's state: {error}"));
+        let known = match known(directory) {
+            Ok(known) => known,
+            Err(Trouble::Missing) if create => BTreeMap::new(),
+            Err(Trouble::Missing) => {
+                return Err(Failure::new(format!(
+                    "the state directory {here} does not exist: is what it lies on mounted? --state-create makes a new one, \
+                     which knows of no host that was replaced"
+                )));
+            }
+            Err(Trouble::Damaged(path)) => {
+                return Err(Failure::new(format!(
+                    "{} is damaged: it says which device the namespace is that it is named for; if no host uses that, remove it",
+                    path.display()
+                )));
+            }
+            Err(Trouble::Failed(error)) => return Err(failed(error)),
+        };
+        let (mut uuids, mut new) = (Vec::new(), Vec::new());
+        for device in devices {
+            let name = device.name().ok_or_else(|| nameless(device))?;
+            let uuid = match known.get(name) {
+                Some(uuid) => *uuid,
+                None => {
+                    let taken_over = by_former_name(directory, nqn, device, &known)?;
+                    if taken_over.is_none() && !create {
+                        return Err(Failure::new(format!(
+                            "{here} has no state of {} ({name}): is it the right directory, and is what it lies on mounted? \
+                             If the device is new here, --state-create",
+                            device.path.display()
+                        )));
+                    }
+                    let uuid = taken_over.map_or_else(|| random_uuid().map(|uuid| uuid.0), Ok)?;
+                    new.push((uuid, name));
+                    uuid
+                }
+            };
+            uuids.push(uuid);
+        }
+        make(directory).map_err(failed)?;
+        for (uuid, name) in new {
+            bind(directory, &uuid, name).map_err(failed)?;
+        }
+        let locks = uuids.iter().zip(devices).map(|(uuid, device)| lock(directory, uuid, device));
+        Ok(Self { _locks: locks.collect::<Result<_, _>>()?, uuids })
+    }
+}
+
+fn nameless(device: &Served) -> Failure {
+    Failure::new(format!(
+        "{} has neither a WWID nor a serial number nor a PARTUUID, so its state could not be told from another device's after \
+         a restart: give it a serial number (a virtual machine's disk), or serve a partition or a file of it",
+        device.path.display()
+    ))
+}
+
+/// Why the directory can't be read.
+enum Trouble {
+    Missing,
+    Damaged(PathBuf),
+    Failed(io::Error),
+}
+
+/// The identities in the directory, by lasting name.
+fn known(directory: &Path) -> Result<BTreeMap<String, [u8; 16]>, Trouble> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Trouble::Missing),
+        entries => entries.map_err(Trouble::Failed)?,
+    };
+    let mut known = BTreeMap::new();
+    for entry in entries {
+        let path = entry.map_err(Trouble::Failed)?.path();
+        if path.extension().is_none_or(|extension| extension != "device") {
+            continue;
+        }
+        let text = fs::read(&path).map_err(Trouble::Failed)?;
+        let parsed = uuid_in(&path).zip(name_in(&text));
+        let (uuid, name) = parsed.ok_or_else(|| Trouble::Damaged(path.clone()))?;
+        if known.insert(name, uuid).is_some() {
+            return Err(Trouble::Damaged(path));
+        }
+    }
+    Ok(known)
+}
+
+fn uuid_in(path: &Path) -> Option<[u8; 16]> {
+    let stem = path.file_stem()?.to_str()?;
+    let number = u128::from_str_radix(&stem.replace('-', ""), 16).ok()?;
+    let uuid = number.to_be_bytes();
+    (uuid_text(&uuid) == stem).then_some(uuid)
+}
+
+fn name_in(text: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(text).ok()?.strip_prefix(FIRST_LINE)?;
+    let name = text.strip_prefix('\n')?.strip_suffix('\n')?;
+    (!name.is_empty() && !name.contains('\n')).then(|| name.to_owned())
+}
+
+/// What a namespace was called when its path said which one it is.
+fn by_path(nqn: &str, path: &Path) -> [u8; 16] {
+    uuid_of(&[nqn.as_bytes(), path.as_os_str().as_encoded_bytes()])
+}
+
+/// The identity under which a target of before kept a device's epoch, which it knew by its path: one of the device's paths.
+fn by_former_name(
+    directory: &Path,
+    nqn: &str,
+    device: &Served,
+    known: &BTreeMap<String, [u8; 16]>,
+) -> Result<Option<[u8; 16]>, Failure> {
+    let mut found: Vec<([u8; 16], PathBuf)> = Vec::new();
+    for path in paths_of(&device.path) {
+        let uuid = by_path(nqn, &path);
+        let file = epoch_file(directory, &uuid);
+        let new =
+            !known.values().any(|known| *known == uuid) && !found.iter().any(|(known, _)| *known == uuid);
+        if new && file.exists() {
+            found.push((uuid, file));
+        }
+    }
+    match found.as_slice() {
+        [] => Ok(None),
+        [(uuid, _)] => Ok(Some(*uuid)),
+        [(_, one), (_, other), ..] => Err(Failure::new(format!(
+            "{} and {} are both of {}, by different names of it: remove the older one",
+            one.display(),
+            other.display(),
+            device.path.display()
+        ))),
+    }
+}
+
+fn epoch_file(directory: &Path, uuid: &[u8; 16]) -> PathBuf {
+    directory.join(format!("{}.epoch", uuid_text(uuid)))
+}
+
+/// A device's paths, as far as they can be found: the given one first.
+fn paths_of(path: &Path) -> Vec<PathBuf> {
+    let mut paths = vec![path.to_owned()];
+    let Ok(node) = fs::canonicalize(path) else { return paths };
+    paths.push(node.clone());
+    if !node.starts_with("/dev") {
+        return paths;
+    }
+    let folders = fs::read_dir(LINKS).into_iter().flatten().flatten().map(|entry| entry.path());
+    for folder in folders.chain([PathBuf::from(MAPPINGS)]) {
+        let links = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        paths.extend(links.filter(|link| fs::canonicalize(link).is_ok_and(|found| found == node)));
+    }
+    paths
+}
+
+/// Makes the directory and those above it, durably.
+fn make(directory: &Path) -> io::Result<()> {
+    let directory = std::path::absolute(directory)?;
+    let missing: Vec<&Path> = directory.ancestors().take_while(|folder| !folder.exists()).collect();
+    for folder in missing.into_iter().rev() {
+        fs::DirBuilder::new().mode(0o700).create(folder)?;
+        sync(folder.parent().unwrap_or(folder))?;
+    }
+    Ok(())
+}
+
+/// Writes down, durably, which device a namespace is.
+fn bind(directory: &Path, uuid: &[u8; 16], name: &str) -> io::Result<()> {
+    let path = device_file(directory, uuid);
+    let new = path.with_extension("device-new");
+    let mut file = File::create(&new)?;
+    file.write_all(format!("{FIRST_LINE}\n{name}\n").as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, &path)?;
+    sync(directory)
+}
+
+fn device_file(directory: &Path, uuid: &[u8; 16]) -> PathBuf {
+    directory.join(format!("{}.device", uuid_text(uuid)))
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Keeps other targets that share the directory from a device that says of itself that it is this one.
+fn lock(directory: &Path, uuid: &[u8; 16], device: &Served) -> Result<File, Failure> {
+    let path = device_file(directory, uuid);
+    let failed = |error: io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
+    let file = File::open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Failure::new(format!(
+            "another target serves a device that is the same as {} by what it says of itself ({})",
+            device.path.display(),
+            device.name().unwrap_or_default()
+        ))),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(path: &Path) -> Served {
+        Served { path: path.to_owned(), storage: Storage::of(path).unwrap() }
+    }
+
+    fn file(folder: &Path, name: &str) -> PathBuf {
+        let path = folder.join(name);
+        fs::write(&path, [0; 512]).unwrap();
+        path
+    }
+
+    const NQN: &str = "nqn.2026-01.com.example:x";
+
+    #[test]
+    fn an_identity_goes_with_the_device_and_not_with_the_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("a/b");
+        let (one, two) = (file(folder.path(), "one"), file(folder.path(), "two"));
+        let devices = [served(&one), served(&two)];
+        let before = Identities::of(&state, true, NQN, &devices).unwrap().uuids;
+        assert_ne!(before[0], before[1]);
+        // As at the next boot: each has the other's name.
+        fs::rename(&one, folder.path().join("three")).unwrap();
+        fs::rename(&two, &one).unwrap();
+        fs::rename(folder.path().join("three"), &two).unwrap();
+        let after = Identities::of(&state, false, "nqn.2026-01.com.example:y", &[served(&one), served(&two)]);
+        assert_eq!(after.unwrap().uuids, [before[1], before[0]]);
+    }
+
+    #[test]
+    fn state_that_is_not_there_is_an_error_and_nothing_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let device = file(folder.path(), "device");
+        let refused = |words: &str| {
+            let error = Identities::of(&state, false, NQN, &[served(&device)]).err().unwrap();
+            assert!(error.sentence().contains(words), "{}", error.sentence());
+        };
+        refused("does not exist");
+        assert!(!state.exists());
+        // As where a disk was to be mounted.
+        fs::create_dir(&state).unwrap();
+        refused("has no state of");
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
+        Identities::of(&state, true, NQN, &[served(&device)]).unwrap();
+        Identities::of(&state, false, NQN, &[served(&device)]).unwrap();
+        let (uuid, new) = (Identities::of(&state, true, NQN, &[served(&device)]).unwrap().uuids[0], "x\n");
+        fs::write(device_file(&state, &uuid), new).unwrap();
+        refused("is damaged");
+    }
+
+    #[test]
+    fn a_device_is_served_once_by_all_who_share_a_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let device = file(folder.path(), "device");
+        fs::hard_link(&device, folder.path().join("link")).unwrap();
+        let link = served(&folder.path().join("link"));
+        let devices = [served(&device), link];
+        assert!(check_distinct(&devices[..1]).is_ok());
+        assert!(check_distinct(&devices).unwrap_err().sentence().contains("the same device"));
+        let held = Identities::of(&state, true, NQN, &devices[..1]).unwrap();
+        let refused = Identities::of(&state, true, NQN, &devices[1..]).err().unwrap();
+        assert!(refused.sentence().contains("another target serves"), "{}", refused.sentence());
+        drop(held);
+        Identities::of(&state, true, NQN, &devices[1..]).unwrap();
+    }
+
+    #[test]
+    fn state_that_was_kept_by_path_is_taken_over_under_any_path_of_the_device_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        fs::create_dir(&state).unwrap();
+        let (device, other) = (file(folder.path(), "device"), file(folder.path(), "other"));
+        let former = by_path(NQN, &fs::canonicalize(&device).unwrap());
+        fs::write(epoch_file(&state, &former), "epoch").unwrap();
+        let link = folder.path().join("by-id");
+        std::os::unix::fs::symlink(&device, &link).unwrap();
+        assert_eq!(Identities::of(&state, false, NQN, &[served(&link)]).unwrap().uuids, [former]);
+        // Another device takes the path, and not the state.
+        fs::rename(&device, folder.path().join("away")).unwrap();
+        fs::rename(&other, &device).unwrap();
+        let refused = Identities::of(&state, false, NQN, &[served(&device)]).err().unwrap();
+        assert!(refused.sentence().contains("has no state of"), "{}", refused.sentence());
+        assert_ne!(Identities::of(&state, true, NQN, &[served(&device)]).unwrap().uuids, [former]);
+    }
+}

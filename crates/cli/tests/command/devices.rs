@@ -1,0 +1,156 @@
+//! Devices that have two names, change their names, or can't be written.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{LoopDevice, MEMBER_BYTES, Server, World},
+};
+
+const NQN: &str = "nqn.2026-01.com.example:store";
+
+fn target(world: &World, options: &[&str], devices: &[String]) -> Server {
+    let all = [&["--listen", "127.0.0.1:0", "--nqn", NQN, "--shards", "1"], options].concat();
+    world.target(&all, devices)
+}
+
+fn namespaces(target: &Server) -> Vec<String> {
+    let names = target.ready["namespaces"].as_array().unwrap();
+    names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+/// What a target says of its first namespace's fence.
+fn fence(world: &World, target: &Server) -> Value {
+    let address = target.ready["address"].as_str().unwrap();
+    let found = world.run(&["discover", "--json", "--namespaces", address]).ok().json();
+    found["subsystems"][0]["namespaces"][0]["offload"].clone()
+}
+
+#[test]
+fn a_fence_goes_with_the_device_when_its_path_changes() {
+    let world = World::new();
+    let mut devices = world.members(3);
+    let first = target(&world, &["--state", "state", "--state-create"], &devices[..1]);
+    let mut members = namespaces(&first);
+    members.extend_from_slice(&devices[1..]);
+    world.create(&["--level", "5", "--name", "data", "--assume-clean"], &members).ok();
+    let server = world.serve(&["--shards", "1"], &members);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(1, 1 << 20)), 0);
+    let before = fence(&world, &first);
+    assert_eq!((&before["attached"], &before["given_up"]), (&true.into(), &false.into()), "{before}");
+    drop(first);
+    drop(server);
+    // As at the next boot.
+    fs::rename(world.path(&devices[0]), world.path("renamed")).unwrap();
+    devices[0] = "renamed".to_owned();
+    let again = target(&world, &["--state", "state"], &devices[..1]);
+    let after = fence(&world, &again);
+    for what in ["array", "epoch", "given_up"] {
+        assert_eq!(after[what], before[what], "{before} became {after}");
+    }
+    drop(again);
+    // Another device under the name of before hasn't its state.
+    let other = world.file("member0", MEMBER_BYTES);
+    let refused = world.run(&["target", "--listen", "127.0.0.1:0", "--nqn", NQN, "--state", "state", &other]);
+    refused.refused(1, &["has no state of", "member0", "--state-create"]);
+}
+
+#[test]
+fn a_state_directory_that_is_missing_is_not_made_unasked() {
+    let world = World::new();
+    let device = world.file("device", MEMBER_BYTES);
+    let target = |more: &[&str]| {
+        world.run(&[&["target", "--listen", "127.0.0.1:0", "--nqn", NQN], more, &[device.as_str()]].concat())
+    };
+    target(&["--state", "state"]).refused(1, &["state does not exist", "mounted", "--state-create"]);
+    assert!(!world.path("state").exists());
+    target(&["--state-create"]).refused(2, &["--state"]);
+    // Arguments come first: nothing is made for a target that can't be.
+    let bad = ["target", "--listen", "127.0.0.1:0", "--nqn", "x", "--state", "s", "--state-create", &device];
+    world.run(&bad).refused(2, &["'x' is no NQN"]);
+    assert!(!world.path("s").exists());
+}
+
+#[test]
+fn files_and_loop_devices_over_them_are_never_served_twice() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let Some(device) = LoopDevice::new(&world, &members[0], &[]) else { return };
+    let twice = [members.clone(), vec![device.path.clone()]].concat();
+    let before = world.hashes(&members);
+    world.create(&["--level", "5", "--force"], &twice).refused(2, &["member0", "are one device"]);
+    world.serve_refused(&[], &twice).refused(2, &["member0", "are one device"]);
+    world
+        .run(&["target", "--listen", "127.0.0.1:0", "--nqn", NQN, &members[0], &device.path])
+        .refused(2, &["one device"]);
+    let by_device = [&[device.path.clone()], &members[1..]].concat();
+    let elsewhere = ["--control", "other.sock", "--nbd", "unix:other.nbd"];
+    // The other members are held too; one that only the loop device could give away stands alone here.
+    let store = target(&world, &[], &members[..1]);
+    world.serve_refused(&elsewhere, &by_device).refused(1, &[&device.path, "held by another process"]);
+    drop(store);
+    let store = target(&world, &[], &by_device[..1]);
+    world.serve_refused(&elsewhere, &members).refused(1, &["member0", "held by another process"]);
+    drop(store);
+    assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn one_read_only_device_refuses_the_whole_array_before_anything_is_written() {
+    let world = World::new();
+    let mut devices = world.members(3);
+    for member in &devices {
+        world.poke(member, 0, b"XFSB");
+    }
+    let Some(device) = LoopDevice::new(&world, &devices[2], &["--read-only"]) else { return };
+    let before = world.hashes(&devices);
+    let mixed = [&devices[..2], std::slice::from_ref(&device.path)].concat();
+    world.create(&["--level", "5", "--force"], &mixed).refused(1, &[&device.path, "is read-only"]);
+    assert_eq!(world.hashes(&devices), before);
+    drop(device);
+
+    devices = world.members(3);
+    world.create(&["--level", "5", "--name", "data", "--force"], &devices).ok();
+    let device = LoopDevice::new(&world, &devices[2], &["--read-only"]).unwrap();
+    let mixed = [&devices[..2], std::slice::from_ref(&device.path)].concat();
+    let before = world.hashes(&devices);
+    world.serve_refused(&[], &mixed).refused(1, &[&device.path, "is read-only"]);
+    assert_eq!(world.hashes(&devices), before);
+    drop(world.serve(&["--read-only"], &mixed));
+    let spare = world.file("spare", MEMBER_BYTES);
+    let spare = LoopDevice::new(&world, &spare, &["--read-only"]).unwrap();
+    drop(device);
+    let server = world.serve(&["--shards", "1"], &devices);
+    world.run(&["add", "data", &spare.path]).refused(1, &[&spare.path, "is read-only"]);
+    world.run(&["replace", "data", "1", "--with", &spare.path]).refused(1, &[&spare.path, "is read-only"]);
+    drop(server);
+}
+
+#[test]
+fn a_namespace_that_refuses_writes_refuses_the_array() {
+    let world = World::new();
+    let devices = world.members(3);
+    let store = target(&world, &["--read-only"], &devices[2..]);
+    let mixed = [devices[..2].to_vec(), namespaces(&store)].concat();
+    let before = world.hashes(&devices);
+    world.create(&["--level", "5", "--force"], &mixed).refused(1, &["nsid=1", "is read-only"]);
+    world.run(&["examine", &mixed[2]]).ok();
+    assert_eq!(world.hashes(&devices), before);
+}
+
+#[test]
+fn a_bad_name_of_the_subsystem_is_refused_before_members_change() {
+    let world = World::new();
+    let members = world.members(3);
+    // Not in sync: to serve it is to write.
+    world.create(&["--level", "5", "--name", "data"], &members).ok();
+    let before = world.hashes(&members);
+    for nqn in ["x", "nqn.2014-08.org.nvmexpress.discovery"] {
+        world
+            .serve_refused(&["--nvme-tcp", "127.0.0.1:0", "--nqn", nqn], &members)
+            .refused(2, &[nqn, "is no NQN"]);
+        assert_eq!(world.hashes(&members), before);
+    }
+}

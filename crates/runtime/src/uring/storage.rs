@@ -1,0 +1,364 @@
+//! What lies under a name. The same bytes can be reached as a file, as a loop device over it, as a partition or as the whole
+//! disk, and through device mapper (C30). What is one and what isn't is told by device numbers, inodes and what the kernel
+//! says of its devices in `/sys`, never by paths.
+//!
+//! The kernel keeps a partition apart from its disk, and what a mapping uses from everything else, if all claim what they
+//! open. A loop device claims nothing: so whoever opens one locks the file below, and whoever opens a file claims the loop
+//! devices over it ([`claim`]).
+
+use std::{
+    fs, io,
+    ops::Range,
+    os::{fd::OwnedFd, unix::fs::FileTypeExt, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
+
+use super::open::{Holder, OpenError, OpenOptions, busy_or, failed, lock};
+
+/// Devices on top of each other that are followed; more are a mistake.
+const EXTENTS_MAX: usize = 64;
+/// Bytes of the sectors in which `/sys` counts.
+const SECTOR: u64 = 512;
+
+/// A block device by its number, or a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Object {
+    Device(u64),
+    File { device: u64, inode: u64 },
+}
+
+impl Object {
+    fn of(metadata: &fs::Metadata) -> Option<Self> {
+        if metadata.file_type().is_block_device() {
+            return Some(Self::Device(metadata.rdev()));
+        }
+        metadata.is_file().then(|| Self::File { device: metadata.dev(), inode: metadata.ino() })
+    }
+
+    fn of_stat(stat: &Stat) -> Self {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => Self::Device(stat.st_rdev),
+            _ => Self::File { device: stat.st_dev, inode: stat.st_ino },
+        }
+    }
+}
+
+/// A part of an object, which is a part of what is asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Extent {
+    object: Object,
+    /// In bytes; it ends nowhere if that isn't known.
+    range: Range<u64>,
+    /// By way of a mapping, which alone knows which parts. The kernel keeps mappings apart from each other.
+    mapped: bool,
+    /// Where a loop device has it from: it is for us to lock.
+    looped: Option<PathBuf>,
+}
+
+impl Extent {
+    fn whole(object: Object) -> Self {
+        Self { object, range: 0..u64::MAX, mapped: false, looped: None }
+    }
+
+    /// Whether one could overwrite the other's bytes without the kernel's noticing.
+    fn meets(&self, other: &Self) -> bool {
+        let meet = self.range.start < other.range.end && other.range.start < self.range.end;
+        self.object == other.object && meet && !(self.mapped && other.mapped)
+    }
+}
+
+/// Cuts from `range` of a device what its `range` is on the one below, where it begins at `start` and has `size` bytes.
+fn shifted(range: &Range<u64>, start: u64, size: u64) -> Range<u64> {
+    start.saturating_add(range.start.min(size))..start.saturating_add(range.end.min(size))
+}
+
+/// What a device or file consists of, itself first.
+fn extents(top: Object) -> Vec<Extent> {
+    let mut all = vec![Extent::whole(top)];
+    let mut next = 0;
+    while next < all.len() && all.len() < EXTENTS_MAX {
+        let below = below(&all[next]);
+        all.extend(below);
+        next += 1;
+    }
+    all
+}
+
+fn below(extent: &Extent) -> Vec<Extent> {
+    let Object::Device(number) = extent.object else { return Vec::new() };
+    let folder = sysfs(number);
+    if folder.join("partition").exists() {
+        let Some(disk) = device_number(&folder.join("..")) else { return Vec::new() };
+        let bytes = |name: &str| number_in(&folder.join(name)).unwrap_or(0).saturating_mul(SECTOR);
+        let range = shifted(&extent.range, bytes("start"), bytes("size"));
+        return vec![Extent { object: Object::Device(disk), range, mapped: extent.mapped, looped: None }];
+    }
+    if let Some(backing) = Backing::of(&folder) {
+        let Some(object) = backing.object() else { return Vec::new() };
+        let range = shifted(&extent.range, backing.offset, backing.size);
+        return vec![Extent { object, range, mapped: extent.mapped, looped: Some(backing.path) }];
+    }
+    let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
+    let slaves = slaves.filter_map(|entry| device_number(&entry.path()));
+    slaves.map(|number| Extent { mapped: true, ..Extent::whole(Object::Device(number)) }).collect()
+}
+
+/// What is below a loop device.
+struct Backing {
+    path: PathBuf,
+    offset: u64,
+    size: u64,
+}
+
+impl Backing {
+    /// Of the device with this folder in `/sys`, if it is a loop device that has one.
+    fn of(folder: &Path) -> Option<Self> {
+        let folder = folder.join("loop");
+        let path = fs::read_to_string(folder.join("backing_file")).ok()?;
+        let number = |name: &str| number_in(&folder.join(name)).unwrap_or(0);
+        let limit = number("sizelimit");
+        Some(Self {
+            path: PathBuf::from(path.strip_suffix('\n').unwrap_or(&path)),
+            offset: number("offset"),
+            size: if limit == 0 { u64::MAX } else { limit },
+        })
+    }
+
+    /// `None` if it has no name any more: then it can't be opened in another way either.
+    fn object(&self) -> Option<Object> {
+        Object::of(&fs::metadata(&self.path).ok()?)
+    }
+}
+
+/// The loop devices that have something below, by number and path.
+fn loops() -> Vec<(u64, PathBuf)> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let loops = entries.filter(|entry| entry.path().join("loop/backing_file").exists());
+    loops
+        .filter_map(|entry| Some((device_number(&entry.path())?, Path::new("/dev").join(entry.file_name()))))
+        .collect()
+}
+
+/// Locks what is below the open device or file at `path`, and claims the loop devices over any of it, for as long as the
+/// answer lives.
+pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<Vec<OwnedFd>, OpenError> {
+    let all = extents(Object::of_stat(stat));
+    let mut claims = Vec::new();
+    for extent in &all {
+        if let Some(under) = &extent.looped {
+            claims.extend(claim_below(path, under, extent, options)?);
+        }
+    }
+    for (number, device) in loops() {
+        let object = Object::Device(number);
+        if all.iter().any(|extent| extent.object == object) {
+            continue;
+        }
+        let theirs = extents(object);
+        let meets = |theirs: &Extent| all.iter().any(|ours| ours.meets(theirs));
+        if theirs.iter().skip(1).any(meets) {
+            let stat = rustix::fs::stat(&device).map_err(|error| failed(&device, error))?;
+            let claimed = open_below(&device, &stat, OFlags::RDONLY | OFlags::EXCL);
+            claims.push(claimed.map_err(|error| match error {
+                // This user may not look who has it.
+                Errno::ACCESS | Errno::PERM => {
+                    let holder = Holder::Device(device.display().to_string());
+                    OpenError::Busy { path: path.to_owned(), holder }
+                }
+                error => busy_or(path, &stat, None, error),
+            })?);
+        }
+    }
+    Ok(claims)
+}
+
+/// What a loop device has below: a file is locked like one that is opened by its name, a device is claimed like one. `None` where
+/// a mapping shares it with others.
+fn claim_below(
+    path: &Path,
+    under: &Path,
+    extent: &Extent,
+    options: &OpenOptions,
+) -> Result<Option<OwnedFd>, OpenError> {
+    let cannot = |error: Errno| OpenError::Under {
+        path: path.to_owned(),
+        under: under.to_owned(),
+        source: error.into(),
+    };
+    let stat = rustix::fs::stat(under).map_err(cannot)?;
+    let shared = options.read_only || extent.mapped;
+    if Object::of_stat(&stat) != extent.object {
+        return Err(cannot(Errno::AGAIN));
+    }
+    let busy = |error: Errno, fd: Option<&OwnedFd>| match error {
+        Errno::BUSY => busy_or(path, &stat, fd, error),
+        other => cannot(other),
+    };
+    if matches!(extent.object, Object::Device(_)) {
+        if extent.mapped {
+            return Ok(None);
+        }
+        let claimed = open_below(under, &stat, OFlags::RDONLY | OFlags::EXCL);
+        return claimed.map(Some).map_err(|error| busy(error, None));
+    }
+    let access = if shared { OFlags::RDONLY } else { OFlags::RDWR };
+    let fd = open_below(under, &stat, access).map_err(cannot)?;
+    lock(&fd, shared, &extent.range).map_err(|error| busy(error, Some(&fd)))?;
+    Ok(Some(fd))
+}
+
+/// Opens what `stat` was of.
+fn open_below(path: &Path, stat: &Stat, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
+    let same = Object::of_stat(&rustix::fs::fstat(&fd)?) == Object::of_stat(stat);
+    if same { Ok(fd) } else { Err(Errno::AGAIN) }
+}
+
+/// What is under a path, to be compared with others.
+#[derive(Clone, Debug)]
+pub struct Storage {
+    extents: Vec<Extent>,
+    lasting_name: Option<String>,
+}
+
+impl Storage {
+    /// Looks at a file or block device without opening it. May block.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let Some(object) = Object::of(&fs::metadata(path)?) else {
+            return Err(io::Error::other("it is neither a file nor a block device"));
+        };
+        Ok(Self { extents: extents(object), lasting_name: lasting_name(object, path) })
+    }
+
+    /// Whether what is written to one can be read from the other.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        // A disk on two ways through a storage network is two devices.
+        let same_disk = match (&self.lasting_name, &other.lasting_name) {
+            (Some(one), Some(other)) => one == other && one.starts_with(WWID),
+            _ => false,
+        };
+        same_disk || self.extents.iter().any(|one| other.extents.iter().any(|other| one.meets(other)))
+    }
+
+    /// By what it can be recognized when it has other numbers and another path: a disk's WWID or serial number, a partition's
+    /// PARTUUID, a mapping's identifier, a file's inode and what its file system is on. `None` if it has nothing of the kind.
+    pub fn lasting_name(&self) -> Option<&str> {
+        self.lasting_name.as_deref()
+    }
+}
+
+/// How the lasting name of a disk begins whose vendor promises that there is no second one.
+const WWID: &str = "wwid:";
+
+fn lasting_name(object: Object, path: &Path) -> Option<String> {
+    match object {
+        Object::Device(number) => name_of_device(&sysfs(number), number),
+        Object::File { device, inode } => {
+            Some(format!("file:{}:{inode}", name_of_file_system(device, path)?))
+        }
+    }
+}
+
+fn name_of_device(folder: &Path, number: u64) -> Option<String> {
+    let text = |name: &str| {
+        let text = fs::read_to_string(folder.join(name)).ok()?;
+        let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned();
+        (!text.is_empty()).then_some(text)
+    };
+    if folder.join("partition").exists() {
+        return partition_uuid(folder, number).map(|uuid| format!("partuuid:{uuid}"));
+    }
+    if let Some(backing) = Backing::of(folder) {
+        let below = lasting_name(backing.object()?, &backing.path)?;
+        let whole = backing.offset == 0 && backing.size == u64::MAX;
+        return Some(if whole { below } else { format!("{below}@{}+{}", backing.offset, backing.size) });
+    }
+    let known = [
+        (WWID, "wwid"),
+        (WWID, "device/wwid"),
+        ("dm:", "dm/uuid"),
+        ("md:", "md/uuid"),
+        ("serial:", "serial"),
+        ("serial:", "device/serial"),
+        ("cid:", "device/cid"),
+    ];
+    known.iter().find_map(|(kind, name)| Some(format!("{kind}{}", text(name)?)))
+}
+
+/// A partition's identifier: the kernel says it, or udev, or udev's links do.
+fn partition_uuid(folder: &Path, number: u64) -> Option<String> {
+    let said = |path: &Path, key: &str| {
+        let text = fs::read_to_string(path).ok()?;
+        text.lines().find_map(|line| Some(line.strip_prefix(key)?.to_lowercase()))
+    };
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    said(&folder.join("uevent"), "PARTUUID=")
+        .or_else(|| {
+            let database = format!("/run/udev/data/b{major}:{minor}");
+            said(Path::new(&database), "E:ID_PART_ENTRY_UUID=")
+        })
+        .or_else(|| {
+            let links = fs::read_dir("/dev/disk/by-partuuid").into_iter().flatten().flatten();
+            let mut ours =
+                links.filter(|link| fs::metadata(link.path()).is_ok_and(|found| found.rdev() == number));
+            Some(ours.next()?.file_name().to_string_lossy().to_lowercase())
+        })
+}
+
+/// What the file system of a file is on, if that is one device that has a name; else what the file system calls itself.
+fn name_of_file_system(device: u64, file: &Path) -> Option<String> {
+    let folder = sysfs(device);
+    let on_device = if folder.exists() { name_of_device(&folder, device) } else { None };
+    on_device.or_else(|| {
+        let identifier = rustix::fs::statvfs(file).ok()?.f_fsid;
+        (identifier != 0).then(|| format!("fsid:{identifier:x}"))
+    })
+}
+
+/// The number that a file of `/sys` holds.
+fn number_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The number of the device with this folder in `/sys`.
+fn device_number(folder: &Path) -> Option<u64> {
+    let text = fs::read_to_string(folder.join("dev")).ok()?;
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// A block device's folder in `/sys`.
+pub(super) fn sysfs(device: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    // The link is resolved, so that `..` is the disk of a partition.
+    let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    fs::canonicalize(&link).unwrap_or(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_parts_lie_where_the_outer_part_begins() {
+        assert_eq!(shifted(&(0..u64::MAX), 100, 50), 100..150);
+        assert_eq!(shifted(&(10..20), 100, 50), 110..120);
+        assert_eq!(shifted(&(10..u64::MAX), 100, u64::MAX), 110..u64::MAX);
+        assert_eq!(shifted(&(60..70), 100, 50), 150..150, "behind the end there is nothing");
+    }
+
+    #[test]
+    fn two_parts_of_a_disk_do_not_meet_and_two_mappings_are_the_kernels_business() {
+        let part = |range, mapped| Extent { range, mapped, ..Extent::whole(Object::Device(7)) };
+        assert!(part(0..10, false).meets(&part(9..20, false)));
+        assert!(!part(0..10, false).meets(&part(10..20, false)));
+        assert!(part(0..10, false).meets(&part(0..10, true)));
+        assert!(!part(0..10, true).meets(&part(0..10, true)));
+        assert!(!Extent::whole(Object::Device(7)).meets(&Extent::whole(Object::Device(8))));
+    }
+}
