@@ -7,7 +7,8 @@
 //! kernel needs, whoever has stopped waiting for it (C15, C16).
 //!
 //! Blocks have sizes of powers of two from 4 KiB. The first ones are cut from one arena, which a driver can register
-//! with the kernel; what does not fit there comes from the heap and is reused in the same way.
+//! with the kernel; what does not fit there comes from the system and is reused in the same way, up to a limit: beyond that, what
+//! comes back is given back to the system, so that memory that was needed once doesn't stay.
 
 use std::{
     alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error},
@@ -16,7 +17,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence},
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence},
     },
 };
 
@@ -28,6 +29,10 @@ pub const ALIGNMENT: usize = 4096;
 const CLASS_MIN: u32 = 12;
 /// Smaller arenas, in tests and simulations, don't ask for huge pages.
 const HUGE_PAGE: usize = 2 << 20;
+/// Blocks from here on are mapped one by one, so that giving one back makes the process smaller.
+const MAPPED_BYTES_MIN: usize = 128 << 10;
+/// Bytes of blocks outside of the arena that a pool keeps for reuse.
+const SPARE_BYTES_MAX: usize = 64 << 20;
 /// Number of block sizes: 4 KiB to 128 MiB.
 const CLASSES: usize = 16;
 
@@ -43,12 +48,20 @@ struct Block {
     home: Arc<Home>,
 }
 
+impl Block {
+    fn bytes(&self) -> usize {
+        1 << (self.class + CLASS_MIN as usize)
+    }
+}
+
 /// What is left of a pool for the blocks that are out: where to return, and the arena.
 struct Home {
     returned: [AtomicPtr<Block>; CLASSES],
     closed: AtomicBool,
     /// Blocks that came back by way of `returned`, in all.
     returned_count: AtomicU32,
+    /// Bytes of blocks outside of the arena that wait to be used again, here or in the pool's own lists.
+    spare_bytes: AtomicUsize,
     arena: NonNull<u8>,
     arena_bytes: usize,
     /// Room for a block for each page of the arena; written when the block is cut off.
@@ -82,6 +95,20 @@ impl Home {
                 Err(now) => head = now,
             }
         }
+    }
+
+    /// Whether a block that came back is to be kept for reuse; its bytes are counted then.
+    fn keeps(&self, block: &Block) -> bool {
+        if block.arena_offset.is_some() {
+            return true;
+        }
+        let bytes = block.bytes();
+        let before = self.spare_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let keeps = before + bytes <= SPARE_BYTES_MAX;
+        if !keeps {
+            self.spare_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        keeps
     }
 
     /// Frees every block that lies in the return lists; for a pool that is gone.
@@ -140,8 +167,25 @@ fn free_block(block: NonNull<Block>) {
     }
     // SAFETY: made by `Box::leak` in `Pool::carve`, and unreachable now.
     let block = unsafe { Box::from_raw(block.as_ptr()) };
-    // SAFETY: heap memory of exactly this layout, owned by the block.
-    unsafe { dealloc(block.memory.as_ptr(), layout(1 << (block.class + CLASS_MIN as usize))) }
+    let bytes = block.bytes();
+    if bytes >= MAPPED_BYTES_MIN {
+        // SAFETY: mapped in `system_memory` with this size; no handle is left.
+        let _ = unsafe { rustix::mm::munmap(block.memory.as_ptr().cast(), bytes) };
+    } else {
+        // SAFETY: allocated in `system_memory` with exactly this layout, owned by the block.
+        unsafe { dealloc(block.memory.as_ptr(), layout(bytes)) }
+    }
+}
+
+/// Zeroes for a block outside of the arena. See [`free_block`].
+fn system_memory(bytes: usize) -> NonNull<u8> {
+    let memory = if bytes >= MAPPED_BYTES_MIN {
+        map_arena(bytes)
+    } else {
+        // SAFETY: the layout has a size that is not zero.
+        NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
+    };
+    memory.unwrap_or_else(|| handle_alloc_error(layout(bytes)))
 }
 
 fn headers_layout(arena_bytes: usize) -> Layout {
@@ -165,6 +209,9 @@ fn release(block: NonNull<Block>) {
     // Keeps the home alive past the moment when another thread may free the block.
     let home = Arc::clone(&this.home);
     home.returned_count.fetch_add(1, Ordering::Relaxed);
+    if !home.keeps(this) {
+        return free_block(block);
+    }
     home.give_back(block);
     if home.closed.load(Ordering::SeqCst) {
         home.drain();
@@ -199,6 +246,7 @@ impl Pool {
                 returned: Default::default(),
                 closed: AtomicBool::new(false),
                 returned_count: AtomicU32::new(0),
+                spare_bytes: AtomicUsize::new(0),
                 arena,
                 arena_bytes,
                 headers,
@@ -225,6 +273,11 @@ impl Pool {
         self.heap_blocks.get()
     }
 
+    /// Bytes of blocks outside of the arena that are kept for reuse.
+    pub fn spare_bytes(&self) -> usize {
+        self.home.spare_bytes.load(Ordering::Relaxed)
+    }
+
     /// A buffer of `length` bytes (at most 128 MiB), aligned to 4 KiB. What it holds is unspecified.
     pub fn buffer(&self, length: usize) -> Buffer {
         let class = class_of(length);
@@ -234,7 +287,11 @@ impl Pool {
         }
         let block = if let Some(block) = NonNull::new(free[class]) {
             // SAFETY: blocks in the free list have no handles; the list is this thread's.
-            free[class] = unsafe { block.as_ref().next.load(Ordering::Relaxed) };
+            let this = unsafe { block.as_ref() };
+            free[class] = this.next.load(Ordering::Relaxed);
+            if this.arena_offset.is_none() {
+                self.home.spare_bytes.fetch_sub(this.bytes(), Ordering::Relaxed);
+            }
             block
         } else {
             drop(free);
@@ -261,10 +318,14 @@ impl Pool {
         if !std::ptr::eq(Arc::as_ptr(&this.home), Arc::as_ptr(&self.home)) {
             return false;
         }
+        self.taken.set(self.taken.get().wrapping_sub(1));
+        if !self.home.keeps(this) {
+            free_block(block);
+            return true;
+        }
         let head = &mut self.free.borrow_mut()[this.class];
         this.next.store(*head, Ordering::Relaxed);
         *head = block.as_ptr();
-        self.taken.set(self.taken.get().wrapping_sub(1));
         true
     }
 
@@ -278,9 +339,7 @@ impl Pool {
             unsafe { self.home.arena.add(used) }
         } else {
             self.heap_blocks.set(self.heap_blocks.get() + 1);
-            // SAFETY: the layout has a size that is not zero.
-            NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
-                .unwrap_or_else(|| handle_alloc_error(layout(bytes)))
+            system_memory(bytes)
         };
         let block = Block {
             memory,
@@ -321,6 +380,12 @@ fn class_of(length: usize) -> usize {
     let class = (bits - CLASS_MIN) as usize;
     assert!(class < CLASSES, "a buffer of {length} bytes is larger than the pool's largest block");
     class
+}
+
+/// Bytes that a buffer of `length` bytes takes: those of its block.
+pub const fn block_bytes(length: usize) -> usize {
+    let least = if length < ALIGNMENT { ALIGNMENT } else { length };
+    least.next_power_of_two()
 }
 
 fn narrow(length: usize) -> u32 {
@@ -579,6 +644,31 @@ mod tests {
         head.unsplit(other);
         assert_eq!(head.len(), 8192);
         assert!(head[..4096].iter().all(|byte| *byte == 1) && head[4096..].iter().all(|byte| *byte == 2));
+    }
+
+    #[test]
+    fn memory_that_was_needed_once_does_not_stay() {
+        const BYTES: usize = 8 << 20;
+        for elsewhere in [false, true] {
+            let config = crate::ShardConfig { index: 0, arena_bytes: 64 << 10, clock: None };
+            let shard = crate::Shard::new(&config);
+            let _entered = shard.enter();
+            let pool = shard.pool();
+            let small: Vec<_> = (0..16).map(|_| pool.buffer(4096)).collect();
+            let large: Vec<_> = (0..40).map(|_| pool.buffer(BYTES)).collect();
+            assert_eq!(pool.spare_bytes(), 0);
+            if elsewhere {
+                std::thread::spawn(move || drop((small, large))).join().unwrap();
+            } else {
+                drop((small, large));
+            }
+            assert_eq!((pool.outstanding(), pool.spare_bytes()), (0, SPARE_BYTES_MAX));
+            let made = pool.heap_blocks();
+            let again: Vec<_> = (0..SPARE_BYTES_MAX / BYTES).map(|_| pool.buffer(BYTES)).collect();
+            assert_eq!((pool.heap_blocks(), pool.spare_bytes()), (made, 0), "what was kept is not used");
+            drop(again);
+            assert_eq!(pool.spare_bytes(), SPARE_BYTES_MAX);
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ mod timers;
 pub mod uring;
 pub mod watch;
 
-pub use buffer::{Buffer, Pool, Slice};
+pub use buffer::{Buffer, Pool, Slice, block_bytes};
 pub use completion::{Completion, Outcome, Submission, SubmissionSet};
 pub use device::{Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, ZeroedReads};
 pub use executor::{Shard, ShardConfig, ShardGone, ShardHandle};

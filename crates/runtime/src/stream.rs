@@ -1,5 +1,7 @@
 //! The seam to peers: connected bytes.
 
+use std::net::IpAddr;
+
 use crate::{Buffer, Slice, Submission};
 
 /// A connection. One receive and one send may be under way at a time each.
@@ -11,4 +13,8 @@ pub trait Stream {
     fn send(&self, data: Slice) -> Submission;
     /// Ends the connection both ways: requests under way complete, with an error or with what they have.
     fn shutdown(&self);
+    /// The machine at the other end, if it is known: what one of them can take is bounded.
+    fn peer(&self) -> Option<IpAddr> {
+        None
+    }
 }

@@ -32,10 +32,10 @@ use std::{
     thread,
 };
 
-pub use blocking::blocking;
+pub use blocking::{blocking, computing};
 pub use listener::{ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions};
-pub use socket::{Connection, SocketStream, connect_tcp, connect_unix};
+pub use socket::{Connection, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
 pub use storage::Storage;
 pub use termination::{Termination, termination};
 

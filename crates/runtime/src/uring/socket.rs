@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     io,
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -11,7 +11,13 @@ use std::{
     path::Path,
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
+};
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, sockopt},
 };
 
 use crate::{
@@ -41,13 +47,17 @@ impl Connection {
         rustix::io::ioctl_fionbio(&self.fd, false)?;
         // Answers are short and awaited. A unix socket has no such thing.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&self.fd, true);
-        Ok(Rc::new(SocketStream { descriptor: Descriptor::new(File::new(self.fd)) }))
+        // A unix socket has no address of this kind either.
+        let peer = rustix::net::getpeername(&self.fd).ok().and_then(|peer| SocketAddr::try_from(peer?).ok());
+        let peer = peer.map(|peer| peer.ip().to_canonical());
+        Ok(Rc::new(SocketStream { descriptor: Descriptor::new(File::new(self.fd)), peer }))
     }
 }
 
 /// A connection on one shard. It shuts down when it is dropped.
 pub struct SocketStream {
     descriptor: Rc<Descriptor>,
+    peer: Option<IpAddr>,
 }
 
 impl Stream for SocketStream {
@@ -65,6 +75,10 @@ impl Stream for SocketStream {
         // It fails only if the connection has ended already.
         let _ = rustix::net::shutdown(self.descriptor.file().fd.as_fd(), rustix::net::Shutdown::Both);
     }
+
+    fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
 }
 
 impl Drop for SocketStream {
@@ -80,9 +94,32 @@ pub async fn connect_unix(path: impl AsRef<Path>) -> io::Result<Rc<SocketStream>
     Connection::new(blocking(move || UnixStream::connect(path)).await?).attach()
 }
 
-/// Connects to `address`.
+/// Connects to `address`. No thread waits for the answer; dropping the future gives the attempt up.
 pub async fn connect_tcp(address: SocketAddr) -> io::Result<Rc<SocketStream>> {
-    Connection::new(blocking(move || TcpStream::connect(address)).await?).attach()
+    connect_tcp_from(None, address).await
+}
+
+/// The same from an address of this machine, if one is named.
+pub async fn connect_tcp_from(own: Option<IpAddr>, address: SocketAddr) -> io::Result<Rc<SocketStream>> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    if let Some(own) = own {
+        rustix::net::bind(&socket, &SocketAddr::new(own, 0))?;
+    }
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => return Connection::new(socket).attach(),
+        Err(Errno::INPROGRESS | Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let file = File::new(socket);
+    let descriptor = Descriptor::new(Arc::clone(&file));
+    let writable = Operation::new(Kind::Writable, &descriptor);
+    let outcome = Pending::start(&descriptor, Payload::None, writable).await;
+    outcome.result.map_err(|error| io::Error::from_raw_os_error(error.errno))?;
+    sockopt::socket_error(&file.fd)??;
+    // The operation's own handles go a little later.
+    Connection::new(file.fd.try_clone()?).attach()
 }
 
 /// A request that is cancelled when nobody waits for it any more.
