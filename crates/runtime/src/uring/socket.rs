@@ -29,7 +29,28 @@ pub struct Connection {
     fd: OwnedFd,
 }
 
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A process of this machine, on a unix socket, by its number when it connected.
+    Process(i32),
+    /// An address.
+    Address(SocketAddr),
+}
+
 impl Connection {
+    /// The other end, if that can be told.
+    pub fn peer(&self) -> Option<Peer> {
+        let address = rustix::net::getpeername(&self.fd).ok().flatten();
+        match address.and_then(|address| SocketAddr::try_from(address).ok()) {
+            Some(address) => Some(Peer::Address(address)),
+            None => {
+                let process = rustix::net::sockopt::socket_peercred(&self.fd).ok()?;
+                Some(Peer::Process(process.pid.as_raw_nonzero().get()))
+            }
+        }
+    }
+
     /// Takes a connected stream socket over.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { fd: socket.into() }
