@@ -88,6 +88,8 @@ pub enum Command {
     /// ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
     Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
+    ///
+    /// Refused while clients are connected, which `detail` lists. (SIGTERM ends the server in any case.)
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     ///
@@ -512,6 +514,9 @@ pub enum ConsistencyChoice {
 pub struct StopArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
+    /// Stop it although clients are connected: what they have under way is finished, and their connections end
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -228,7 +228,8 @@ impl Server {
 
     /// `pinstripe stop`: the server must end with status 0.
     pub fn stop(mut self) -> Result<()> {
-        said(Command::new(&self.pinstripe).arg("stop").arg(&self.control))?;
+        // Scenarios keep their connections until the end.
+        said(Command::new(&self.pinstripe).args(["stop", "--force"]).arg(&self.control))?;
         self.wait_for_end()
     }
 
