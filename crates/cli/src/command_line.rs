@@ -230,6 +230,13 @@ pub struct ServeArguments {
     /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
     #[arg(long)]
     pub force: bool,
+    /// Start without members that were there the last time; what is missing is out of date then, until `add` rebuilds it. (Members
+    /// that were missing already are not asked for)
+    #[arg(long)]
+    pub run: bool,
+    /// Wait so many seconds for members that are named and not there, then start without them as with --run
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub run_after: Option<u32>,
     /// Use members on servers that compute although another host uses them; it can't write them any more then
     #[arg(long)]
     pub takeover: bool,

@@ -81,7 +81,8 @@ impl Server {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&lab.pinstripe)
-            .arg("serve")
+            // Scenarios take members away on purpose.
+            .args(["serve", "--run"])
             .args(if options.contains(&"--shards") { [].as_slice() } else { &["--shards", "2"] })
             .args(["--nbd", &format!("unix:{}", socket.display())])
             .args(["--nbd", &format!("tcp:127.0.0.1:{port}"), "--control"])

@@ -126,12 +126,14 @@ impl Plan {
         }
     }
 
-    fn options(&self) -> ArrayOptions {
+    /// `left_out`: members were waited for in vain.
+    fn options(&self, left_out: bool) -> ArrayOptions {
         ArrayOptions {
             policy: self.arguments.policy.into(),
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
             read_only: self.arguments.read_only,
             force: self.arguments.force,
+            newly_degraded: self.arguments.run || left_out,
             takeover: self.arguments.takeover,
             offload: self.arguments.offload.into(),
             reducer: self.arguments.reducer.into(),
@@ -173,7 +175,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid).await?;
     let nvme = nvme::Listening::new(&plan.arguments).await?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
-    let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
+    let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let array = assembled.map_err(|error| match error {
         AssembleError::Replay { .. } => Failure::new(error.to_string()),
         error => Failure::new(format!("{error}; nothing was changed")),
