@@ -215,7 +215,7 @@ pub struct ServeArguments {
     /// control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
-    /// Path of the control socket [default: NAME.sock in $XDG_RUNTIME_DIR/pinstripe or /run/pinstripe]
+    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in $XDG_RUNTIME_DIR/pinstripe if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
     /// Threads that serve [default: one for each CPU]

@@ -141,3 +141,19 @@ fn an_array_is_not_stopped_under_its_clients_unless_that_is_forced() {
     world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
 }
+
+#[test]
+fn a_control_socket_in_the_current_folder_is_a_path_without_a_slash() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let options = ["--shards", "1", "--control", "mine", "--nbd", "unix:mine.nbd"];
+    let server = world.serve(&options, &members);
+    assert_eq!(world.run(&["detail", "mine", "--json"]).ok().json()["name"], "data");
+    world.run(&["stop", "mine"]).ok();
+    assert_eq!(server.ended(), 0);
+    // A file of that name is none.
+    let server = world.serve(&["--shards", "1"], &members);
+    world.file("data", 1);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+}
