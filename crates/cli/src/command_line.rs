@@ -88,6 +88,8 @@ pub enum Command {
     /// ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
     Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
+    ///
+    /// Refused while clients are connected, which `detail` lists. (SIGTERM ends the server in any case.)
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     ///
@@ -213,7 +215,7 @@ pub struct ServeArguments {
     /// control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
-    /// Path of the control socket [default: NAME.sock in $XDG_RUNTIME_DIR/pinstripe or /run/pinstripe]
+    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in $XDG_RUNTIME_DIR/pinstripe if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
     /// Threads that serve [default: one for each CPU]
@@ -228,6 +230,13 @@ pub struct ServeArguments {
     /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
     #[arg(long)]
     pub force: bool,
+    /// Start without members that were there the last time; what is missing is out of date then, until `add` rebuilds it. (Members
+    /// that were missing already are not asked for)
+    #[arg(long)]
+    pub run: bool,
+    /// Wait so many seconds for members that are named and not there, then start without them as with --run
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub run_after: Option<u32>,
     /// Use members on servers that compute although another host uses them; it can't write them any more then
     #[arg(long)]
     pub takeover: bool,
@@ -512,6 +521,9 @@ pub enum ConsistencyChoice {
 pub struct StopArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
+    /// Stop it although clients are connected: what they have under way is finished, and their connections end
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]

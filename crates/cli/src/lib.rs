@@ -22,6 +22,7 @@ mod control;
 mod create;
 mod demo;
 mod discover;
+mod ending;
 mod examine;
 mod failure;
 mod first_of;

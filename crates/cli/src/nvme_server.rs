@@ -1,13 +1,23 @@
 //! The shards' NVMe/TCP targets, for `pinstripe target` and `pinstripe serve --nvme-tcp`.
 
-use std::{cell::RefCell, net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Arc};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+};
 
 use pinstripe_export::BlockService;
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
     target::{self, NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
 };
-use pinstripe_runtime::{ShardHandle, Stream, shard, uring::Connection};
+use pinstripe_runtime::{
+    ShardHandle, Stream, shard,
+    uring::{Connection, blocking},
+};
 
 use crate::{failure::Failure, on_shards::on_shards};
 
@@ -40,8 +50,11 @@ thread_local! {
 }
 
 /// The hosts that may connect, as the file names them; all if there is none.
-pub fn hosts(path: Option<&Path>) -> Result<Option<Authentication>, Failure> {
-    Ok(path.map(Keyring::read).transpose()?.map(Authentication::new))
+pub async fn hosts(path: Option<PathBuf>) -> Result<Option<Authentication>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    // A file may keep its readers waiting.
+    let keyring = blocking(move || Keyring::read(&path)).await?;
+    Ok(Some(Authentication::new(keyring)))
 }
 
 /// Refuses an address that other machines can reach, unless hosts authenticate or the user has said that this is meant.

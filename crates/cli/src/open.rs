@@ -8,14 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pinstripe_runtime::uring::{Holder, ListenError, Listener, OpenError, OpenFile, OpenOptions};
+use pinstripe_runtime::{
+    shard,
+    uring::{Holder, ListenError, Listener, OpenError, OpenFile, OpenOptions},
+};
 
 /// How long a device may stay busy with nobody to be seen: on a machine with ten times more to do than it has CPUs, the
 /// kernel took more than two seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long an address may be in use. By whom doesn't show, so a server that is there to stay is waited for too.
-const PATIENCE_FOR_ADDRESS: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(20);
+const PATIENCE_FOR_ADDRESS_NANOSECONDS: u64 = 5_000_000_000;
+const PAUSE_NANOSECONDS: u64 = 20_000_000;
 
 /// Opens and locks a member. Blocks.
 ///
@@ -29,19 +32,21 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<OpenFile>, OpenErr
             Err(OpenError::Busy { holder: Holder::Ourselves | Holder::Unknown, .. })
                 if begun.elapsed() < PATIENCE =>
             {
-                thread::sleep(PAUSE);
+                thread::sleep(Duration::from_nanos(PAUSE_NANOSECONDS));
             }
             other => return other,
         }
     }
 }
 
-/// Listens on a TCP address. Blocks. The socket of a server that was killed is in use for as long as its io_uring, see [`open`].
-pub fn listen(address: SocketAddr) -> Result<Listener, ListenError> {
-    let begun = Instant::now();
+/// Listens on a TCP address. The socket of a server that was killed is in use for as long as its io_uring, see [`open`].
+pub async fn listen(address: SocketAddr) -> Result<Listener, ListenError> {
+    let begun = shard::now();
     loop {
         match Listener::tcp(address) {
-            Err(ListenError::InUse { .. }) if begun.elapsed() < PATIENCE_FOR_ADDRESS => thread::sleep(PAUSE),
+            Err(ListenError::InUse { .. }) if shard::now() - begun < PATIENCE_FOR_ADDRESS_NANOSECONDS => {
+                shard::sleep(PAUSE_NANOSECONDS).await;
+            }
             other => return other,
         }
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     command_line::{ReadArguments, StopArguments},
     control::{
-        Detail,
+        Detail, StopParameters,
         client::{Client, ClientError},
     },
     failure::Failure,
@@ -31,6 +31,6 @@ pub fn fetch(client: &mut Client) -> Result<Detail, ClientError> {
 pub fn stop(arguments: &StopArguments) -> Result<(), Failure> {
     let array = &arguments.array.array;
     let mut client = Client::connect(array)?;
-    client.call::<()>("stop", Value::Null)?;
+    client.call::<()>("stop", StopParameters { force: arguments.force })?;
     output::print(&format!("stopped {array}\n"))
 }

@@ -11,7 +11,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, OpenFile, OpenOptions, RuntimeConfig, Storage, blocking, termination},
+    uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, Storage, blocking},
 };
 use serde_json::json;
 
@@ -20,6 +20,7 @@ use crate::{
     accept::{accept, in_turn},
     command_line::{CpuList, RemoteArguments},
     create::random_uuid,
+    ending::{ordered, until_ordered},
     failure::Failure,
     member, nvme_server,
     open::{listen, open},
@@ -100,20 +101,35 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 }
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
-    let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
-    let files = open_all(&arguments).await?;
-    let listener = listen(arguments.listen)?;
+    let shards: Vec<ShardHandle> = context.shards().to_vec();
+    let Some(started) = until_ordered(start(&shards, &arguments)).await else { return Ok(()) };
+    let (listener, subsystem) = started?;
+    accept(&listener, ordered(), in_turn(&shards, nvme_server::hand_over)).await;
+    drop(listener);
+    nvme_server::stop(&shards).await;
+    let done = report(&arguments, &subsystem);
+    nvme_server::close(&shards).await;
+    done
+}
+
+/// Opens the devices, listens, and says so.
+async fn start(
+    shards: &[ShardHandle],
+    arguments: &TargetArguments,
+) -> Result<(Listener, Arc<Subsystem>), Failure> {
+    let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
+    let files = open_all(arguments).await?;
+    let listener = listen(arguments.listen).await?;
     let listens = listener.tcp_address().unwrap_or(arguments.listen);
     let address = arguments.announce.unwrap_or(listens);
-    let shards: Vec<ShardHandle> = context.shards().to_vec();
-    let identities = identify(&arguments).await?;
-    let offload = offload(&arguments, shards.len()).await?;
-    let namespaces = namespaces(&arguments, &files, &identities.uuids);
+    let identities = identify(arguments).await?;
+    let offload = offload(arguments, shards.len()).await?;
+    let namespaces = namespaces(arguments, &files, &identities.uuids);
     let nqn = arguments.nqn.clone();
     // It reads the epochs.
     let made = blocking(move || nvme_server::subsystem(&nqn, address, namespaces, hosts, offload)).await;
     let subsystem = made?;
-    for handle in &shards {
+    for handle in shards {
         let (files, subsystem) = (files.clone(), Arc::clone(&subsystem));
         let read_only = arguments.read_only;
         let opened = handle.call(move || async move {
@@ -122,13 +138,8 @@ async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failu
         });
         opened.await?;
     }
-    announce(&arguments, (listens, address), &subsystem)?;
-    accept(&listener, termination(), in_turn(&shards, nvme_server::hand_over)).await?;
-    drop(listener);
-    nvme_server::stop(&shards).await;
-    let done = report(&arguments, &subsystem);
-    nvme_server::close(&shards).await;
-    done
+    announce(arguments, (listens, address), &subsystem)?;
+    Ok((listener, subsystem))
 }
 
 /// How it offloads, if it does.

@@ -25,6 +25,7 @@ use crate::{
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
     mutants::{Mutant, active},
+    newly_degraded,
     offload::fence::{self, FenceError},
     options::ArrayOptions,
 };
@@ -116,6 +117,18 @@ pub enum AssembleError {
     DirtyDegraded {
         /// How many are missing.
         missing: usize,
+    },
+    /// Members are missing that were there the last time, and that isn't meant.
+    #[error(
+        "{} of the array is missing, and was there when it was used last{}: serve it with all of its members. With --run it is started without what is missing, which is out of date from then on",
+        newly_degraded::words(slots),
+        stale_words(stale)
+    )]
+    NewlyDegraded {
+        /// Slots that would be left behind.
+        slots: Vec<usize>,
+        /// Devices that were left out because their superblocks are old.
+        stale: Vec<StaleMember>,
     },
     /// Dirty and degraded, and what was being written stands in a log that can't be read.
     #[error(
@@ -418,6 +431,10 @@ pub(crate) async fn assemble(
     let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
         return Err(AssembleError::DirtyDegraded { missing });
+    }
+    let slots = newly_degraded::slots(&freshest.array, &seated);
+    if !(slots.is_empty() || options.newly_degraded || options.force || options.read_only) {
+        return Err(AssembleError::NewlyDegraded { slots, stale: seated.stale });
     }
     let bitmap = read_bitmap(&freshest, &seated.seats, options.member_timeout_ns).await?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.

@@ -27,6 +27,7 @@ pub mod maintenance;
 pub mod members;
 mod membership;
 pub mod mutants;
+mod newly_degraded;
 pub mod offload;
 pub mod options;
 pub mod parity_cache;

@@ -18,6 +18,8 @@ pub struct ArrayOptions {
     pub read_only: bool,
     /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
     pub force: bool,
+    /// Assemble although members are missing that were there the last time; `force` and `read_only` include it.
+    pub newly_degraded: bool,
     /// Idle time after which the superblocks are marked clean, in nanoseconds (MD: safe_mode_delay).
     pub safe_mode_delay_ns: u64,
     /// Time between two sweeps of the bitmap, in nanoseconds (MD: daemon_sleep); the bitmap's own value if `None`.
@@ -68,6 +70,7 @@ impl Default for ArrayOptions {
             parity_cache_bytes: 64 << 20,
             read_only: false,
             force: false,
+            newly_degraded: true,
             safe_mode_delay_ns: 200_000_000,
             sweep_ns: None,
             gather_ns: 200_000,

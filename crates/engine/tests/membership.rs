@@ -6,11 +6,12 @@ mod arrays;
 use std::rc::Rc;
 
 use arrays::{
-    STEPS, options,
+    STEPS, assemble, options,
     scene::{DATA_SECTOR, Scene, clients, superblock_on, wish},
 };
 use pinstripe_engine::{
     array::{Added, CommandError, Removed},
+    assembly::AssembleError,
     error::IoError,
     options::ArrayOptions,
     records::MemberState,
@@ -39,6 +40,36 @@ fn raid5(seed: u64) -> Scene {
 /// A slow copy, with a checkpoint at every leg.
 fn in_small_steps() -> ArrayOptions {
     ArrayOptions { leg_stripes: 16, checkpoint_ns: 0, maintenance_depth: 1, ..options() }
+}
+
+#[test]
+fn a_start_that_leaves_a_member_behind_must_be_meant() {
+    let mut scene = raid5(70);
+    scene.write(0, 64, false).unwrap();
+    scene.stop();
+    let strict = ArrayOptions { newly_degraded: false, ..options() };
+    let without = |scene: &Scene, slot: usize| {
+        let others = scene.disks.iter().enumerate().filter(|(other, _)| *other != slot);
+        others.map(|(_, disk)| disk.source()).collect::<Vec<_>>()
+    };
+    let sources = without(&scene, 2);
+    let refused = assemble(&mut scene.world, sources.clone(), strict.clone()).err().unwrap();
+    assert!(matches!(&refused, AssembleError::NewlyDegraded { slots, .. } if *slots == [2]), "{refused}");
+    assert!(refused.to_string().starts_with("slot 2 of the array is missing"), "{refused}");
+    // Nothing is left behind where nothing is written.
+    let read_only = ArrayOptions { read_only: true, ..strict.clone() };
+    assemble(&mut scene.world, sources.clone(), read_only).unwrap();
+    scene.array = assemble(&mut scene.world, sources.clone(), options()).unwrap();
+    scene.write(0, 64, false).unwrap();
+    scene.stop();
+    // The record says so now; but not of another one.
+    scene.array = assemble(&mut scene.world, sources, strict.clone()).unwrap();
+    scene.read_all();
+    scene.stop();
+    let all = scene.disks.iter().map(SimDisk::source).collect();
+    scene.array = assemble(&mut scene.world, all, strict).unwrap();
+    assert_eq!(scene.array.detail().missing, 1);
+    scene.read_all();
 }
 
 #[test]

@@ -35,7 +35,7 @@ use std::{
 pub use blocking::{blocking, computing};
 pub use listener::{ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions};
-pub use socket::{Connection, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
+pub use socket::{Connection, Peer, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
 pub use storage::Storage;
 pub use termination::{Termination, termination};
 
@@ -54,7 +54,7 @@ pub struct RuntimeConfig {
     /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs its waker
     /// a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits one shard alone.
     pub spin_ns: u64,
-    /// Holds SIGTERM and SIGINT back from all shards, for [`termination`].
+    /// Holds SIGTERM and SIGINT back from all shards, for [`termination`]; SIGHUP, SIGUSR1, SIGUSR2 and SIGALRM do nothing then.
     pub termination_signals: bool,
 }
 

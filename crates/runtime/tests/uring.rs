@@ -988,8 +988,10 @@ fn waits_for_termination() {
         shard::spawn(async move {
             shard::sleep(10_000_000).await;
             let number = if signal == "INT" { libc::SIGINT } else { libc::SIGTERM };
-            // SAFETY: a valid signal to this thread, which holds it back.
-            assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), number) }, 0);
+            for number in [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM, number] {
+                // SAFETY: a valid signal to this thread, which holds it back.
+                assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), number) }, 0);
+            }
         });
         shard::timeout(2_000_000_000, uring::termination()).await.unwrap().unwrap()
     });

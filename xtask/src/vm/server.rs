@@ -81,7 +81,8 @@ impl Server {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&lab.pinstripe)
-            .arg("serve")
+            // Scenarios take members away on purpose.
+            .args(["serve", "--run"])
             .args(if options.contains(&"--shards") { [].as_slice() } else { &["--shards", "2"] })
             .args(["--nbd", &format!("unix:{}", socket.display())])
             .args(["--nbd", &format!("tcp:127.0.0.1:{port}"), "--control"])
@@ -228,7 +229,8 @@ impl Server {
 
     /// `pinstripe stop`: the server must end with status 0.
     pub fn stop(mut self) -> Result<()> {
-        said(Command::new(&self.pinstripe).arg("stop").arg(&self.control))?;
+        // Scenarios keep their connections until the end.
+        said(Command::new(&self.pinstripe).args(["stop", "--force"]).arg(&self.control))?;
         self.wait_for_end()
     }
 

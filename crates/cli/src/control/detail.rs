@@ -56,9 +56,32 @@ pub struct Detail {
     pub advice: Option<String>,
     /// Where NBD clients reach it.
     pub nbd: Vec<String>,
+    /// What uses it now.
+    #[serde(default)]
+    pub clients: Vec<Client>,
     pub shards: usize,
     /// Counters since the assembly.
     pub statistics: BTreeMap<String, u64>,
+}
+
+/// What uses the array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Client {
+    /// `nbd` or `nvme-tcp`.
+    pub protocol: String,
+    /// An address, or the process at the other end of a unix socket; with NVMe/TCP the host's NQN.
+    pub name: String,
+    /// Connections; with NVMe/TCP controllers.
+    pub connections: usize,
+}
+
+impl Client {
+    /// For people.
+    pub fn in_words(&self) -> String {
+        let Self { protocol, name, connections } = self;
+        let more = if *connections > 1 { format!(", {connections} connections") } else { String::new() };
+        format!("{} over {protocol}{more}", printable(name))
+    }
 }
 
 /// A slot.
@@ -297,6 +320,7 @@ impl Detail {
         ];
         rows.extend(self.journal.iter().map(|journal| ("journal", journal.in_words())));
         rows.extend(self.nbd.iter().map(|address| ("nbd", printable(address))));
+        rows.extend(self.clients.iter().map(|client| ("client", client.in_words())));
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();
         let head = format!("{}\n{}members\n", printable(&self.name), output::table(&rows));

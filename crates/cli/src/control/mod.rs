@@ -17,7 +17,7 @@
 //! | `events` | `after`, `wait_ms` | [`EventsResult`](upkeep::EventsResult), when there are some or the time is over |
 //! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
 //! | `journal_mode` | `journal_mode` | [`JournalModeParameters`], as it is now; `write-through` when all is on the members |
-//! | `stop` | | null, when the superblocks are clean and the devices are closed |
+//! | `stop` | `force` | null, when the superblocks are clean and the devices are closed |
 
 pub mod client;
 pub mod detail;
@@ -120,7 +120,7 @@ pub enum Command {
     /// Tell what happened.
     Events(EventsParameters),
     /// End.
-    Stop,
+    Stop(StopParameters),
 }
 
 /// Of `fail`.
@@ -172,6 +172,15 @@ pub struct ReplaceParameters {
     pub slot: u16,
     #[serde(default)]
     pub with: Option<String>,
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Of `stop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StopParameters {
+    /// Even if clients are connected.
     #[serde(default)]
     pub force: bool,
 }
@@ -242,7 +251,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "events" => Command::Events(optional(request.params).map_err(bad)?),
         "grow" => Command::Grow(serde_json::from_value(request.params).map_err(bad)?),
         "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),
-        "stop" => Command::Stop,
+        "stop" => Command::Stop(optional(request.params).map_err(bad)?),
         other => {
             let message = format!(
                 "there is no method \"{other}\"; there are: detail, fail, add, remove, replace, bitmap, grow, journal_mode, check, repair, sync, events, stop"

@@ -1,15 +1,30 @@
 //! Where the sockets of a running array are.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+};
 
 /// Sockets of the system's user, and of every user without a folder of their own.
 const SYSTEM_FOLDER: &str = "/run/pinstripe";
+/// Names another folder for all sockets, of every user.
+const OWN_VARIABLE: &str = "PINSTRIPE_RUNTIME_DIR";
+/// A login session's folder, which goes with the session: nothing for the system's user.
+const SESSION_VARIABLE: &str = "XDG_RUNTIME_DIR";
 
 /// The folders in which sockets may be, the one for new sockets first.
 pub fn folders() -> Vec<PathBuf> {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_absolute());
-    let own = own.map(|folder| Path::new(&folder).join("pinstripe"));
-    own.into_iter().chain([PathBuf::from(SYSTEM_FOLDER)]).collect()
+    folders_of(rustix::process::geteuid().is_root(), |name| std::env::var_os(name))
+}
+
+fn folders_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let folder = |name| variable(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
+    if let Some(folder) = folder(OWN_VARIABLE) {
+        return vec![folder];
+    }
+    let session = folder(SESSION_VARIABLE).filter(|_| !is_root).map(|folder| folder.join("pinstripe"));
+    session.into_iter().chain([PathBuf::from(SYSTEM_FOLDER)]).collect()
 }
 
 /// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a path, the
@@ -21,13 +36,16 @@ pub fn stem(name: &str, uuid: &str) -> String {
     if usable { name.to_owned() } else { uuid.replace(':', "") }
 }
 
-/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. What looks like
-/// a socket's name may also be one in the current folder.
+/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. A name that is a socket's in the
+/// current folder is a path. What only looks like one is asked for there at last.
 pub fn candidates(array: &str) -> Vec<PathBuf> {
     if array.contains('/') {
         return vec![PathBuf::from(array)];
     }
     let here = Path::new(array);
+    if std::fs::metadata(here).is_ok_and(|file| file.file_type().is_socket()) {
+        return vec![here.to_owned()];
+    }
     let here = here.extension().is_some_and(|extension| extension == "sock").then(|| here.to_owned());
     folders().iter().map(|folder| folder.join(format!("{array}.sock"))).chain(here).collect()
 }
@@ -35,6 +53,18 @@ pub fn candidates(array: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_systems_user_has_one_folder_whatever_session_it_is_in() {
+        let session = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| OsString::from("/run/user/7"));
+        let (own, system) = (PathBuf::from("/run/user/7/pinstripe"), PathBuf::from("/run/pinstripe"));
+        assert_eq!(folders_of(true, session), [system.clone()]);
+        assert_eq!(folders_of(false, session), [own, system.clone()]);
+        assert_eq!(folders_of(false, |_| None), std::slice::from_ref(&system));
+        assert_eq!(folders_of(false, |_| Some("relative".into())), [system]);
+        let named = |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
+        assert_eq!(folders_of(true, named), [PathBuf::from("/x")]);
+    }
 
     #[test]
     fn a_name_that_would_leave_the_folder_is_replaced_by_the_uuid() {

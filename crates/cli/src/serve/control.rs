@@ -16,12 +16,12 @@ use pinstripe_runtime::{
 };
 use serde_json::Value;
 
-use super::{Served, devices, reconnect::Reconnector, report, stopping::Stopping, upkeep};
+use super::{Served, clients::Clients, devices, reconnect::Reconnector, report, stopping::Stopping, upkeep};
 use crate::{
     control::{
         AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, FailParameters,
         GrowParameters, JournalModeParameters, REQUEST_BYTES_MAX, RemoveParameters, ReplaceParameters,
-        SlotResult, code, parse, response,
+        SlotResult, StopParameters, code, detail::Client, parse, response,
     },
     create::random_uuid,
 };
@@ -33,6 +33,8 @@ const BITMAP_CHUNK_BYTES_MIN: u32 = 64 << 20;
 const BITMAP_CHUNK_BYTES_MAX: u32 = 1 << 31;
 /// Time for the last answers when the server ends.
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
+/// Time that clients get to end connections that they have just let go of, before a stop is refused for them.
+const CLIENTS_LEAVE_NANOSECONDS: u64 = 1_000_000_000;
 const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
@@ -43,6 +45,7 @@ struct Inner {
     /// Absent once the array has stopped, so that its devices can be closed.
     array: std::cell::RefCell<Option<Array>>,
     nbd: Vec<String>,
+    clients: Clients,
     memory: bool,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
@@ -62,6 +65,7 @@ impl Controller {
         Self(Rc::new(Inner {
             array: Some(served.array.clone()).into(),
             nbd: served.nbd.clone(),
+            clients: served.clients.clone(),
             memory: served.memory,
             reconnector,
             stopping: Rc::clone(&served.stopping),
@@ -154,7 +158,8 @@ impl Inner {
 
     async fn execute(&self, command: Command) -> Result<Value, CallError> {
         let failed = |error: &dyn std::fmt::Display| CallError::new(code::FAILED, error);
-        if command == Command::Stop {
+        if let Command::Stop(StopParameters { force }) = command {
+            self.refuse_while_used(force).await.map_err(|sentence| failed(&sentence))?;
             self.stopping.want();
             return self.stopping.finished().await.map(|()| Value::Null).map_err(|error| failed(&error));
         }
@@ -164,6 +169,7 @@ impl Inner {
             Command::Detail => {
                 let mut detail = report::detail(&array, &self.nbd);
                 self.reconnector.annotate(&mut detail);
+                detail.clients = self.clients.list();
                 serde_json::to_value(detail)
             }
             Command::Fail(FailParameters { slot }) => {
@@ -218,9 +224,26 @@ impl Inner {
             Command::Events(parameters) => {
                 serde_json::to_value(upkeep::events(&array, parameters, &self.instance, &self.stopping).await)
             }
-            Command::Stop => Ok(Value::Null),
+            Command::Stop(_) => Ok(Value::Null),
         };
         result.map_err(|error| failed(&error))
+    }
+
+    /// An array that is used isn't stopped, unless that is forced; but what stops already is stopped.
+    async fn refuse_while_used(&self, force: bool) -> Result<(), String> {
+        if force || self.stopping.is_wanted() {
+            return Ok(());
+        }
+        let left = self.clients.left_after(CLIENTS_LEAVE_NANOSECONDS).await;
+        if left.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<String> = left.iter().map(Client::in_words).collect();
+        Err(format!(
+            "the array is in use by {}: nothing was stopped. Unmount and disconnect (umount, nbd-client -d, nvme disconnect), or \
+             use --force, which ends the connections after what is under way",
+            words.join(", ")
+        ))
     }
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {

@@ -23,14 +23,19 @@ use crate::{
 const MEMORY: &str = "mem:";
 /// Time that the last holders of a device get to let it go.
 const CLOSE_NANOSECONDS: u64 = 2_000_000_000;
+/// Pause before a member that is absent is looked for again.
+const RETRY_NANOSECONDS: u64 = 500_000_000;
 const CLOSE_LOOK_NANOSECONDS: u64 = 1_000_000;
 /// How long a device may take to show its superblock when only the array's name is wanted.
 const LOOK_NANOSECONDS: u64 = 30_000_000_000;
 
 /// What will be assembled.
+#[derive(Default)]
 pub struct Members {
     pub sources: Vec<Arc<dyn DeviceSource>>,
     files: Vec<Weak<OpenFile>>,
+    /// Whether members were waited for in vain.
+    pub left_out: bool,
     /// The array's name without the host, and its uuid, as the first member with a superblock has them.
     pub name: String,
     pub uuid: String,
@@ -57,8 +62,9 @@ impl Members {
             return Self::of_memory(&arguments.devices, shape).await;
         }
         let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
-        let mut members =
-            Self { sources: Vec::new(), files: Vec::new(), name: String::new(), uuid: String::new() };
+        let mut members = Self::default();
+        let patience = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
+        let last_try = shard::now() + patience.unwrap_or(0);
         for path in &arguments.devices {
             if is_memory(path) {
                 return Err(Failure::usage(format!(
@@ -66,11 +72,21 @@ impl Members {
                     path.display()
                 )));
             }
-            let member = open_member(path.clone(), options.clone()).await?;
+            let member = match open_until(path, &options, last_try).await {
+                Err(missing) if patience.is_some() && is_absent(path) => {
+                    eprintln!("pinstripe: {}; the array is started without it", missing.sentence());
+                    members.left_out = true;
+                    continue;
+                }
+                opened => opened?,
+            };
             if let Member::Local(file) = &member {
                 members.files.push(Arc::downgrade(file));
             }
             members.sources.push(member.source());
+        }
+        if members.sources.is_empty() {
+            return Err(Failure::new("none of the members is there"));
         }
         members.find_name().await?;
         Ok(members)
@@ -115,7 +131,22 @@ impl Members {
         let infos: Vec<DeviceInfo> = attached.iter().map(|device| device.info().clone()).collect();
         let wish = shape.on(&infos)?;
         create_with(&wish, shape.log(), &attached).await?;
-        Ok(Self { sources, files: Vec::new(), name: wish.name.short(), uuid: wish.set_uuid.to_string() })
+        Ok(Self { sources, name: wish.name.short(), uuid: wish.set_uuid.to_string(), ..Self::default() })
+    }
+}
+
+/// Whether a device may be away only for now. One that is there and can't be opened is no matter of patience.
+fn is_absent(path: &Path) -> bool {
+    member::address(path).is_some_and(|address| address.is_ok()) || !path.exists()
+}
+
+/// Opens a member, and tries that again until `last_try` while it is absent.
+async fn open_until(path: &Path, options: &OpenOptions, last_try: u64) -> Result<Member, Failure> {
+    loop {
+        match open_member(path.to_owned(), options.clone()).await {
+            Err(_) if is_absent(path) && shard::now() < last_try => shard::sleep(RETRY_NANOSECONDS).await,
+            opened => return opened,
+        }
     }
 }
 

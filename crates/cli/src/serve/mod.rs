@@ -5,10 +5,13 @@
 //!   each shard a volume of the array and an NBD server; connections go to the shards in turn
 //! ```
 //!
+//! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and by then it has acknowledged nothing.
+//!
 //! The start changes nothing until everything stands: devices are opened and locked, then the sockets are bound, then
 //! the array is assembled. The end goes the other way: no more connections, what is in flight is finished, the superblocks
 //! are marked clean, the devices are closed, and then whoever asked for the end is answered.
 
+mod clients;
 mod control;
 mod devices;
 mod journal;
@@ -22,7 +25,7 @@ mod sockets;
 mod stopping;
 mod upkeep;
 
-use std::{path::PathBuf, rc::Rc};
+use std::{path::PathBuf, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::Array, assembly::AssembleError, maintenance::SyncSpeed, options::ArrayOptions,
@@ -30,18 +33,19 @@ use pinstripe_engine::{
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
-    uring::{self, Connection, Context, Listener, RuntimeConfig, termination},
+    uring::{self, Connection, Context, Listener, RuntimeConfig, blocking},
 };
 use serde_json::json;
 
 use self::{
-    control::Controller, devices::Members, journal::Journal, pool::Pool, reconnect::Reconnector,
-    sockets::Sockets, stopping::Stopping,
+    clients::Clients, control::Controller, devices::Members, journal::Journal, pool::Pool,
+    reconnect::Reconnector, sockets::Sockets, stopping::Stopping,
 };
 use crate::{
     accept::{accept, in_turn},
     command_line::{NbdAddress, ServeArguments},
     create::Shape,
+    ending::{ordered, until_ordered},
     failure::Failure,
     first_of::first_of,
     member, nvme_server,
@@ -126,12 +130,14 @@ impl Plan {
         }
     }
 
-    fn options(&self) -> ArrayOptions {
+    /// `left_out`: members were waited for in vain.
+    fn options(&self, left_out: bool) -> ArrayOptions {
         ArrayOptions {
             policy: self.arguments.policy.into(),
             parity_cache_bytes: usize::try_from(self.arguments.cache.0).unwrap_or(usize::MAX),
             read_only: self.arguments.read_only,
             force: self.arguments.force,
+            newly_degraded: self.arguments.run || left_out,
             takeover: self.arguments.takeover,
             offload: self.arguments.offload.into(),
             reducer: self.arguments.reducer.into(),
@@ -145,17 +151,37 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
-    member::know(&plan.arguments.remote)?;
+    match until_ordered(start(context, plan)).await {
+        None => Ok(()),
+        Some(started) => {
+            let Started { served, sockets, nvme, opened } = started?;
+            served.run(sockets, nvme, opened).await
+        }
+    }
+}
+
+/// All that is there when the array can be served.
+struct Started {
+    served: Served,
+    sockets: Sockets,
+    nvme: Option<Listener>,
+    opened: devices::Opened,
+}
+
+async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
+    let remote = plan.arguments.remote.clone();
+    // A file with secrets may keep its readers waiting.
+    blocking(move || member::know(&remote)).await?;
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
-    let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid)?;
-    let nvme = nvme::Listening::new(&plan.arguments)?;
+    let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid).await?;
+    let nvme = nvme::Listening::new(&plan.arguments).await?;
     let journal = Journal::new(plan.arguments.json)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before (C34).
-    let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
+    let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let array = assembled.map_err(|error| match error {
         AssembleError::Replay { .. } => Failure::new(error.to_string()),
         error => Failure::new(format!("{error}; nothing was changed")),
@@ -184,9 +210,10 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
         array,
         shards,
         pool,
+        clients: Clients::new(nvme.as_ref().map(|nvme| Arc::clone(&nvme.subsystem))),
         nvme: nvme.as_ref().map(|nvme| nvme.uri.clone()),
     };
-    served.run(sockets, nvme.map(|nvme| nvme.listener), opened).await
+    Ok(Started { served, sockets, nvme: nvme.map(|nvme| nvme.listener), opened })
 }
 
 /// An array that is being served.
@@ -197,6 +224,7 @@ struct Served {
     stopping: Rc<Stopping>,
     pool: Option<Pool>,
     nbd: Vec<String>,
+    clients: Clients,
     /// How a member of another array would name this one.
     nvme: Option<String>,
     control_path: PathBuf,
@@ -219,7 +247,11 @@ impl Served {
         }
         let mut accepting = Vec::new();
         for listener in sockets.nbd {
-            accepting.push(self.hand_out(listener, shards::hand_over));
+            let clients = self.clients.clone();
+            accepting.push(self.hand_out(listener, move |shard, connection| {
+                let client = clients.connected(&connection);
+                shards::hand_over(shard, connection, client);
+            }));
         }
         if let Some(listener) = nvme {
             accepting.push(self.hand_out(listener, nvme_server::hand_over));
@@ -231,14 +263,7 @@ impl Served {
         let told = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
         self.announce();
-        // Whoever waits for a signal that can't come can still use the control socket.
-        let signal = async {
-            if let Err(error) = termination().await {
-                eprintln!("pinstripe: can't wait for signals: {error}; use `pinstripe stop`");
-                std::future::pending::<()>().await;
-            }
-        };
-        first_of(signal, self.stopping.wanted()).await;
+        first_of(ordered(), self.stopping.wanted()).await;
         self.stopping.want();
         for task in accepting {
             task.join().await;
@@ -255,7 +280,11 @@ impl Served {
     }
 
     /// Hands a listener's connections to the shards in turn, until the end is wanted.
-    fn hand_out(&self, listener: Listener, hand_over: fn(&ShardHandle, Connection)) -> JoinHandle<()> {
+    fn hand_out(
+        &self,
+        listener: Listener,
+        hand_over: impl Fn(&ShardHandle, Connection) + 'static,
+    ) -> JoinHandle<()> {
         let (shards, stopping) = (self.shards.clone(), Rc::clone(&self.stopping));
         shard::spawn_joined(async move {
             accept(&listener, stopping.wanted(), in_turn(&shards, hand_over)).await;

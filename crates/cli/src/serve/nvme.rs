@@ -6,7 +6,7 @@ use pinstripe_engine::{shared::Shared, volume::Volume};
 use pinstripe_export::BlockService;
 use pinstripe_nvme::{
     auth::Authentication,
-    target::{NamespaceConfig, uuid_of, uuid_text},
+    target::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
 };
 use pinstripe_runtime::{ShardHandle, uring::Listener};
 
@@ -24,16 +24,17 @@ pub struct Listening {
 /// An array that can be reached.
 pub struct Opened {
     pub listener: Listener,
+    pub subsystem: Arc<Subsystem>,
     /// How a member of another array would name it.
     pub uri: String,
 }
 
 impl Listening {
     /// Binds what the command line asks for.
-    pub fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
+    pub async fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
         let Some(address) = arguments.nvme_tcp else { return Ok(None) };
-        let hosts = nvme_server::hosts(arguments.dhchap_hosts.as_deref())?;
-        let listener = listen(address)?;
+        let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
+        let listener = listen(address).await?;
         let address = listener.tcp_address().unwrap_or(address);
         Ok(Some(Self { listener, address, nqn: arguments.nqn.clone(), hosts }))
     }
@@ -67,7 +68,7 @@ impl Listening {
             });
             opened.await?;
         }
-        Ok(Opened { listener, uri: format!("nvme-tcp://{address}/{nqn}?nsid=1") })
+        Ok(Opened { listener, subsystem, uri: format!("nvme-tcp://{address}/{nqn}?nsid=1") })
     }
 }
 

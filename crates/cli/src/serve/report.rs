@@ -105,6 +105,7 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         errors: now.last_errors.iter().map(ToString::to_string).collect(),
         advice: now.advice,
         nbd: nbd.to_vec(),
+        clients: Vec::new(),
         shards: array.shared().shards.len(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),
     }

@@ -9,7 +9,7 @@ use pinstripe_export::{
 };
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
-use super::{journal::Journal, service::array_service};
+use super::{clients::Connected, journal::Journal, service::array_service};
 use crate::{failure::Failure, on_shards::on_shards};
 
 thread_local! {
@@ -42,11 +42,12 @@ pub async fn open(
 }
 
 /// Gives a connection to a shard, where it lives from now on.
-pub fn hand_over(target: &ShardHandle, connection: Connection) {
+pub fn hand_over(target: &ShardHandle, connection: Connection, client: Connected) {
     target.send(move || {
         // Without a server it is closed: the array is stopping.
         let Some(server) = current() else { return };
         shard::spawn(async move {
+            let _client = client;
             match connection.attach() {
                 Ok(stream) => {
                     server.serve(stream).await;

@@ -28,7 +28,7 @@ pub struct Sockets {
 
 impl Sockets {
     /// Binds all of them.
-    pub fn listen(arguments: &ServeArguments, name: &str, uuid: &str) -> Result<Self, Failure> {
+    pub async fn listen(arguments: &ServeArguments, name: &str, uuid: &str) -> Result<Self, Failure> {
         let stem = place::stem(name, uuid);
         let control_path = match &arguments.control {
             Some(path) => path.clone(),
@@ -45,7 +45,7 @@ impl Sockets {
         for address in addresses {
             let (listener, path) = match address {
                 NbdAddress::Unix(path) => (Listener::unix(&path)?, Some(path)),
-                NbdAddress::Tcp(address) => (listen(address)?, None),
+                NbdAddress::Tcp(address) => (listen(address).await?, None),
             };
             sockets.nbd.push(listener);
             sockets.nbd_paths.push(path);

@@ -25,7 +25,12 @@ impl Stopping {
         self.changed.notify();
     }
 
-    /// Waits until somebody asks for the end.
+    /// Whether the end was asked for.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.get()
+    }
+
+    /// Waits until the end is asked for.
     pub async fn wanted(&self) {
         self.changed.wait_until(|| self.wanted.get()).await;
     }

@@ -8,7 +8,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::world::{Server, World};
+use crate::{
+    nbd::Client,
+    world::{Server, World},
+};
 
 struct Line(BufReader<UnixStream>);
 
@@ -103,5 +106,54 @@ fn who_asks_for_the_end_is_answered_even_if_several_do() {
         let answer = line.receive();
         assert!(answer.get("result").is_some_and(Value::is_null), "{answer}");
     }
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn an_array_is_not_stopped_under_its_clients_unless_that_is_forced() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server =
+        world.serve(&["--shards", "2", "--nbd", "unix:data.nbd", "--nbd", "tcp:127.0.0.1:0"], &members);
+    let detail = || world.run(&["detail", "data", "--json"]).ok().json()["clients"].clone();
+    assert_eq!(detail(), json!([]));
+    let client = Client::connect(&server.nbd());
+    let also = Client::connect(&server.nbd());
+    let own = format!("process {}", std::process::id());
+    let listed = detail();
+    assert!(listed[0]["name"].as_str().unwrap().starts_with(&own), "{listed}");
+    assert_eq!((&listed[0]["connections"], &listed[0]["protocol"]), (&json!(2), &json!("nbd")));
+    let text = world.run(&["detail", "data"]).ok().out;
+    assert!(text.contains(&own) && text.contains("2 connections"), "{text}");
+    world.run(&["stop", "data"]).refused(1, &[&own, "2 connections", "nothing was stopped", "--force"]);
+    drop((client, also));
+    // The end of a connection is seen a moment later; whoever stops need not wait for that.
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &[7; 4096]), 0);
+    world.run(&["stop", "data"]).refused(1, &[&own]);
+    assert!(client.read(0, 4096) == [7; 4096], "it goes on");
+    drop(client);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+
+    let server = world.serve(&["--shards", "1"], &members);
+    let _client = Client::connect(&server.nbd());
+    world.run(&["stop", "data", "--force"]).ok();
+    assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn a_control_socket_in_the_current_folder_is_a_path_without_a_slash() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let options = ["--shards", "1", "--control", "mine", "--nbd", "unix:mine.nbd"];
+    let server = world.serve(&options, &members);
+    assert_eq!(world.run(&["detail", "mine", "--json"]).ok().json()["name"], "data");
+    world.run(&["stop", "mine"]).ok();
+    assert_eq!(server.ended(), 0);
+    // A file of that name is none.
+    let server = world.serve(&["--shards", "1"], &members);
+    world.file("data", 1);
+    world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
 }

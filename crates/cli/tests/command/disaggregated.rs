@@ -81,7 +81,7 @@ fn after_all_servers_were_away_nothing_is_written_down_and_the_array_is_served_a
             store(&world, name, address, &files)
         })
         .collect();
-    world.run(&["stop", "data"]);
+    world.run(&["stop", "data", "--force"]);
     assert_ne!(server.ended(), 0, "it was no good end");
     let server = world.serve(&["--shards", "1"], &members);
     let whole = world.run(&["detail", "data", "--json"]).ok().json();
@@ -97,7 +97,7 @@ fn after_all_servers_were_away_nothing_is_written_down_and_the_array_is_served_a
     assert!(torn, "a sector is neither old nor new");
     assert_eq!(client.write(0, &data), 0);
     world.run(&["check", "data"]).ok();
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
 }
 
@@ -127,6 +127,6 @@ fn a_second_process_is_refused_until_the_first_has_gone_or_is_taken_over() {
     let mut client = Client::connect(&third.nbd());
     assert!(client.read(0, 1 << 20) == pattern(3, 1 << 20));
     world.run(&["check", "data"]).ok();
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(third.ended(), 0);
 }

@@ -48,7 +48,7 @@ fn an_array_survives_the_loss_of_a_member_and_takes_a_spare() {
     let checked = world.run(&["check", "data", "--json"]).ok().json();
     assert_eq!(checked["mismatched_sectors"], 0);
     assert!(checked["stripes"].as_u64().unwrap() > 0);
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
 
     members[1] = spare;
@@ -293,7 +293,7 @@ fn a_read_only_server_changes_nothing_on_the_members() {
     assert_ne!(client.write(0, &[1; 4096]), 0);
     client.read(0, 65536);
     world.run(&["fail", "data", "0"]).refused(1, &["read-only"]);
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
     assert_eq!(world.hashes(&members), before);
 }
@@ -308,4 +308,49 @@ fn manual_and_completions_know_every_command() {
     }
     world.run(&["man", "--folder", "pages"]).ok();
     assert!(world.path("pages/pinstripe-create.1").exists());
+}
+
+#[test]
+fn signals_that_order_nothing_leave_the_array_served() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "2"], &members);
+    for signal in ["HUP", "USR1", "USR2", "ALRM"] {
+        server.signal(signal);
+    }
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(1, 65536)), 0);
+    world.run(&["detail", "data"]).ok();
+    server.signal("TERM");
+    assert_eq!(server.ended(), 0);
+    assert_clean(&world, &members);
+}
+
+#[test]
+fn a_start_that_waits_is_ended_by_sigterm() {
+    let world = World::new();
+    // A server that is reached and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let member = format!("nvme-tcp://{address}/nqn.2026-01.com.example:silent?nsid=1");
+    let control = ["--shards", "1", "--control", "early.sock"];
+    for signal in ["TERM", "INT"] {
+        let mut serve = world.command(&["serve"]);
+        let mut child = serve.args(control).arg(&member).stderr(Stdio::null()).spawn().unwrap();
+        let _connection = silent.accept().unwrap();
+        let kill = [&format!("-{signal}"), &child.id().to_string()];
+        assert!(std::process::Command::new("kill").args(kill).status().unwrap().success());
+        let began = std::time::Instant::now();
+        let ended = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            if began.elapsed().as_secs() >= 4 {
+                break None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        };
+        let _ = child.kill();
+        let _ = child.wait();
+        assert_eq!(ended.and_then(|status| status.code()), Some(0), "{signal}");
+    }
 }

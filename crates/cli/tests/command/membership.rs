@@ -46,7 +46,7 @@ fn a_member_comes_back_a_spare_takes_over_and_a_member_is_replaced() {
     assert!(client.read(0, 65536) == pattern(2, 65536));
     assert!(client.read(65536, data.len() - 65536) == data[65536..]);
     world.run(&["check", "data"]).ok();
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
     let server = world.serve(&["--read-only"], &[spare, members[1].clone(), members[2].clone(), other]);
     assert_eq!(server.ready["degraded"], false);

@@ -74,7 +74,7 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
     assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
     assert_eq!(told(&server, "SpareActive").len(), 1);
     world.run(&["check", "data"]).ok();
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
     store.signal("TERM");
     assert_eq!(store.ended(), 0);
@@ -140,7 +140,7 @@ fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_no
     assert_eq!(world.hashes(&[occupied, small]), before, "what does not fit was written");
     world.run(&["check", "data"]).ok();
     assert!(client.read(0, data.len()) == data);
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
 }
 
@@ -188,7 +188,7 @@ fn members_the_pool_and_discovery_need_the_secrets_of_servers_that_ask_for_them(
     assert_eq!(whole["members"][1]["device"], namespaces[3], "{whole}");
     assert!(client.read(0, data.len()) == data);
     world.run(&["check", "data"]).ok();
-    world.run(&["stop", "data"]).ok();
+    world.run(&["stop", "data", "--force"]).ok();
     assert_eq!(server.ended(), 0);
     store.signal("TERM");
     assert_eq!(store.ended(), 0);

@@ -110,6 +110,14 @@ fn a_vanished_device_is_named() {
     let before = world.hashes(&left);
     world.serve_refused(&[], &members).refused(1, &["member1 does not exist", "leave it out"]);
     assert_eq!(world.hashes(&left), before);
+    world.serve_refused(&[], &left).refused(1, &["slot 1 of the array is missing", "--run"]);
+    assert_eq!(world.hashes(&left), before);
+    let server = world.serve(&["--run"], &left);
+    assert_eq!(server.ready["degraded"], true);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(1, 65536)), 0);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    // It is missing by the record now.
     assert_eq!(world.serve(&[], &left).ready["degraded"], true);
 }
 
@@ -213,4 +221,29 @@ fn a_damaged_superblock_is_reported_and_not_served() {
     let before = world.hashes(&members);
     world.serve_refused(&[], &members).refused(1, &["member1", "checksum"]);
     assert_eq!(world.hashes(&members), before);
+}
+
+#[test]
+fn a_member_that_is_late_is_waited_for_and_at_last_left_out() {
+    let world = World::new();
+    let members = world.raid5(3);
+    std::fs::rename(world.path("member1"), world.path("away")).unwrap();
+    let back = || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::fs::rename(world.path("away"), world.path("member1")).unwrap();
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(back);
+        let server = world.serve(&["--run-after", "60"], &members);
+        assert_eq!(server.ready["degraded"], false);
+        world.run(&["stop", "data"]).ok();
+        assert_eq!(server.ended(), 0);
+    });
+    // The time is for what is named: a member that was forgotten isn't waited for, and not left behind.
+    let left = [members[0].clone(), members[2].clone()];
+    world.serve_refused(&["--run-after", "1"], &left).refused(1, &["slot 1 of the array is missing"]);
+    std::fs::remove_file(world.path("member1")).unwrap();
+    assert_eq!(world.serve(&["--run-after", "1"], &members).ready["degraded"], true);
+    let nothing = ["gone".to_owned()];
+    world.serve_refused(&["--run-after", "1"], &nothing).refused(1, &["none of the members"]);
 }

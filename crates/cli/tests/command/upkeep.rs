@@ -195,7 +195,7 @@ fn the_monitor_tells_a_program_of_everything_in_order_over_two_servers() {
     assert_eq!(server.ended(), 0);
     monitor.next("DeviceDisappeared");
 
-    let server = world.serve(&["--shards", "1"], &[members[0].clone(), members[2].clone()]);
+    let server = world.serve(&["--shards", "1", "--run"], &[members[0].clone(), members[2].clone()]);
     assert!(server.said.iter().any(|line| line["event"] == "DegradedArray"), "{:?}", server.said);
     monitor.next("NewArray");
     monitor.next("DegradedArray");

@@ -90,7 +90,8 @@ impl World {
     /// The command, run in the folder with sockets there too.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinstripe"));
-        command.args(arguments).current_dir(self.folder.path()).env("XDG_RUNTIME_DIR", self.folder.path());
+        command.args(arguments).current_dir(self.folder.path());
+        command.env("PINSTRIPE_RUNTIME_DIR", self.path("pinstripe"));
         command.stdin(Stdio::null());
         command
     }

@@ -35,7 +35,28 @@ pub struct Connection {
     fd: OwnedFd,
 }
 
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// A process of this machine, on a unix socket, by its number when it connected.
+    Process(i32),
+    /// An address.
+    Address(SocketAddr),
+}
+
 impl Connection {
+    /// The other end, if that can be told.
+    pub fn peer(&self) -> Option<Peer> {
+        let address = rustix::net::getpeername(&self.fd).ok().flatten();
+        match address.and_then(|address| SocketAddr::try_from(address).ok()) {
+            Some(address) => Some(Peer::Address(address)),
+            None => {
+                let process = rustix::net::sockopt::socket_peercred(&self.fd).ok()?;
+                Some(Peer::Process(process.pid.as_raw_nonzero().get()))
+            }
+        }
+    }
+
     /// Takes a connected stream socket over.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self { fd: socket.into() }
@@ -47,9 +68,10 @@ impl Connection {
         rustix::io::ioctl_fionbio(&self.fd, false)?;
         // Answers are short and awaited. A unix socket has no such thing.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&self.fd, true);
-        // A unix socket has no address of this kind either.
-        let peer = rustix::net::getpeername(&self.fd).ok().and_then(|peer| SocketAddr::try_from(peer?).ok());
-        let peer = peer.map(|peer| peer.ip().to_canonical());
+        let peer = match self.peer() {
+            Some(Peer::Address(address)) => Some(address.ip().to_canonical()),
+            _ => None,
+        };
         Ok(Rc::new(SocketStream { descriptor: Descriptor::new(File::new(self.fd)), peer }))
     }
 }

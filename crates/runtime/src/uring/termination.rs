@@ -1,4 +1,4 @@
-//! Waiting for SIGTERM and SIGINT.
+//! Waiting for SIGTERM and SIGINT, and staying alive under signals that are no order to end.
 
 use std::{
     io,
@@ -25,13 +25,20 @@ pub enum Termination {
     Interrupt,
 }
 
-fn signals() -> libc::sigset_t {
+/// Orders to end.
+const ORDERS: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGINT];
+/// Signals that would kill the process on the spot and mean something else, or nothing, here: a terminal was closed, or another
+/// daemon would read its configuration again. They are held back and never taken.
+const STRAY: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM];
+
+fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: `sigemptyset` initialises the set; the others take a valid set and valid signals.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
-        libc::sigaddset(set.as_mut_ptr(), libc::SIGINT);
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
         set.assume_init()
     }
 }
@@ -43,7 +50,7 @@ pub(super) struct Masked {
 
 impl Masked {
     pub(super) fn new() -> Result<Self, RunError> {
-        let (set, mut outer) = (signals(), MaybeUninit::uninit());
+        let (set, mut outer) = (set_of(ORDERS.into_iter().chain(STRAY)), MaybeUninit::uninit());
         // SAFETY: both sets are valid; `outer` is initialised when the call succeeds.
         let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, outer.as_mut_ptr()) };
         if error != 0 {
@@ -57,6 +64,10 @@ impl Masked {
 
 impl Drop for Masked {
     fn drop(&mut self) {
+        // What came and was not taken would kill the process now, after all has ended well.
+        let (set, now) = (set_of(ORDERS.into_iter().chain(STRAY)), libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        // SAFETY: a valid set and time; the kernel's description isn't asked for.
+        while unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const now) } > 0 {}
         // SAFETY: a valid set, of an earlier call.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.outer, std::ptr::null_mut()) };
     }
@@ -67,7 +78,7 @@ impl Drop for Masked {
 pub async fn termination() -> io::Result<Termination> {
     /// Bytes of the kernel's description of one signal, which begins with its number.
     const RECORD: usize = size_of::<libc::signalfd_siginfo>();
-    let set = signals();
+    let set = set_of(ORDERS);
     // SAFETY: a valid set and no descriptor to change.
     let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
     if fd < 0 {
