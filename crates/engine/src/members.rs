@@ -293,6 +293,10 @@ impl Device for Supervised {
         self.device.info()
     }
 
+    fn is_remote(&self) -> bool {
+        self.device.is_remote()
+    }
+
     fn read(&self, offset: u64, buffer: Buffer) -> Submission {
         if let Some(error) = self.refused() {
             return Submission::done(Err(error), Some(buffer));
@@ -395,7 +399,8 @@ impl Observer for Core {
         let limit = self.shared.member_limit_ns();
         let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
         // Without a limit nobody is dropped.
-        let mut limit = if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
+        let mut limit =
+            if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
         if limit > 0 && age_ns >= limit {
             if !self.is_last_straw(age_ns, limit) {
                 self.time_out(about);

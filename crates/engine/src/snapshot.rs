@@ -203,6 +203,8 @@ pub struct View {
     pub snapshot: Arc<Snapshot>,
     /// The devices by place, `None` where the seat is empty.
     pub devices: Vec<Option<Rc<dyn Device>>>,
+    /// Several of them are reached over the one link that this host has.
+    pub shares_link: bool,
 }
 
 impl View {

@@ -133,7 +133,7 @@ impl Volume {
         let inner = VolumeInner {
             shard: position.expect("a volume is opened on a shard of its array"),
             kernel: pinstripe_parity::kernel(),
-            view: RefCell::new(Rc::new(View { snapshot, devices: Vec::new() })),
+            view: RefCell::new(Rc::new(View { snapshot, devices: Vec::new(), shares_link: false })),
             devices: RefCell::default(),
             write_contexts: Pooled::new(),
             rows: Pooled::new(),
@@ -335,7 +335,8 @@ impl VolumeInner {
         let device = |member: &Arc<Member>| self.device(member) as Rc<dyn Device>;
         let seated = snapshot.seats.iter().map(|seat| seat.member().map(device));
         let targets = snapshot.targets.iter().map(|(_, target)| Some(device(target)));
-        let devices = seated.chain(targets).collect();
+        let devices: Vec<_> = seated.chain(targets).collect();
+        let shares_link = devices.iter().flatten().filter(|device| device.is_remote()).count() > 1;
         // A device that left the array is let go of, and nobody waits for it; requests under way still hold it.
         for (index, device) in self.devices.borrow_mut().iter_mut().enumerate() {
             if snapshot.slot_of(MemberId(index)).is_none()
@@ -345,7 +346,7 @@ impl VolumeInner {
             }
         }
         self.update_prices(&snapshot);
-        *self.view.borrow_mut() = Rc::new(View { snapshot, devices });
+        *self.view.borrow_mut() = Rc::new(View { snapshot, devices, shares_link });
     }
 
     /// After a measurement, or when the members have changed.

@@ -471,7 +471,6 @@ impl VolumeInner {
         by_servers: bool,
     ) -> Result<(), Again> {
         context.image.build_extents(facts.chunk_bytes);
-        let snapshot = &view.snapshot;
         let image = context.image.extents().iter().map(|e| Written {
             column: e.column,
             start: e.start,
@@ -484,7 +483,7 @@ impl VolumeInner {
             policy => policy,
         };
         let Held { transfers, rows, .. } = &mut context.held;
-        let mut sources = PlanFacts { volume: self, snapshot, stripe, rows, explores: context.timed };
+        let mut sources = PlanFacts { volume: self, view, stripe, rows, explores: context.timed };
         plan_into(&mut context.plan, facts, policy, image, transfers, &mut sources).map_err(|error| {
             let missing = facts.unreadable.or(facts.unwritable).len();
             Again::Fatal(match error {
@@ -495,7 +494,7 @@ impl VolumeInner {
         })?;
         let recovers =
             |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
-        let (offset, intent) = (self.parity_geometry().member_offset(stripe), &snapshot.intent);
+        let (offset, intent) = (self.parity_geometry().member_offset(stripe), &view.snapshot.intent);
         let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, facts.chunk_bytes.into()));
         if torn && context.plan.runs().iter().any(recovers) {
             // C10: parity of torn rows can't stand in for data.
@@ -721,7 +720,7 @@ fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
 /// What the planner asks: prices of members, and what the parity cache has.
 struct PlanFacts<'a> {
     volume: &'a VolumeInner,
-    snapshot: &'a Snapshot,
+    view: &'a View,
     stripe: StripeId,
     rows: &'a mut Vec<(Parity, u32, Slice)>,
     /// Pretends that members are alike. A stripe write that is timed does: else a member that was dear once would never
@@ -734,11 +733,16 @@ impl Facts for PlanFacts<'_> {
         if self.explores { UNKNOWN } else { self.volume.read_prices[slot.index()].get() }
     }
 
+    fn shares_link(&self) -> bool {
+        self.view.shares_link
+    }
+
     fn is_cached(&mut self, parity: Parity, row: u32) -> bool {
         if self.rows.iter().any(|(p, r, _)| (*p, *r) == (parity, row)) {
             return true;
         }
-        let key = Key { stripe: self.stripe.0, row, parity, generation: cache_generation(self.snapshot) };
+        let key =
+            Key { stripe: self.stripe.0, row, parity, generation: cache_generation(&self.view.snapshot) };
         // Taken out: whatever the plan, this parity is about to be written (C13).
         let found = self.volume.shared.cache.take(&key);
         self.volume

@@ -146,6 +146,10 @@ pub trait Device {
     fn offload(&self) -> Option<&dyn Offload> {
         None
     }
+    /// Whether it is reached over a network: all such devices share this host's link, where every byte delays the others'.
+    fn is_remote(&self) -> bool {
+        false
+    }
 }
 
 /// Where every shard gets its own [`Device`] of one member.

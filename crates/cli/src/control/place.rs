@@ -62,7 +62,8 @@ mod tests {
         assert_eq!(folders_of(false, session), [own, system.clone()]);
         assert_eq!(folders_of(false, |_| None), std::slice::from_ref(&system));
         assert_eq!(folders_of(false, |_| Some("relative".into())), [system]);
-        let named = |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
+        let named =
+            |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
         assert_eq!(folders_of(true, named), [PathBuf::from("/x")]);
     }
 

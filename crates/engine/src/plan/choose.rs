@@ -185,7 +185,7 @@ impl<'a> Chooser<'a> {
             return modify.or(lightest.map(|(_, candidate)| candidate));
         };
         let prefers_rmw = match self.policy {
-            WritePolicy::ModThreshold => rmw <= rcw + u64::from(run.length()),
+            WritePolicy::ModThreshold => rmw.bytes <= rcw.bytes + u64::from(run.length()),
             _ => rmw < rcw,
         };
         Some(if prefers_rmw { modify } else { reconstruct })
@@ -246,15 +246,14 @@ impl<'a> Chooser<'a> {
         });
     }
 
-    /// What the policy wants to be small: bytes read, or a price.
-    fn weight(&self, run: &Run, candidate: &Candidate, old: &[OldParity; 2], facts: &impl Facts) -> u64 {
+    /// What the policy wants to be small.
+    fn weight(&self, run: &Run, candidate: &Candidate, old: &[OldParity; 2], facts: &impl Facts) -> Weight {
         let is_priced = self.policy == WritePolicy::Cost;
         let mut bill = Bill::default();
         let mut add = |slot: MemberSlot, bytes: u64| {
-            if is_priced && bytes > 0 {
-                bill.add(facts.price(slot), bytes);
+            if bytes > 0 {
+                bill.add(if is_priced { facts.price(slot) } else { Price::default() }, bytes);
             }
-            bill.bytes += bytes;
         };
         for column in candidate.columns {
             let slot = self.map.data_slot(column);
@@ -266,10 +265,10 @@ impl<'a> Chooser<'a> {
             }
         }
         if !is_priced {
-            return bill.bytes;
+            return Weight { bytes: bill.bytes, price: 0 };
         }
         let sources = self.kernel_sources(run, candidate) * u64::from(run.length());
-        bill.total(self.map.members() as u64, sources)
+        bill.weight(self.map.members() as u64, sources, facts)
     }
 
     /// What of a data column is not held.
@@ -296,6 +295,14 @@ impl<'a> Chooser<'a> {
     }
 }
 
+/// What decides between candidates: the bytes that they read, then their price. A policy that looks at one of them only leaves the
+/// other 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Weight {
+    bytes: u64,
+    price: u64,
+}
+
 /// The price of a candidate: how long its reads take when they run side by side, plus its share of the array's time.
 ///
 /// With `t(m) = latency + bytes * time per byte` for every member that is read, it is
@@ -312,14 +319,17 @@ pub(super) struct Bill {
 impl Bill {
     /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^63.
     pub(super) fn add(&mut self, price: Price, bytes: u64) {
+        self.bytes += bytes;
         let time = u64::from(price.latency_ns) * 1024 + bytes * u64::from(price.ns_per_kib);
         self.longest = self.longest.max(time);
         self.sum = self.sum.saturating_add(time);
     }
 
-    /// Multiplied by the number of members, so that there is no rounding.
-    pub(super) fn total(&self, members: u64, compute_bytes: u64) -> u64 {
-        (self.longest + compute_bytes * COMPUTE_NS_PER_KIB).saturating_mul(members).saturating_add(self.sum)
+    /// What [`WritePolicy::Cost`] wants to be small. The price is multiplied by the number of members, so that there is no rounding.
+    pub(super) fn weight(&self, members: u64, compute_bytes: u64, facts: &impl Facts) -> Weight {
+        let compute = compute_bytes * COMPUTE_NS_PER_KIB;
+        let price = (self.longest + compute).saturating_mul(members).saturating_add(self.sum);
+        Weight { bytes: if facts.shares_link() { self.bytes } else { 0 }, price }
     }
 }
 

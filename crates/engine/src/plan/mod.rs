@@ -63,7 +63,8 @@ pub enum WritePolicy {
     ModThreshold,
     /// Read-modify-write wherever that is correct.
     AlwaysRmw,
-    /// What is cheaper by the members' measured prices; reconstruct-write if they are equal.
+    /// What is cheaper by the members' measured prices; reconstruct-write if they are equal. Where members share a link, what reads
+    /// fewer bytes first ([`Facts::shares_link`]).
     #[default]
     Cost,
 }
@@ -81,6 +82,10 @@ pub struct Price {
 pub trait Facts {
     /// What a read from the member in `slot` costs. Asked only under [`WritePolicy::Cost`].
     fn price(&self, slot: MemberSlot) -> Price;
+
+    /// Whether what is read from different members passes one link. Prices are those of members side by side, and on a full link
+    /// every member's latency is that of the queue: there bytes count first, and prices only between plans that read as much.
+    fn shares_link(&self) -> bool;
 
     /// Whether the cache has this 4 KiB row of old parity (row = chunk offset / 4096). Asked at most once per run and
     /// row, and only if the old parity may be used. What was answered yes must be at hand when the plan is

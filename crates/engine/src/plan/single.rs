@@ -94,10 +94,10 @@ fn prefers_modify(
             bill.add(facts.price(slot), missing);
         }
     }
-    let modify = bill.total(members, length * (2 + parities));
+    let modify = bill.weight(members, length * (2 + parities), facts);
     let mut bill = Bill::default();
     for other in (0..map.columns()).filter(|&other| other != column) {
         bill.add(facts.price(map.data_slot(other)), length);
     }
-    modify < bill.total(members, length * map.columns() as u64)
+    modify < bill.weight(members, length * map.columns() as u64, facts)
 }

@@ -211,6 +211,10 @@ impl Device for NvmeDevice {
         &self.namespace.info
     }
 
+    fn is_remote(&self) -> bool {
+        true
+    }
+
     fn read(&self, offset: u64, buffer: Buffer) -> Submission {
         let length = buffer.len();
         match self.blocks(offset, length as u64) {

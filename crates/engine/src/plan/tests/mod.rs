@@ -82,6 +82,7 @@ struct World {
     prices: Vec<Price>,
     cached: u64,
     may_ask: bool,
+    shares_link: bool,
 }
 
 impl World {
@@ -90,6 +91,7 @@ impl World {
             prices: vec![Price { latency_ns: 80_000, ns_per_kib: 350 }; members],
             cached: 0,
             may_ask: true,
+            shares_link: false,
         }
     }
 
@@ -100,13 +102,17 @@ impl World {
                 ns_per_kib: [40, 350, 9000][random.below(3)] + u32::from(random.byte()),
             })
             .collect();
-        Self { prices, cached: 0, may_ask: true }
+        Self { prices, cached: 0, may_ask: true, shares_link: random.below(2) == 1 }
     }
 }
 
 impl Facts for World {
     fn price(&self, slot: MemberSlot) -> Price {
         self.prices[slot.index()]
+    }
+
+    fn shares_link(&self) -> bool {
+        self.shares_link
     }
 
     fn is_cached(&mut self, parity: Parity, row: u32) -> bool {

@@ -211,14 +211,20 @@ fn check_choice(
         }
         (WritePolicy::AlwaysRmw, rmw, _) => assert_eq!(is_rmw, rmw.is_some()),
         (WritePolicy::Cost, ..) => {
-            let best = candidates.iter().map(|each| price(map, each, run, world)).min();
+            let weight = |each: &Described| {
+                (if world.shares_link { bytes(each) } else { 0 }, price(map, each, run, world))
+            };
+            let best = candidates.iter().map(weight).min();
             let reads = plan.reads().iter().map(|read| (read.slot.index(), u64::from(read.length())));
             let reads = sums_by_slot(reads);
             let chosen = candidates
                 .iter()
                 .filter(|each| each.is_rmw == is_rmw)
                 .find(|each| sums_by_slot(bytes_by_slot(map, each, run, world).into_iter()) == reads);
-            assert_eq!(chosen.map(|each| price(map, each, run, world)), best);
+            assert_eq!(chosen.map(weight), best);
+            if world.shares_link {
+                assert_eq!(read, rmw.into_iter().chain(rcw).min().unwrap(), "no policy reads less");
+            }
         }
         _ => {}
     }
