@@ -47,8 +47,7 @@ impl Arm {
     /// What `pinstripe bench` is told.
     pub fn client(self) -> &'static [&'static str] {
         match self {
-            // What reads least crosses the link least. The default goes by latencies, which on a link that is full are noise.
-            Self::HostCentric => &["--offload", "off", "--policy", "min-reads"],
+            Self::HostCentric => &["--offload", "off"],
             Self::Offload | Self::Serial => &["--offload", "on"],
             Self::Barrier => &["--offload", "barrier"],
             Self::Uniform => &["--offload", "on", "--reducer", "uniform"],
