@@ -24,6 +24,8 @@ pub mod shard;
 pub mod signal;
 pub mod stream;
 mod timers;
+#[cfg(unix)]
+pub mod trust;
 #[cfg(target_os = "linux")]
 pub mod uring;
 pub mod watch;

@@ -12,6 +12,7 @@
 //! The end of `main` stops the shards: each drops its tasks, cancels what it can and waits for the kernel to be done
 //! with every request before the memory goes (C16). A panic does the same in builds that unwind, then goes on.
 
+mod arena;
 mod blocking;
 mod device;
 mod driver;
@@ -49,7 +50,8 @@ pub struct RuntimeConfig {
     pub shards: usize,
     /// Shard `i` stays on CPU `cpus[i % cpus.len()]`; without, the kernel moves the threads.
     pub cpus: Option<Vec<usize>>,
-    /// Bytes of each shard's buffer arena, which is registered with the kernel where `RLIMIT_MEMLOCK` allows.
+    /// Bytes of each shard's buffer arena, which is registered with the kernel, and so takes memory, as it is used, where
+    /// `RLIMIT_MEMLOCK` allows.
     pub arena_bytes: usize,
     /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs its waker
     /// a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits one shard alone.
@@ -112,6 +114,24 @@ pub enum RunError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// As many threads as there may be.
+    #[error(
+        "can't start a thread: {source}; raise the limit of threads (`ulimit -u`, TasksMax of a systemd unit, pids.max of \
+         a cgroup), or use fewer shards"
+    )]
+    Threads {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Not enough memory may be locked for a ring.
+    #[error(
+        "can't make an io_uring: {source}; raise the limit of locked memory (`ulimit -l`, LimitMEMLOCK of a systemd unit), or use \
+         fewer shards"
+    )]
+    Locked {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// Any other step.
     #[error("{what} failed: {source}")]
     Setup {
@@ -135,7 +155,7 @@ impl Context {
         &self.shards
     }
 
-    /// Whether every shard's arena is registered with the kernel; if not, each request costs some more CPU.
+    /// Whether the kernel registers every shard's arena; if not, each request costs some more CPU.
     pub fn arenas_registered(&self) -> bool {
         self.arenas_registered
     }
@@ -215,7 +235,7 @@ impl Workers {
         let thread = thread::Builder::new()
             .name(format!("shard {index}"))
             .spawn(move || work(&config, index, reports, &started, first))
-            .map_err(|source| RunError::Setup { what: "starting a thread", source })?;
+            .map_err(|source| RunError::Threads { source })?;
         self.threads.push(thread);
         self.starts.push(start);
         Ok(())

@@ -3,11 +3,12 @@
 use std::{
     fs,
     io::ErrorKind,
+    net::SocketAddr,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
-use pinstripe_runtime::uring::Listener;
+use pinstripe_runtime::{trust::check_place, uring::Listener};
 
 use crate::{
     command_line::{NbdAddress, ServeArguments},
@@ -53,6 +54,12 @@ impl Sockets {
         Ok(sockets)
     }
 
+    /// The TCP ports of this machine alone, to which each of its users can connect.
+    pub fn loopback_ports(&self) -> Vec<SocketAddr> {
+        let addresses = self.nbd.iter().filter_map(Listener::tcp_address);
+        addresses.filter(|address| address.ip().is_loopback()).collect()
+    }
+
     /// NBD URIs of the export `name`, as libnbd and QEMU read them.
     pub fn uris(&self, name: &str) -> Vec<String> {
         let name = escape(name);
@@ -73,7 +80,13 @@ fn default_folder() -> Result<PathBuf, Failure> {
             "can't make the folder {} for the control socket: {error}; choose another path with --control",
             folder.display()
         ))),
-        _ => Ok(folder),
+        _ => match check_place(&folder) {
+            Ok(()) => Ok(folder),
+            Err(why) => Err(Failure::new(format!(
+                "sockets in {} can't be trusted: {why}; or choose another path with --control",
+                folder.display()
+            ))),
+        },
     }
 }
 

@@ -29,6 +29,15 @@ pub enum KeyFileProblem {
         /// Its permissions.
         mode: u32,
     },
+    /// Others may exchange it.
+    #[cfg(unix)]
+    #[error("the secrets in {path} can't be trusted: {why}")]
+    Exchangeable {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        why: pinstripe_runtime::trust::Distrust,
+    },
     /// A line is wrong.
     #[error("{path}, {error}")]
     Line {
@@ -46,7 +55,7 @@ pub enum KeyFileProblem {
 }
 
 impl Keyring {
-    /// Reads a file that only its owner can read.
+    /// Reads a file that only its owner can read, who is root or this user, and that nobody else can exchange.
     pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
         let at = || path.to_owned();
         let failed = |error| KeyFileProblem::Read { path: at(), error };
@@ -59,6 +68,13 @@ impl Keyring {
             if metadata.is_file() && mode & 0o077 != 0 {
                 return Err(KeyFileProblem::Exposed { path: at(), mode });
             }
+            let trusted = pinstripe_runtime::trust::check_owner(path, &metadata);
+            // A pipe has no name that could be given to another one.
+            let trusted = trusted.and_then(|()| match metadata.is_file() {
+                true => pinstripe_runtime::trust::check_place(path),
+                false => Ok(()),
+            });
+            trusted.map_err(|why| KeyFileProblem::Exchangeable { path: at(), why })?;
         }
         let mut text = String::new();
         file.take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;

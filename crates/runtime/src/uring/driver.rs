@@ -24,6 +24,7 @@ use crate::{
     mutants::{Mutant, active},
     uring::{
         RunError,
+        arena::Arena,
         operation::{Operation, Step},
     },
 };
@@ -34,8 +35,6 @@ const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 4096;
 /// Files that can be registered; more work too, unregistered.
 const FILES: u32 = 1024;
-/// The kernel takes at most 1 GiB in one registered buffer.
-const REGION: usize = 1 << 30;
 /// How long a drain waits before it cancels once more what may have been submitted since.
 const DRAIN_NS: u64 = 100_000_000;
 /// How long a drain waits in all: a device that hangs must not keep the process.
@@ -57,8 +56,7 @@ pub(super) struct Driver {
     /// By slot.
     operations: RefCell<Vec<Option<Operation>>>,
     reaped: RefCell<Vec<cqueue::Entry>>,
-    /// Address and bytes of the registered arena; no bytes where it could not be registered.
-    arena: (usize, usize),
+    arena: Arena,
     /// Free slots of the ring's file table.
     files_free: RefCell<Vec<u32>>,
     kick: Arc<OwnedFd>,
@@ -76,7 +74,7 @@ impl Driver {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let kick = rustix::event::eventfd(0, flags).map_err(|e| step("making an eventfd")(e.into()))?;
         let files = ring.submitter().register_files_sparse(FILES).map_or(0, |()| FILES);
-        let arena = register_arena(&ring, pool);
+        let arena = Arena::new(&ring, pool);
         Ok(Rc::new(Self {
             ring: RefCell::new(ring),
             backlog: RefCell::default(),
@@ -106,9 +104,9 @@ impl Driver {
         drop(outer);
     }
 
-    /// Whether the shard's arena is registered with the kernel.
+    /// Whether the kernel takes the shard's arena.
     pub(super) fn arena_registered(&self) -> bool {
-        self.arena.1 > 0
+        self.arena.is_registered()
     }
 
     /// Has [`Driver::run`] return soon.
@@ -134,14 +132,13 @@ impl Driver {
         submission
     }
 
-    /// The registered index that covers `length` bytes at `address`, if they lie in the arena of this ring (C15).
+    /// The registered index that covers `length` bytes at `address`, if they lie in the arena of this ring (C15). The first
+    /// use registers it.
     pub(super) fn fixed_index(&self, address: *const u8, length: usize) -> Option<u16> {
-        let start = address.addr().checked_sub(self.arena.0)?;
-        let end = start.checked_add(length)?;
-        if length == 0 || end > self.arena.1 || start / REGION != (end - 1) / REGION {
-            return None;
-        }
-        u16::try_from(start / REGION).ok()
+        let part = self.arena.part_of(address, length)?;
+        let registered =
+            self.arena.has(part) || self.ring.try_borrow().is_ok_and(|ring| self.arena.register(&ring, part));
+        if registered { u16::try_from(part).ok() } else { None }
     }
 
     /// Asks the kernel to end what `slot` waits for. The completion still comes.
@@ -437,28 +434,9 @@ fn set_up() -> Result<IoUring, RunError> {
         Err(error) => Err(match error.raw_os_error() {
             Some(libc::EINVAL | libc::ENOSYS) => RunError::Unsupported,
             Some(libc::EPERM | libc::EACCES) => RunError::Forbidden,
+            Some(libc::ENOMEM) => RunError::Locked { source: error },
             _ => RunError::Setup { what: "making an io_uring", source: error },
         }),
-    }
-}
-
-/// Registers the pool's arena. Without (a low `RLIMIT_MEMLOCK`) everything works too, at a higher price.
-fn register_arena(ring: &IoUring, pool: &Pool) -> (usize, usize) {
-    let (base, bytes) = pool.arena();
-    let regions: Vec<libc::iovec> = (0..bytes)
-        .step_by(REGION)
-        .map(|start| libc::iovec {
-            iov_base: base.wrapping_add(start).cast(),
-            iov_len: REGION.min(bytes - start),
-        })
-        .collect();
-    if regions.is_empty() {
-        return (0, 0);
-    }
-    // SAFETY: the regions lie in the arena, which outlives every request of this ring: a block in it keeps it.
-    match unsafe { ring.submitter().register_buffers(&regions) } {
-        Ok(()) => (base.addr(), bytes),
-        Err(_) => (0, 0),
     }
 }
 
@@ -547,6 +525,23 @@ mod tests {
     fn timers_that_fire_before_completions_are_reaped_are_found() {
         crate::mutants::activate(Some(Mutant::TimersBeforeCompletions));
         assert!(times_out_although_it_has_completed());
+    }
+
+    /// Registered memory is there for good, whether it is used or not.
+    #[test]
+    fn memory_is_registered_when_it_is_used_first() {
+        let pool = Pool::new(64 << 20);
+        let driver = Driver::new(&pool, 0).unwrap();
+        if !driver.arena_registered() {
+            return;
+        }
+        let (base, bytes) = pool.arena();
+        assert!(driver.arena.has(0) && !(1..16).any(|part| driver.arena.has(part)));
+        let last = base.wrapping_add(bytes - 4096);
+        assert_eq!(driver.fixed_index(last, 4096), Some(15));
+        assert!(driver.arena.has(15) && !driver.arena.has(14));
+        let boundary = base.wrapping_add((4 << 20) - 4096);
+        assert_eq!(driver.fixed_index(boundary, 8192), None, "in two parts");
     }
 
     #[test]

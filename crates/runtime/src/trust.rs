@@ -1,0 +1,167 @@
+//! Whether a file is what its reader put there: nobody else may be able to change or exchange it.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// Links that are followed; more go round in circles.
+const LINKS_MAX: usize = 40;
+/// Writable by the group or by all.
+const OTHERS_WRITE: u32 = 0o022;
+/// In such a folder everyone may add, and only an entry's owner may remove or exchange it.
+const STICKY: u32 = 0o1000;
+
+/// Why others could put something else there.
+#[derive(Debug, thiserror::Error)]
+pub enum Distrust {
+    /// Its owner is neither root nor this user.
+    #[error("{} belongs to the user {owner}, and must belong to root or to the user who runs this: chown it", path.display())]
+    Owner {
+        /// The file, folder or link.
+        path: PathBuf,
+        /// The user's number.
+        owner: u32,
+    },
+    /// Others may write a folder.
+    #[error(
+        "the folder {} can be written by other users (mode {mode:04o}), who could exchange what is in it: chmod go-w it",
+        path.display()
+    )]
+    Writable {
+        /// The folder.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// It can't be looked at.
+    #[error("can't look at {}: {error}", path.display())]
+    Unknown {
+        /// What.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// Refuses an owner other than root and this user.
+pub fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), Distrust> {
+    let owner = metadata.uid();
+    if owner == 0 || owner == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(Distrust::Owner { path: path.to_owned(), owner })
+}
+
+/// Refuses a file or folder that others could exchange: it or a folder above belongs to another user,
+/// or others may write to such a folder. Links are followed, and what they lie in is looked at too.
+pub fn check_place(path: &Path) -> Result<(), Distrust> {
+    check(path, &mut 0)
+}
+
+fn check(path: &Path, links: &mut usize) -> Result<(), Distrust> {
+    let unknown = |path: &Path, error| Distrust::Unknown { path: path.to_owned(), error };
+    let path = std::path::absolute(path).map_err(|error| unknown(path, error))?;
+    let mut steps: Vec<&Path> = path.ancestors().collect();
+    steps.reverse();
+    for (index, step) in steps.iter().enumerate() {
+        let metadata = fs::symlink_metadata(step).map_err(|error| unknown(step, error))?;
+        check_owner(step, &metadata)?;
+        if metadata.is_symlink() {
+            *links += 1;
+            if *links > LINKS_MAX {
+                return Err(unknown(step, io::ErrorKind::InvalidInput.into()));
+            }
+            let target = fs::read_link(step).map_err(|error| unknown(step, error))?;
+            let parent = step.parent().unwrap_or(step);
+            let rest = path.strip_prefix(step).unwrap_or(Path::new(""));
+            let resolved = parent.join(target);
+            return check(&if index + 1 == steps.len() { resolved } else { resolved.join(rest) }, links);
+        }
+        let mode = metadata.mode() & 0o7777;
+        if metadata.is_dir() && mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+            return Err(Distrust::Writable { path: step.to_path_buf(), mode });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("pinstripe-trust-{name}-{}", std::process::id()));
+            fs::create_dir_all(path.join("a/b")).unwrap();
+            for folder in ["", "a", "a/b"] {
+                mode(&path.join(folder), 0o755);
+            }
+            fs::write(path.join("a/b/file"), "x").unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_trusted_if_no_folder_above_it_can_be_written_by_others() {
+        let folder = Folder::new("folders");
+        let file = folder.0.join("a/b/file");
+        check_place(&file).unwrap();
+        for bad in [0o777, 0o775, 0o757] {
+            mode(&folder.0.join("a"), bad);
+            let refused = check_place(&file);
+            assert!(
+                matches!(&refused, Err(Distrust::Writable { path, .. }) if path.ends_with("a")),
+                "{refused:?}"
+            );
+        }
+        mode(&folder.0.join("a"), 0o1777);
+        check_place(&file).unwrap();
+    }
+
+    #[test]
+    fn what_a_link_lies_in_counts_and_where_it_leads() {
+        let folder = Folder::new("links");
+        let link = folder.0.join("a/link");
+        symlink(folder.0.join("a/b"), &link).unwrap();
+        check_place(&link.join("file")).unwrap();
+        mode(&folder.0.join("a/b"), 0o777);
+        assert!(matches!(check_place(&link.join("file")), Err(Distrust::Writable { .. })));
+        mode(&folder.0.join("a/b"), 0o755);
+        mode(&folder.0.join("a"), 0o777);
+        assert!(matches!(check_place(&link.join("file")), Err(Distrust::Writable { .. })));
+        mode(&folder.0.join("a"), 0o755);
+        symlink("round", folder.0.join("round")).unwrap();
+        assert!(matches!(check_place(&folder.0.join("round")), Err(Distrust::Unknown { .. })));
+    }
+
+    #[test]
+    fn what_belongs_to_another_user_is_not_trusted() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can give files away");
+            return;
+        }
+        let folder = Folder::new("owner");
+        let file = folder.0.join("a/b/file");
+        std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+        assert!(matches!(check_place(&file), Err(Distrust::Owner { owner: 65534, .. })));
+        std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+        std::os::unix::fs::chown(folder.0.join("a"), Some(65534), None).unwrap();
+        assert!(matches!(check_place(&file), Err(Distrust::Owner { .. })));
+    }
+}
