@@ -21,7 +21,9 @@ use crate::{control::upkeep::SyncChange, size::ByteSize};
 /// Arrays that mdadm made can be served, and arrays made here can be assembled by the kernel.
 #[derive(Debug, Parser)]
 #[command(name = "pinstripe", version, propagate_version = true, subcommand_required = true)]
-#[command(after_help = "Exit status: 0 success, 1 failure or mismatches found, 2 wrong usage.")]
+#[command(
+    after_help = "Exit status: 0 success, 1 failure or mismatches found, 64 wrong usage; of `detail --test` 1 degraded, 2 failed, 4 not there."
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -42,6 +44,11 @@ pub enum Command {
     Create(CreateArguments),
     /// Say what devices hold: the array they belong to, their part in it, or anything else.
     Examine(ExamineArguments),
+    /// Erase the MD superblocks of devices that are to be members no more.
+    ///
+    /// All devices are looked at before any is written. What is in use is refused, and without --force also what is damaged, a journal,
+    /// and a member of an array that was not stopped cleanly.
+    ZeroSuperblock(ZeroSuperblockArguments),
     /// Assemble an array and serve it over NBD until it is stopped.
     ///
     /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in flight is
@@ -54,8 +61,10 @@ pub enum Command {
     Target(Box<crate::target::TargetArguments>),
     /// Show the subsystems that an NVMe/TCP server offers.
     Discover(crate::discover::DiscoverArguments),
+    /// Show the arrays that are served.
+    List(ListArguments),
     /// Show the state of an array that is served.
-    Detail(ReadArguments),
+    Detail(DetailArguments),
     /// Take a member out of an array that is served.
     Fail(FailArguments),
     /// Put a device into an array that is served: as a member that is rebuilt, or as a spare.
@@ -208,6 +217,21 @@ pub struct ExamineArguments {
     pub devices: Vec<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub struct ZeroSuperblockArguments {
+    /// Erase also what is damaged or may still be needed
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub remote: RemoteArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Block devices or files
+    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub devices: Vec<PathBuf>,
+}
+
 #[derive(Clone, Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ServeArguments {
@@ -314,9 +338,19 @@ pub struct ArrayArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct ReadArguments {
+pub struct ListArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DetailArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
+    /// Tell by the exit status how it is, as mdadm does: 0 fine, 1 degraded, 2 failed, 4 not there
+    #[arg(long)]
+    pub test: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -326,8 +360,9 @@ pub struct ReadArguments {
 pub struct FailArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The member's slot, as `detail` shows it
-    pub slot: u16,
+    /// The member: its slot or its device, as `detail` shows them, or `journal`
+    #[arg(value_name = "SLOT|DEVICE|journal", value_hint = ValueHint::FilePath)]
+    pub what: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -420,8 +455,8 @@ pub struct MonitorArguments {
 pub struct RemoveArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The device, or the slot of a failed one
-    #[arg(value_name = "DEVICE|SLOT", value_hint = ValueHint::FilePath)]
+    /// The failed device or spare, the slot of a failed one, or `journal`
+    #[arg(value_name = "SLOT|DEVICE|journal", value_hint = ValueHint::FilePath)]
     pub what: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -432,8 +467,9 @@ pub struct RemoveArguments {
 pub struct ReplaceArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The member's slot, as `detail` shows it
-    pub slot: u16,
+    /// The member: its slot or its device, as `detail` shows them
+    #[arg(value_name = "SLOT|DEVICE", value_hint = ValueHint::FilePath)]
+    pub what: PathBuf,
     /// Block device or file that takes its place [default: a spare]
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub with: Option<PathBuf>,

@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with `detail --test`, that an array has
+/// failed.)
+pub const USAGE: u8 = 64;
+
 /// A sentence for the user and the exit status that goes with it.
 ///
 /// Every error value turns into one by `?`; what the errors say is up to the crates that define them.
@@ -18,14 +22,19 @@ impl Failure {
         Self { status: 1, sentence: sentence.into() }
     }
 
-    /// What was asked for makes no sense, whatever the devices hold: status 2.
+    /// What was asked for makes no sense, whatever the devices hold: status [`USAGE`].
     pub fn usage(sentence: impl Into<String>) -> Self {
-        Self { status: 2, sentence: sentence.into() }
+        Self { status: USAGE, sentence: sentence.into() }
     }
 
     /// All is said on standard output already: status 1 without a sentence.
     pub fn said() -> Self {
         Self { status: 1, sentence: String::new() }
+    }
+
+    /// Another status.
+    pub fn with_status(self, status: u8) -> Self {
+        Self { status, ..self }
     }
 
     /// The sentence.

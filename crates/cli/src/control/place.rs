@@ -27,6 +27,44 @@ fn folders_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec
     session.into_iter().chain([PathBuf::from(SYSTEM_FOLDER)]).collect()
 }
 
+/// How a link to a control socket elsewhere ends.
+const LINK: &str = "link";
+
+/// The control sockets of all servers, as far as this user may see them; some may have been left behind.
+pub fn sockets() -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in folders().iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten() {
+        let path = entry.path();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("sock") => all.push(path),
+            Some(LINK) => all.extend(std::fs::read_link(&path)),
+            _ => {}
+        }
+    }
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// A link by which a control socket outside of the folders is found. It goes with this.
+pub struct Link(PathBuf);
+
+impl Link {
+    /// Has the socket at `path`, of the array `uuid`, found from `folder`; `None` if that can't be: it is a convenience.
+    pub fn new(folder: &Path, uuid: &str, path: &Path) -> Option<Self> {
+        let link = folder.join(format!("{}.{LINK}", uuid.replace(':', "")));
+        // Of a server that was killed.
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(path, &link).ok().map(|()| Self(link))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a path, the
 /// uuid stands for it.
 pub fn stem(name: &str, uuid: &str) -> String {
@@ -62,7 +100,8 @@ mod tests {
         assert_eq!(folders_of(false, session), [own, system.clone()]);
         assert_eq!(folders_of(false, |_| None), std::slice::from_ref(&system));
         assert_eq!(folders_of(false, |_| Some("relative".into())), [system]);
-        let named = |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
+        let named =
+            |name: &str| Some(OsString::from(if name == "PINSTRIPE_RUNTIME_DIR" { "/x" } else { "/y" }));
         assert_eq!(folders_of(true, named), [PathBuf::from("/x")]);
     }
 

@@ -1,13 +1,9 @@
 //! The server's end of the control socket, on shard 0.
 
-use std::{
-    cell::Cell,
-    path::{Path, PathBuf},
-    rc::Rc,
-};
+use std::{cell::Cell, path::PathBuf, rc::Rc};
 
 use pinstripe_engine::{
-    array::{Added, Array, CommandError, Removed},
+    array::{Added, Array, CommandError},
     consistency::{JournalMode, Policy},
 };
 use pinstripe_runtime::{
@@ -16,12 +12,14 @@ use pinstripe_runtime::{
 };
 use serde_json::Value;
 
-use super::{Served, clients::Clients, devices, reconnect::Reconnector, report, stopping::Stopping, upkeep};
+use super::{
+    Served, clients::Clients, devices, names, reconnect::Reconnector, report, stopping::Stopping, upkeep,
+};
 use crate::{
     control::{
-        AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, FailParameters,
-        GrowParameters, JournalModeParameters, REQUEST_BYTES_MAX, RemoveParameters, ReplaceParameters,
-        SlotResult, StopParameters, code, detail::Client, parse, response,
+        AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, GrowParameters,
+        JournalModeParameters, REQUEST_BYTES_MAX, ReplaceParameters, StopParameters, code, detail::Client,
+        parse, response,
     },
     create::random_uuid,
 };
@@ -172,10 +170,8 @@ impl Inner {
                 detail.clients = self.clients.list();
                 serde_json::to_value(detail)
             }
-            Command::Fail(FailParameters { slot }) => {
-                let slot = usize::from(slot);
-                array.fail(slot).await.map_err(|error| failed(&error))?;
-                serde_json::to_value(SlotResult { slot })
+            Command::Fail(which) => {
+                serde_json::to_value(names::fail(&array, which).await.map_err(|error| failed(&error))?)
             }
             Command::Add(parameters) => {
                 self.added.wait_until(|| !self.adding.replace(true)).await;
@@ -184,13 +180,12 @@ impl Inner {
                 self.added.notify();
                 serde_json::to_value(added.map_err(|sentence| failed(&sentence))?)
             }
-            Command::Remove(parameters) => {
-                let device = remove(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
-                serde_json::to_value(DeviceResult { device })
+            Command::Remove(which) => {
+                serde_json::to_value(names::remove(&array, which).await.map_err(|error| failed(&error))?)
             }
             Command::Replace(parameters) => {
-                let device = self.replace(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
-                serde_json::to_value(DeviceResult { device })
+                let replaced = self.replace(&array, parameters).await;
+                serde_json::to_value(replaced.map_err(|sentence| failed(&sentence))?)
             }
             Command::Bitmap(parameters) => {
                 change_bitmap(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
@@ -248,6 +243,7 @@ impl Inner {
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {
         let AddParameters { device, force } = parameters;
+        refuse_part(array, &device)?;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
         let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
@@ -261,35 +257,34 @@ impl Inner {
         Ok(AddResult { slot: added.slot(), recovery: recovery.to_owned() })
     }
 
-    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<String, String> {
-        let ReplaceParameters { slot, with, force } = parameters;
+    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<DeviceResult, String> {
+        let ReplaceParameters { slot, device, with, force } = parameters;
+        let slot = match (slot, device) {
+            (Some(slot), None) => usize::from(slot),
+            (None, Some(device)) => names::slot_of(array, &device)?,
+            _ => return Err("either a slot or a device is needed".to_owned()),
+        };
         let uuid = array.detail().uuid;
         let with = match with {
             None => None,
             Some(device) => {
+                refuse_part(array, &device)?;
                 let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
                 Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
             }
         };
         let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
-        array.replace(slot.into(), with, identity).await.map_err(|error| error.to_string())
+        let device = array.replace(slot, with, identity).await.map_err(|error| error.to_string())?;
+        Ok(DeviceResult { slot: Some(slot), device })
     }
 }
 
-/// Takes a failed device or a spare out. Devices are known by the names under which they were given.
-async fn remove(array: &Array, parameters: RemoveParameters) -> Result<String, String> {
-    let which = match (parameters.slot, parameters.device) {
-        (Some(slot), None) => Removed::Slot(slot.into()),
-        (None, Some(device)) => {
-            let is_meant = |name: &String| {
-                *name == device || std::path::absolute(name).is_ok_and(|p| p == Path::new(&device))
-            };
-            let names = array.members().into_iter().map(|(_, name, ..)| name);
-            Removed::Device(names.into_iter().find(is_meant).unwrap_or(device))
-        }
-        _ => return Err("either a slot or a device is needed".to_owned()),
-    };
-    array.remove(&which).await.map_err(|error| error.to_string())
+/// A device that is in use here would otherwise be waited for.
+fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
+    match names::part_of(array, device) {
+        Some(part) => Err(format!("{device} is {part} already; nothing was done")),
+        None => Ok(()),
+    }
 }
 
 /// Adds or removes the bitmap.

@@ -15,6 +15,7 @@ mod clients;
 mod control;
 mod devices;
 mod journal;
+mod names;
 mod nvme;
 mod pool;
 mod reconnect;

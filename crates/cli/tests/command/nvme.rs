@@ -206,7 +206,7 @@ fn an_address_that_others_reach_needs_authentication_and_a_file_that_they_cannot
         let all = [&["target", "--listen", "0.0.0.0:0", "--nqn", NQN], more, &[device.as_str()]].concat();
         world.run(&all)
     };
-    target(&[]).refused(2, &["--dhchap-hosts", "--allow-unauthenticated"]);
+    target(&[]).refused(64, &["--dhchap-hosts", "--allow-unauthenticated"]);
     secrets_file(&world, "open", &format!("* {SECRETS}\n"), 0o644);
     target(&["--dhchap-hosts", "open"]).refused(1, &["can be read by other users", "chmod 600"]);
     secrets_file(&world, "torn", &format!("* {SECRETS} more\n"), 0o600);
