@@ -14,7 +14,7 @@ use pinstripe_engine::consistency::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
-use crate::{control::upkeep::SyncChange, size::ByteSize};
+use crate::{control::upkeep::SyncChange, output::is_unseen, size::ByteSize};
 
 /// Parity RAID in user space, on Linux MD's on-disk format.
 ///
@@ -683,6 +683,9 @@ fn name(text: &str) -> Result<SetName, String> {
     if short.is_empty() || short.starts_with('.') || text.contains(|c: char| c == '/' || c.is_control()) {
         return Err("a name has no '/', no control characters, and doesn't begin with '.'".to_owned());
     }
+    if let Some(unseen) = text.chars().find(|c| is_unseen(*c)) {
+        return Err(format!("it has the character {}, which nobody sees", unseen.escape_unicode()));
+    }
     text.parse().map_err(|error: pinstripe_md::identity::BadSetName| error.to_string())
 }
 
@@ -760,7 +763,17 @@ mod tests {
     #[test]
     fn a_name_is_one_component_of_a_path() {
         assert!(name("data").is_ok() && name("host:data").is_ok());
-        for bad in ["", "a/b", "host:", "host:..", ".", "a\nb", "x".repeat(33).as_str()] {
+        for bad in [
+            "",
+            "a/b",
+            "host:",
+            "host:..",
+            ".",
+            "a\nb",
+            "da\u{200b}ta",
+            "\u{202e}atad",
+            "x".repeat(33).as_str(),
+        ] {
             assert!(name(bad).is_err(), "{bad:?}");
         }
     }

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::output::printable_lines;
+
 /// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with `detail --test`, that an array has
 /// failed.)
 pub const USAGE: u8 = 64;
@@ -45,7 +47,8 @@ impl Failure {
     /// Tells the user, and gives the exit status.
     pub fn report(&self) -> ExitCode {
         if !self.sentence.is_empty() {
-            eprintln!("pinstripe: {}", self.sentence);
+            // It may name what a disk says.
+            eprintln!("pinstripe: {}", printable_lines(&self.sentence));
         }
         ExitCode::from(self.status)
     }

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::output::is_unseen;
+
 /// Sockets of the system's user, and of every user without a folder of their own.
 const SYSTEM_FOLDER: &str = "/run/pinstripe";
 /// Names another folder for all sockets, of every user.
@@ -70,7 +72,7 @@ impl Drop for Link {
 pub fn stem(name: &str, uuid: &str) -> String {
     let usable = !name.is_empty()
         && !name.starts_with('.')
-        && !name.contains(|c: char| c == '/' || c.is_control() || c == '\u{fffd}');
+        && !name.contains(|c: char| c == '/' || c.is_control() || is_unseen(c) || c == '\u{fffd}');
     if usable { name.to_owned() } else { uuid.replace(':', "") }
 }
 
@@ -108,7 +110,7 @@ mod tests {
     #[test]
     fn a_name_that_would_leave_the_folder_is_replaced_by_the_uuid() {
         assert_eq!(stem("data", "01:23"), "data");
-        for bad in ["", "..", "a/b", "a\nb", "\u{fffd}"] {
+        for bad in ["", "..", "a/b", "a\nb", "\u{fffd}", "da\u{200b}ta"] {
             assert_eq!(stem(bad, "01:23"), "0123", "{bad:?}");
         }
     }

@@ -14,6 +14,7 @@
 mod clients;
 mod control;
 mod devices;
+mod grow;
 mod journal;
 mod names;
 mod nvme;
@@ -48,7 +49,7 @@ use crate::{
     create::Shape,
     ending::{ordered, until_ordered},
     failure::Failure,
-    first_of::first_of,
+    first_of::{First, first_of},
     member, nvme_server,
     output::printable,
     size::ByteSize,
@@ -182,7 +183,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
         error => Failure::new(format!("{error}; nothing was changed")),
     })?;
     let export = members.name;
-    let journal = Journal::new(plan.arguments.json)?;
+    let journal = Journal::new(plan.arguments.json, &export)?;
     if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
         let _ = array.stop().await;
         return Err(error);
@@ -259,13 +260,20 @@ impl Served {
         let told = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
         self.announce();
-        first_of(ordered(), self.stopping.wanted()).await;
+        let why = match first_of(ordered(), self.stopping.wanted()).await {
+            First::One(()) => "by a signal",
+            First::Other(()) => "as asked for over the control socket",
+        };
+        self.journal.note(&format!("stopping, {why}"));
         self.stopping.want();
         for task in accepting {
             task.join().await;
         }
         let journal = self.journal.clone();
         let outcome = self.end(&controller, opened).await;
+        if outcome.is_ok() {
+            journal.note("stopped: the superblocks are clean and the devices are closed");
+        }
         journal.flush();
         let answer = match &outcome {
             Ok(()) => Ok(()),
