@@ -109,7 +109,7 @@ pub enum Command {
     Bench(Box<pinstripe_bench::BenchArgs>),
     /// Print completions for a shell.
     Completions(CompletionsArguments),
-    /// Print the manual page, or write one for every command.
+    /// Print a manual page, or write one for every command.
     Man(ManArguments),
 }
 
@@ -583,6 +583,9 @@ pub struct CompletionsArguments {
 
 #[derive(Debug, Args)]
 pub struct ManArguments {
+    /// The command whose page is wanted [default: of pinstripe itself]
+    #[arg(conflicts_with = "folder")]
+    pub command: Option<String>,
     /// Write pinstripe.1 and one page for every command into this folder, instead of printing
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
