@@ -26,7 +26,7 @@ const CONNECTIONS_MAX: usize = 64;
 /// Time for the last answers when the server ends.
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that clients get to end connections that they have just let go of, before a stop is refused for them.
-const CLIENTS_LEAVE_NANOSECONDS: u64 = 1_000_000_000;
+const CLIENTS_LEAVE_NANOSECONDS: u64 = 2_000_000_000;
 const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
