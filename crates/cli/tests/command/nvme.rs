@@ -72,6 +72,11 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
     await_detail(&world, |now| now["degraded"] == false && now["failed"].as_array().unwrap().is_empty());
     let back = told(&server, "MemberBack");
     assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
+    // The line comes after the state that it tells of.
+    let begun = std::time::Instant::now();
+    while told(&server, "SpareActive").is_empty() && begun.elapsed().as_secs() < 20 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     assert_eq!(told(&server, "SpareActive").len(), 1);
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data", "--force"]).ok();
