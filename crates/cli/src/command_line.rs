@@ -46,8 +46,8 @@ pub enum Command {
     Examine(ExamineArguments),
     /// Erase the MD superblocks of devices that are to be members no more.
     ///
-    /// All devices are looked at before any is written. What is in use is refused, and without --force also what is damaged, a journal,
-    /// and a member of an array that was not stopped cleanly.
+    /// All devices are looked at before any is written. What is in use is refused, and without --force also
+    /// what is damaged, a journal, and a member of an array that was not stopped cleanly.
     ZeroSuperblock(ZeroSuperblockArguments),
     /// Assemble an array and serve it over NBD until it is stopped.
     ///
@@ -239,7 +239,8 @@ pub struct ServeArguments {
     /// control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
-    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in $XDG_RUNTIME_DIR/pinstripe if that is set]
+    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in
+    /// $XDG_RUNTIME_DIR/pinstripe if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
     /// Threads that serve [default: one for each CPU]
@@ -254,8 +255,8 @@ pub struct ServeArguments {
     /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
     #[arg(long)]
     pub force: bool,
-    /// Start without members that were there the last time; what is missing is out of date then, until `add` rebuilds it. (Members
-    /// that were missing already are not asked for)
+    /// Start without members that were there the last time; what is missing is out of date then, until `add`
+    /// rebuilds it. (Members that were missing already are not asked for)
     #[arg(long)]
     pub run: bool,
     /// Wait so many seconds for members that are named and not there, then start without them as with --run
@@ -557,7 +558,8 @@ pub enum ConsistencyChoice {
 pub struct StopArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// Stop it although clients are connected: what they have under way is finished, and their connections end
+    /// Stop it although clients are connected: what they have under way is finished, and their connections
+    /// end
     #[arg(long)]
     pub force: bool,
 }
@@ -583,7 +585,7 @@ pub struct CompletionsArguments {
 
 #[derive(Debug, Args)]
 pub struct ManArguments {
-    /// The command whose page is wanted [default: of pinstripe itself]
+    /// Print the page of this command [default: of pinstripe itself]
     #[arg(conflicts_with = "folder")]
     pub command: Option<String>,
     /// Write pinstripe.1 and one page for every command into this folder, instead of printing
@@ -687,7 +689,7 @@ fn name(text: &str) -> Result<SetName, String> {
         return Err("a name has no '/', no control characters, and doesn't begin with '.'".to_owned());
     }
     if let Some(unseen) = text.chars().find(|c| is_unseen(*c)) {
-        return Err(format!("it has the character {}, which nobody sees", unseen.escape_unicode()));
+        return Err(format!("it has the character {}, which can't be seen", unseen.escape_unicode()));
     }
     text.parse().map_err(|error: pinstripe_md::identity::BadSetName| error.to_string())
 }

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use crate::output::printable_lines;
 
-/// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with `detail --test`, that an array has
-/// failed.)
+/// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with
+/// `detail --test`, that an array has failed.)
 pub const USAGE: u8 = 64;
 
 /// A sentence for the user and the exit status that goes with it.

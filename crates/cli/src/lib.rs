@@ -13,8 +13,9 @@
 //!   demo                   plays the whole life of an array on files
 //! ```
 //!
-//! Exit status: 0 when all went well, 1 when something failed or a check found mismatches, 64 when the command line was
-//! wrong (`EX_USAGE`); `detail --test` tells an array's health by mdadm's numbers. Errors go to standard error as one sentence: what happened, to which device, and what to do.
+//! Exit status: 0 when all went well, 1 when something failed or a check found mismatches, 64 when the
+//! command line was wrong (`EX_USAGE`); `detail --test` tells an array's health by mdadm's numbers. Errors go
+//! to standard error as one sentence: what happened, to which device, and what to do.
 #![forbid(unsafe_code)]
 
 mod accept;

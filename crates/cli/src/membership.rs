@@ -128,7 +128,7 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
     output::print(&format!("bitmap: {}\n", detail.bitmap_words()))
 }
 
-/// A member as the user names it. A device whose name is a number or `journal` is named with a `./` before it.
+/// A member as the user names it. A device with a number or `journal` as its name needs a `./` before it.
 fn member_name(what: &Path) -> Result<MemberName, Failure> {
     Ok(match what.to_str() {
         Some("journal") => MemberName::Journal(true),

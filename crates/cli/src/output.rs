@@ -22,8 +22,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))
 }
 
-/// Text that came from a disk or a socket, without characters that would steer a terminal; what nobody sees, or what turns the text around,
-/// is shown by its number.
+/// Text that came from a disk or a socket, without characters that would steer a terminal; what can't be
+/// seen, or turns the text around, is shown by its number.
 pub fn printable(text: &str) -> String {
     let shown = |c: char| match c {
         c if c.is_control() => "\u{fffd}".to_owned(),
@@ -38,8 +38,9 @@ pub fn printable_lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a character has no width, changes the direction of others, or separates lines: Unicode's default ignorable characters and its
-/// format characters. A name with one looks like another name, or like something else.
+/// Whether a character has no width, changes the direction of others, or separates lines: Unicode's default
+/// ignorable characters and its format characters. A name with one looks like another name, or like something
+/// else.
 pub fn is_unseen(c: char) -> bool {
     matches!(u32::from(c),
         0xad | 0x34f | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x890..=0x891 | 0x8e2 | 0x115f..=0x1160 | 0x17b4..=0x17b5

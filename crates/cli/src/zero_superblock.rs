@@ -1,7 +1,7 @@
 //! `pinstripe zero-superblock`: devices that are to be members no more.
 //!
-//! All devices are opened, locked and looked at before any is written. What is in use can't be opened; what may still be needed is refused,
-//! unless that is forced.
+//! All devices are opened, locked and looked at before any is written. What is in use can't be opened; what
+//! may still be needed is refused, unless that is forced.
 
 use std::path::PathBuf;
 

@@ -52,7 +52,8 @@ pub fn sockets() -> Vec<PathBuf> {
 pub struct Link(PathBuf);
 
 impl Link {
-    /// Has the socket at `path`, of the array `uuid`, found from `folder`; `None` if that can't be: it is a convenience.
+    /// Has the socket at `path`, of the array `uuid`, found from `folder`; `None` if that can't be: it is a
+    /// convenience.
     pub fn new(folder: &Path, uuid: &str, path: &Path) -> Option<Self> {
         let link = folder.join(format!("{}.{LINK}", uuid.replace(':', "")));
         // Of a server that was killed.
@@ -76,8 +77,9 @@ pub fn stem(name: &str, uuid: &str) -> String {
     if usable { name.to_owned() } else { uuid.replace(':', "") }
 }
 
-/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. A name that is a socket's in the
-/// current folder is a path. What only looks like one is asked for there at last.
+/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. A
+/// name that is a socket's in the current folder is a path. What only looks like one is asked for there at
+/// last.
 pub fn candidates(array: &str) -> Vec<PathBuf> {
     if array.contains('/') {
         return vec![PathBuf::from(array)];

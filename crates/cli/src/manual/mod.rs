@@ -1,4 +1,5 @@
-//! Completions and manual pages, generated from the command line's own description; what that doesn't say stands in [`pages`].
+//! Completions and manual pages, generated from the command line's own description; what that doesn't say
+//! stands in [`pages`].
 
 mod pages;
 

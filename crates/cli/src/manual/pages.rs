@@ -1,4 +1,5 @@
-//! What the manual pages say beside the description of the command line: examples, files, and what else to read.
+//! What the manual pages say beside the description of the command line: examples, files, and what else to
+//! read.
 
 /// See the module.
 pub struct Page {
@@ -63,7 +64,7 @@ fn of_devices(command: &str) -> Parts {
                     "pinstripe create --level 5 --name data /dev/disk/by-id/nvme-A /dev/disk/by-id/nvme-B /dev/disk/by-id/nvme-C",
                 ),
                 (
-                    "A RAID6 whose write hole is closed by a log:",
+                    "A RAID6 with a log that closes the write hole:",
                     "pinstripe create --level 6 --consistency-policy double-parity-log /dev/sda /dev/sdb /dev/sdc /dev/sdd",
                 ),
             ],
@@ -103,7 +104,7 @@ fn of_devices(command: &str) -> Parts {
         ),
         "target" => (
             &[(
-                "Two devices for hosts that prove who they are:",
+                "Two devices, for hosts that authenticate:",
                 "pinstripe target --listen 192.0.2.7:4420 --dhchap-hosts /etc/pinstripe/secrets --state /var/lib/pinstripe --nqn nqn.2026-01.com.example:store7 /dev/disk/by-id/nvme-A /dev/disk/by-id/nvme-B",
             )],
             &[STATE, SECRETS],

@@ -5,7 +5,8 @@
 //!   each shard a volume of the array and an NBD server; connections go to the shards in turn
 //! ```
 //!
-//! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and by then it has acknowledged nothing.
+//! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and
+//! by then it has acknowledged nothing.
 //!
 //! The start changes nothing until everything stands: devices are opened and locked, then the sockets are bound, then
 //! the array is assembled. The end goes the other way: no more connections, what is in flight is finished, the superblocks

@@ -9,7 +9,8 @@ use pinstripe_engine::{
 
 use crate::control::{DeviceResult, MemberName};
 
-/// Whether two names are of one device: the same, one as a path from the server's folder, or links to one file.
+/// Whether two names are of one device: the same, one as a path from the server's folder, or links to one
+/// file.
 fn is_same(name: &str, other: &str) -> bool {
     let absolute = |name: &str| std::path::absolute(name).ok();
     let real = |name: &str| fs::canonicalize(Path::new(name)).ok();

@@ -127,7 +127,7 @@ fn an_array_is_not_stopped_under_its_clients_unless_that_is_forced() {
     assert!(text.contains(&own) && text.contains("2 connections"), "{text}");
     world.run(&["stop", "data"]).refused(1, &[&own, "2 connections", "nothing was stopped", "--force"]);
     drop((client, also));
-    // The end of a connection is seen a moment later; whoever stops need not wait for that.
+    // The end of a connection is seen a moment later; a stop waits for that.
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &[7; 4096]), 0);
     world.run(&["stop", "data"]).refused(1, &[&own]);

@@ -46,8 +46,9 @@ pub(crate) fn log_of(
 }
 
 impl Array {
-    /// Takes the journal device out as if it had failed, so that the array is read-only from then on (C18). What only the journal has is
-    /// written to the members first. Refused while the array isn't whole: a crash would cost it what a journal is for. The device's name.
+    /// Takes the journal device out as if it had failed, so that the array is read-only from then on (C18).
+    /// What only the journal has is written to the members first. Refused while the array isn't whole: a
+    /// crash would cost it what a journal is for. The device's name.
     pub async fn fail_journal(&self) -> Result<String, CommandError> {
         self.check_change()?;
         let refused = |why: &str| Err(CommandError::Policy(why.to_owned()));
