@@ -53,7 +53,7 @@ TABLE
     dmsetup suspend --noflush --nolockfs --noudevsync bad
     dd if=/tmp/block of=/dev/nbd0 bs=4k count=1 oflag=direct conv=notrunc 2>/dev/null || die "$name: the write fails"
     nbd-client -d /dev/nbd0
-    pinstripe stop /run/array.control || die "$name: stop fails"
+    pinstripe stop --force /run/array.control || die "$name: stop fails"
     wait_for_end $s_server
     rm -f /run/array.nbd /run/array.control
     dmsetup resume --noudevsync bad

@@ -12,9 +12,9 @@ create_and_fill() {
     stop_serving
 }
 
-# serve DEVICE...: assembles, serves ($SHARDS shards, or one) and connects /dev/nbd0.
+# serve DEVICE...: assembles, with members missing too, serves ($SHARDS shards, or one) and connects /dev/nbd0.
 serve() {
-    pinstripe serve --shards "${SHARDS:-1}" --nbd unix:/run/array.nbd --control /run/array.control "$@" &
+    pinstripe serve --run --shards "${SHARDS:-1}" --nbd unix:/run/array.nbd --control /run/array.control "$@" &
     s_server=$!
     s_tries=0
     until [ -S /run/array.nbd ]; do

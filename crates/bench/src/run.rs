@@ -139,6 +139,15 @@ pub enum BenchError {
         /// Stripes.
         unreadable: u64,
     },
+    /// The same, where nothing but the user's word said that it matched before.
+    #[error(
+        "the scrub found {sectors} sectors whose parity does not match: --assume-clean says that the devices held nothing but zeroes. \
+         Without it, parity is made from what they hold"
+    )]
+    NotClean {
+        /// As MD's mismatch_cnt.
+        sectors: u64,
+    },
     /// What was read back is not what was acknowledged.
     #[error("wrong data: {0}: a bug of Pinstripe")]
     WrongData(String),
@@ -207,13 +216,14 @@ async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, Ben
         Some(slot) => measure_rebuild(arguments, &setup, slot).await?,
         None => measure_load(arguments, context, &setup, &regions).await?,
     };
-    let zeroed = !setup.memories.is_empty() || arguments.assume_clean;
+    // Devices may have held anything, whatever --assume-clean says of them.
+    let zeroed = !setup.memories.is_empty();
     if !arguments.lost.is_empty() {
         // What the others say of the missing members' data, before those are made from it.
         read_back_all(&setup.array, &regions, zeroed).await?;
         loss::bring_back(&setup, &arguments.lost).await?;
     }
-    let verified = verify(&setup.array, arguments.level, &regions, zeroed).await?;
+    let verified = verify(&setup.array, arguments, &regions, zeroed).await?;
     setup.array.stop().await?;
     Ok(Report::new(arguments, setup.names(), &measured, verified))
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pinstripe_engine::{array::Array, volume::Volume};
-use pinstripe_md::level::Level;
 use pinstripe_runtime::shard;
 
 use crate::{
+    arguments::BenchArgs,
     ledger::{Bodies, Region, check},
     report::Verified,
     run::BenchError,
@@ -18,15 +18,18 @@ const SPAN_BYTES: u64 = 1 << 20;
 /// Reads every written unit back and scrubs the array. Wrong data is an error.
 pub(crate) async fn verify(
     array: &Array,
-    level: Level,
+    arguments: &BenchArgs,
     regions: &[Arc<Region>],
     zeroed: bool,
 ) -> Result<Verified, BenchError> {
     let mut verified = read_back_all(array, regions, zeroed).await?;
-    if level.has_parity() {
+    if arguments.level.has_parity() {
         let report = array.check().await?;
         verified.stripes = report.stripes;
         verified.mismatched_sectors = report.mismatched_sectors;
+        if report.mismatched_sectors > 0 && arguments.assume_clean && !zeroed {
+            return Err(BenchError::NotClean { sectors: report.mismatched_sectors });
+        }
         if report.mismatched_sectors > 0 || report.unreadable_stripes > 0 {
             return Err(BenchError::Mismatch {
                 sectors: report.mismatched_sectors,

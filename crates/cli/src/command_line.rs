@@ -14,14 +14,16 @@ use pinstripe_engine::consistency::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
-use crate::{control::upkeep::SyncChange, size::ByteSize};
+use crate::{control::upkeep::SyncChange, output::is_unseen, size::ByteSize};
 
 /// Parity RAID in user space, on Linux MD's on-disk format.
 ///
 /// Arrays that mdadm made can be served, and arrays made here can be assembled by the kernel.
 #[derive(Debug, Parser)]
 #[command(name = "pinstripe", version, propagate_version = true, subcommand_required = true)]
-#[command(after_help = "Exit status: 0 success, 1 failure or mismatches found, 2 wrong usage.")]
+#[command(
+    after_help = "Exit status: 0 success, 1 failure or mismatches found, 64 wrong usage; of `detail --test` 1 degraded, 2 failed, 4 not there."
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -42,6 +44,11 @@ pub enum Command {
     Create(CreateArguments),
     /// Say what devices hold: the array they belong to, their part in it, or anything else.
     Examine(ExamineArguments),
+    /// Erase the MD superblocks of devices that are to be members no more.
+    ///
+    /// All devices are looked at before any is written. What is in use is refused, and without --force also
+    /// what is damaged, a journal, and a member of an array that was not stopped cleanly.
+    ZeroSuperblock(ZeroSuperblockArguments),
     /// Assemble an array and serve it over NBD until it is stopped.
     ///
     /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in flight is
@@ -54,8 +61,10 @@ pub enum Command {
     Target(Box<crate::target::TargetArguments>),
     /// Show the subsystems that an NVMe/TCP server offers.
     Discover(crate::discover::DiscoverArguments),
+    /// Show the arrays that are served.
+    List(ListArguments),
     /// Show the state of an array that is served.
-    Detail(ReadArguments),
+    Detail(DetailArguments),
     /// Take a member out of an array that is served.
     Fail(FailArguments),
     /// Put a device into an array that is served: as a member that is rebuilt, or as a spare.
@@ -100,7 +109,7 @@ pub enum Command {
     Bench(Box<pinstripe_bench::BenchArgs>),
     /// Print completions for a shell.
     Completions(CompletionsArguments),
-    /// Print the manual page, or write one for every command.
+    /// Print a manual page, or write one for every command.
     Man(ManArguments),
 }
 
@@ -208,6 +217,21 @@ pub struct ExamineArguments {
     pub devices: Vec<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub struct ZeroSuperblockArguments {
+    /// Erase also what is damaged or may still be needed
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub remote: RemoteArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Block devices or files
+    #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
+    pub devices: Vec<PathBuf>,
+}
+
 #[derive(Clone, Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ServeArguments {
@@ -215,7 +239,8 @@ pub struct ServeArguments {
     /// control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
-    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in $XDG_RUNTIME_DIR/pinstripe if that is set]
+    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in
+    /// $XDG_RUNTIME_DIR/pinstripe if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
     /// Threads that serve [default: one for each CPU]
@@ -230,8 +255,8 @@ pub struct ServeArguments {
     /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
     #[arg(long)]
     pub force: bool,
-    /// Start without members that were there the last time; what is missing is out of date then, until `add` rebuilds it. (Members
-    /// that were missing already are not asked for)
+    /// Start without members that were there the last time; what is missing is out of date then, until `add`
+    /// rebuilds it. (Members that were missing already are not asked for)
     #[arg(long)]
     pub run: bool,
     /// Wait so many seconds for members that are named and not there, then start without them as with --run
@@ -314,9 +339,19 @@ pub struct ArrayArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct ReadArguments {
+pub struct ListArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DetailArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
+    /// Tell by the exit status how it is, as mdadm does: 0 fine, 1 degraded, 2 failed, 4 not there
+    #[arg(long)]
+    pub test: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -326,8 +361,9 @@ pub struct ReadArguments {
 pub struct FailArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The member's slot, as `detail` shows it
-    pub slot: u16,
+    /// The member: its slot or its device, as `detail` shows them, or `journal`
+    #[arg(value_name = "SLOT|DEVICE|journal", value_hint = ValueHint::FilePath)]
+    pub what: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -420,8 +456,8 @@ pub struct MonitorArguments {
 pub struct RemoveArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The device, or the slot of a failed one
-    #[arg(value_name = "DEVICE|SLOT", value_hint = ValueHint::FilePath)]
+    /// The failed device or spare, the slot of a failed one, or `journal`
+    #[arg(value_name = "SLOT|DEVICE|journal", value_hint = ValueHint::FilePath)]
     pub what: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -432,8 +468,9 @@ pub struct RemoveArguments {
 pub struct ReplaceArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// The member's slot, as `detail` shows it
-    pub slot: u16,
+    /// The member: its slot or its device, as `detail` shows them
+    #[arg(value_name = "SLOT|DEVICE", value_hint = ValueHint::FilePath)]
+    pub what: PathBuf,
     /// Block device or file that takes its place [default: a spare]
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub with: Option<PathBuf>,
@@ -521,7 +558,8 @@ pub enum ConsistencyChoice {
 pub struct StopArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// Stop it although clients are connected: what they have under way is finished, and their connections end
+    /// Stop it although clients are connected: what they have under way is finished, and their connections
+    /// end
     #[arg(long)]
     pub force: bool,
 }
@@ -547,6 +585,9 @@ pub struct CompletionsArguments {
 
 #[derive(Debug, Args)]
 pub struct ManArguments {
+    /// Print the page of this command [default: of pinstripe itself]
+    #[arg(conflicts_with = "folder")]
+    pub command: Option<String>,
     /// Write pinstripe.1 and one page for every command into this folder, instead of printing
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
@@ -647,6 +688,9 @@ fn name(text: &str) -> Result<SetName, String> {
     if short.is_empty() || short.starts_with('.') || text.contains(|c: char| c == '/' || c.is_control()) {
         return Err("a name has no '/', no control characters, and doesn't begin with '.'".to_owned());
     }
+    if let Some(unseen) = text.chars().find(|c| is_unseen(*c)) {
+        return Err(format!("it has the character {}, which can't be seen", unseen.escape_unicode()));
+    }
     text.parse().map_err(|error: pinstripe_md::identity::BadSetName| error.to_string())
 }
 
@@ -724,7 +768,17 @@ mod tests {
     #[test]
     fn a_name_is_one_component_of_a_path() {
         assert!(name("data").is_ok() && name("host:data").is_ok());
-        for bad in ["", "a/b", "host:", "host:..", ".", "a\nb", "x".repeat(33).as_str()] {
+        for bad in [
+            "",
+            "a/b",
+            "host:",
+            "host:..",
+            ".",
+            "a\nb",
+            "da\u{200b}ta",
+            "\u{202e}atad",
+            "x".repeat(33).as_str(),
+        ] {
             assert!(name(bad).is_err(), "{bad:?}");
         }
     }

@@ -104,6 +104,11 @@ impl Shape {
         if members > MEMBERS_MAX {
             return Err(Failure::usage(format!("{members} members: at most {MEMBERS_MAX} can be served")));
         }
+        if wish.size == Some(ByteSize(0)) {
+            return Err(Failure::usage(
+                "--size 0: without --size an array gets all that the smallest member has",
+            ));
+        }
         if wish.assume_clean && !level.has_parity() {
             return Err(Failure::usage(format!(
                 "--assume-clean is for levels with parity: {level} has none"

@@ -1,9 +1,9 @@
 //! `pinstripe discover`: what an NVMe/TCP server offers.
 
 use clap::Args;
+use pinstripe_md::identity::Uuid;
 use pinstripe_nvme::{
     initiator::Address,
-    target::uuid_text,
     wire::{
         DISCOVERY_NQN,
         offload::{Announcement, Query, feature},
@@ -62,8 +62,8 @@ impl Found {
                 "slots": announced.slots,
                 "range_bytes": announced.range_bytes,
                 "epochs_durable": announced.features & feature::FENCING != 0,
-                "incarnation": uuid_text(&announced.incarnation),
-                "array": (query.epoch > 0).then(|| uuid_text(&query.array)),
+                "incarnation": Uuid(announced.incarnation).to_string(),
+                "array": (query.epoch > 0).then(|| Uuid(query.array).to_string()),
                 "epoch": query.epoch,
                 "given_up": query.given_up,
                 "attached": query.attached,
@@ -83,7 +83,7 @@ impl Found {
                     (false, true) => "free",
                     (false, false) => "no host is attached",
                 };
-                format!("offload, array {}, epoch {}, {state}", uuid_text(&query.array), query.epoch)
+                format!("offload, array {}, epoch {}, {state}", Uuid(query.array), query.epoch)
             }
         };
         format!("  {}: {} bytes, {words}\n", printable(&self.name), self.size)

@@ -7,13 +7,14 @@ use crate::first_of::{First, first_of};
 /// Waits until the process is ordered to end.
 pub async fn ordered() {
     if let Err(error) = termination().await {
-        // Whoever waits for a signal that can't come can still use the control socket.
+        // The control socket is still there.
         eprintln!("pinstripe: can't wait for signals: {error}; use `pinstripe stop`");
         std::future::pending::<()>().await;
     }
 }
 
-/// Does the work of a server's start, unless the process is ordered to end meanwhile; then the work is dropped where it stands.
+/// Does the work of a server's start, unless the process is ordered to end meanwhile; then the work is
+/// dropped where it stands.
 pub async fn until_ordered<T>(work: impl Future<Output = T>) -> Option<T> {
     match first_of(ordered(), work).await {
         First::One(()) => {

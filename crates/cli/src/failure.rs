@@ -2,6 +2,12 @@
 
 use std::process::ExitCode;
 
+use crate::output::printable_lines;
+
+/// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with
+/// `detail --test`, that an array has failed.)
+pub const USAGE: u8 = 64;
+
 /// A sentence for the user and the exit status that goes with it.
 ///
 /// Every error value turns into one by `?`; what the errors say is up to the crates that define them.
@@ -18,14 +24,19 @@ impl Failure {
         Self { status: 1, sentence: sentence.into() }
     }
 
-    /// What was asked for makes no sense, whatever the devices hold: status 2.
+    /// What was asked for makes no sense, whatever the devices hold: status [`USAGE`].
     pub fn usage(sentence: impl Into<String>) -> Self {
-        Self { status: 2, sentence: sentence.into() }
+        Self { status: USAGE, sentence: sentence.into() }
     }
 
     /// All is said on standard output already: status 1 without a sentence.
     pub fn said() -> Self {
         Self { status: 1, sentence: String::new() }
+    }
+
+    /// Another status.
+    pub fn with_status(self, status: u8) -> Self {
+        Self { status, ..self }
     }
 
     /// The sentence.
@@ -36,7 +47,8 @@ impl Failure {
     /// Tells the user, and gives the exit status.
     pub fn report(&self) -> ExitCode {
         if !self.sentence.is_empty() {
-            eprintln!("pinstripe: {}", self.sentence);
+            // It may name what a disk says.
+            eprintln!("pinstripe: {}", printable_lines(&self.sentence));
         }
         ExitCode::from(self.status)
     }

@@ -1,10 +1,11 @@
 //! The `pinstripe` command: create, examine and serve arrays, and steer the ones that are served.
 //!
 //! ```text
-//!   create, examine        work on devices, with nothing running
+//!   create, examine,       work on devices, with nothing running
+//!   zero-superblock
 //!   serve                  assembles an array and serves it until it is told to stop
-//!   detail, fail, add,     talk to a running `serve` over its control socket
-//!   remove, replace, grow,
+//!   list, detail, fail,    talk to a running `serve` over its control socket
+//!   add, remove, replace, grow,
 //!   check, repair, sync,
 //!   monitor, stop
 //!   target, discover       serve devices over NVMe/TCP, and find them
@@ -12,8 +13,9 @@
 //!   demo                   plays the whole life of an array on files
 //! ```
 //!
-//! Exit status: 0 when all went well, 1 when something failed or a check found mismatches, 2 when the command line was
-//! wrong. Errors go to standard error as one sentence: what happened, to which device, and what to do.
+//! Exit status: 0 when all went well, 1 when something failed or a check found mismatches, 64 when the
+//! command line was wrong (`EX_USAGE`); `detail --test` tells an array's health by mdadm's numbers. Errors go
+//! to standard error as one sentence: what happened, to which device, and what to do.
 #![forbid(unsafe_code)]
 
 mod accept;
@@ -26,6 +28,7 @@ mod ending;
 mod examine;
 mod failure;
 mod first_of;
+mod list;
 mod manual;
 mod member;
 mod membership;
@@ -40,6 +43,7 @@ mod scrub;
 mod serve;
 mod steer;
 mod target;
+mod zero_superblock;
 
 use std::process::ExitCode;
 
@@ -52,12 +56,23 @@ pub use control::fuzz::fuzz_control;
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
-    let done = match Cli::parse_from(command_line::words(std::env::args_os())).command {
+    let cli = match Cli::try_parse_from(command_line::words(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are asked for, and no error.
+            let status = if error.use_stderr() { failure::USAGE } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(status);
+        }
+    };
+    let done = match cli.command {
         Command::Create(arguments) => create::run(&arguments),
         Command::Examine(arguments) => examine::run(&arguments),
+        Command::ZeroSuperblock(arguments) => zero_superblock::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
         Command::Discover(arguments) => discover::run(&arguments),
         Command::Target(arguments) => target::run(*arguments),
+        Command::List(arguments) => list::run(&arguments),
         Command::Detail(arguments) => steer::detail(&arguments),
         Command::Fail(arguments) => membership::fail(&arguments),
         Command::Add(arguments) => membership::add(&arguments),

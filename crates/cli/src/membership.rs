@@ -9,8 +9,8 @@ use pinstripe_engine::consistency::JournalMode;
 use crate::{
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
     control::{
-        AddParameters, AddResult, BitmapParameters, DeviceResult, FailParameters, GrowParameters,
-        JournalModeParameters, RemoveParameters, ReplaceParameters, SlotResult, client::Client,
+        AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
+        MemberName, ReplaceParameters, client::Client,
     },
     failure::Failure,
     member,
@@ -20,12 +20,19 @@ use crate::{
 };
 
 pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
+    let which = member_name(&arguments.what)?;
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: SlotResult = client.call("fail", FailParameters { slot: arguments.slot })?;
+    let result: DeviceResult = client.call("fail", which)?;
     if arguments.json {
         return output::print_json(&result);
     }
-    output::print(&format!("the member in slot {} was taken out\n", result.slot))
+    let name = printable(&result.device);
+    output::print(&match result.slot {
+        Some(slot) => format!("the member in slot {slot} ({name}) was taken out\n"),
+        None => format!(
+            "the journal ({name}) was taken out: the array is read-only until it is stopped and served with --force, which resyncs it\n"
+        ),
+    })
 }
 
 pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
@@ -53,10 +60,9 @@ pub fn add(arguments: &AddArguments) -> Result<(), Failure> {
 }
 
 pub fn remove(arguments: &RemoveArguments) -> Result<(), Failure> {
-    let slot = arguments.what.to_str().and_then(|text| text.parse().ok());
-    let what = if slot.is_some() { None } else { Some(device(&arguments.what)?) };
+    let which = member_name(&arguments.what)?;
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: DeviceResult = client.call("remove", RemoveParameters { slot, device: what })?;
+    let result: DeviceResult = client.call("remove", which)?;
     if arguments.json {
         return output::print_json(&result);
     }
@@ -65,12 +71,19 @@ pub fn remove(arguments: &RemoveArguments) -> Result<(), Failure> {
 
 pub fn replace(arguments: &ReplaceArguments) -> Result<(), Failure> {
     let with = arguments.with.as_deref().map(device).transpose()?;
-    let slot = arguments.slot;
+    let (slot, device) = match member_name(&arguments.what)? {
+        MemberName::Slot(slot) => (Some(slot), None),
+        MemberName::Device(device) => (None, Some(device)),
+        MemberName::Journal(_) => {
+            return Err(Failure::usage("a journal is not replaced while its array is served"));
+        }
+    };
     let mut client = Client::connect(&arguments.array.array)?;
-    let result: DeviceResult =
-        client.call("replace", ReplaceParameters { slot, with, force: arguments.force })?;
+    let parameters = ReplaceParameters { slot, device, with, force: arguments.force };
+    let result: DeviceResult = client.call("replace", parameters)?;
+    let slot = result.slot.unwrap_or_default();
     if arguments.wait {
-        wait_until_replaced(&mut client, slot.into(), &result.device, arguments.json)?;
+        wait_until_replaced(&mut client, slot, &result.device, arguments.json)?;
     }
     if arguments.json {
         return output::print_json(&result);
@@ -113,6 +126,18 @@ pub fn grow(arguments: &GrowArguments) -> Result<(), Failure> {
         return output::print_json(&detail.bitmap);
     }
     output::print(&format!("bitmap: {}\n", detail.bitmap_words()))
+}
+
+/// A member as the user names it. A device with a number or `journal` as its name needs a `./` before it.
+fn member_name(what: &Path) -> Result<MemberName, Failure> {
+    Ok(match what.to_str() {
+        Some("journal") => MemberName::Journal(true),
+        Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            let slot = text.parse().map_err(|_| Failure::usage(format!("there is no slot {text}")))?;
+            MemberName::Slot(slot)
+        }
+        _ => MemberName::Device(device(what)?),
+    })
 }
 
 /// A device as the server, which may have another folder of its own, knows it.

@@ -39,7 +39,8 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<OpenFile>, OpenErr
     }
 }
 
-/// Listens on a TCP address. The socket of a server that was killed is in use for as long as its io_uring, see [`open`].
+/// Listens on a TCP address. The socket of a server that was killed is in use for as long as its io_uring,
+/// see [`open`].
 pub async fn listen(address: SocketAddr) -> Result<Listener, ListenError> {
     let begun = shard::now();
     loop {

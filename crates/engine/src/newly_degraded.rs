@@ -1,7 +1,7 @@
 //! A start without members that were there the last time.
 //!
-//! Such a start is harmless in itself, but what it writes leaves the missing members behind: a device that somebody forgot, or that came
-//! late, is out of date from then on. So it must be meant.
+//! Such a start is harmless in itself, but what it writes leaves the missing members behind: a device that
+//! was forgotten, or that came late, is out of date from then on. So it must be meant.
 
 use pinstripe_md::{
     superblock::ArrayRecord,

@@ -18,7 +18,8 @@ pub struct ArrayOptions {
     pub read_only: bool,
     /// Assemble although dirty and degraded, or with stale members' superblocks: data may be lost.
     pub force: bool,
-    /// Assemble although members are missing that were there the last time; `force` and `read_only` include it.
+    /// Assemble although members are missing that were there the last time; `force` and `read_only` include
+    /// it.
     pub newly_degraded: bool,
     /// Idle time after which the superblocks are marked clean, in nanoseconds (MD: safe_mode_delay).
     pub safe_mode_delay_ns: u64,

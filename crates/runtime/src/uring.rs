@@ -56,7 +56,8 @@ pub struct RuntimeConfig {
     /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs its waker
     /// a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits one shard alone.
     pub spin_ns: u64,
-    /// Holds SIGTERM and SIGINT back from all shards, for [`termination`]; SIGHUP, SIGUSR1, SIGUSR2 and SIGALRM do nothing then.
+    /// Holds SIGTERM and SIGINT back from all shards, for [`termination`]; SIGHUP, SIGUSR1, SIGUSR2 and
+    /// SIGALRM do nothing then.
     pub termination_signals: bool,
 }
 

@@ -6,10 +6,10 @@
 //! | method | parameters | result |
 //! |---|---|---|
 //! | `detail` | | [`Detail`] |
-//! | `fail` | `slot` | [`SlotResult`] |
+//! | `fail` | [`MemberName`] | [`DeviceResult`] |
 //! | `add` | `device` (absolute path), `force` | [`AddResult`], when the rebuild has begun |
-//! | `remove` | `device` (absolute path) or `slot` | [`DeviceResult`] |
-//! | `replace` | `slot`, `with` (absolute path; a spare without), `force` | [`DeviceResult`], when the copying has begun |
+//! | `remove` | [`MemberName`] | [`DeviceResult`] |
+//! | `replace` | `slot` or `device`, `with` (absolute path; a spare without), `force` | [`DeviceResult`], when the copying has begun |
 //! | `bitmap` | `internal`, `chunk_bytes` | null |
 //! | `check` | `from`, `to` (sectors) | [`CheckResult`](upkeep::CheckResult), when the check has ended |
 //! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](upkeep::CheckResult), when the repair has ended |
@@ -98,7 +98,7 @@ pub enum Command {
     /// Show the state.
     Detail,
     /// Take a member out.
-    Fail(FailParameters),
+    Fail(MemberName),
     /// Put a device in.
     Add(AddParameters),
     /// Change the consistency policy.
@@ -106,7 +106,7 @@ pub enum Command {
     /// Say where writes are acknowledged from.
     JournalMode(JournalModeParameters),
     /// Take a failed device or a spare out.
-    Remove(RemoveParameters),
+    Remove(MemberName),
     /// Replace a member.
     Replace(ReplaceParameters),
     /// Add or remove the bitmap.
@@ -123,11 +123,13 @@ pub enum Command {
     Stop(StopParameters),
 }
 
-/// Of `fail`.
+/// Of `fail` and `remove`: one of `slot`, `device` (an absolute path) and `journal` (true).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FailParameters {
-    pub slot: u16,
+#[serde(rename_all = "lowercase")]
+pub enum MemberName {
+    Slot(u16),
+    Device(String),
+    Journal(bool),
 }
 
 /// Of `grow`, and its result.
@@ -155,21 +157,14 @@ pub struct AddParameters {
     pub force: bool,
 }
 
-/// Of `remove`: one of both.
+/// Of `replace`: one of `slot` and `device`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RemoveParameters {
+pub struct ReplaceParameters {
     #[serde(default)]
     pub slot: Option<u16>,
     #[serde(default)]
     pub device: Option<String>,
-}
-
-/// Of `replace`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReplaceParameters {
-    pub slot: u16,
     #[serde(default)]
     pub with: Option<String>,
     #[serde(default)]
@@ -205,16 +200,12 @@ pub struct AddResult {
     pub recovery: String,
 }
 
-/// Of `remove` and `replace`: the device that it was about.
+/// Of `fail`, `remove` and `replace`: the device that it was about; its slot, if it had one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceResult {
+    #[serde(default)]
+    pub slot: Option<usize>,
     pub device: String,
-}
-
-/// Of `fail`: the slot that it was about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotResult {
-    pub slot: usize,
 }
 
 /// Reads a request. With the error comes the id to answer with.
@@ -296,7 +287,7 @@ mod tests {
     #[test]
     fn a_request_is_read_with_its_parameters() {
         let line = br#"{"jsonrpc":"2.0","id":7,"method":"fail","params":{"slot":3}}"#;
-        assert_eq!(parse(line).unwrap(), (Some(7.into()), Command::Fail(FailParameters { slot: 3 })));
+        assert_eq!(parse(line).unwrap(), (Some(7.into()), Command::Fail(MemberName::Slot(3))));
         let (id, command) = parse(br#"{"jsonrpc":"2.0","method":"detail"}"#).unwrap();
         assert_eq!((id, command), (None, Command::Detail), "a notification");
     }
@@ -310,7 +301,9 @@ mod tests {
         assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":{},"method":"detail"}"#), code::INVALID);
         assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":1.5,"method":"detail"}"#), code::INVALID);
         assert_eq!(error_of(r#"{"jsonrpc":"2.0","id":1,"method":"format"}"#), code::NO_METHOD);
-        for params in ["{}", r#"{"slot":-1}"#, r#"{"slot":70000}"#, r#"{"slot":1,"x":2}"#, "null"] {
+        for params in
+            ["{}", r#"{"slot":-1}"#, r#"{"slot":70000}"#, r#"{"disk":1}"#, r#"{"slot":1,"x":2}"#, "null"]
+        {
             let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"fail","params":{params}}}"#);
             assert_eq!(error_of(&line), code::PARAMETERS, "{params}");
         }

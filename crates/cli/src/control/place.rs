@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::output::is_unseen;
+
 /// Sockets of the system's user, and of every user without a folder of their own.
 const SYSTEM_FOLDER: &str = "/run/pinstripe";
 /// Names another folder for all sockets, of every user.
@@ -27,17 +29,57 @@ fn folders_of(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec
     session.into_iter().chain([PathBuf::from(SYSTEM_FOLDER)]).collect()
 }
 
+/// How a link to a control socket elsewhere ends.
+const LINK: &str = "link";
+
+/// The control sockets of all servers, as far as this user may see them; some may have been left behind.
+pub fn sockets() -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for entry in folders().iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten() {
+        let path = entry.path();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("sock") => all.push(path),
+            Some(LINK) => all.extend(std::fs::read_link(&path)),
+            _ => {}
+        }
+    }
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// A link by which a control socket outside of the folders is found. It goes with this.
+pub struct Link(PathBuf);
+
+impl Link {
+    /// Has the socket at `path`, of the array `uuid`, found from `folder`; `None` if that can't be: it is a
+    /// convenience.
+    pub fn new(folder: &Path, uuid: &str, path: &Path) -> Option<Self> {
+        let link = folder.join(format!("{}.{LINK}", uuid.replace(':', "")));
+        // Of a server that was killed.
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(path, &link).ok().map(|()| Self(link))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a path, the
 /// uuid stands for it.
 pub fn stem(name: &str, uuid: &str) -> String {
     let usable = !name.is_empty()
         && !name.starts_with('.')
-        && !name.contains(|c: char| c == '/' || c.is_control() || c == '\u{fffd}');
+        && !name.contains(|c: char| c == '/' || c.is_control() || is_unseen(c) || c == '\u{fffd}');
     if usable { name.to_owned() } else { uuid.replace(':', "") }
 }
 
-/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. A name that is a socket's in the
-/// current folder is a path. What only looks like one is asked for there at last.
+/// Where the control socket of `array` may be: at a path, or in one of the folders by the array's name. A
+/// name that is a socket's in the current folder is a path. What only looks like one is asked for there at
+/// last.
 pub fn candidates(array: &str) -> Vec<PathBuf> {
     if array.contains('/') {
         return vec![PathBuf::from(array)];
@@ -70,7 +112,7 @@ mod tests {
     #[test]
     fn a_name_that_would_leave_the_folder_is_replaced_by_the_uuid() {
         assert_eq!(stem("data", "01:23"), "data");
-        for bad in ["", "..", "a/b", "a\nb", "\u{fffd}"] {
+        for bad in ["", "..", "a/b", "a\nb", "\u{fffd}", "da\u{200b}ta"] {
             assert_eq!(stem(bad, "01:23"), "0123", "{bad:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! What uses the array now: connections of NBD clients, and hosts that use it over NVMe/TCP.
 //!
-//! A connection is counted on shard 0 when it is accepted, before any shard gets it, and until its session has ended. So between a look at the
-//! list and a stop no client can slip in.
+//! A connection is counted on shard 0 when it is accepted, before any shard gets it, and until its session
+//! has ended. So between a look at the list and a stop no client can slip in.
 
 use std::{
     collections::BTreeMap,
@@ -81,7 +81,8 @@ impl Clients {
         nbd.chain(hosts.into_iter().map(|counted| client("nvme-tcp", counted))).collect()
     }
 
-    /// The clients that are still there after `limit`, for one that has just ended its connection may be seen a moment later.
+    /// The clients that are still there after `limit`, for one that has just ended its connection may be seen
+    /// a moment later.
     pub async fn left_after(&self, limit: u64) -> Vec<Client> {
         let begun = shard::now();
         loop {

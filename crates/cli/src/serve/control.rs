@@ -1,40 +1,32 @@
 //! The server's end of the control socket, on shard 0.
 
-use std::{
-    cell::Cell,
-    path::{Path, PathBuf},
-    rc::Rc,
-};
+use std::{cell::Cell, path::PathBuf, rc::Rc};
 
-use pinstripe_engine::{
-    array::{Added, Array, CommandError, Removed},
-    consistency::{JournalMode, Policy},
-};
+use pinstripe_engine::array::{Added, Array};
 use pinstripe_runtime::{
     Signal, Stream, shard,
     uring::{Connection, SocketStream},
 };
 use serde_json::Value;
 
-use super::{Served, clients::Clients, devices, reconnect::Reconnector, report, stopping::Stopping, upkeep};
+use super::{
+    Served, clients::Clients, devices, grow, journal::Journal, names, reconnect::Reconnector, report,
+    stopping::Stopping, upkeep,
+};
 use crate::{
     control::{
-        AddParameters, AddResult, BitmapParameters, CallError, Command, DeviceResult, FailParameters,
-        GrowParameters, JournalModeParameters, REQUEST_BYTES_MAX, RemoveParameters, ReplaceParameters,
-        SlotResult, StopParameters, code, detail::Client, parse, response,
+        AddParameters, AddResult, CallError, Command, DeviceResult, REQUEST_BYTES_MAX, ReplaceParameters,
+        StopParameters, code, detail::Client, parse, response,
     },
     create::random_uuid,
 };
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
-/// What a bit of a new bitmap covers unless told, as mdadm has it; and the most that it can.
-const BITMAP_CHUNK_BYTES_MIN: u32 = 64 << 20;
-const BITMAP_CHUNK_BYTES_MAX: u32 = 1 << 31;
 /// Time for the last answers when the server ends.
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that clients get to end connections that they have just let go of, before a stop is refused for them.
-const CLIENTS_LEAVE_NANOSECONDS: u64 = 1_000_000_000;
+const CLIENTS_LEAVE_NANOSECONDS: u64 = 2_000_000_000;
 const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
@@ -44,6 +36,7 @@ pub struct Controller(Rc<Inner>);
 struct Inner {
     /// Absent once the array has stopped, so that its devices can be closed.
     array: std::cell::RefCell<Option<Array>>,
+    journal: Journal,
     nbd: Vec<String>,
     clients: Clients,
     memory: bool,
@@ -64,6 +57,7 @@ impl Controller {
     pub fn new(served: &Served, reconnector: Rc<Reconnector>) -> Self {
         Self(Rc::new(Inner {
             array: Some(served.array.clone()).into(),
+            journal: served.journal.clone(),
             nbd: served.nbd.clone(),
             clients: served.clients.clone(),
             memory: served.memory,
@@ -172,10 +166,10 @@ impl Inner {
                 detail.clients = self.clients.list();
                 serde_json::to_value(detail)
             }
-            Command::Fail(FailParameters { slot }) => {
-                let slot = usize::from(slot);
-                array.fail(slot).await.map_err(|error| failed(&error))?;
-                serde_json::to_value(SlotResult { slot })
+            Command::Fail(which) => {
+                let done = names::fail(&array, which).await.map_err(|error| failed(&error))?;
+                self.journal.note(&format!("{} was taken out, as asked for", done.device));
+                serde_json::to_value(done)
             }
             Command::Add(parameters) => {
                 self.added.wait_until(|| !self.adding.replace(true)).await;
@@ -184,33 +178,24 @@ impl Inner {
                 self.added.notify();
                 serde_json::to_value(added.map_err(|sentence| failed(&sentence))?)
             }
-            Command::Remove(parameters) => {
-                let device = remove(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
-                serde_json::to_value(DeviceResult { device })
+            Command::Remove(which) => {
+                let done = names::remove(&array, which).await.map_err(|error| failed(&error))?;
+                self.journal.note(&format!("{} was removed", done.device));
+                serde_json::to_value(done)
             }
             Command::Replace(parameters) => {
-                let device = self.replace(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
-                serde_json::to_value(DeviceResult { device })
+                let replaced = self.replace(&array, parameters).await;
+                serde_json::to_value(replaced.map_err(|sentence| failed(&sentence))?)
             }
             Command::Bitmap(parameters) => {
-                change_bitmap(&array, parameters).await.map_err(|sentence| failed(&sentence))?;
+                grow::bitmap(&array, parameters, &self.journal).await.map_err(|error| failed(&error))?;
                 Ok(Value::Null)
             }
-            Command::Grow(GrowParameters { consistency_policy }) => {
-                let all = [Policy::Resync, Policy::Bitmap, Policy::Ppl, Policy::DoubleParityLog];
-                let policy = all.into_iter().find(|policy| policy.name() == consistency_policy);
-                let unknown = || format!("there is no consistency policy '{consistency_policy}'");
-                let policy = policy.ok_or_else(|| CallError::new(code::PARAMETERS, &unknown()))?;
-                array.set_policy(policy).await.map_err(|error| failed(&error))?;
-                serde_json::to_value(GrowParameters { consistency_policy })
+            Command::Grow(parameters) => {
+                serde_json::to_value(grow::policy(&array, parameters, &self.journal).await?)
             }
-            Command::JournalMode(JournalModeParameters { journal_mode }) => {
-                let all = [JournalMode::WriteThrough, JournalMode::WriteBack];
-                let mode = all.into_iter().find(|mode| mode.name() == journal_mode);
-                let unknown = || format!("there is no journal mode '{journal_mode}'");
-                let mode = mode.ok_or_else(|| CallError::new(code::PARAMETERS, &unknown()))?;
-                array.set_journal_mode(mode).await.map_err(|error| failed(&error))?;
-                serde_json::to_value(JournalModeParameters { journal_mode })
+            Command::JournalMode(parameters) => {
+                serde_json::to_value(grow::journal_mode(&array, parameters, &self.journal).await?)
             }
             Command::Check(parameters) => {
                 serde_json::to_value(upkeep::check(&array, parameters).await.map_err(|error| failed(&error))?)
@@ -248,67 +233,53 @@ impl Inner {
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {
         let AddParameters { device, force } = parameters;
+        refuse_part(array, &device)?;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
         let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
         let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
+        let name = source.name();
         let added = array.add(source, identity).await.map_err(|error| error.to_string())?;
         let recovery = match added {
             Added::Spare => "none",
             Added::Full { .. } => "full",
             Added::Bitmap { .. } => "bitmap",
         };
+        self.journal.note(&match added.slot() {
+            Some(slot) => format!("{name} was added in slot {slot}"),
+            None => format!("{name} was added as a spare"),
+        });
         Ok(AddResult { slot: added.slot(), recovery: recovery.to_owned() })
     }
 
-    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<String, String> {
-        let ReplaceParameters { slot, with, force } = parameters;
+    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<DeviceResult, String> {
+        let ReplaceParameters { slot, device, with, force } = parameters;
+        let slot = match (slot, device) {
+            (Some(slot), None) => usize::from(slot),
+            (None, Some(device)) => names::slot_of(array, &device)?,
+            _ => return Err("either a slot or a device is needed".to_owned()),
+        };
         let uuid = array.detail().uuid;
         let with = match with {
             None => None,
             Some(device) => {
+                refuse_part(array, &device)?;
                 let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
                 Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
             }
         };
         let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
-        array.replace(slot.into(), with, identity).await.map_err(|error| error.to_string())
+        let device = array.replace(slot, with, identity).await.map_err(|error| error.to_string())?;
+        self.journal.note(&format!("slot {slot} is being copied to {device}"));
+        Ok(DeviceResult { slot: Some(slot), device })
     }
 }
 
-/// Takes a failed device or a spare out. Devices are known by the names under which they were given.
-async fn remove(array: &Array, parameters: RemoveParameters) -> Result<String, String> {
-    let which = match (parameters.slot, parameters.device) {
-        (Some(slot), None) => Removed::Slot(slot.into()),
-        (None, Some(device)) => {
-            let is_meant = |name: &String| {
-                *name == device || std::path::absolute(name).is_ok_and(|p| p == Path::new(&device))
-            };
-            let names = array.members().into_iter().map(|(_, name, ..)| name);
-            Removed::Device(names.into_iter().find(is_meant).unwrap_or(device))
-        }
-        _ => return Err("either a slot or a device is needed".to_owned()),
-    };
-    array.remove(&which).await.map_err(|error| error.to_string())
-}
-
-/// Adds or removes the bitmap.
-async fn change_bitmap(array: &Array, parameters: BitmapParameters) -> Result<(), String> {
-    let words = |error: CommandError| error.to_string();
-    if !parameters.internal {
-        return array.remove_bitmap().await.map_err(words);
-    }
-    if let Some(bytes) = parameters.chunk_bytes {
-        let chunk = u32::try_from(bytes).map_err(|_| format!("a bit can't cover {bytes} bytes"))?;
-        return array.add_bitmap(chunk).await.map_err(words);
-    }
-    // The smallest for which there is room.
-    let mut chunk = BITMAP_CHUNK_BYTES_MIN;
-    loop {
-        match array.add_bitmap(chunk).await {
-            Err(CommandError::BitmapRoom(_)) if chunk < BITMAP_CHUNK_BYTES_MAX => chunk *= 2,
-            other => return other.map_err(words),
-        }
+/// A device that is in use here would otherwise be waited for.
+fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
+    match names::part_of(array, device) {
+        Some(part) => Err(format!("{device} is {part} already; nothing was done")),
+        None => Ok(()),
     }
 }
 

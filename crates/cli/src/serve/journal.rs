@@ -5,9 +5,12 @@
 use std::{
     io::Write,
     rc::Rc,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
     thread,
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use pinstripe_engine::array::Array;
@@ -23,6 +26,8 @@ use crate::{
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 
+/// The last second that can be written as a date.
+const LAST_DATE: u64 = 253_402_300_799;
 /// Lines that may wait for a reader.
 const LINES_MAX: usize = 1024;
 
@@ -33,6 +38,8 @@ const LINES_MAX: usize = 1024;
 #[derive(Clone)]
 pub struct Journal {
     json: bool,
+    /// The array's name.
+    array: Arc<str>,
     lines: SyncSender<Line>,
 }
 
@@ -44,10 +51,11 @@ enum Line {
 }
 
 impl Journal {
-    pub fn new(json: bool) -> std::io::Result<Self> {
+    /// Of the array of this name.
+    pub fn new(json: bool, array: &str) -> std::io::Result<Self> {
         let (lines, written) = sync_channel(LINES_MAX);
         thread::Builder::new().name("journal".into()).spawn(move || write(&written))?;
-        Ok(Self { json, lines })
+        Ok(Self { json, array: array.into(), lines })
     }
 
     /// Whether lines are JSON.
@@ -65,11 +73,18 @@ impl Journal {
         self.say("warning", sentence);
     }
 
+    /// Something that was done because it was asked for.
+    pub fn note(&self, sentence: &str) {
+        self.say("note", sentence);
+    }
+
     fn say(&self, event: &str, sentence: &str) {
+        let time = UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let line = if self.json {
-            Line::Output(json!({ "event": event, "message": sentence }).to_string())
+            let line = json!({ "event": event, "array": *self.array, "time": time, "message": sentence });
+            Line::Output(line.to_string())
         } else {
-            Line::Error(format!("pinstripe: {sentence}"))
+            Line::Error(self.in_words(time, sentence))
         };
         let _ = self.lines.try_send(line);
     }
@@ -99,15 +114,21 @@ impl Journal {
         for event in array.events(after) {
             told = event.number;
             let line = if self.json {
-                serde_json::to_string(&upkeep::event(&event)).map(Line::Output)
+                let mut line = json!(upkeep::event(&event));
+                line["array"] = json!(*self.array);
+                Line::Output(line.to_string())
             } else {
-                Ok(Line::Error(format!("pinstripe: {}", printable(&event.kind.to_string()))))
+                Line::Error(self.in_words(event.time, &event.kind.to_string()))
             };
-            if let Ok(line) = line {
-                let _ = self.lines.try_send(line);
-            }
+            let _ = self.lines.try_send(line);
         }
         told
+    }
+
+    /// A line for people: seconds since 1970, the array, a sentence.
+    fn in_words(&self, time: u64, sentence: &str) -> String {
+        let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(time.min(LAST_DATE)));
+        format!("pinstripe: {time} {}: {}", printable(&self.array), printable(sentence))
     }
 }
 
@@ -126,5 +147,17 @@ fn write(lines: &Receiver<Line>) {
                 let _ = done.send(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_when_it_was_and_of_which_array_and_cannot_be_forged() {
+        let journal = Journal::new(false, "da\u{202e}ta").unwrap();
+        let line = journal.in_words(1, "all\nis well");
+        assert_eq!(line, "pinstripe: 1970-01-01T00:00:01Z da\\u{202e}ta: all\u{fffd}is well");
     }
 }

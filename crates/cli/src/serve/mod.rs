@@ -5,7 +5,8 @@
 //!   each shard a volume of the array and an NBD server; connections go to the shards in turn
 //! ```
 //!
-//! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and by then it has acknowledged nothing.
+//! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and
+//! by then it has acknowledged nothing.
 //!
 //! The start changes nothing until everything stands: devices are opened and locked, then the sockets are bound, then
 //! the array is assembled. The end goes the other way: no more connections, what is in flight is finished, the superblocks
@@ -14,7 +15,9 @@
 mod clients;
 mod control;
 mod devices;
+mod grow;
 mod journal;
+mod names;
 mod nvme;
 mod pool;
 mod reconnect;
@@ -47,7 +50,7 @@ use crate::{
     create::Shape,
     ending::{ordered, until_ordered},
     failure::Failure,
-    first_of::first_of,
+    first_of::{First, first_of},
     member, nvme_server,
     output::printable,
     size::ByteSize,
@@ -178,7 +181,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let opened = members.opened();
     let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid).await?;
     let nvme = nvme::Listening::new(&plan.arguments).await?;
-    let journal = Journal::new(plan.arguments.json)?;
+    let journal = Journal::new(plan.arguments.json, &members.name)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before (C34).
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
@@ -263,13 +266,20 @@ impl Served {
         let told = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
         self.announce();
-        first_of(ordered(), self.stopping.wanted()).await;
+        let why = match first_of(ordered(), self.stopping.wanted()).await {
+            First::One(()) => "by a signal",
+            First::Other(()) => "as asked for over the control socket",
+        };
+        self.journal.note(&format!("stopping, {why}"));
         self.stopping.want();
         for task in accepting {
             task.join().await;
         }
         let journal = self.journal.clone();
         let outcome = self.end(&controller, opened).await;
+        if outcome.is_ok() {
+            journal.note("stopped: the superblocks are clean and the devices are closed");
+        }
         journal.flush();
         let answer = match &outcome {
             Ok(()) => Ok(()),

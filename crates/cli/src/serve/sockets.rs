@@ -23,6 +23,8 @@ pub struct Sockets {
     pub control: Listener,
     /// Absolute.
     pub control_path: PathBuf,
+    /// By which `pinstripe list` finds a control socket that isn't in the usual folder.
+    _link: Option<place::Link>,
     /// Unix paths of `nbd`, `None` for TCP.
     nbd_paths: Vec<Option<PathBuf>>,
 }
@@ -41,8 +43,10 @@ impl Sockets {
             addresses.push(NbdAddress::Unix(folder.join(format!("{stem}.nbd"))));
         }
         let control = Listener::unix(&control_path)?;
-        let control_path = absolute(&control_path).into();
-        let mut sockets = Self { nbd: Vec::new(), control, control_path, nbd_paths: Vec::new() };
+        let control_path = PathBuf::from(absolute(&control_path));
+        let elsewhere = arguments.control.is_some().then(default_folder).and_then(Result::ok);
+        let link = elsewhere.and_then(|folder| place::Link::new(&folder, uuid, &control_path));
+        let mut sockets = Self { nbd: Vec::new(), control, control_path, _link: link, nbd_paths: Vec::new() };
         for address in addresses {
             let (listener, path) = match address {
                 NbdAddress::Unix(path) => (Listener::unix(&path)?, Some(path)),

@@ -127,7 +127,7 @@ fn an_array_is_not_stopped_under_its_clients_unless_that_is_forced() {
     assert!(text.contains(&own) && text.contains("2 connections"), "{text}");
     world.run(&["stop", "data"]).refused(1, &[&own, "2 connections", "nothing was stopped", "--force"]);
     drop((client, also));
-    // The end of a connection is seen a moment later; whoever stops need not wait for that.
+    // The end of a connection is seen a moment later; a stop waits for that.
     let mut client = Client::connect(&server.nbd());
     assert_eq!(client.write(0, &[7; 4096]), 0);
     world.run(&["stop", "data"]).refused(1, &[&own]);
@@ -156,4 +156,41 @@ fn a_control_socket_in_the_current_folder_is_a_path_without_a_slash() {
     world.file("data", 1);
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn the_log_says_what_was_asked_for_when_and_of_which_array() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let server = world.serve(&["--shards", "1"], &members);
+    world.run(&["fail", "data", "1"]).ok();
+    world.run(&["remove", "data", "member1"]).ok();
+    world.run(&["add", "data", "member1", "--wait"]).ok();
+    world.run(&["grow", "data", "--bitmap", "none"]).ok();
+    world.run(&["grow", "data", "--consistency-policy", "ppl"]).ok();
+    let later = std::sync::Arc::clone(&server.later);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    let wanted = [
+        "member1 was taken out",
+        "member1 was removed",
+        "was added in slot 1",
+        "the bitmap was removed",
+        "the consistency policy is ppl now",
+        "stopping, as asked for over the control socket",
+        "stopped: ",
+    ];
+    let begun = std::time::Instant::now();
+    let said = |word: &str| {
+        let told = later.lock().unwrap();
+        let line = told.iter().find(|line| line["message"].as_str().is_some_and(|said| said.contains(word)));
+        line.cloned()
+    };
+    for word in wanted {
+        while said(word).is_none() && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let line = said(word).unwrap_or_else(|| panic!("'{word}' is missing in {:?}", later.lock()));
+        assert!(line["array"] == "data" && line["time"].as_u64() > Some(1_600_000_000), "{line}");
+    }
 }

@@ -307,7 +307,12 @@ fn manual_and_completions_know_every_command() {
         assert!(page.contains(command) && completions.contains(command), "{command}");
     }
     world.run(&["man", "--folder", "pages"]).ok();
-    assert!(world.path("pages/pinstripe-create.1").exists());
+    assert!(world.path("pages/pinstripe-create.1").exists() && world.path("pages/pinstripe.1").exists());
+    let stop = world.run(&["man", "stop"]).ok().out;
+    for words in ["pinstripe\\-stop", ".SH EXAMPLES", ".SH FILES", "SEE ALSO", "\\-\\-force data"] {
+        assert!(stop.contains(words), "{words}: {stop}");
+    }
+    world.run(&["man", "start"]).refused(64, &["pinstripe-start"]);
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn a_bitmap_is_removed_and_added_while_the_array_is_served() {
     world.run(&["grow", "data", "--bitmap=internal"]).refused(1, &["has a bitmap already"]);
     world.run(&["grow", "data", "--bitmap=none"]).ok();
     assert!(bitmap().is_null());
-    world.run(&["grow", "data", "--bitmap=none", "--bitmap-chunk", "1M"]).refused(2, &["--bitmap-chunk"]);
+    world.run(&["grow", "data", "--bitmap=none", "--bitmap-chunk", "1M"]).refused(64, &["--bitmap-chunk"]);
     assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(1, 65536)), 0);
     world.run(&["grow", "data", "--bitmap=internal", "--bitmap-chunk", "1M"]).ok();
     assert_eq!(bitmap()["chunk_bytes"], 1 << 20);
@@ -72,4 +72,95 @@ fn a_bitmap_is_removed_and_added_while_the_array_is_served() {
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data"]).ok();
     assert_eq!(server.ended(), 0);
+}
+
+#[test]
+fn members_are_named_by_slot_or_device_and_one_that_is_in_use_is_refused_at_once() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let spare = world.file("spare", MEMBER_BYTES);
+    let _server = world.serve(&["--shards", "1"], &members);
+    let began = std::time::Instant::now();
+    world.run(&["add", "data", "member1"]).refused(1, &["member1 is the member in slot 1 already"]);
+    world.run(&["replace", "data", "0", "--with", "./member1"]).refused(1, &["the member in slot 1"]);
+    assert!(began.elapsed().as_secs() < 10, "nothing is waited for");
+    world.run(&["fail", "data", "spare"]).refused(1, &["spare is no member"]);
+    // By another name of the same file.
+    std::os::unix::fs::symlink(world.path("member2"), world.path("by-id")).unwrap();
+    let failed = world.run(&["fail", "data", "by-id", "--json"]).ok().json();
+    assert_eq!((failed["slot"].as_u64(), failed["device"].as_str()), (Some(2), Some("member2")));
+    world.run(&["remove", "data", "by-id"]).ok();
+    world.run(&["add", "data", &spare, "--wait"]).ok();
+    world.run(&["add", "data", &spare]).refused(1, &["spare is the member in slot 2 already"]);
+    let replaced = ["replace", "data", "member0", "--with", "member2", "--wait", "--json"];
+    assert_eq!(world.run(&replaced).ok().json()["slot"], 0);
+    world.run(&["remove", "data", "member0"]).ok();
+    for command in [&["fail", "data", "journal"][..], &["remove", "data", "journal"]] {
+        world.run(command).refused(1, &["the array has no journal"]);
+    }
+    world.run(&["replace", "data", "journal"]).refused(64, &["journal"]);
+    world.run(&["check", "data"]).ok();
+}
+
+#[test]
+fn a_journal_is_taken_out_by_its_name_and_the_array_goes_on_without_it_when_that_is_forced() {
+    let world = World::new();
+    let members = world.members(3);
+    let journal = world.file("log", MEMBER_BYTES);
+    let create = ["--level", "5", "--name", "data", "--assume-clean", "--write-journal", journal.as_str()];
+    world.create(&create, &members).ok();
+    let all = [members.clone(), vec![journal]].concat();
+    let server = world.serve(&["--shards", "1", "--journal-mode", "write-back"], &all);
+    let mut client = Client::connect(&server.nbd());
+    assert_eq!(client.write(0, &pattern(1, 1 << 20)), 0);
+    world.run(&["add", "data", "log"]).refused(1, &["log is the array's journal already"]);
+    world.run(&["remove", "data", "journal"]).refused(1, &["in use as the array's journal"]);
+    world.run(&["fail", "data", "1"]).ok();
+    world.run(&["fail", "data", "journal"]).refused(1, &["the journal is needed"]);
+    world.run(&["add", "data", "member1", "--wait"]).ok();
+    assert!(world.run(&["fail", "data", "journal"]).ok().out.contains("read-only"));
+    world.run(&["fail", "data", "journal"]).refused(1, &[]);
+    assert_eq!(world.run(&["detail", "data", "--test"]).status, 1, "an array without its journal isn't fine");
+    assert!(client.read(0, 1 << 20) == pattern(1, 1 << 20), "what only the journal had is on the members");
+    drop(client);
+    world.run(&["stop", "data"]);
+    server.ended();
+    world.serve_refused(&[], &members).refused(1, &["journal"]);
+    let server = world.serve(&["--shards", "1", "--force"], &members);
+    assert!(Client::connect(&server.nbd()).read(0, 1 << 20) == pattern(1, 1 << 20));
+}
+
+#[test]
+fn the_health_of_an_array_is_an_exit_status_and_all_served_arrays_are_listed() {
+    let world = World::new();
+    let test = |name: &str| world.run(&["detail", name, "--test"]).status;
+    assert_eq!(test("data"), 4);
+    assert!(world.run(&["list"]).ok().out.contains("no array is served"));
+    let members = world.raid5(3);
+    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), MEMBER_BYTES)).collect();
+    world.create(&["--level", "5", "--name", "second", "--assume-clean"], &others).ok();
+    let server = world.serve(&["--shards", "1"], &members);
+    // Its sockets are somewhere else, and it is found.
+    let elsewhere = ["--shards", "1", "--control", "elsewhere.sock", "--nbd", "unix:elsewhere.nbd"];
+    let second = world.serve(&elsewhere, &others);
+    assert_eq!(test("data"), 0);
+    world.run(&["fail", "data", "member1"]).ok();
+    assert_eq!(test("data"), 1);
+    assert_eq!(world.run(&["detail", "data"]).status, 0, "only with --test");
+    let listed = world.run(&["list", "--json"]).ok().json();
+    let mut names: Vec<_> =
+        listed.as_array().unwrap().iter().map(|array| array["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["data", "second"]);
+    let text = world.run(&["list"]).ok().out;
+    assert!(
+        text.contains("data: raid5") && text.contains("degraded") && text.contains("elsewhere.sock"),
+        "{text}"
+    );
+    world.run(&["stop", "elsewhere.sock"]).ok();
+    assert_eq!(second.ended(), 0);
+    server.signal("KILL");
+    server.ended();
+    // What a server left behind that was killed is no array.
+    assert_eq!(world.run(&["list", "--json"]).ok().json(), serde_json::json!([]));
 }

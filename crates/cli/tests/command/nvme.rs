@@ -72,6 +72,11 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
     await_detail(&world, |now| now["degraded"] == false && now["failed"].as_array().unwrap().is_empty());
     let back = told(&server, "MemberBack");
     assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
+    // The line comes after the state that it tells of.
+    let begun = std::time::Instant::now();
+    while told(&server, "SpareActive").is_empty() && begun.elapsed().as_secs() < 20 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     assert_eq!(told(&server, "SpareActive").len(), 1);
     world.run(&["check", "data"]).ok();
     world.run(&["stop", "data", "--force"]).ok();
@@ -206,7 +211,7 @@ fn an_address_that_others_reach_needs_authentication_and_a_file_that_they_cannot
         let all = [&["target", "--listen", "0.0.0.0:0", "--nqn", NQN], more, &[device.as_str()]].concat();
         world.run(&all)
     };
-    target(&[]).refused(2, &["--dhchap-hosts", "--allow-unauthenticated"]);
+    target(&[]).refused(64, &["--dhchap-hosts", "--allow-unauthenticated"]);
     secrets_file(&world, "open", &format!("* {SECRETS}\n"), 0o644);
     target(&["--dhchap-hosts", "open"]).refused(1, &["can be read by other users", "chmod 600"]);
     secrets_file(&world, "torn", &format!("* {SECRETS} more\n"), 0o600);

@@ -43,7 +43,7 @@ fn force_overwrites_what_was_there_and_leaves_no_mark_of_it() {
     }
     world
         .create(&["--level", "6", "--force", "--name", "x"], &members)
-        .refused(2, &["raid6 needs at least 4"]);
+        .refused(64, &["raid6 needs at least 4"]);
     world.create(&["--level", "5", "--force", "--name", "new"], &members).ok();
     let reports = world.run(&["examine", "--json", "member0", "member1", "member2"]).ok().json();
     for report in reports.as_array().unwrap() {

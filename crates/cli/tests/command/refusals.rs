@@ -12,7 +12,8 @@ fn options_that_make_no_sense_are_wrong_usage() {
     let world = World::new();
     let members = world.members(4);
     let before = world.hashes(&members);
-    let wrong: [(&[&str], &[&str]); 12] = [
+    let wrong: [(&[&str], &[&str]); 13] = [
+        (&["--level", "5", "--size", "0"], &["--size 0", "smallest member"]),
         (&["--level", "5", "--chunk", "48K"], &["48 KiB", "power of two"]),
         (&["--level", "5", "--chunk", "2M"], &["2 MiB", "from 4K to 1M"]),
         (&["--level", "1"], &["0, 4, 5 and 6"]),
@@ -27,10 +28,10 @@ fn options_that_make_no_sense_are_wrong_usage() {
         (&["--level", "5", "--metadata", "0.90"], &["1.0, 1.1 and 1.2"]),
     ];
     for (options, words) in wrong {
-        world.create(options, &members).refused(2, words);
+        world.create(options, &members).refused(64, words);
     }
-    world.create(&["--level", "6"], &members[..3]).refused(2, &["at least 4 members"]);
-    world.create(&["--level", "5"], &members[..1]).refused(2, &["at least 2 members"]);
+    world.create(&["--level", "6"], &members[..3]).refused(64, &["at least 4 members"]);
+    world.create(&["--level", "5"], &members[..1]).refused(64, &["at least 2 members"]);
     assert_eq!(world.hashes(&members), before);
 }
 
@@ -146,7 +147,7 @@ fn other_machines_are_let_in_only_when_that_is_asked_for() {
     let members = world.raid5(3);
     world
         .serve_refused(&["--nbd", "tcp:0.0.0.0:0"], &members)
-        .refused(2, &["no encryption", "--allow-remote"]);
+        .refused(64, &["no encryption", "--allow-remote"]);
     world.serve(&["--nbd", "tcp:0.0.0.0:0", "--allow-remote"], &members);
 }
 
@@ -154,9 +155,9 @@ fn other_machines_are_let_in_only_when_that_is_asked_for() {
 fn a_shape_goes_with_create_only_and_memory_too() {
     let world = World::new();
     let members = world.raid5(3);
-    world.serve_refused(&["--chunk", "64K"], &members).refused(2, &["--chunk", "--create"]);
-    world.serve_refused(&[], &["mem:1M".to_owned()]).refused(2, &["mem:1M", "--create"]);
-    world.serve_refused(&["--create", "--level", "5"], &members).refused(2, &["pinstripe create"]);
+    world.serve_refused(&["--chunk", "64K"], &members).refused(64, &["--chunk", "--create"]);
+    world.serve_refused(&[], &["mem:1M".to_owned()]).refused(64, &["mem:1M", "--create"]);
+    world.serve_refused(&["--create", "--level", "5"], &members).refused(64, &["pinstripe create"]);
 }
 
 #[test]
@@ -246,4 +247,38 @@ fn a_member_that_is_late_is_waited_for_and_at_last_left_out() {
     assert_eq!(world.serve(&["--run-after", "1"], &members).ready["degraded"], true);
     let nothing = ["gone".to_owned()];
     world.serve_refused(&["--run-after", "1"], &nothing).refused(1, &["none of the members"]);
+}
+
+#[test]
+fn a_superblock_is_erased_but_not_of_what_is_in_use_or_may_be_needed() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let plain = world.file("plain", MEMBER_BYTES);
+    let before = world.hashes(&members);
+    let erase = |options: &[&str]| world.run(&[&["zero-superblock"], options].concat());
+    erase(&["member0", "plain"]).refused(1, &["plain holds no MD superblock", "nothing was changed"]);
+    erase(&["member0", "gone"]).refused(1, &["gone does not exist"]);
+    assert_eq!(world.hashes(&members), before);
+    let server = world.serve(&["--shards", "1"], &members);
+    erase(&["--force", "member0"]).refused(1, &["member0", "held by another process: pinstripe"]);
+    assert_eq!(Client::connect(&server.nbd()).write(0, &pattern(9, 4096)), 0);
+    server.signal("KILL");
+    server.ended();
+    let before = world.hashes(&members);
+    erase(&["member1", "member0"]).refused(1, &["was not stopped cleanly", "--force"]);
+    assert_eq!(world.hashes(&members), before);
+    let erased = erase(&["--force", "member1", "--json"]).ok().json();
+    assert_eq!((&erased[0]["device"], &erased[0]["sectors"][0]), (&"member1".into(), &8.into()));
+    let examined = world.run(&["examine", "member1", "--json"]).ok().json();
+    assert!(
+        examined[0]["member"].is_null() && examined[0]["also"].as_array().unwrap().is_empty(),
+        "{examined}"
+    );
+    world.poke("member2", 4096 + 100, &[0xff]);
+    erase(&["member2"]).refused(1, &["can't be understood", "checksum", "--force"]);
+    erase(&["--force", "member2"]).ok();
+    erase(&["member2"]).refused(1, &["holds no MD superblock"]);
+    world.create(&["--level", "5", "--write-journal", &plain], &members).refused(1, &["member0 holds"]);
+    world.create(&["--level", "5", "--force", "--write-journal", &plain], &members).ok();
+    erase(&["plain"]).refused(1, &["it is the journal of the array"]);
 }

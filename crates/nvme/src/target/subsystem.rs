@@ -276,7 +276,8 @@ impl Subsystem {
         lock(&self.controllers).len()
     }
 
-    /// The hosts that use it, by their NQNs, once for each of their controllers; those that only ask for discovery don't count.
+    /// The hosts that use it, by their NQNs, once for each of their controllers; those that only ask for
+    /// discovery don't count.
     pub fn hosts(&self) -> Vec<String> {
         let users = self.controllers().into_iter().filter(|each| !each.discovery && !each.is_dead());
         users.map(|controller| controller.host.clone()).collect()

@@ -27,8 +27,8 @@ pub enum Termination {
 
 /// Orders to end.
 const ORDERS: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGINT];
-/// Signals that would kill the process on the spot and mean something else, or nothing, here: a terminal was closed, or another
-/// daemon would read its configuration again. They are held back and never taken.
+/// Signals that would kill the process on the spot and mean something else, or nothing, here: a terminal was
+/// closed, or another daemon would read its configuration again. They are held back and never taken.
 const STRAY: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM];
 
 fn set_of(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {

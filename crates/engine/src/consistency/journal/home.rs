@@ -14,10 +14,11 @@ use super::{
     write_superblock,
 };
 use crate::{
-    array::Home,
+    array::{Array, CommandError, Home},
     assembly::{AssembleError, Found, JournalProblem},
     bad_blocks::MemberBadBlocks,
-    consistency::Log,
+    consistency::{JournalMode, Log},
+    control::Command,
     cost::MemberCost,
     error::{JOURNAL_SLOT, MemberError, Operation},
     events::EventKind,
@@ -42,6 +43,30 @@ pub(crate) fn log_of(
         })?;
     }
     Ok(Log::Journal(Arc::new(Journal::new(journal, geometry, cache_bytes_max))))
+}
+
+impl Array {
+    /// Takes the journal device out as if it had failed, so that the array is read-only from then on (C18).
+    /// What only the journal has is written to the members first. Refused while the array isn't whole: a
+    /// crash would cost it what a journal is for. The device's name.
+    pub async fn fail_journal(&self) -> Result<String, CommandError> {
+        self.check_change()?;
+        let refused = |why: &str| Err(CommandError::Policy(why.to_owned()));
+        let Some(journal) = self.home.journal() else { return refused("the array has no journal") };
+        self.set_journal_mode(JournalMode::WriteThrough).await?;
+        if journal.failure().is_some() {
+            return refused("the journal is out of the array already");
+        }
+        // Looked at last, and with what isn't recorded yet: nothing comes between this and the loss.
+        if self.shared().has_failures() || !self.shared().snapshot().is_complete() {
+            return refused(
+                "the journal is needed: a member is missing or being rebuilt, and after a crash the array could not do without it; nothing was done",
+            );
+        }
+        self.home.lose_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));
+        self.home.command(|reply| Command::Refresh { reply }).await?;
+        Ok(journal.name().to_owned())
+    }
 }
 
 impl Home {

@@ -1,0 +1,75 @@
+//! `pinstripe list`: the arrays that are served on this machine, as far as this user may see them.
+
+use std::{path::Path, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    command_line::ListArguments,
+    control::{
+        Detail,
+        client::{Client, ClientError},
+        place,
+    },
+    failure::Failure,
+    output::{self, printable},
+    size::ByteSize,
+};
+
+/// Time that a server gets to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
+    let mut found = Vec::new();
+    for path in place::sockets() {
+        match ask(&path) {
+            // A socket that a server left behind when it was killed.
+            Err(ClientError::NotServed { .. }) => {}
+            answer => found.push((path, answer)),
+        }
+    }
+    if arguments.json {
+        let all: Vec<Value> = found.iter().map(|(path, answer)| value(path, answer)).collect();
+        return output::print_json(&all);
+    }
+    if found.is_empty() {
+        return output::print("no array is served\n");
+    }
+    let lines: Vec<String> = found.iter().map(|(path, answer)| line(path, answer)).collect();
+    output::print(&lines.concat())
+}
+
+fn ask(path: &Path) -> Result<Detail, ClientError> {
+    let mut client = Client::connect(&path.to_string_lossy())?;
+    client.set_timeout(Some(ANSWER_LIMIT))?;
+    client.call("detail", Value::Null)
+}
+
+fn value(path: &Path, answer: &Result<Detail, ClientError>) -> Value {
+    let control = path.display().to_string();
+    match answer {
+        Err(error) => json!({ "control": control, "error": error.to_string() }),
+        Ok(detail) => json!({
+            "control": control, "name": detail.name, "uuid": detail.uuid, "level": detail.level, "size_bytes": detail.size_bytes,
+            "members": detail.members.len(), "state": detail.state, "degraded": detail.degraded,
+            "clients": detail.clients, "nbd": detail.nbd,
+        }),
+    }
+}
+
+fn line(path: &Path, answer: &Result<Detail, ClientError>) -> String {
+    let control = printable(&path.display().to_string());
+    match answer {
+        Err(error) => format!("{control}: {}\n", printable(&error.to_string())),
+        Ok(detail) => format!(
+            "{}: {}, {}, {} members, {}{}; uuid {}; control socket {control}\n",
+            printable(&detail.name),
+            printable(&detail.level),
+            ByteSize(detail.size_bytes),
+            detail.members.len(),
+            printable(&detail.state),
+            if detail.degraded { ", degraded" } else { "" },
+            printable(&detail.uuid),
+        ),
+    }
+}

@@ -1,0 +1,302 @@
+//! What the manual pages say beside the description of the command line: examples, files, and what else to
+//! read.
+
+/// See the module.
+pub struct Page {
+    /// What for, and the command.
+    pub examples: &'static [(&'static str, &'static str)],
+    /// Where, and what it is.
+    pub files: &'static [(&'static str, &'static str)],
+    /// Commands of ours (nothing for the command itself), and other pages with their sections.
+    pub related: &'static [&'static str],
+}
+
+const CONTROL: (&str, &str) = (
+    "/run/pinstripe/NAME.sock",
+    "The control socket of the array NAME. Users other than root have theirs in $XDG_RUNTIME_DIR/pinstripe, if that is set; PINSTRIPE_RUNTIME_DIR names another folder.",
+);
+const NBD: (&str, &str) = (
+    "/run/pinstripe/NAME.nbd",
+    "The socket on which NBD clients reach the array NAME, unless --nbd says otherwise.",
+);
+const SECRETS: (&str, &str) = (
+    "/etc/pinstripe/secrets",
+    "Secrets by which hosts and NVMe/TCP servers know each other, if --dhchap-secrets names it; readable by its owner only.",
+);
+const HOST: (&str, &str) = (
+    "/etc/nvme/hostnqn",
+    "This host's name for NVMe/TCP servers; without it one is made of the machine's identity.",
+);
+const MANUALS: (&str, &str) = ("/usr/local/share/man/man1", "A place for manual pages.");
+const STATE: (&str, &str) = (
+    "/var/lib/pinstripe",
+    "What must outlive a restart of the target, if --state names it: which host may write.",
+);
+const DEMO: (&str, &str) =
+    ("/tmp", "Where the demo has its files while it runs, unless --folder says otherwise.");
+
+const ON_SERVED: &[(&str, &str)] = &[CONTROL];
+const ON_DEVICES: &[(&str, &str)] = &[SECRETS, HOST];
+
+/// The page of a command.
+pub fn page(command: &str) -> Page {
+    let (examples, files, related) = match command {
+        "create" | "examine" | "zero-superblock" | "serve" | "target" | "discover" => of_devices(command),
+        "list" | "detail" | "monitor" | "stop" | "sync" | "check" | "repair" => of_service(command),
+        "add" | "fail" | "remove" | "replace" | "grow" => of_members(command),
+        _ => of_the_rest(command),
+    };
+    Page { examples, files, related }
+}
+
+type Parts = (
+    &'static [(&'static str, &'static str)],
+    &'static [(&'static str, &'static str)],
+    &'static [&'static str],
+);
+
+fn of_devices(command: &str) -> Parts {
+    match command {
+        "create" => (
+            &[
+                (
+                    "A RAID5 of three devices:",
+                    "pinstripe create --level 5 --name data /dev/disk/by-id/nvme-A /dev/disk/by-id/nvme-B /dev/disk/by-id/nvme-C",
+                ),
+                (
+                    "A RAID6 with a log that closes the write hole:",
+                    "pinstripe create --level 6 --consistency-policy double-parity-log /dev/sda /dev/sdb /dev/sdc /dev/sdd",
+                ),
+            ],
+            ON_DEVICES,
+            &["", "serve", "examine", "zero-superblock", "mdadm(8)", "md(4)"],
+        ),
+        "examine" => (
+            &[
+                ("What a device holds:", "pinstripe examine /dev/sda"),
+                ("For a program:", "pinstripe examine --json /dev/sda /dev/sdb"),
+            ],
+            ON_DEVICES,
+            &["", "create", "detail", "mdadm(8)"],
+        ),
+        "zero-superblock" => (
+            &[(
+                "A device that was removed is to be used for something else:",
+                "pinstripe zero-superblock /dev/sdb",
+            )],
+            ON_DEVICES,
+            &["", "remove", "examine", "mdadm(8)"],
+        ),
+        "serve" => (
+            &[
+                (
+                    "Serve an array, and use it:",
+                    "pinstripe serve /dev/sda /dev/sdb /dev/sdc & nbd-client -unix /run/pinstripe/data.nbd /dev/nbd0 -name data",
+                ),
+                (
+                    "At boot: wait a minute for members that are late, then go on without them:",
+                    "pinstripe serve --run-after 60 /dev/sda /dev/sdb /dev/sdc",
+                ),
+                ("A member is lost for good:", "pinstripe serve --run /dev/sda /dev/sdc"),
+            ],
+            &[CONTROL, NBD, SECRETS, HOST],
+            &["", "create", "detail", "stop", "monitor", "nbd-client(8)", "md(4)"],
+        ),
+        "target" => (
+            &[(
+                "Two devices, for hosts that authenticate:",
+                "pinstripe target --listen 192.0.2.7:4420 --dhchap-hosts /etc/pinstripe/secrets --state /var/lib/pinstripe --nqn nqn.2026-01.com.example:store7 /dev/disk/by-id/nvme-A /dev/disk/by-id/nvme-B",
+            )],
+            &[STATE, SECRETS],
+            &["", "discover", "serve", "nvme-connect(1)"],
+        ),
+        _ => (
+            &[
+                ("What a server offers:", "pinstripe discover 192.0.2.7:4420"),
+                ("And which arrays have its namespaces:", "pinstripe discover --namespaces 192.0.2.7:4420"),
+            ],
+            ON_DEVICES,
+            &["", "target", "serve", "nvme-discover(1)"],
+        ),
+    }
+}
+
+fn of_service(command: &str) -> Parts {
+    match command {
+        "list" => {
+            (&[("Everything that is served here:", "pinstripe list")], ON_SERVED, &["", "detail", "serve"])
+        }
+        "detail" => (
+            &[
+                ("How an array is:", "pinstripe detail data"),
+                (
+                    "For a script: 0 fine, 1 degraded, 2 failed, 4 not there:",
+                    "pinstripe detail --test data > /dev/null; echo $?",
+                ),
+            ],
+            ON_SERVED,
+            &["", "list", "monitor", "examine"],
+        ),
+        "monitor" => (
+            &[
+                (
+                    "Have a program told of everything:",
+                    "pinstripe monitor data --program /usr/local/sbin/told --syslog",
+                ),
+                ("What is wrong now:", "pinstripe monitor --oneshot data"),
+            ],
+            &[CONTROL, ("/dev/log", "The system's log, with --syslog.")],
+            &["", "detail", "syslog(3)"],
+        ),
+        "stop" => (
+            &[
+                ("The end, when nothing uses it any more:", "pinstripe stop data"),
+                ("Whatever uses it:", "pinstripe stop --force data"),
+            ],
+            &[CONTROL, NBD],
+            &["", "serve", "detail", "nbd-client(8)"],
+        ),
+        "sync" => (
+            &[
+                ("Let maintenance stand still:", "pinstripe sync data pause"),
+                ("Leave more to users:", "pinstripe sync data --speed-min 1000 --speed-max 200000"),
+            ],
+            ON_SERVED,
+            &["", "check", "repair", "detail", "md(4)"],
+        ),
+        "check" => {
+            (&[("Once a month, say:", "pinstripe check data")], ON_SERVED, &["", "repair", "sync", "md(4)"])
+        }
+        _ => (
+            &[
+                ("On level 6, correct the member that lies:", "pinstripe repair --locate data"),
+                ("Make parity from data:", "pinstripe repair data"),
+            ],
+            ON_SERVED,
+            &["", "check", "sync", "md(4)"],
+        ),
+    }
+}
+
+fn of_members(command: &str) -> Parts {
+    match command {
+        "add" => (
+            &[
+                ("A device takes an empty slot, or waits as a spare:", "pinstripe add data /dev/sdd"),
+                ("Wait until it is rebuilt:", "pinstripe add --wait data /dev/sdd"),
+            ],
+            ON_SERVED,
+            &["", "fail", "remove", "replace", "detail"],
+        ),
+        "fail" => (
+            &[
+                ("By its slot:", "pinstripe fail data 2"),
+                ("By its name:", "pinstripe fail data /dev/sdc"),
+                ("The journal; the array is read-only then:", "pinstripe fail data journal"),
+            ],
+            ON_SERVED,
+            &["", "add", "remove", "replace", "detail"],
+        ),
+        "remove" => (
+            &[("A device that has failed is to be forgotten:", "pinstripe remove data /dev/sdc")],
+            ON_SERVED,
+            &["", "fail", "add", "zero-superblock"],
+        ),
+        "replace" => (
+            &[
+                ("With a new device:", "pinstripe replace data /dev/sdc --with /dev/sdd --wait"),
+                ("With a spare:", "pinstripe replace data 2"),
+            ],
+            ON_SERVED,
+            &["", "add", "fail", "remove", "detail"],
+        ),
+        _ => (
+            &[
+                ("Close the write hole of a RAID5:", "pinstripe grow data --consistency-policy ppl"),
+                (
+                    "Another bitmap:",
+                    "pinstripe grow data --bitmap none; pinstripe grow data --bitmap internal --bitmap-chunk 16M",
+                ),
+            ],
+            ON_SERVED,
+            &["", "create", "detail", "md(4)"],
+        ),
+    }
+}
+
+fn of_the_rest(command: &str) -> Parts {
+    match command {
+        "demo" => (
+            &[
+                ("The life of an array:", "pinstripe demo"),
+                ("Of one on four servers:", "pinstripe demo --disaggregated"),
+            ],
+            &[DEMO],
+            &["", "create", "serve"],
+        ),
+        "bench" => (
+            &[
+                ("The engine on memory:", "pinstripe bench --level 5 --seconds 4"),
+                (
+                    "On devices, which are overwritten:",
+                    "pinstripe bench --force --device /dev/sda --device /dev/sdb --device /dev/sdc",
+                ),
+            ],
+            ON_DEVICES,
+            &["", "create", "fio(1)"],
+        ),
+        "completions" => (
+            &[("For bash:", "pinstripe completions bash > /etc/bash_completion.d/pinstripe")],
+            &[("/etc/bash_completion.d/pinstripe", "Where bash finds them.")],
+            &["", "man", "bash(1)"],
+        ),
+        "man" => (
+            &[
+                ("One page:", "pinstripe man serve | man -l -"),
+                ("All of them:", "pinstripe man --folder /usr/local/share/man/man1"),
+            ],
+            &[MANUALS],
+            &["", "completions", "man(1)"],
+        ),
+        // The command itself.
+        _ => (
+            &[
+                (
+                    "Make an array, serve it, look at it, end it:",
+                    "pinstripe create --level 5 --name data /dev/sda /dev/sdb /dev/sdc",
+                ),
+                ("", "pinstripe serve /dev/sda /dev/sdb /dev/sdc &"),
+                ("", "pinstripe detail data"),
+                ("", "pinstripe stop data"),
+            ],
+            &[CONTROL, NBD, SECRETS, STATE, HOST],
+            &[
+                "create",
+                "examine",
+                "zero-superblock",
+                "serve",
+                "list",
+                "detail",
+                "add",
+                "fail",
+                "remove",
+                "replace",
+                "grow",
+                "check",
+                "repair",
+                "sync",
+                "monitor",
+                "stop",
+                "target",
+                "discover",
+                "bench",
+                "demo",
+                "man",
+                "completions",
+                "mdadm(8)",
+                "md(4)",
+                "nbd-client(8)",
+            ],
+        ),
+    }
+}

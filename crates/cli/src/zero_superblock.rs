@@ -1,0 +1,116 @@
+//! `pinstripe zero-superblock`: devices that are to be members no more.
+//!
+//! All devices are opened, locked and looked at before any is written. What is in use can't be opened; what
+//! may still be needed is refused, unless that is forced.
+
+use std::path::PathBuf;
+
+use pinstripe_md::{
+    superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock},
+    units::SECTOR_BYTES,
+};
+use pinstripe_runtime::{
+    Device, shard,
+    uring::{self, OpenOptions, RuntimeConfig},
+};
+use serde_json::json;
+
+use crate::{
+    command_line::ZeroSuperblockArguments,
+    failure::Failure,
+    member::{self, Member},
+    output::{self, printable},
+    probe::{Contents, MdFinding},
+};
+
+pub fn run(arguments: &ZeroSuperblockArguments) -> Result<(), Failure> {
+    member::know(&arguments.remote)?;
+    let (paths, force) = (arguments.devices.clone(), arguments.force);
+    let erased = uring::run(&RuntimeConfig::unpinned(1), move |_| erase_all(paths, force))??;
+    if arguments.json {
+        let all: Vec<_> =
+            erased.iter().map(|(device, sectors)| json!({ "device": device, "sectors": sectors })).collect();
+        return output::print_json(&all);
+    }
+    let lines: Vec<String> = erased
+        .iter()
+        .map(|(device, _)| format!("{}: the superblock is erased\n", printable(device)))
+        .collect();
+    output::print(&lines.concat())
+}
+
+/// The devices, each with the sectors where superblocks were.
+async fn erase_all(paths: Vec<PathBuf>, force: bool) -> Result<Vec<(String, Vec<u64>)>, Failure> {
+    let mut members = Vec::new();
+    for path in paths {
+        let member = member::open(path.clone(), OpenOptions::default()).await?;
+        let contents = member.contents(path).await?;
+        members.push((member, contents));
+    }
+    for (member, contents) in &members {
+        refuse(member, contents, force).await?;
+    }
+    let mut erased = Vec::new();
+    for (member, contents) in &members {
+        let device = member.attach()?;
+        for found in &contents.metadata {
+            erase(&*device, found).await?;
+        }
+        let flushed = device.flush().await.result;
+        flushed.map_err(|error| Failure::new(format!("{}: {error}", member.info().name)))?;
+        let sectors = contents.metadata.iter().map(|found| found.sector.0).collect();
+        erased.push((member.info().name.clone(), sectors));
+    }
+    Ok(erased)
+}
+
+async fn refuse(member: &Member, contents: &Contents, force: bool) -> Result<(), Failure> {
+    let name = printable(&member.info().name);
+    if contents.metadata.is_empty() {
+        return Err(Failure::new(format!("{name} holds no MD superblock; nothing was changed")));
+    }
+    if let Member::Remote(source) = member
+        && source.offload().is_some()
+        && source.query().await?.attached
+    {
+        return Err(Failure::new(format!("{name} is in use: a host has attached it; nothing was changed")));
+    }
+    if force {
+        return Ok(());
+    }
+    for found in &contents.metadata {
+        let why = match &found.superblock {
+            Err(error) => Some(format!("its superblock can't be understood ({error})")),
+            Ok(metadata) => needed(&metadata.superblock),
+        };
+        if let Some(why) = why {
+            return Err(Failure::new(format!(
+                "{name}: {why}; nothing was changed: use --force to erase it nevertheless"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Why an array may need the device to be made consistent.
+fn needed(superblock: &Superblock) -> Option<String> {
+    let (array, name) = (&superblock.array, printable(&superblock.array.name.short()));
+    if superblock.own_role() == Role::Journal {
+        return Some(format!("it is the journal of the array {name}, without which that isn't assembled"));
+    }
+    array.is_dirty().then(|| {
+        format!("its array {name} was not stopped cleanly, and may need this device to be made consistent")
+    })
+}
+
+/// Zeroes a superblock, roles and all.
+async fn erase(device: &dyn Device, found: &MdFinding) -> Result<(), Failure> {
+    let info = device.info();
+    let failed = |error: &dyn std::fmt::Display| Failure::new(format!("{}: {error}", info.name));
+    let block = u64::from(info.logical_block);
+    let start = found.sector.checked_bytes().unwrap_or(u64::MAX) / block * block;
+    let end = start.saturating_add(SUPERBLOCK_BYTES_MAX as u64).min(info.size / SECTOR_BYTES * SECTOR_BYTES);
+    let length = usize::try_from(end.saturating_sub(start)).map_err(|error| failed(&error))?;
+    let written = device.write(start, shard::zeroed(length).freeze(), false).await.result;
+    written.map(|_| ()).map_err(|error| failed(&error))
+}
