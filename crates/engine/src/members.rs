@@ -395,7 +395,8 @@ impl Observer for Core {
         let limit = self.shared.member_limit_ns();
         let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
         // Without a limit nobody is dropped.
-        let mut limit = if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
+        let mut limit =
+            if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
         if limit > 0 && age_ns >= limit {
             if !self.is_last_straw(age_ns, limit) {
                 self.time_out(about);

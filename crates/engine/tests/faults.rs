@@ -208,7 +208,10 @@ fn an_outage_of_all_members_that_is_shorter_than_the_last_may_take_does_not_fail
         fill(&mut scene);
         arrays::scene::silence(&mut scene, 45);
         scene.write(0, STRIPE_SECTORS, false).unwrap();
-        assert!(detail(&scene).missing <= 1, "one was given up before it was known that the others are silent too");
+        assert!(
+            detail(&scene).missing <= 1,
+            "one was given up before it was known that the others are silent too"
+        );
         scene.flush().unwrap();
         scene.read_all();
         assert_eq!(scene.check(), 0);
