@@ -35,6 +35,8 @@ const SEEDS: u64 = 600;
 const ATLAS: u64 = 200;
 /// And so many whose members are reached over the network.
 const NET: u64 = 100;
+/// And so many of the wider lives.
+const WIDE: u64 = 60;
 
 /// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
 #[derive(Args)]
@@ -62,6 +64,7 @@ pub fn run(root: &Path, sim: &Sim) -> Result<()> {
         ("--assemble-every", every),
         ("--atlas", if usual { ATLAS * sim.seeds / SEEDS } else { 0 }),
         ("--net", if usual { NET * sim.seeds / SEEDS } else { 0 }),
+        ("--wide", if usual { WIDE * sim.seeds / SEEDS } else { 0 }),
         ("--floor", if usual { FLOOR } else { 0 }),
     ];
     let numbers = numbers.map(|(name, number)| format!("{name}={number}"));

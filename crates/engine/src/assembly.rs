@@ -784,6 +784,9 @@ async fn read_bitmap(
         match &mut merged {
             None => merged = Some(image),
             Some(merged) => {
+                if active(Mutant::FirstBitmapBelieved) {
+                    continue;
+                }
                 if !merged.merge(&image) {
                     merged.set_range(0..merged.header().bit_count());
                 }

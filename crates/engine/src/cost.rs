@@ -109,7 +109,7 @@ impl Direction {
             (&self.latency, elapsed_ns)
         } else {
             let transfer = elapsed_ns.saturating_sub(self.latency.load(Ordering::Relaxed).into());
-            (&self.per_kib, transfer * 1024 / bytes)
+            (&self.per_kib, transfer.saturating_mul(1024) / bytes)
         };
         let sample = u32::try_from(sample).unwrap_or(u32::MAX).max(1);
         let old = average.load(Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl Direction {
             // One request that was long under way, for whatever reason, says little about the next.
             let sample = sample.min(old.saturating_mul(OUTLIER));
             // Rounded up, so that small averages can grow.
-            old - old / 8 + sample.div_ceil(8)
+            (old - old / 8).saturating_add(sample.div_ceil(8))
         };
         average.store(new, Ordering::Relaxed);
     }
@@ -141,6 +141,16 @@ mod tests {
             cost.record_read(4096, 10_000);
         }
         assert!(cost.read().latency_ns < 11_000, "{:?}", cost.read());
+    }
+
+    #[test]
+    fn requests_that_took_longer_than_can_be_told_are_the_longest() {
+        let cost = MemberCost::default();
+        for _ in 0..3 {
+            cost.record_read(4096, u64::MAX);
+            cost.record_read(1 << 20, u64::MAX);
+        }
+        assert_eq!(cost.read(), Price { latency_ns: u32::MAX, ns_per_kib: u32::MAX });
     }
 
     #[test]

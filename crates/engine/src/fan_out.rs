@@ -1,8 +1,11 @@
-//! One request as several tasks on the same shard: done when all are, with the first error.
+//! One request as several tasks on the same shard: done when all are, with the first error (C32).
 
 use std::{cell::RefCell, rc::Rc, task::Poll, task::Waker};
 
-use crate::shared::Answer;
+use crate::{
+    mutants::{Mutant, active},
+    shared::Answer,
+};
 
 struct State {
     left: usize,
@@ -58,7 +61,7 @@ impl Branch {
         let waker = {
             let mut state = self.0.borrow_mut();
             state.left -= 1;
-            if state.answer.is_ok() {
+            if state.answer.is_ok() || active(Mutant::LastStripeAnswers) {
                 state.answer = answer;
             }
             if state.left == 0 { state.waker.take() } else { None }
@@ -66,6 +69,33 @@ impl Branch {
         drop(self.0);
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+    use crate::error::IoError;
+
+    #[test]
+    fn a_request_in_parts_is_answered_when_all_are_over_and_by_the_worst_of_them() {
+        let failed = || Err(IoError::Failed);
+        for answers in [[failed(), Ok(()), Ok(())], [Ok(()), failed(), Ok(())], [Ok(()), Ok(()), failed()]] {
+            let all = FanOut::new();
+            let branches = [(); 3].map(|()| all.branch());
+            let mut wait = pin!(all.wait());
+            for (branch, answer) in branches.into_iter().zip(answers) {
+                assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                branch.finish(answer);
+            }
+            let answer = wait.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert_eq!(answer, Poll::Ready(failed()));
         }
     }
 }

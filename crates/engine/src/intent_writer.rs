@@ -87,7 +87,7 @@ impl Home {
         Arc::ptr_eq(intent, &self.served.borrow()) && Arc::ptr_eq(intent, &self.shared().snapshot().intent)
     }
 
-    async fn sweep_once(&self, intent: &Arc<IntentTable>) {
+    pub(crate) async fn sweep_once(&self, intent: &Arc<IntentTable>) {
         let mut candidates = intent.sweep_candidates();
         if active(Mutant::BitClearedEarly) {
             candidates = (0..intent.len()).filter(|&region| intent.is_set(region)).collect();

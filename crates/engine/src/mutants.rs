@@ -253,6 +253,14 @@ pinstripe_runtime::mutants! {
     SeatedSpareRemoved,
     /// A member that is slow is dropped like one that doesn't answer.
     SlowMemberDropped,
+    /// A request over several stripes is answered by whichever of them came last (C32).
+    LastStripeAnswers,
+    /// Writes that joined a batch are told that it succeeded, whatever became of it (C32).
+    JoinersToldAll,
+    /// Assembly goes by the first member's bitmap (C8).
+    FirstBitmapBelieved,
+    /// When a member has everything again, bits are cleared before the superblocks say so (C9).
+    BitsClearedBeforeRecorded,
     /// A member that the array can't do without is given up at the same limit as any other (C29).
     LastStrawDropped,
     /// The superblocks don't say that the journal is lost (C18).
@@ -297,6 +305,9 @@ impl Mutant {
         Self::FailedRowsTrusted,
         Self::ListedTakesChunk,
         Self::LastStrawDropped,
+        Self::LastStripeAnswers,
+        Self::JoinersToldAll,
+        Self::FirstBitmapBelieved,
     ];
 
     /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.

@@ -210,6 +210,13 @@ impl Home {
                 self.drop_failed().await;
             }
         }
+        if active(Mutant::BitsClearedBeforeRecorded) {
+            let intent = Arc::clone(&self.shared().snapshot().intent);
+            intent.recovered();
+            // What was touched is cleared by the second.
+            self.sweep_once(&intent).await;
+            self.sweep_once(&intent).await;
+        }
         let slot = self.shared().snapshot().slot_of(id).ok_or(IoError::Failed)?;
         let seat = self.shared().snapshot().seats[slot].clone();
         match seat {

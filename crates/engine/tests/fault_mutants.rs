@@ -260,6 +260,78 @@ fn stopped_process(seed: u64) -> bool {
     wrote && scene.array.detail().missing == 0 && is_right(&mut scene)
 }
 
+/// Has requests be slow, begins a write, and has all further requests be fast again.
+fn begin_slowly(scene: &mut Scene, sector: u64, sectors: u64) -> Rc<std::cell::Cell<Option<bool>>> {
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::SlowBy(200)));
+    let answer = begin(scene, sector, sectors);
+    let asked = |world: &World| world.shard(0).requests_in_flight() > 0;
+    scene.world.run_until(STEPS, asked).unwrap();
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::SlowBy(1)));
+    answer
+}
+
+/// Whether the write has succeeded, when it is over.
+fn begin(scene: &mut Scene, sector: u64, sectors: u64) -> Rc<std::cell::Cell<Option<bool>>> {
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    let answer = Rc::new(std::cell::Cell::new(None));
+    let there = Rc::clone(&answer);
+    scene.world.spawn(0, "write", async move {
+        there.set(Some(write(&volume, &ledger, sector, sectors, false).await.is_ok()));
+    });
+    answer
+}
+
+/// Of a write over two stripes the first can't be done, and the second one is done later.
+fn two_stripes(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let (lost, _) = place(&scene, 88);
+    // In the same rows.
+    let (disk, range) = place(&scene, 24);
+    scene.disks[disk].fault(&Fault::UnreadableRange(range.start..range.start + 4096));
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(lost).await }).unwrap();
+    let first = begin_slowly(&mut scene, STRIPE_SECTORS + 32, 8);
+    let both = begin(&mut scene, 88, 16);
+    scene.world.run_until(STEPS, |_| both.get().is_some() && first.get().is_some()).unwrap();
+    assert_eq!(first.get(), Some(true));
+    both.get() == Some(false)
+}
+
+/// Two writes are one batch, which fails with the array.
+fn joined_in_vain(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let owner = begin_slowly(&mut scene, 0, 8);
+    for sector in [0, 40] {
+        let (disk, _) = place(&scene, sector);
+        let all = 0..scene.disks[disk].info().size;
+        scene.disks[disk].fault(&Fault::UnwritableRange(all));
+    }
+    let joiner = begin(&mut scene, 40, 8);
+    scene.world.run_until(STEPS, |_| owner.get().is_some() && joiner.get().is_some()).unwrap();
+    assert_eq!(owner.get(), Some(false));
+    joiner.get() == Some(false)
+}
+
+/// Power fails with parity half written, and of the members' bitmaps the first has lost its bits.
+fn lost_bits(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    scene.write(0, 8, true).unwrap();
+    crash(&mut scene);
+    let bitmap = scene.superblock(0).bitmap_sector().unwrap().0 * 512;
+    let mut bytes = scene.disks[0].peek(bitmap, 512);
+    bytes[256..].fill(0);
+    scene.disks[0].poke(bitmap, &bytes);
+    let (slots, offset) = {
+        let geometry = scene.geometry();
+        (geometry.slots(StripeId(0)), geometry.member_offset(StripeId(0)))
+    };
+    scene.disks[slots.p_slot().index()].poke(DATA_SECTOR * 512 + offset, &[0x5a; 512]);
+    scene.reassemble();
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    scene.check() == 0
+}
+
 #[test]
 fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
     use pinstripe_runtime::mutants::{Mutant, activate};
@@ -272,8 +344,11 @@ fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 11] = [
+    let scenes: [(Mutant, Holds); 14] = [
         (Mutant::LastStrawDropped, short_outage),
+        (Mutant::LastStripeAnswers, two_stripes),
+        (Mutant::JoinersToldAll, joined_in_vain),
+        (Mutant::FirstBitmapBelieved, lost_bits),
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),

@@ -5,6 +5,10 @@ pinstripe_runtime::mutants! {
     ReplyBeforeWrite,
     /// FUA is not passed on.
     FuaDropped,
+    /// FUA of a trim is not passed on.
+    TrimFuaDropped,
+    /// FUA of a zeroing is not passed on.
+    ZeroesFuaDropped,
     /// A flush does nothing on a connection that has no other request under way: it covers its own connection at best.
     FlushOfIdleConnectionSkipped,
     /// The pieces in which a payload arrives are put together with an overlap.

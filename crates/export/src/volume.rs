@@ -5,7 +5,10 @@ use std::rc::Rc;
 use pinstripe_engine::{error::IoError, geometry::Geometry, volume::Volume};
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
 
-use crate::{BlockService, ServiceError};
+use crate::{
+    BlockService, ServiceError,
+    mutants::{Mutant, active},
+};
 
 /// One shard's handle on an array.
 #[derive(Clone)]
@@ -87,7 +90,7 @@ impl BlockService for VolumeService {
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
         self.answer(self.volume.discard(offset, length).await)?;
-        if fua { self.flush().await } else { Ok(()) }
+        if fua && !active(Mutant::TrimFuaDropped) { self.flush().await } else { Ok(()) }
     }
 
     async fn write_zeroes(
@@ -97,6 +100,7 @@ impl BlockService for VolumeService {
         fua: bool,
         may_punch: bool,
     ) -> Result<(), ServiceError> {
+        let fua = fua && !active(Mutant::ZeroesFuaDropped);
         self.answer(if may_punch {
             self.volume.write_zeroes(offset, length, fua).await
         } else {

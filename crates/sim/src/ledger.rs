@@ -244,8 +244,8 @@ impl Ledger {
     }
 
     /// A discard is about to be asked for, of a volume that leaves each discarded sector as it was or zero.
-    pub fn begin_discard(&mut self, sectors: Range<u64>) -> WriteId {
-        self.begin(Kind::Discard, sectors, false)
+    pub fn begin_discard(&mut self, sectors: Range<u64>, forced: bool) -> WriteId {
+        self.begin(Kind::Discard, sectors, forced)
     }
 
     /// The answer to a write, zeroing or discard was seen.
@@ -822,7 +822,7 @@ mod tests {
     fn zeroing_must_zero_and_a_discard_may_but_must_not_change_its_mind() {
         let mut client = Client::new();
         let write = client.write();
-        let discard = client.ledger.begin_discard(0..8);
+        let discard = client.ledger.begin_discard(0..8, false);
         client.ledger.complete_write(discard, true);
         client.flush();
         client.legal(&[write, discard]);

@@ -86,7 +86,7 @@ impl Client {
             let id = self.ledger.borrow_mut().begin_zeroes(sectors, false);
             (id, self.device.write_zeroes(offset, length).await.result)
         } else {
-            let id = self.ledger.borrow_mut().begin_discard(sectors);
+            let id = self.ledger.borrow_mut().begin_discard(sectors, false);
             (id, self.device.discard(offset, length).await.result)
         };
         self.ledger.borrow_mut().complete_write(id, result.is_ok());

@@ -1,6 +1,9 @@
 //! The life of arrays: made, served, degraded, rebuilt, checked, stopped.
 
-use std::process::Stdio;
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -358,4 +361,37 @@ fn a_start_that_waits_is_ended_by_sigterm() {
         let _ = child.wait();
         assert_eq!(ended.and_then(|status| status.code()), Some(0), "{signal}");
     }
+}
+
+/// C29: time in which the server stood still is no time that its members took.
+#[test]
+fn a_server_that_was_stopped_for_longer_than_members_may_take_keeps_them_all() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let server = world.serve(&["--shards", "2", "--member-timeout", "1"], &members);
+    let writers: Vec<_> = (0..4)
+        .map(|number| {
+            let mut client = Client::connect(&server.nbd());
+            std::thread::spawn(move || {
+                let data = pattern(number, 64 << 10);
+                let begun = Instant::now();
+                let mut writes = 0;
+                while begun.elapsed() < Duration::from_millis(3300) {
+                    assert_eq!(client.write((writes % 16 * 4 + number) << 16, &data), 0);
+                    writes += 1;
+                }
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(200));
+    server.signal("STOP");
+    std::thread::sleep(Duration::from_millis(2800));
+    server.signal("CONT");
+    for writer in writers {
+        writer.join().expect("a write failed");
+    }
+    let detail = world.run(&["detail", "data", "--json"]).ok().json();
+    assert_eq!(detail["degraded"], false, "{detail}");
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
 }

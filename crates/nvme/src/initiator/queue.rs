@@ -269,7 +269,7 @@ impl Queue {
         let connected = self.connected.borrow();
         let Some(Connected { link, encoding, .. }) = connected.as_ref() else { return };
         pending.tries += 1;
-        (pending.moved, pending.damaged, pending.since) = (0, false, shard::now());
+        (pending.moved, pending.damaged, pending.since) = (0, false, shard::waited());
         let mut command = pending.command;
         command.id = id.into();
         let in_capsule = match &pending.data {
@@ -465,7 +465,8 @@ impl Queue {
             if shard::timeout(patience / 4 + 1, over).await.is_some() {
                 break;
             }
-            let now = shard::now();
+            // A host that stood still has not waited for its server (C29).
+            let now = shard::waited();
             let late = |pending: &Pending| now.saturating_sub(pending.since) > patience;
             if active(Mutant::IdentifierReused) {
                 self.forget_late(late);

@@ -14,9 +14,15 @@ use std::{
 use clap::Parser;
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_sim::swarm::{
-    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, Failure, KILLERS, NET_KILLERS, NVME_KILLERS, SCENES,
-    States, Summary, Verdict,
+    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, EXPORT_SCENES, Failure, KILLERS, NET_KILLERS,
+    NVME_KILLERS, RUNTIME_KILLERS, SCENES, States, Summary, Verdict,
 };
+
+impl Run {
+    fn count(&self) -> u64 {
+        self.seeds + self.atlas + self.net + self.wide
+    }
+}
 
 /// The swarm simulation of the engine.
 #[derive(Parser)]
@@ -43,6 +49,9 @@ struct Run {
     /// And so many of those whose members are reached over the network.
     #[arg(long, default_value_t = 0)]
     net: u64,
+    /// And so many of the wider lives.
+    #[arg(long, default_value_t = 0)]
+    wide: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
     #[arg(long, default_value_t = 1)]
     twice_every: u64,
@@ -115,7 +124,9 @@ fn run_share(run: &Run, job: u16) -> Harvest {
     let mut harvest = Harvest::default();
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
     let net = swarm::FIRST_SEED_OF_NET;
+    let wide = swarm::FIRST_SEED_OF_WIDE;
     let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas).chain(net..net + run.net);
+    let seeds = seeds.chain(wide..wide + run.wide);
     for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
@@ -161,8 +172,8 @@ fn run_seeds(run: &Run) -> bool {
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
     #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let rate = (run.seeds + run.atlas + run.net) as f64 / seconds;
-    let (passed, failed) = (run.seeds + run.atlas + run.net - failing.len() as u64, failing.len());
+    let rate = run.count() as f64 / seconds;
+    let (passed, failed) = (run.count() - failing.len() as u64, failing.len());
     println!("sim: {passed} passed, {failed} failed in {seconds:.1} s, {rate:.1} seeds/s");
     if let Some(first) = failing.first() {
         println!("failing seeds: {failing:?}");
@@ -186,13 +197,16 @@ fn run_seeds(run: &Run) -> bool {
 
 fn run_scenes() -> bool {
     let mut green = true;
-    for (mutant, scene) in SCENES {
-        if let Some(Ok(())) = attempt(|| swarm::run_scene(*scene, None)) {
+    let engine = SCENES.iter().map(|(mutant, scene)| (Defect::Engine(*mutant), *scene));
+    let exports = EXPORT_SCENES.iter().map(|(mutant, scene)| (Defect::Export(*mutant), *scene));
+    for (defect, scene) in engine.chain(exports) {
+        if let Some(Ok(())) = attempt(|| swarm::run_scene(scene, None)) {
             continue;
         }
-        let failure = attempt(|| swarm::run_scene(*scene, None)).and_then(Result::err);
+        let failure = attempt(|| swarm::run_scene(scene, None)).and_then(Result::err);
         println!(
-            "scene of {mutant:?}: {}",
+            "scene of {}: {}",
+            defect.name(),
             failure.map_or("panic".to_owned(), |failure| failure.to_string())
         );
         green = false;
@@ -255,7 +269,7 @@ fn is_of_net(defect: Defect) -> bool {
             Mutant::OF_OFFLOAD.contains(&mutant) || Mutant::OF_NETWORK.contains(&mutant)
         }
         Defect::Nvme(_) => true,
-        Defect::Export(_) => false,
+        Defect::Export(_) | Defect::Runtime(_) => false,
     }
 }
 
@@ -264,7 +278,7 @@ fn is_known_over_net(defect: Defect) -> bool {
     match defect {
         Defect::Engine(mutant) => NET_KILLERS.iter().any(|(name, _)| *name == mutant),
         Defect::Nvme(mutant) => NVME_KILLERS.iter().any(|(name, _)| *name == mutant),
-        Defect::Export(_) => false,
+        Defect::Export(_) | Defect::Runtime(_) => false,
     }
 }
 
@@ -285,7 +299,13 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
             known.extend(of.map(|(_, s)| Killer::Seed(*s)));
         }
         Defect::Export(mutant) => {
+            let scenes = EXPORT_SCENES.iter().filter(|(name, _)| *name == mutant);
+            known.extend(scenes.map(|(_, scene)| Killer::Scene(*scene)));
             let of = EXPORT_KILLERS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(of.map(|(_, s)| Killer::Seed(*s)));
+        }
+        Defect::Runtime(mutant) => {
+            let of = RUNTIME_KILLERS.iter().filter(|(name, _)| *name == mutant);
             known.extend(of.map(|(_, s)| Killer::Seed(*s)));
         }
     }

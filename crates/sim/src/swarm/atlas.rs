@@ -75,6 +75,11 @@ impl Afflicted {
         *self = Self::default();
     }
 
+    /// These disks may be dropped in this life.
+    pub(crate) fn excuse(&mut self, disks: impl IntoIterator<Item = usize>) {
+        self.blamed.extend(disks);
+    }
+
     /// Whether a disk is on its way in, or out and in.
     pub(crate) fn is_joining(&self, disk: usize) -> bool {
         self.joining.borrow().contains(&disk)
@@ -126,7 +131,8 @@ impl Swarm {
     /// Who is who by now: a disk that came back as another member has left its faults behind, and nobody was dropped without
     /// a reason.
     pub(crate) fn take_stock(&mut self) {
-        if (self.setup.atlas.is_none() && self.setup.net.is_none()) || self.array.is_none() {
+        let unwatched = self.setup.atlas.is_none() && self.setup.net.is_none() && self.setup.wide.is_none();
+        if unwatched || self.array.is_none() {
             return;
         }
         let members = self.array().members();

@@ -117,6 +117,8 @@ pub(crate) struct Habits {
     /// Of 16 writes, how many are forced.
     pub(crate) forced: u64,
     pub(crate) requests: u64,
+    /// Whether discards are forced too, and zeroes may have to stay allocated.
+    pub(crate) all_flags: bool,
     /// Longest pause between requests.
     pub(crate) pause_ns: u64,
 }
@@ -151,6 +153,7 @@ impl Habits {
             discards: rng.pick(&[0, 0, 1]),
             forced: rng.pick(&[0, 1, 4, 16]),
             requests,
+            all_flags: false,
             pause_ns: rng.pick(&[0, 0, 1_000, 300_000, 5_000_000]),
         }
     }
@@ -190,9 +193,13 @@ pub(crate) async fn client(door: Door, shop: Rc<Shop>, habits: Habits, mut rng: 
             n if n < h.reads + h.flushes => flush(&door, &shop).await,
             n if n < h.reads + h.flushes + h.zeroes => {
                 let forced = rng.chance(h.forced, 16);
-                zero(&door, &shop, sectors, forced).await
+                let keeps = h.all_flags && rng.chance(1, 2);
+                zero(&door, &shop, sectors, forced, keeps).await
             }
-            n if n < h.reads + h.flushes + h.zeroes + h.discards => discard(&door, &shop, sectors).await,
+            n if n < h.reads + h.flushes + h.zeroes + h.discards => {
+                let forced = h.all_flags && rng.chance(h.forced.max(4), 16);
+                discard(&door, &shop, sectors, forced).await
+            }
             15 if h.ordered && sectors.end <= (sectors.start / h.stripe + 1) * h.stripe => {
                 write_pair(&door, &shop, sectors).await
             }
@@ -266,16 +273,16 @@ async fn write_pair(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
     fine
 }
 
-async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool, keeps: bool) -> bool {
     let id = shop.ledger.borrow_mut().begin_zeroes(sectors.clone(), forced);
-    let result = door.zero(sectors.start * 512, bytes(&sectors), forced).await;
+    let result = door.zero(sectors.start * 512, bytes(&sectors), forced, keeps).await;
     shop.written(id, &result);
     shop.goes_on(&format!("zeroing of sectors {sectors:?}"), result)
 }
 
-async fn discard(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
-    let id = shop.ledger.borrow_mut().begin_discard(sectors.clone());
-    let result = door.discard(sectors.start * 512, bytes(&sectors)).await;
+async fn discard(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+    let id = shop.ledger.borrow_mut().begin_discard(sectors.clone(), forced);
+    let result = door.discard(sectors.start * 512, bytes(&sectors), forced).await;
     shop.written(id, &result);
     shop.goes_on(&format!("discard of sectors {sectors:?}"), result)
 }

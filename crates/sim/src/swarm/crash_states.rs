@@ -254,6 +254,7 @@ impl Swarm {
             cut_off,
             lost_at_start: self.lost_at_start.clone(),
             unsynced: self.unsynced,
+            ends_in_peace: false,
             journal_lost: self.journal_lost,
             summary: Summary { assemblies: 1, ..Summary::default() },
             phase: Phase::Starting,

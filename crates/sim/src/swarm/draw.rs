@@ -109,6 +109,8 @@ pub struct Setup {
     pub atlas: Option<super::atlas::Habits>,
     /// Members are reached over the network.
     pub net: Option<NetSetup>,
+    /// More of everything.
+    pub wide: Option<super::wide::Habits>,
 }
 
 impl Setup {
@@ -171,6 +173,7 @@ impl Setup {
             policy_changes: false,
             atlas: None,
             net: None,
+            wide: None,
         }
         .with_tight_tables(rng)
         .with_front(rng)
@@ -201,6 +204,11 @@ impl Setup {
             self.version = MetadataVersion::V1_2;
         }
         self
+    }
+
+    /// Whether faults are planned for later, which a crash or the end must forget.
+    pub fn plans_faults(&self) -> bool {
+        self.atlas.is_some() || self.wide.is_some()
     }
 
     /// Disks at the beginning: the members, and the journal if there is one.

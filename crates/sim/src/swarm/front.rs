@@ -22,7 +22,7 @@ use pinstripe_runtime::{Buffer, Signal, shard};
 use super::{
     Swarm,
     client::Shop,
-    nbd::{self, Command, Line},
+    nbd::{self, Command, FORCED, Line, NO_HOLE},
 };
 use crate::{Rng, SimStream, SimStreamConfig, WriteId};
 
@@ -83,7 +83,7 @@ impl Door {
                 let (result, buffer) = volume.read(offset, shard::buffer(length)).await;
                 refused(result).map(|()| buffer.to_vec())
             }
-            Self::Nbd(connection) => connection.call(Command::Read, false, offset, length, None).await,
+            Self::Nbd(connection) => connection.call(Command::Read, 0, offset, length, None).await,
         }
     }
 
@@ -91,28 +91,42 @@ impl Door {
         match self {
             Self::Direct(volume) => refused(volume.write(offset, data.freeze(), forced).await),
             Self::Nbd(connection) => {
-                let call = connection.call(Command::Write, forced, offset, data.len(), Some(&data));
+                let flags = u16::from(forced) * FORCED;
+                let call = connection.call(Command::Write, flags, offset, data.len(), Some(&data));
                 call.await.map(|_| ())
             }
         }
     }
 
-    pub(crate) async fn zero(&self, offset: u64, length: u64, forced: bool) -> Result<(), Trouble> {
+    /// Zeroes a range; with `keeps` what is allocated stays so.
+    pub(crate) async fn zero(
+        &self,
+        offset: u64,
+        length: u64,
+        forced: bool,
+        keeps: bool,
+    ) -> Result<(), Trouble> {
         match self {
+            Self::Direct(volume) if keeps => refused(volume.write_zero_bytes(offset, length, forced).await),
             Self::Direct(volume) => refused(volume.write_zeroes(offset, length, forced).await),
             Self::Nbd(connection) => {
                 let length = crate::rng::index(length);
-                connection.call(Command::WriteZeroes, forced, offset, length, None).await.map(|_| ())
+                let flags = u16::from(forced) * FORCED | u16::from(keeps) * NO_HOLE;
+                connection.call(Command::WriteZeroes, flags, offset, length, None).await.map(|_| ())
             }
         }
     }
 
-    pub(crate) async fn discard(&self, offset: u64, length: u64) -> Result<(), Trouble> {
+    pub(crate) async fn discard(&self, offset: u64, length: u64, forced: bool) -> Result<(), Trouble> {
         match self {
-            Self::Direct(volume) => refused(volume.discard(offset, length).await),
+            Self::Direct(volume) => {
+                refused(volume.discard(offset, length).await)?;
+                if forced { refused(volume.flush().await) } else { Ok(()) }
+            }
             Self::Nbd(connection) => {
                 let length = crate::rng::index(length);
-                connection.call(Command::Trim, false, offset, length, None).await.map(|_| ())
+                let flags = u16::from(forced) * FORCED;
+                connection.call(Command::Trim, flags, offset, length, None).await.map(|_| ())
             }
         }
     }
@@ -120,7 +134,7 @@ impl Door {
     pub(crate) async fn flush(&self) -> Result<(), Trouble> {
         match self {
             Self::Direct(volume) => refused(volume.flush().await),
-            Self::Nbd(connection) => connection.call(Command::Flush, false, 0, 0, None).await.map(|_| ()),
+            Self::Nbd(connection) => connection.call(Command::Flush, 0, 0, 0, None).await.map(|_| ()),
         }
     }
 
@@ -178,13 +192,13 @@ impl Connection {
     async fn call(
         &self,
         command: Command,
-        forced: bool,
+        flags: u16,
         offset: u64,
         length: usize,
         payload: Option<&[u8]>,
     ) -> Result<Vec<u8>, Trouble> {
         let (line, session) = self.line().await.ok_or(Trouble::Cut(None))?;
-        let answer = line.call(command, forced, offset, length, payload).await;
+        let answer = line.call(command, flags, offset, length, payload).await;
         answer.map_err(|trouble| match trouble {
             nbd::Trouble::Refused(words) => Trouble::Refused(words),
             nbd::Trouble::Cut => Trouble::Cut(Some(session)),

@@ -3,6 +3,7 @@
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_export::mutants::Mutant as ExportMutant;
 use pinstripe_nvme::mutants::Mutant as NvmeMutant;
+use pinstripe_runtime::mutants::Mutant as RuntimeMutant;
 
 /// A defect, and a seed that passes without it. Where a change of the engine has made the seed another run, `cargo xtask
 /// mutants` looks for one anew; `cargo xtask mutants --search 1000` prints the whole table.
@@ -107,6 +108,9 @@ pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[
     (NvmeMutant::OperationsOutliveController, 4_000_006),
     (NvmeMutant::WrittenBeforeCommit, 4_000_011),
 ];
+
+/// Defects of the runtime, which wider lives find.
+pub const RUNTIME_KILLERS: &[(RuntimeMutant, u64)] = &[(RuntimeMutant::StallCharged, 8_000_023)];
 
 /// Defects of the exports, which seeds find whose users come over NBD.
 pub const EXPORT_KILLERS: &[(ExportMutant, u64)] = &[

@@ -18,6 +18,7 @@ use super::{
     client::{Habits, client, read_all},
     front::{Door, Front},
     net::Reach,
+    wide,
 };
 use crate::{
     Fault, SECTOR, SimDisk,
@@ -64,6 +65,7 @@ impl Swarm {
             let takeovers = self.setup.net.as_ref().map_or(0, |net| net.takeovers);
             let end =
                 if !last && takeovers > 0 && self.rng.chance(takeovers, 8) { End::Takeover } else { end };
+            self.ends_in_peace = end == End::Peace;
             self.live(end)?;
         }
         Ok(())
@@ -121,6 +123,7 @@ impl Swarm {
     /// Assembles the array. False if it was refused, legally, and the run ends here.
     pub(crate) fn assemble(&mut self) -> Result<bool, Verdict> {
         self.phase = Phase::Starting;
+        self.lose_bits()?;
         self.leave_some_out()?;
         self.die_in_assemblies()?;
         let mut force = false;
@@ -281,6 +284,7 @@ impl Swarm {
                 self.take_stock();
                 self.event();
                 self.atlas_event();
+                self.wide_event();
                 self.net_event();
                 self.take_stock();
                 if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
@@ -448,6 +452,9 @@ impl Swarm {
         for number in 0..self.setup.clients {
             let mut rng = self.rng.fork(number);
             let mut habits = Habits::drawn(&mut rng, sectors, stripe.max(8), block, hot, self.setup.requests);
+            if self.setup.wide.is_some() {
+                wide::widen(&mut habits, &mut rng, sectors);
+            }
             habits.ordered = self.shape().is_some();
             let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
             shop.open.set(shop.open.get() + 1);
@@ -516,7 +523,7 @@ impl Swarm {
     fn heal_after_crash(&mut self) {
         for number in 0..self.disks.len() {
             let disk = &self.disks[number];
-            if self.setup.atlas.is_some() {
+            if self.setup.plans_faults() {
                 disk.fault(&Fault::Calm);
             }
             disk.fault(&Fault::Heal);
@@ -539,7 +546,7 @@ impl Swarm {
             self.wait(|swarm| swarm.shop.open.get() == 0)?;
         }
         for disk in &self.disks {
-            if self.setup.atlas.is_some() {
+            if self.setup.plans_faults() {
                 disk.fault(&Fault::Calm);
             }
             disk.fault(&Fault::Heal);
@@ -634,7 +641,10 @@ impl Swarm {
                     is_whole(&snapshot) || snapshot.seats.iter().any(|seat| seat.member().is_none())
                 })?;
                 if is_whole(&array.shared().snapshot()) {
-                    return Ok(());
+                    let Some(slot) = self.listed_slot() else { return Ok(()) };
+                    let failed = async move { array.fail(slot).await };
+                    let failed = self.world.block_on(self.home(), "fail", PATIENCE, failed)?;
+                    failed.map_err(|error| Verdict::Refused(format!("fail: {error}")))?;
                 }
             }
         }

@@ -233,6 +233,37 @@ pub fn a_member_does_not_come_back_by_bits_that_were_cleared_since() -> Result<(
     expect("it lacks what was written before the bits were cleared", byte == 2)
 }
 
+/// C9: a rebuild ends, its bits go, and before or after that it is on record that they did. The device whose place was taken finds out.
+pub fn a_member_does_not_come_back_by_bits_that_a_rebuild_cleared() -> Result<(), Verdict> {
+    for seed in 500..504 {
+        let mut scene = raid5(seed)?;
+        let array = start(&mut scene, &[0, 1, 2, 3])?;
+        scene.write(&array, EARLY, 1)?;
+        scene.clear_bits(&array)?;
+        scene.fail(&array, 1)?;
+        scene.write(&array, EARLY, 2)?;
+        let disk = scene.world.add_disk(SimDiskConfig::new("disk4", 1 << 20));
+        scene.disks.push(disk.clone());
+        let owner = array.clone();
+        scene.spawn("add", async move {
+            let _ = owner.add(disk.source(), Uuid([201; 16])).await;
+        });
+        let others = [0, 2, 3].map(|disk| scene.disks[disk].clone());
+        let is_clear = |disk: &crate::SimDisk| {
+            let sector = checks::superblock(disk).and_then(|superblock| superblock.bitmap_sector());
+            sector.is_some_and(|sector| disk.peek(sector.0 * 512, 512)[256..].iter().all(|byte| *byte == 0))
+        };
+        scene.world.run_until(STEPS, |_| others.iter().all(is_clear))?;
+        scene.crash(array);
+        let array = scene.start(&[0, 2, 3], true)?.map_err(refused)?;
+        bring_back(&mut scene, &array, 1)?;
+        let byte = scene.read(&array, EARLY)?;
+        scene.crash(array);
+        expect("it lacks what was written before the bits were cleared", byte == 2)?;
+    }
+    Ok(())
+}
+
 /// A device that was still being rebuilt when it went has holes that no bit tells of.
 pub fn a_member_that_was_half_rebuilt_does_not_come_back_by_its_bits() -> Result<(), Verdict> {
     let mut scene = raid5(8)?;

@@ -17,6 +17,7 @@ mod crash_states;
 mod doubts;
 mod draw;
 mod events;
+mod forced_scenes;
 mod front;
 mod journal_loss;
 mod killers;
@@ -27,6 +28,7 @@ mod nbd;
 mod net;
 mod repair_scenes;
 mod scenes;
+mod wide;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,8 +39,9 @@ use pinstripe_engine::{array::Array, mutants::Mutant};
 
 pub use crash_states::{Depth, States};
 pub use draw::{Consistency, Setup};
+pub use forced_scenes::EXPORT_SCENES;
 pub use front::NbdSetup;
-pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NET_KILLERS, NVME_KILLERS};
+pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NET_KILLERS, NVME_KILLERS, RUNTIME_KILLERS};
 pub use net::NetSetup;
 pub use scenes::SCENES;
 
@@ -54,6 +57,8 @@ pub enum Defect {
     Export(pinstripe_export::mutants::Mutant),
     /// In NVMe/TCP.
     Nvme(pinstripe_nvme::mutants::Mutant),
+    /// In the runtime.
+    Runtime(pinstripe_runtime::mutants::Mutant),
 }
 
 impl Defect {
@@ -61,7 +66,9 @@ impl Defect {
     pub fn all() -> impl Iterator<Item = Self> {
         let exports = pinstripe_export::mutants::Mutant::ALL.iter().copied().map(Self::Export);
         let nvme = pinstripe_nvme::mutants::Mutant::ALL.iter().copied().map(Self::Nvme);
-        Mutant::ALL.iter().copied().map(Self::Engine).chain(exports).chain(nvme)
+        // The other one is in the driver of real rings, which its crate's tests try.
+        let runtime = [Self::Runtime(pinstripe_runtime::mutants::Mutant::StallCharged)];
+        Mutant::ALL.iter().copied().map(Self::Engine).chain(exports).chain(nvme).chain(runtime)
     }
 
     /// Its name.
@@ -70,6 +77,7 @@ impl Defect {
             Self::Engine(mutant) => format!("{mutant:?}"),
             Self::Export(mutant) => format!("export {mutant:?}"),
             Self::Nvme(mutant) => format!("nvme {mutant:?}"),
+            Self::Runtime(mutant) => format!("runtime {mutant:?}"),
         }
     }
 }
@@ -79,6 +87,9 @@ impl Defect {
 pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
 /// In the million from here on members are reached over the network ([`net`]).
 pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
+
+/// In the million from here on lives are wider ([`wide`]).
+pub const FIRST_SEED_OF_WIDE: u64 = 8_000_000;
 
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,6 +120,8 @@ pub struct Summary {
     pub hangs: u64,
     /// Members that were slow for a while, far slower than is usual.
     pub slow: u64,
+    /// How often a process or one of its shards stood still.
+    pub stalls: u64,
     /// Journal devices that were lost.
     pub journals_lost: u64,
     /// Writes that went to a wrong place.
@@ -145,6 +158,7 @@ impl Summary {
         self.replacements += other.replacements;
         self.hangs += other.hangs;
         self.slow += other.slow;
+        self.stalls += other.stalls;
         self.journals_lost += other.journals_lost;
         self.lies += other.lies;
         self.takeovers += other.takeovers;
@@ -275,6 +289,8 @@ pub(crate) struct Swarm {
     pub(crate) lost_at_start: BTreeMap<usize, bool>,
     /// Parity of rows that nobody wrote is unknown.
     pub(crate) unsynced: bool,
+    /// This life ends in peace.
+    pub(crate) ends_in_peace: bool,
     /// The journal device was lost, and the array has not started since.
     pub(crate) journal_lost: bool,
     pub(crate) summary: Summary,
@@ -310,6 +326,10 @@ pub fn run_explored(
         let net = NetSetup::drawn(&mut rng.fork(4), &mut setup);
         setup.net = Some(net);
     }
+    if seed / 1_000_000 == FIRST_SEED_OF_WIDE / 1_000_000 {
+        let wide = wide::Habits::drawn(&mut rng.fork(5), &mut setup);
+        setup.wide = Some(wide);
+    }
     let shards = if setup.net.is_some() { net::shards(&setup) } else { setup.shards };
     let mut config = WorldConfig::new(seed, shards);
     config.log_events_max = log_events_max;
@@ -317,7 +337,7 @@ pub fn run_explored(
     let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
     let net = setup.net.as_ref().map(|net| net::Net::new(&mut world, &setup, net));
     // Its looks are at one process with its disks.
-    let depth = depth.filter(|_| net.is_none());
+    let depth = depth.filter(|_| net.is_none() && setup.wide.is_none());
     let mut swarm = Swarm {
         rng: lives,
         world,
@@ -332,6 +352,7 @@ pub fn run_explored(
         cut_off: BTreeSet::new(),
         lost_at_start: BTreeMap::new(),
         unsynced: setup.resync,
+        ends_in_peace: false,
         journal_lost: false,
         summary: Summary::default(),
         phase: Phase::Starting,
@@ -397,15 +418,17 @@ pub fn run_scene(scene: fn() -> Result<(), Verdict>, mutant: Option<Defect>) -> 
 
 #[cfg(feature = "mutants")]
 fn activate(mutant: Option<Defect>) {
-    let (engine, export, nvme) = match mutant {
-        Some(Defect::Engine(mutant)) => (Some(mutant), None, None),
-        Some(Defect::Export(mutant)) => (None, Some(mutant), None),
-        Some(Defect::Nvme(mutant)) => (None, None, Some(mutant)),
-        None => (None, None, None),
-    };
-    pinstripe_engine::mutants::activate(engine);
-    pinstripe_export::mutants::activate(export);
-    pinstripe_nvme::mutants::activate(nvme);
+    pinstripe_engine::mutants::activate(None);
+    pinstripe_export::mutants::activate(None);
+    pinstripe_nvme::mutants::activate(None);
+    pinstripe_runtime::mutants::activate(None);
+    match mutant {
+        Some(Defect::Engine(mutant)) => pinstripe_engine::mutants::activate(Some(mutant)),
+        Some(Defect::Export(mutant)) => pinstripe_export::mutants::activate(Some(mutant)),
+        Some(Defect::Nvme(mutant)) => pinstripe_nvme::mutants::activate(Some(mutant)),
+        Some(Defect::Runtime(mutant)) => pinstripe_runtime::mutants::activate(Some(mutant)),
+        None => {}
+    }
 }
 
 #[cfg(not(feature = "mutants"))]

@@ -26,6 +26,11 @@ const CHUNK_MAGIC: u32 = 0x668e_33ef;
 const CHUNK_OFFSET_DATA: u16 = 1;
 const CHUNK_ERROR: u16 = 0x8001;
 
+/// It is durable when it is answered.
+pub(crate) const FORCED: u16 = 1;
+/// Zeroes stay allocated.
+pub(crate) const NO_HOLE: u16 = 2;
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
@@ -131,7 +136,7 @@ impl Line {
     pub(crate) async fn call(
         &self,
         command: Command,
-        forced: bool,
+        flags: u16,
         offset: u64,
         length: usize,
         payload: Option<&[u8]>,
@@ -142,7 +147,7 @@ impl Line {
         let cookie = self.cookies.replace(self.cookies.get() + 1);
         let expected = if command == Command::Read { length } else { 0 };
         self.calls.borrow_mut().insert(cookie, Call { length: expected, answer: None });
-        let message = request(u16::from(forced), command, cookie, offset, length, payload);
+        let message = request(flags, command, cookie, offset, length, payload);
         self.outgoing.borrow_mut().push_back(message);
         self.changed.notify();
         let answer = self

@@ -23,6 +23,10 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::ReaddSkipsRegion, membership::a_member_that_comes_back_gets_every_region_that_was_dirtied),
     (Mutant::ReaddIgnoresEvents, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
     (Mutant::ClearingNotCounted, membership::a_member_does_not_come_back_by_bits_that_were_cleared_since),
+    (
+        Mutant::BitsClearedBeforeRecorded,
+        membership::a_member_does_not_come_back_by_bits_that_a_rebuild_cleared,
+    ),
     (Mutant::SweepWithoutFlush, membership::a_member_whose_cache_was_lost_gets_back_what_it_held),
     (Mutant::FormerNotFaulty, membership::a_crash_as_a_replacement_takes_the_slot_leaves_one_holder),
     (Mutant::HalfRecoveredReadded, membership::a_member_that_was_half_rebuilt_does_not_come_back_by_its_bits),
