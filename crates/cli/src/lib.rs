@@ -25,6 +25,7 @@ mod discover;
 mod examine;
 mod failure;
 mod first_of;
+mod limits;
 mod manual;
 mod member;
 mod membership;

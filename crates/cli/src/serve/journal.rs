@@ -11,7 +11,7 @@ use std::{
 };
 
 use pinstripe_engine::array::Array;
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
 use super::{stopping::Stopping, upkeep};
@@ -44,9 +44,10 @@ enum Line {
 }
 
 impl Journal {
-    pub fn new(json: bool) -> std::io::Result<Self> {
+    pub fn new(json: bool) -> Result<Self, RunError> {
         let (lines, written) = sync_channel(LINES_MAX);
-        thread::Builder::new().name("journal".into()).spawn(move || write(&written))?;
+        let writer = thread::Builder::new().name("journal".into()).spawn(move || write(&written));
+        writer.map_err(|source| RunError::Threads { source })?;
         Ok(Self { json, lines })
     }
 
