@@ -83,7 +83,7 @@ pub struct BenchArgs {
     pub reducer: ReducerPolicy,
 
     /// Parity cache; 0 turns it off
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_memory)]
     pub cache: u64,
 
     /// Write-intent bitmap
@@ -285,6 +285,10 @@ pub enum BitmapChoice {
     Internal,
     /// No bitmap: an unclean start resyncs everything.
     None,
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    crate::size::memory(text).map(|size| size.0)
 }
 
 /// Sizes as clap reads them.

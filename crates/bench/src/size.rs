@@ -44,6 +44,18 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// A size of memory: not more than the machine has.
+pub fn memory(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: BadSize| error.to_string())?;
+    let machine = rustix::system::sysinfo();
+    let bytes = u128::from(machine.totalram).saturating_mul(machine.mem_unit.into());
+    let there = u64::try_from(bytes).unwrap_or(u64::MAX);
+    if size.0 > there {
+        return Err(format!("{size} of memory: this machine has {}", ByteSize(there)));
+    }
+    Ok(size)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,6 +70,13 @@ mod tests {
         for bad in ["", "K", "1.5G", "-1", "64Q", "64 K", "99999999999T", "0x10"] {
             assert!(bad.parse::<ByteSize>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_can_not_be_asked_for() {
+        assert_eq!(memory("64M"), Ok(ByteSize(64 << 20)));
+        assert!(memory("9999T").unwrap_err().contains("this machine has"));
+        assert!(memory("x").is_err());
     }
 
     #[test]

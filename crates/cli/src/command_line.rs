@@ -197,7 +197,7 @@ pub struct CreateArguments {
     /// Print what was made as JSON
     #[arg(long)]
     pub json: bool,
-    /// Block devices or files, in the order of their slots
+    /// Block devices, best by names of /dev/disk/by-id, which stay, or files; in the order of their slots
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.
@@ -275,7 +275,7 @@ pub struct ServeArguments {
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
     /// Memory for parity that was written lately; 0 turns it off
-    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = crate::size::memory)]
     pub cache: ByteSize,
     /// Seconds that a member may take for a request; then it is dropped. 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
@@ -310,8 +310,8 @@ pub struct ServeArguments {
     pub dhchap_hosts: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArguments,
-    /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses: whoever reaches them may do
-    /// everything, and nothing is encrypted
+    /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses, and on these without a warning:
+    /// all that reach them may do everything, and nothing is encrypted
     #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
     /// Make a new array of memory devices (mem:SIZE) first; it is gone when the server ends
@@ -323,7 +323,7 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Members: block devices or files, in any order; with --create also mem:SIZE
+    /// Members: block devices, best by names of /dev/disk/by-id, which stay, or files, in any order; with --create also mem:SIZE
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.

@@ -28,6 +28,7 @@ mod ending;
 mod examine;
 mod failure;
 mod first_of;
+mod limits;
 mod list;
 mod manual;
 mod member;

@@ -100,8 +100,13 @@ pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Failure> {
         }
         // One that can't be looked at is complained about when it is opened.
         let Ok(storage) = Storage::of(path) else { continue };
-        if let Some((_, other)) = seen.iter().find(|(known, _)| known.overlaps(&storage)) {
+        if let Some((known, other)) = seen.iter().find(|(known, _)| known.overlaps(&storage)) {
             let (one, other) = (path.display(), other.display());
+            if let (Some(name), false) = (storage.lasting_name(), storage.shares_with(known)) {
+                return Err(Failure::usage(format!(
+                    "{other} and {one} say of themselves that they are one device ({name}): give each member once"
+                )));
+            }
             return Err(Failure::usage(format!("{other} and {one} are one device: give each member once")));
         }
         seen.push((storage, path));

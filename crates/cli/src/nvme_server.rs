@@ -72,6 +72,11 @@ pub fn check_address(
     )))
 }
 
+/// The warning for a port that only this machine reaches.
+pub fn open_to_users(address: SocketAddr, advice: &str) -> String {
+    format!("every user of this machine can connect to {address} and write: {advice}")
+}
+
 /// Refuses what can't be a subsystem's NQN.
 pub fn check_name(nqn: &str) -> Result<(), Failure> {
     target::check_name(nqn).map_err(|error| Failure::usage(error.to_string()))

@@ -22,12 +22,13 @@ use crate::{
     create::random_uuid,
     ending::{ordered, until_ordered},
     failure::Failure,
-    member, nvme_server,
+    limits, member, nvme_server,
     open::{listen, open},
     output,
 };
 
 #[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct TargetArguments {
     /// Where to listen: ADDRESS:PORT, with an IPv6 address in brackets; 4420 is the usual port
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -45,7 +46,8 @@ pub struct TargetArguments {
     // By which it authenticates to other targets, under its own NQN.
     #[command(flatten)]
     pub remote: RemoteArguments,
-    /// Listen on other than loopback addresses although hosts are not authenticated
+    /// Serve hosts that are not authenticated: on other than loopback addresses too, and on these without a warning that every
+    /// user of the machine may write
     #[arg(long)]
     pub allow_unauthenticated: bool,
     /// Refuse writes
@@ -137,6 +139,15 @@ async fn start(
             nvme_server::open(subsystem, services);
         });
         opened.await?;
+    }
+    if let Some(warning) = limits::locked_memory_warning(shards.len()) {
+        eprintln!("pinstripe: {warning}");
+    }
+    if listens.ip().is_loopback()
+        && !(arguments.read_only || arguments.allow_unauthenticated || arguments.dhchap_hosts.is_some())
+    {
+        let advice = "use --dhchap-hosts if not all may, or --allow-unauthenticated if that is meant";
+        eprintln!("pinstripe: {}", nvme_server::open_to_users(listens, advice));
     }
     announce(arguments, (listens, address), &subsystem)?;
     Ok((listener, subsystem))

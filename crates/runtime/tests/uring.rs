@@ -713,6 +713,33 @@ fn parts_of_a_file_behind_loop_devices_are_apart_from_each_other_but_not_from_th
 }
 
 #[test]
+fn a_partition_and_its_disk_are_one_and_two_partitions_are_not() {
+    let folder = Folder::disk();
+    let file = folder.file("backing", 8 << 20);
+    let Some(disk) = Loop::new(&file, &[]) else { return };
+    let parts = ["1", "2"].map(|number| PathBuf::from(format!("{}p{number}", disk.0.display())));
+    for (number, start) in [("1", "2048"), ("2", "6144")] {
+        let added = Command::new("addpart").arg(&disk.0).args([number, start, "4096"]).status().unwrap();
+        assert!(added.success());
+    }
+    let storage = |path: &Path| uring::Storage::of(path).unwrap();
+    let [one, two] = parts.each_ref().map(|path| storage(path));
+    assert!(!one.overlaps(&two) && one.overlaps(&storage(&disk.0)) && one.overlaps(&storage(&file)));
+    assert_eq!(one.lasting_name(), None, "nothing says which partition it is");
+    let held = OpenFile::open(&parts[0], &OpenOptions::default()).unwrap();
+    drop(OpenFile::open(&parts[1], &OpenOptions::default()).unwrap());
+    refused(&disk.0, "a partition of it is held");
+    refused(&file, "a partition of a loop device over it is held");
+    drop(held);
+    let held = OpenFile::open(&file, &OpenOptions::default()).unwrap();
+    refused(&parts[0], "the file below its disk is held");
+    drop(held);
+    for number in ["1", "2"] {
+        assert!(Command::new("delpart").arg(&disk.0).arg(number).status().unwrap().success());
+    }
+}
+
+#[test]
 fn a_file_has_a_lasting_name_that_its_path_has_no_part_in() {
     let folder = Folder::disk();
     let file = folder.file("before", 1 << 20);

@@ -27,7 +27,13 @@ impl Store {
         let state = shell.folder().join(format!("state{number}")).display().to_string();
         let announced = link.address().to_string();
         let (ways, name) = (["--listen", "127.0.0.1:0", "--announce", &announced], ["--nqn", &nqn]);
-        let options = [&["target"][..], &ways, &name, &["--state", &state, "--state-create"]].concat();
+        let options = [
+            &["target"][..],
+            &ways,
+            &name,
+            &["--state", &state, "--state-create", "--allow-unauthenticated"],
+        ]
+        .concat();
         println!(
             "  $ pinstripe {}",
             shell.abbreviated(&format!("{} {}", options.join(" "), files.join(" ")))

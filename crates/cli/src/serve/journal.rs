@@ -14,7 +14,7 @@ use std::{
 };
 
 use pinstripe_engine::array::Array;
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
 use super::{stopping::Stopping, upkeep};
@@ -52,9 +52,10 @@ enum Line {
 
 impl Journal {
     /// Of the array of this name.
-    pub fn new(json: bool, array: &str) -> std::io::Result<Self> {
+    pub fn new(json: bool, array: &str) -> Result<Self, RunError> {
         let (lines, written) = sync_channel(LINES_MAX);
-        thread::Builder::new().name("journal".into()).spawn(move || write(&written))?;
+        let writer = thread::Builder::new().name("journal".into()).spawn(move || write(&written));
+        writer.map_err(|source| RunError::Threads { source })?;
         Ok(Self { json, array: array.into(), lines })
     }
 

@@ -51,7 +51,7 @@ use crate::{
     ending::{ordered, until_ordered},
     failure::Failure,
     first_of::{First, first_of},
-    member, nvme_server,
+    limits, member, nvme_server,
     output::printable,
     size::ByteSize,
 };
@@ -208,6 +208,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
         journal,
         stopping: Stopping::new(),
         nbd: sockets.uris(&export),
+        warnings: warnings(&plan.arguments, &sockets, context.shards().len()),
         control_path: sockets.control_path.clone(),
         memory: plan.shape.is_some(),
         array,
@@ -219,6 +220,19 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     Ok(Started { served, sockets, nvme: nvme.map(|nvme| nvme.listener), opened })
 }
 
+/// What the user should know of how the server was started: ports that are closed to other machines, and open to every user of this
+/// one, and limits that are too low.
+fn warnings(arguments: &ServeArguments, sockets: &Sockets, shards: usize) -> Vec<String> {
+    let nvme =
+        arguments.nvme_tcp.filter(|address| address.ip().is_loopback() && arguments.dhchap_hosts.is_none());
+    let advice = "serve on a unix socket, or NVMe/TCP with --dhchap-hosts, if not all may, or use --allow-remote if that is meant";
+    let open = sockets.loopback_ports().into_iter().chain(nvme);
+    let open = open.filter(|_| !arguments.read_only && !arguments.allow_remote);
+    open.map(|address| nvme_server::open_to_users(address, advice))
+        .chain(limits::locked_memory_warning(shards))
+        .collect()
+}
+
 /// An array that is being served.
 struct Served {
     array: Array,
@@ -228,6 +242,8 @@ struct Served {
     pool: Option<Pool>,
     nbd: Vec<String>,
     clients: Clients,
+    /// Of how it was started.
+    warnings: Vec<String>,
     /// How a member of another array would name this one.
     nvme: Option<String>,
     control_path: PathBuf,
@@ -344,6 +360,9 @@ impl Served {
         }
         if let Some(warning) = pinstripe_parity::selection().warning() {
             self.journal.warn(&warning);
+        }
+        for warning in &self.warnings {
+            self.journal.warn(warning);
         }
         let control = self.control_path.display().to_string();
         if self.journal.json() {

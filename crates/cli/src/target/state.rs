@@ -99,21 +99,20 @@ impl Identities {
         let (mut uuids, mut new) = (Vec::new(), Vec::new());
         for device in devices {
             let name = device.name().ok_or_else(|| nameless(device))?;
-            let uuid = match known.get(name) {
-                Some(uuid) => *uuid,
-                None => {
-                    let taken_over = by_former_name(directory, nqn, device, &known)?;
-                    if taken_over.is_none() && !create {
-                        return Err(Failure::new(format!(
-                            "{here} has no state of {} ({name}): is it the right directory, and is what it lies on mounted? \
+            let uuid = if let Some(uuid) = known.get(name) {
+                *uuid
+            } else {
+                let taken_over = by_former_name(directory, nqn, device, &known)?;
+                if taken_over.is_none() && !create {
+                    return Err(Failure::new(format!(
+                        "{here} has no state of {} ({name}): is it the right directory, and is what it lies on mounted? \
                              If the device is new here, --state-create",
-                            device.path.display()
-                        )));
-                    }
-                    let uuid = taken_over.map_or_else(|| random_uuid().map(|uuid| uuid.0), Ok)?;
-                    new.push((uuid, name));
-                    uuid
+                        device.path.display()
+                    )));
                 }
+                let uuid = taken_over.map_or_else(|| random_uuid().map(|uuid| uuid.0), Ok)?;
+                new.push((uuid, name));
+                uuid
             };
             uuids.push(uuid);
         }

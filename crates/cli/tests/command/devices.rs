@@ -85,7 +85,7 @@ fn files_and_loop_devices_over_them_are_never_served_twice() {
     world
         .run(&["target", "--listen", "127.0.0.1:0", "--nqn", NQN, &members[0], &device.path])
         .refused(2, &["one device"]);
-    let by_device = [&[device.path.clone()], &members[1..]].concat();
+    let by_device = [std::slice::from_ref(&device.path), &members[1..]].concat();
     let elsewhere = ["--control", "other.sock", "--nbd", "unix:other.nbd"];
     // The other members are held too; one that only the loop device could give away stands alone here.
     let store = target(&world, &[], &members[..1]);

@@ -70,6 +70,11 @@ fn a_member_whose_server_was_killed_comes_back_by_itself() {
 
     let store = target(&world, &address, std::slice::from_ref(&remote));
     await_detail(&world, |now| now["degraded"] == false && now["failed"].as_array().unwrap().is_empty());
+    // Lines come a moment after what they tell of.
+    let begun = Instant::now();
+    while told(&server, "SpareActive").is_empty() && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let back = told(&server, "MemberBack");
     assert!(back.len() == 1 && back[0].contains("what it missed"), "{back:?}");
     // The line comes after the state that it tells of.

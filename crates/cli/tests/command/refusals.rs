@@ -282,3 +282,91 @@ fn a_superblock_is_erased_but_not_of_what_is_in_use_or_may_be_needed() {
     world.create(&["--level", "5", "--force", "--write-journal", &plain], &members).ok();
     erase(&["plain"]).refused(1, &["it is the journal of the array"]);
 }
+
+const SECRETS: &str = "* DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
+
+fn mode(world: &World, name: &str, mode: u32) {
+    std::fs::set_permissions(world.path(name), PermissionsExt::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn secrets_and_sockets_that_others_could_exchange_are_refused() {
+    let world = World::new();
+    let members = world.raid5(3);
+    std::fs::create_dir_all(world.path("open/inner")).unwrap();
+    let keys = "open/inner/keys";
+    std::fs::write(world.path(keys), SECRETS).unwrap();
+    mode(&world, keys, 0o600);
+    mode(&world, "open", 0o777);
+    mode(&world, "open/inner", 0o700);
+    let hosts = ["--nvme-tcp", "127.0.0.1:0", "--dhchap-hosts", keys];
+    let words = ["can't be trusted", "can be written by other users (mode 0777)", "chmod go-w"];
+    world.serve_refused(&hosts, &members).refused(1, &words);
+    world.serve_refused(&["--dhchap-secrets", keys], &members).refused(1, &words);
+    mode(&world, "open", 0o755);
+    drop(world.serve(&hosts, &members));
+    std::fs::create_dir_all(world.path("pinstripe")).unwrap();
+    mode(&world, "pinstripe", 0o777);
+    world
+        .serve_refused(&[], &members)
+        .refused(1, &["sockets in", "can be written by other users", "--control"]);
+    mode(&world, "pinstripe", 0o700);
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(world.path(keys), Some(65534), None).unwrap();
+        world.serve_refused(&hosts, &members).refused(1, &["belongs to the user 65534", "chown"]);
+    }
+    drop(world.serve(&[], &members));
+}
+
+#[test]
+fn ports_that_every_user_of_the_machine_can_write_to_are_warned_of() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let warned = |options: &[&str]| {
+        let server = world.serve(options, &members);
+        let said = server.said.iter().filter(|line| {
+            line["event"] == "warning"
+                && line["message"].as_str().unwrap().contains("every user of this machine")
+        });
+        said.count()
+    };
+    let both = ["--nbd", "tcp:127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"];
+    assert_eq!(warned(&both), 2);
+    assert_eq!(warned(&[&both[..], &["--read-only"]].concat()), 0);
+    assert_eq!(warned(&[&both[..], &["--allow-remote"]].concat()), 0);
+    assert_eq!(warned(&[]), 0);
+}
+
+#[test]
+fn limits_say_what_to_raise() {
+    let world = World::new();
+    let memory = ["mem:8M", "mem:8M", "mem:8M"].map(str::to_owned);
+    let create = ["--create", "--level", "5"];
+    world
+        .serve_refused(&[&create[..], &["--cache", "9999T"]].concat(), &memory)
+        .refused(2, &["--cache", "9999T", "this machine has"]);
+    mode(&world, ".", 0o755);
+    let mut command = world.command(&["serve", "--shards", "2", "--create", "--level", "5"]);
+    let mut limited = std::process::Command::new("prlimit");
+    limited.args(["--nproc=1:1", "--"]).arg(command.get_program()).args(command.get_args()).args(&memory);
+    limited.current_dir(world.path("."));
+    // A build folder that nobody else may enter can't be tested from.
+    if as_nobody(command.arg("mem:1")).output().is_err() {
+        return;
+    }
+    let output = as_nobody(&mut limited).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("can't start a thread") && error.contains("ulimit -u"), "{error}");
+}
+
+/// What is registered with the kernel stays in memory, so only what is used may be.
+#[test]
+fn an_idle_server_needs_little_memory() {
+    let world = World::new();
+    let server = world.serve(&["--shards", "2", "--cache", "0"], &world.raid5(3));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.ready["pid"])).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = resident.trim().strip_suffix(" kB").unwrap().parse().unwrap();
+    assert!(kib < 64 << 10, "{resident}");
+}

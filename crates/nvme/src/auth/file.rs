@@ -70,9 +70,8 @@ impl Keyring {
             }
             let trusted = pinstripe_runtime::trust::check_owner(path, &metadata);
             // A pipe has no name that could be given to another one.
-            let trusted = trusted.and_then(|()| match metadata.is_file() {
-                true => pinstripe_runtime::trust::check_place(path),
-                false => Ok(()),
+            let trusted = trusted.and_then(|()| {
+                if metadata.is_file() { pinstripe_runtime::trust::check_place(path) } else { Ok(()) }
             });
             trusted.map_err(|why| KeyFileProblem::Exchangeable { path: at(), why })?;
         }

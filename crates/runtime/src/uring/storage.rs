@@ -242,7 +242,12 @@ impl Storage {
             (Some(one), Some(other)) => one == other && one.starts_with(WWID),
             _ => false,
         };
-        same_disk || self.extents.iter().any(|one| other.extents.iter().any(|other| one.meets(other)))
+        same_disk || self.shares_with(other)
+    }
+
+    /// Whether the kernel knows that they have bytes in common.
+    pub fn shares_with(&self, other: &Self) -> bool {
+        self.extents.iter().any(|one| other.extents.iter().any(|other| one.meets(other)))
     }
 
     /// By what it can be recognized when it has other numbers and another path: a disk's WWID or serial number, a partition's
