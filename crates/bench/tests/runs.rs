@@ -147,7 +147,8 @@ fn devices_that_held_something_are_no_bug_of_ours() {
     for (level, assume_clean) in [(Level::Raid5, false), (Level::Raid5, true), (Level::Raid0, true)] {
         let paths: Vec<_> = (0..3).map(|slot| folder.join(format!("member{slot}"))).collect();
         for (slot, path) in (0u8..).zip(&paths) {
-            let bytes: Vec<u8> = (0u32..4 << 20).map(|at| (at.wrapping_mul(at) >> 7) as u8 ^ slot).collect();
+            let bytes: Vec<u8> =
+                (0u32..4 << 20).map(|at| at.wrapping_mul(at).to_be_bytes()[1] ^ slot).collect();
             std::fs::write(path, bytes).unwrap();
         }
         let devices = paths.into_iter().map(DeviceSpec::Path).collect();

@@ -23,8 +23,8 @@ pub fn run(arguments: &ListArguments) -> Result<(), Failure> {
     let mut found = Vec::new();
     for path in place::sockets() {
         match ask(&path) {
-            // A socket that a server left behind when it was killed.
-            Err(ClientError::NotServed { .. }) => {}
+            // A socket that a server left behind when it was killed, or one that ends just now.
+            Err(ClientError::NotServed { .. } | ClientError::Ended { .. }) => {}
             answer => found.push((path, answer)),
         }
     }

@@ -27,9 +27,9 @@ pub fn detail(arguments: &DetailArguments) -> Result<(), Failure> {
         Err(error) => return Err(error.into()),
     };
     if arguments.json {
-        output::print_json(&detail)?
+        output::print_json(&detail)?;
     } else {
-        output::print(&detail.in_words())?
+        output::print(&detail.in_words())?;
     }
     match health(&detail) {
         status if arguments.test && status > 0 => Err(Failure::said().with_status(status)),

@@ -9,6 +9,7 @@ use crate::{
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct ArrayOptions {
     /// How to choose between the two parity updates.
     pub policy: WritePolicy,

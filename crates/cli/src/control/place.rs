@@ -100,7 +100,7 @@ mod tests {
     fn the_systems_user_has_one_folder_whatever_session_it_is_in() {
         let session = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| OsString::from("/run/user/7"));
         let (own, system) = (PathBuf::from("/run/user/7/pinstripe"), PathBuf::from("/run/pinstripe"));
-        assert_eq!(folders_of(true, session), [system.clone()]);
+        assert_eq!(folders_of(true, session), std::slice::from_ref(&system));
         assert_eq!(folders_of(false, session), [own, system.clone()]);
         assert_eq!(folders_of(false, |_| None), std::slice::from_ref(&system));
         assert_eq!(folders_of(false, |_| Some("relative".into())), [system]);

@@ -154,7 +154,7 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
-    match until_ordered(start(context, plan)).await {
+    match until_ordered(Box::pin(start(context, plan))).await {
         None => Ok(()),
         Some(started) => {
             let Started { served, sockets, nvme, opened } = started?;

@@ -115,7 +115,7 @@ fn add_refuses_a_device_that_holds_something_but_takes_a_former_member() {
     world.run(&["add", "data", &spare]).refused(1, &["spare holds a LUKS encrypted volume", "--force"]);
     world.run(&["add", "data", &small]).refused(1, &["small", "sectors"]);
     world.run(&["add", "data", "nothing"]).refused(1, &["nothing does not exist"]);
-    world.run(&["add", "data", "member0"]).refused(1, &["member0", "held by"]);
+    world.run(&["add", "data", "member0"]).refused(1, &["member0 is the member in slot 0 already"]);
     assert_eq!(world.hashes(&[spare]), before);
     world.run(&["add", "data", "member2", "--wait"]).ok();
     world.run(&["check", "data"]).ok();

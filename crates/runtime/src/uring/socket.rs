@@ -48,13 +48,11 @@ impl Connection {
     /// The other end, if that can be told.
     pub fn peer(&self) -> Option<Peer> {
         let address = rustix::net::getpeername(&self.fd).ok().flatten();
-        match address.and_then(|address| SocketAddr::try_from(address).ok()) {
-            Some(address) => Some(Peer::Address(address)),
-            None => {
-                let process = rustix::net::sockopt::socket_peercred(&self.fd).ok()?;
-                Some(Peer::Process(process.pid.as_raw_nonzero().get()))
-            }
+        if let Some(address) = address.and_then(|address| SocketAddr::try_from(address).ok()) {
+            return Some(Peer::Address(address));
         }
+        let process = rustix::net::sockopt::socket_peercred(&self.fd).ok()?;
+        Some(Peer::Process(process.pid.as_raw_nonzero().get()))
     }
 
     /// Takes a connected stream socket over.
