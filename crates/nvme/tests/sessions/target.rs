@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use pinstripe_nvme::wire::command::{Command, Sgl, admin, fabrics, nvm};
+use pinstripe_nvme::wire::command::{Command, DEALLOCATE, FORCE_UNIT_ACCESS, Sgl, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, property};
 use pinstripe_nvme::wire::identify::{NamespaceInfo, parse_namespace_list};
 use pinstripe_nvme::wire::pdu::FatalError;
@@ -45,6 +45,28 @@ fn a_write_in_the_capsule_and_one_by_r2t_are_read_back() {
         let data = io.read(Command::new(nvm::READ, 1).with_blocks(1, 23), 23 * 512).await.unwrap();
         assert!(data[..512].iter().all(|&b| b == 7) && data[512..7 * 512].iter().all(|&b| b == 0));
         assert!(data[7 * 512..15 * 512].iter().all(|&b| b == 8) && data[15 * 512..].iter().all(|&b| b == 9));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn fua_of_writes_and_of_zeroes_reaches_the_namespace() {
+    seeds(3, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 3).await;
+        let mut forced = 0;
+        for (opcode, flags) in [(nvm::WRITE, 0), (nvm::WRITE_ZEROES, 0), (nvm::WRITE_ZEROES, DEALLOCATE)] {
+            let data = if opcode == nvm::WRITE { &[7; 512][..] } else { &[] };
+            for fua in [0, FORCE_UNIT_ACCESS, 0] {
+                let command = Command::new(opcode, 1).with_dword(12, flags | fua);
+                assert_eq!(io.status(command, data).await, Status::SUCCESS);
+                forced += usize::from(fua > 0);
+                assert_eq!(array.seen.borrow().fua, forced);
+            }
+        }
         admin.close();
         target.stop().await;
     });

@@ -180,16 +180,30 @@ impl Driver {
     /// Enters the kernel if there is anything to submit or to collect there.
     fn submit(&self) {
         self.push_backlog();
+        let (waiting, work) = self.pending();
+        if waiting > 0 || work {
+            self.enter(u32::try_from(waiting).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Handles every completion that has come, the ones included that the kernel has still to be asked for.
+    fn collect(&self) {
+        if self.pending().1 {
+            self.enter(0);
+        }
+        self.reap();
+    }
+
+    /// How many entries wait to be submitted, and whether the kernel has something for us.
+    fn pending(&self) -> (usize, bool) {
         let ring = self.ring.borrow();
         // SAFETY: the ring is borrowed, and no other queue handle is alive.
-        let (waiting, work) = unsafe {
-            let queue = ring.submission_shared();
-            (queue.len(), queue.taskrun() || queue.cq_overflow())
-        };
-        if waiting == 0 && !work {
-            return;
-        }
-        let count = u32::try_from(waiting).unwrap_or(u32::MAX);
+        let queue = unsafe { ring.submission_shared() };
+        (queue.len(), queue.taskrun() || queue.cq_overflow())
+    }
+
+    fn enter(&self, count: u32) {
+        let ring = self.ring.borrow();
         // Getting events costs nothing beyond the entry and runs the kernel's deferred work.
         // SAFETY: no argument is passed, and the entries keep what they point to alive (C16).
         let entered = unsafe { ring.submitter().enter::<()>(count, 0, ENTER_GETEVENTS, None) };
@@ -302,8 +316,7 @@ impl Driver {
         /// Polls between two looks at the kernel: enough to share the system call, few enough to keep it busy.
         const BATCH: usize = 64;
         if !active(Mutant::TimersBeforeCompletions) {
-            self.submit();
-            self.reap();
+            self.collect();
         }
         shard.turn();
         shard.deliver_mail();
