@@ -60,7 +60,8 @@ fn full_name(command: &Command) -> String {
 /// The page, as roff.
 fn rendered(command: &Command) -> std::io::Result<String> {
     let mut bytes = Vec::new();
-    clap_mangen::Man::new(command.clone()).manual("Pinstripe").render(&mut bytes)?;
+    let version = concat!("pinstripe ", env!("CARGO_PKG_VERSION"));
+    clap_mangen::Man::new(command.clone()).source(version).manual("Pinstripe").render(&mut bytes)?;
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
     let Page { examples, files, related } = page(command.get_name());
     text += ".SH EXAMPLES\n";
