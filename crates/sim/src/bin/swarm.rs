@@ -40,6 +40,9 @@ struct Run {
     /// And so many of those in which members come back, are replaced and hang.
     #[arg(long, default_value_t = 0)]
     atlas: u64,
+    /// And so many of those in which shards are interrupted and users and owner meet in narrow places.
+    #[arg(long, default_value_t = 0)]
+    races: u64,
     /// And so many of those whose members are reached over the network.
     #[arg(long, default_value_t = 0)]
     net: u64,
@@ -73,6 +76,13 @@ struct Run {
     /// Fail if fewer distinct row states were seen.
     #[arg(long, default_value_t = 0)]
     floor: usize,
+}
+
+impl Run {
+    /// Seeds of all kinds.
+    fn count(&self) -> u64 {
+        self.seeds + self.atlas + self.races + self.net
+    }
 }
 
 #[derive(clap::Args)]
@@ -115,7 +125,9 @@ fn run_share(run: &Run, job: u16) -> Harvest {
     let mut harvest = Harvest::default();
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
     let net = swarm::FIRST_SEED_OF_NET;
-    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas).chain(net..net + run.net);
+    let races = swarm::FIRST_SEED_WITH_RACES;
+    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas);
+    let seeds = seeds.chain(races..races + run.races).chain(net..net + run.net);
     for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
@@ -161,8 +173,8 @@ fn run_seeds(run: &Run) -> bool {
     let seconds = started.elapsed().as_secs_f64();
     println!("{total:?}");
     #[expect(clippy::cast_precision_loss, reason = "for people")]
-    let rate = (run.seeds + run.atlas + run.net) as f64 / seconds;
-    let (passed, failed) = (run.seeds + run.atlas + run.net - failing.len() as u64, failing.len());
+    let rate = run.count() as f64 / seconds;
+    let (passed, failed) = (run.count() - failing.len() as u64, failing.len());
     println!("sim: {passed} passed, {failed} failed in {seconds:.1} s, {rate:.1} seeds/s");
     if let Some(first) = failing.first() {
         println!("failing seeds: {failing:?}");
@@ -299,6 +311,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let others = (0..first).map(Killer::Seed).chain((0..explored).map(Killer::Explorer));
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
     let others = others.chain((atlas..atlas + seeds / 2).map(Killer::Seed));
+    let races = swarm::FIRST_SEED_WITH_RACES;
+    let others = others.chain((races..races + seeds / 2).map(Killer::Seed));
     let others = others.chain((first..seeds).map(Killer::Seed));
     let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
     known.into_iter().filter(scene).chain(others).collect()

@@ -18,6 +18,7 @@ use super::{
     client::{Habits, client, read_all},
     front::{Door, Front},
     net::Reach,
+    races::Races,
 };
 use crate::{
     Fault, SECTOR, SimDisk,
@@ -281,6 +282,7 @@ impl Swarm {
                 self.take_stock();
                 self.event();
                 self.atlas_event();
+                self.race_event();
                 self.net_event();
                 self.take_stock();
                 if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
@@ -449,6 +451,9 @@ impl Swarm {
             let mut rng = self.rng.fork(number);
             let mut habits = Habits::drawn(&mut rng, sectors, stripe.max(8), block, hot, self.setup.requests);
             habits.ordered = self.shape().is_some();
+            if self.setup.races.is_some() && habits.ordered {
+                Races::shape(&mut rng, &mut habits, (stripe, sectors));
+            }
             let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
             shop.open.set(shop.open.get() + 1);
             let mut shard = self.home() + self.rng.index(self.setup.shards);
