@@ -33,6 +33,8 @@ const FLOOR: u64 = 36_000;
 const SEEDS: u64 = 600;
 /// And so many of those in which members come back, are replaced and hang.
 const ATLAS: u64 = 200;
+/// And so many in which shards are interrupted and users and owner meet in narrow places.
+const RACES: u64 = 80;
 /// And so many whose members are reached over the network.
 const NET: u64 = 100;
 /// And so many of the wider lives.
@@ -63,6 +65,7 @@ pub fn run(root: &Path, sim: &Sim) -> Result<()> {
         ("--losses", losses),
         ("--assemble-every", every),
         ("--atlas", if usual { ATLAS * sim.seeds / SEEDS } else { 0 }),
+        ("--races", if usual { RACES * sim.seeds / SEEDS } else { 0 }),
         ("--net", if usual { NET * sim.seeds / SEEDS } else { 0 }),
         ("--wide", if usual { WIDE * sim.seeds / SEEDS } else { 0 }),
         ("--floor", if usual { FLOOR } else { 0 }),

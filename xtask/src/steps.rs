@@ -66,6 +66,8 @@ const STEPS: &[Step] = &[
             "--test",
             "membership",
             "--test",
+            "races",
+            "--test",
             "checkpoints",
             "--test",
             "logs",

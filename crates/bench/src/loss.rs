@@ -46,7 +46,7 @@ pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Recovery, Benc
     loop {
         let state = setup.array.detail().slots[slot].state;
         match state {
-            "in-sync" => break,
+            "in-sync" | "resyncing" => break,
             "missing" => return Err(BenchError::NotRebuilt(slot)),
             _ => shard::sleep(LOOK_NS).await,
         }

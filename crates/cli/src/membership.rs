@@ -157,7 +157,7 @@ fn wait_until_whole(client: &mut Client, slot: usize, quiet: bool) -> Result<(),
         let detail = fetch(client)?;
         let state = detail.members.get(slot).map_or("missing", |member| member.state.as_str());
         match state {
-            "in-sync" => break,
+            "in-sync" | "resyncing" => break,
             "recovering" => show(&bar, detail.sync.as_ref()),
             _ => {
                 bar.finish_and_clear();
@@ -178,7 +178,7 @@ fn wait_until_replaced(client: &mut Client, slot: usize, device: &str, quiet: bo
     loop {
         let detail = fetch(client)?;
         let member = detail.members.get(slot);
-        if member.is_some_and(|m| m.device.as_deref() == Some(device) && m.state == "in-sync") {
+        if member.is_some_and(|m| m.device.as_deref() == Some(device) && m.is_whole()) {
             break;
         }
         let holds = |member: &crate::control::detail::Member| {

@@ -5,12 +5,15 @@ use pinstripe_runtime::DeviceErrorKind;
 use crate::{
     array::Array,
     detail::{FailedMember, SlotDetail},
+    error::MemberError,
     records::MemberState,
 };
 
 /// What the sentences are made from.
 pub(crate) struct Facts<'a> {
     pub(crate) has_failed: bool,
+    /// The latest errors of members.
+    pub(crate) errors: &'a [MemberError],
     /// It has a journal, and that failed.
     pub(crate) journal_failed: bool,
     /// The user asked for it, or the array's superblocks do.
@@ -28,12 +31,7 @@ impl Facts<'_> {
     pub(crate) fn advice(&self) -> Option<String> {
         let mut sentences = Vec::new();
         if self.has_failed {
-            sentences.push(
-                "too many members failed: nothing is acknowledged any more, and what can be read is read; check the \
-                 connection of the devices, or bring their servers back, stop the array, and assemble it again (the superblocks \
-                 were left as they were)"
-                    .to_owned(),
-            );
+            sentences.push(self.failure());
         } else if self.journal_failed {
             sentences.push(
                 "the journal device failed: stop the array and assemble it with --force, which does without the journal and resyncs"
@@ -52,9 +50,31 @@ impl Facts<'_> {
         (!sentences.is_empty()).then(|| sentences.join(". "))
     }
 
+    /// What is to be done about too many failures: other things where the space behind the devices is used up than where they are gone.
+    fn failure(&self) -> String {
+        let holds = |error: &&MemberError| {
+            self.slots.iter().any(|slot| slot.device.as_deref() == Some(error.name.as_str()))
+        };
+        let (full, lost): (Vec<&MemberError>, Vec<&MemberError>) =
+            self.errors.iter().filter(holds).partition(|error| error.error.kind == DeviceErrorKind::NoSpace);
+        let mut full: Vec<&str> = full.iter().map(|error| error.name.as_str()).collect();
+        full.dedup();
+        let room = format!("make room for {} (a full file system, or a thin volume)", full.join(", "));
+        let connection = "check the connection of the devices, or bring their servers back".to_owned();
+        let steps = match (full.is_empty(), lost.is_empty()) {
+            (true, _) => connection,
+            (false, true) => room,
+            (false, false) => format!("{room}, {connection}"),
+        };
+        format!(
+            "too many members failed: nothing is acknowledged any more, and what can be read is read; {steps}, stop the array, and \
+             assemble it again (the superblocks were left as they were)"
+        )
+    }
+
     fn missing(&self, sentences: &mut Vec<String>) {
         let empty = self.slots.iter().filter(|slot| slot.state == "missing").count();
-        let missing = self.slots.iter().filter(|slot| slot.state != "in-sync").count();
+        let missing = self.slots.iter().filter(|slot| matches!(slot.state, "missing" | "recovering")).count();
         if self.redundancy == 0 || self.has_failed {
             return;
         }
@@ -102,6 +122,12 @@ fn failed_words(failed: &FailedMember, sentences: &mut Vec<String>) {
             failed.device, failed.late_requests
         ));
     }
+    if failed.error.error.kind == DeviceErrorKind::NoSpace {
+        sentences.push(format!(
+            "{} had no space left behind it: make room there (a full file system, or a thin volume), then add it again",
+            failed.device
+        ));
+    }
     if failed.error.error.kind == DeviceErrorKind::TooManyErrors {
         sentences.push(format!("{} had too many read errors: replace the device", failed.device));
     }
@@ -127,7 +153,10 @@ impl Array {
 
 #[cfg(test)]
 mod tests {
+    use pinstripe_runtime::DeviceError;
+
     use super::*;
+    use crate::error::Operation;
 
     fn slot(state: &'static str) -> SlotDetail {
         SlotDetail { state, device: Some("/dev/x".to_owned()), ..SlotDetail::default() }
@@ -136,6 +165,7 @@ mod tests {
     fn advice(slots: &[SlotDetail], change: impl FnOnce(&mut Facts)) -> Option<String> {
         let mut facts = Facts {
             has_failed: false,
+            errors: &[],
             journal_failed: false,
             read_only: false,
             slots,
@@ -157,6 +187,8 @@ mod tests {
         };
         says(&good, |facts| facts.has_failed = true, "stop the array, and assemble it again");
         says(&good, |facts| facts.read_only = true, "read-only");
+        says(&[slot("resyncing"), slot("missing")], |_| (), "no further member may fail");
+        assert_eq!(advice(&[slot("resyncing"), slot("resyncing")], |_| ()), None);
         let missing = [slot("missing"), slot("in-sync"), slot("in-sync")];
         says(&missing, |_| (), "pinstripe add");
         says(&missing, |_| (), "no further member may fail");
@@ -165,5 +197,38 @@ mod tests {
         says(&slow, |facts| facts.limit_ns = 0, "`pinstripe fail` drops it");
         says(&[SlotDetail { late_requests: 2, ..slot("in-sync") }], |_| (), "does not answer");
         says(&[SlotDetail { bad_sectors: 8, ..slot("in-sync") }], |_| (), "replace it soon");
+    }
+
+    #[test]
+    fn a_full_file_system_is_called_that_and_no_connection_is_to_be_checked() {
+        let error = |kind| MemberError {
+            slot: 0,
+            name: "/dev/x".to_owned(),
+            operation: Operation::Write,
+            offset: 0,
+            error: DeviceError::of(kind),
+        };
+        let failed = |kinds: &[DeviceErrorKind]| {
+            let errors: Vec<MemberError> = kinds.iter().map(|&kind| error(kind)).collect();
+            let slots = [slot("in-sync")];
+            let facts = Facts {
+                has_failed: true,
+                errors: &errors,
+                journal_failed: false,
+                read_only: false,
+                slots: &slots,
+                failed: &[],
+                limit_ns: 0,
+                redundancy: 1,
+            };
+            facts.advice().unwrap()
+        };
+        let full = failed(&[DeviceErrorKind::NoSpace, DeviceErrorKind::NoSpace]);
+        assert!(full.contains("make room for /dev/x (") && !full.contains("connection"), "{full}");
+        let both = failed(&[DeviceErrorKind::NoSpace, DeviceErrorKind::Gone]);
+        assert!(both.contains("make room") && both.contains("connection"), "{both}");
+        assert!(!failed(&[DeviceErrorKind::Gone]).contains("room"));
+        let words = crate::error::IoError::Failed.to_string();
+        assert!(!words.contains("connection"), "{words}");
     }
 }

@@ -21,7 +21,7 @@ pub use crate::membership::{Added, CommandError, Removed};
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble},
     consistency::{self, Log, OldLog, journal::home::log_of},
-    control::{Command, Reply, ReplyState},
+    control::{Command, Reply},
     error::{IoError, MemberError},
     events::{EventKind, Events},
     geometry::Geometry,
@@ -51,6 +51,8 @@ pub(crate) struct Home {
     /// Writes may have happened since the superblocks were last marked clean.
     pub(crate) dirty: Cell<bool>,
     pub(crate) stopped: Cell<bool>,
+    /// It is being stopped: no command is taken any more.
+    stopping: Cell<bool>,
     /// For maintenance: something may be to do.
     pub(crate) work: Signal,
     pub(crate) upkeep: Upkeep,
@@ -128,14 +130,24 @@ impl Home {
     }
 
     /// Has the controller do something, and waits for it.
-    pub(crate) async fn command(&self, make: impl FnOnce(Reply) -> Command) -> Result<(), IoError> {
-        if self.stopped.get() {
-            return Err(IoError::Stopping);
+    pub(crate) async fn command<E: From<IoError>>(
+        &self,
+        make: impl FnOnce(Reply<E>) -> Command,
+    ) -> Result<(), E> {
+        if self.stopping.get() {
+            return Err(IoError::Stopping.into());
         }
-        let state = Rc::new(ReplyState::default());
-        self.commands.borrow_mut().push_back(make(Reply(Rc::clone(&state))));
+        let (reply, answer) = Reply::expected();
+        self.commands.borrow_mut().push_back(make(reply));
         self.shared().knock.notify();
-        state.ready.wait_for(|| state.answer.take()).await
+        answer.await
+    }
+
+    /// Takes no command any more. Those that wait are answered: the array is stopping.
+    pub(crate) fn refuse_commands(&self) {
+        self.stopping.set(true);
+        let waiting = self.commands.take();
+        drop(waiting);
     }
 
     /// Keeps an error for `detail`.
@@ -272,6 +284,7 @@ impl Array {
             records: RefCell::new(records),
             dirty: Cell::new(false),
             stopped: Cell::new(false),
+            stopping: Cell::new(false),
             work: Signal::default(),
             upkeep,
             events,
@@ -324,6 +337,10 @@ impl Array {
     pub async fn stop(&self) -> Result<(), IoError> {
         self.home.drain_journal().await;
         let result = self.home.command(|reply| Command::Stop { reply }).await;
+        if matches!(result, Err(IoError::Stopping)) {
+            // The rest is for the stop that came first.
+            return result;
+        }
         self.home.work.notify();
         self.home.served.borrow().wanted.notify();
         self.home.detach_members(result.is_ok()).await;

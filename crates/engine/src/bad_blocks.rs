@@ -286,9 +286,9 @@ impl Home {
         };
         if report.bad.is_none() && !active(Mutant::BadBlockFreedEarly) {
             let flushes = &member.health.flushes;
-            flushes.begin();
+            let ticket = flushes.begin();
             let result = device.flush().await.result;
-            flushes.end(result.err());
+            flushes.end(ticket, result.err());
             result.map_err(failed(Operation::Flush, 0))?;
         }
         let images = if active(Mutant::BadBlockForgotten) { &[][..] } else { &change.images[..] };

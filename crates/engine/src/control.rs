@@ -15,11 +15,12 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use crate::{
     admission::Admission,
-    array::Home,
+    array::{CommandError, Home},
     consistency::LogChange,
     error::{IoError, MemberError, Operation},
     events::EventKind,
     members::spare_the_needed,
+    membership::{can_do_without, is_hanging},
     mutants::{Mutant, active},
     records::{Newcomer, Seating},
     shared::Failure,
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Enter { newcomer: Box<Newcomer>, comes_back: Option<usize>, reply: Reply },
     /// Has a spare take the place of a slot's member, once the copy is whole.
     Replace { slot: usize, spare: MemberId, reply: Reply },
+    /// Takes out the member of a slot, as if it had failed.
+    Fail { slot: usize, member: MemberId, reply: Reply<CommandError> },
     /// Takes a device that holds no slot out of the array.
     Remove { member: MemberId, reply: Reply },
     /// A recovering member, or the target of a replacement, has everything.
@@ -57,19 +60,45 @@ pub(crate) enum IntentChange {
     Add { offset: i32, image: Box<BitmapImage> },
 }
 
-/// Where a command's answer goes.
-pub(crate) struct Reply(pub(crate) Rc<ReplyState>);
+/// Where a command's answer goes. A command that is let go of without one is answered: the array is stopping.
+pub(crate) struct Reply<E: From<IoError> = IoError>(Option<Rc<ReplyState<E>>>);
 
-#[derive(Default)]
-pub(crate) struct ReplyState {
-    pub(crate) answer: Cell<Option<Result<(), IoError>>>,
-    pub(crate) ready: pinstripe_runtime::Signal,
+struct ReplyState<E> {
+    answer: Cell<Option<Result<(), E>>>,
+    ready: pinstripe_runtime::Signal,
 }
 
-impl Reply {
-    fn send(self, answer: Result<(), IoError>) {
-        self.0.answer.set(Some(answer));
-        self.0.ready.notify();
+impl<E: From<IoError>> Reply<E> {
+    /// Where an answer goes, and the answer.
+    pub(crate) fn expected() -> (Self, impl Future<Output = Result<(), E>>) {
+        let state =
+            Rc::new(ReplyState { answer: Cell::new(None), ready: pinstripe_runtime::Signal::default() });
+        let reply = Self(Some(Rc::clone(&state)));
+        (reply, async move { state.ready.wait_for(|| state.answer.take()).await })
+    }
+
+    fn send(mut self, answer: Result<(), E>) {
+        self.answer(answer);
+    }
+
+    fn answer(&mut self, answer: Result<(), E>) {
+        if let Some(state) = self.0.take() {
+            state.answer.set(Some(answer));
+            state.ready.notify();
+        }
+    }
+
+    /// Whether anything waits for the answer.
+    fn is_awaited(&self) -> bool {
+        self.0.as_ref().is_some_and(|state| Rc::strong_count(state) > 1)
+    }
+}
+
+impl<E: From<IoError>> Drop for Reply<E> {
+    fn drop(&mut self) {
+        if !active(Mutant::StopForgetsCommands) {
+            self.answer(Err(IoError::Stopping.into()));
+        }
     }
 }
 
@@ -132,6 +161,11 @@ impl Home {
             Command::Replace { slot, spare, reply } => {
                 reply.send(self.seat(spare, slot, Seating::Replacement).await);
             }
+            Command::Fail { slot, member, reply } => {
+                if reply.is_awaited() {
+                    reply.send(self.take_out(slot, member).await);
+                }
+            }
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
                 let is_idle = !self.records.borrow().members[member.0].is_seated()
@@ -158,6 +192,7 @@ impl Home {
                 reply.send(self.adopt_attached(generation, attached).await);
             }
             Command::Stop { reply } => {
+                self.refuse_commands();
                 self.bound_waits();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
@@ -170,7 +205,9 @@ impl Home {
                 self.stopped.set(true);
                 self.shared().bad_reports.close();
                 self.keep_place();
-                reply.send(self.write_clean().await);
+                let stopped = self.write_clean().await;
+                self.shared().end();
+                reply.send(stopped);
                 return true;
             }
         }
@@ -192,6 +229,36 @@ impl Home {
         self.shared().admission.drained().await;
         adopt_everywhere(self.shared());
         self.work.notify();
+    }
+
+    /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all failures that were reported
+    /// and all commands that came before: neither two commands at once nor one beside a failure take the array past redundancy (C31).
+    async fn take_out(&self, slot: usize, id: MemberId) -> Result<(), CommandError> {
+        while self.shared().has_failures() && !self.shared().has_failed() {
+            self.drop_failed().await;
+        }
+        if self.shared().has_failed() {
+            return Err(IoError::Failed.into());
+        }
+        let snapshot = self.shared().snapshot();
+        let Some(seat) = snapshot.seats.get(slot).filter(|seat| seat.member().is_some_and(|m| m.id == id))
+        else {
+            // It has failed meanwhile, and the superblocks say so.
+            return Ok(());
+        };
+        // What hangs may have failed.
+        let redundancy = self.shared().geometry.redundancy();
+        let is_needed = seat.is_whole() && !can_do_without(&snapshot, id, redundancy, is_hanging);
+        if is_needed && !active(Mutant::NeededTakenOut) {
+            return Err(CommandError::SlotNeeded(slot));
+        }
+        let name = seat.member().map(|member| member.name.clone()).unwrap_or_default();
+        let error = DeviceError::of(DeviceErrorKind::Removed);
+        if self.unseat(vec![failure(slot, id, &name, Operation::Metadata, 0, error)]).await {
+            self.update_superblocks().await?;
+            self.forgive();
+        }
+        if self.shared().has_failed() { Err(IoError::Failed.into()) } else { Ok(()) }
     }
 
     /// Takes the reported members out of the membership and records that.
@@ -222,10 +289,7 @@ impl Home {
         let fenced = leaving.iter().find(|failure| failure.error.error.kind == DeviceErrorKind::Fenced);
         if let Some(fenced) = fenced {
             // Another host has taken the array over (C22). The members are well, and nothing is to be written down.
-            self.note(&fenced.error);
-            self.events.add(EventKind::ArrayFailed(fenced.error.clone()));
-            self.shared().fail();
-            self.work.notify();
+            self.fail_array(&[fenced.error.clone()]);
             return false;
         }
         let snapshot = self.shared().snapshot();
@@ -242,12 +306,8 @@ impl Home {
         let missing = seats.iter().filter(|seat| !seat.is_whole()).count();
         if missing > self.shared().geometry.redundancy() && !active(Mutant::BeyondRedundancyRecorded) {
             // C3: nothing is written down; an outage of all must not make all faulty.
-            for failure in leaving {
-                self.note(&failure.error);
-                self.events.add(EventKind::ArrayFailed(failure.error));
-            }
-            self.shared().fail();
-            self.work.notify();
+            let errors: Vec<MemberError> = leaving.into_iter().map(|failure| failure.error).collect();
+            self.fail_array(&errors);
             return false;
         }
         for failure in &leaving {
@@ -265,6 +325,16 @@ impl Home {
             self.change(|now| *now = seats).await;
         }
         true
+    }
+
+    /// Nothing is acknowledged any more. That is told once, whatever else fails then.
+    fn fail_array(&self, errors: &[MemberError]) {
+        errors.iter().for_each(|error| self.note(error));
+        if let Some(first) = errors.first().filter(|_| !self.shared().has_failed()) {
+            self.events.add(EventKind::ArrayFailed(first.clone()));
+        }
+        self.shared().fail();
+        self.work.notify();
     }
 
     /// Opens the gate: dirty superblocks first.

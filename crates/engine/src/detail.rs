@@ -107,7 +107,7 @@ pub struct MemberOffload {
 /// A slot.
 #[derive(Clone, Debug, Default)]
 pub struct SlotDetail {
-    /// `in-sync`, `recovering` or `missing`.
+    /// `in-sync`, `resyncing` (it has all of its data, and parity is still to be made to match), `recovering` or `missing`.
     pub state: &'static str,
     /// The device, if somebody holds the slot.
     pub device: Option<String>,
@@ -173,13 +173,19 @@ impl Array {
         });
         let mut slots: Vec<SlotDetail> =
             snapshot.seats.iter().map(|seat| slot_detail(seat, &records)).collect();
+        let is_resyncing = intent.resync_count() > 0 && !matches!(shared.geometry, Geometry::Raid0(_));
         for (slot, detail) in slots.iter_mut().enumerate() {
             detail.offload = self.member_offload(&snapshot, slot);
+            if is_resyncing && detail.state == "in-sync" {
+                detail.state = "resyncing";
+            }
         }
+        let last_errors = self.last_errors();
         let failed = self.failed_members();
         let advice = Facts {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
             has_failed: shared.has_failed(),
+            errors: &last_errors,
             read_only: shared.options.read_only,
             slots: &slots,
             failed: &failed,
@@ -214,7 +220,7 @@ impl Array {
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
             offload: self.offload_detail(&snapshot),
-            last_errors: self.last_errors(),
+            last_errors,
             advice,
         }
     }

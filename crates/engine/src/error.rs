@@ -86,7 +86,7 @@ pub enum IoError {
     Stopping,
     /// More members failed than the level can bear. What can still be read is read; nothing more is acknowledged.
     #[error(
-        "more members have failed than the array can bear; check the connection of its devices, then stop the array and assemble it again"
+        "more members have failed than the array can bear: `pinstripe detail` says which, and why; mend that, then stop the array and assemble it again"
     )]
     Failed,
     /// The journal device failed.

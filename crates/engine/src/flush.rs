@@ -8,6 +8,7 @@ use crate::{
     entry::{Moved, Writing},
     error::{IoError, Operation},
     geometry::{Geometry, MemberSlot, Set64, StripeId},
+    members::FlushTicket,
     mutants::{Mutant, active},
     snapshot::{MemberId, View},
     striped::striped_error,
@@ -76,18 +77,17 @@ impl VolumeInner {
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
         let again = matches!(self.shared.geometry, Geometry::Raid0(_));
         let mut set = self.sets.take();
-        // A slot may have two: its member and the target of its replacement. With how many flushes of it had failed before.
-        let mut asked = [(0, 0); 2 * crate::geometry::MEMBERS_MAX];
+        // A slot may have two: its member and the target of its replacement.
+        let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];
         for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
             let Some((member, device)) = view.member(place) else { continue };
-            let before = member.health.flushes.begin();
-            let before = if again || active(Mutant::FailedFlushForgotten) { before } else { 0 };
-            asked[set.push(device.flush())] = (place, before);
+            let ticket = member.health.flushes.begin();
+            asked[set.push(device.flush())] = (place, ticket);
         }
         set.wait().await;
         let asked = &asked[..set.len()];
         let mut failed = Vec::new();
-        for (index, &(place, _)) in asked.iter().enumerate() {
+        for (index, &(place, ticket)) in asked.iter().enumerate() {
             let Some((member, device)) = view.member(place) else { continue };
             let mut error = set.take(index).result.err();
             if error.is_some() && active(Mutant::FlushTriedAgain) {
@@ -95,10 +95,11 @@ impl VolumeInner {
                 let _ = device.flush().await;
                 error = None;
             }
-            member.health.flushes.end(error);
+            member.health.flushes.end(ticket, error);
             failed.extend(error.map(|error| (place, error)));
         }
-        for &(place, before) in asked {
+        for &(place, ticket) in asked {
+            let before = if again { ticket.failed_before } else { 0 };
             let told = failed.iter().any(|(other, _)| *other == place);
             if let Some((member, _)) = view.member(place)
                 && !told

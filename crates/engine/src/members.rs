@@ -185,43 +185,75 @@ impl Health {
 }
 
 /// A member's flushes, by all shards. A device that has lost writes tells it once (C5); but they may be what other flushes wait for too,
-/// those under way and those that come before the member is out.
+/// those under way and those that come before the member is out. So a flush isn't answered before all are over that began before it
+/// was, by ticket: a count of those that have ended is met by later ones (C33).
 #[derive(Default)]
 pub(crate) struct Flushes {
-    begun: AtomicU64,
-    ended: AtomicU64,
-    /// How many have failed, and how the last did.
-    failed: Mutex<(u64, Option<DeviceError>)>,
+    state: Mutex<FlushState>,
     changed: Signal,
 }
 
+#[derive(Default)]
+struct FlushState {
+    /// The latest ticket.
+    begun: u64,
+    /// The tickets of those that aren't over.
+    under_way: Vec<u64>,
+    /// How many have failed, and how the last did.
+    failed: u64,
+    error: Option<DeviceError>,
+}
+
+impl FlushState {
+    /// Whether every flush is over that had a ticket when `begun` was the latest one.
+    fn are_over(&self, begun: u64) -> bool {
+        if active(Mutant::FlushesCounted) {
+            return self.begun - self.under_way.len() as u64 >= begun;
+        }
+        self.under_way.iter().all(|&ticket| ticket > begun)
+    }
+}
+
+/// A flush of a member that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FlushTicket {
+    number: u64,
+    /// How many had failed before.
+    pub(crate) failed_before: u64,
+}
+
 impl Flushes {
-    /// A flush is about to be asked for. How many have failed before.
-    pub(crate) fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        self.failed().0
+    /// A flush is about to be asked for.
+    pub(crate) fn begin(&self) -> FlushTicket {
+        let mut state = self.state();
+        state.begun += 1;
+        let number = state.begun;
+        state.under_way.push(number);
+        FlushTicket { number, failed_before: state.failed }
     }
 
     /// It is over.
-    pub(crate) fn end(&self, error: Option<DeviceError>) {
+    pub(crate) fn end(&self, ticket: FlushTicket, error: Option<DeviceError>) {
+        let mut state = self.state();
+        state.under_way.retain(|&number| number != ticket.number);
         if error.is_some() {
-            let mut failed = self.failed();
-            *failed = (failed.0 + 1, error);
+            state.failed += 1;
+            state.error = error;
         }
-        self.ended.fetch_add(1, Ordering::SeqCst);
+        drop(state);
         self.changed.notify();
     }
 
     /// Waits for all that are under way now, and says how one failed since so many had.
     pub(crate) async fn failed_since(&self, before: u64) -> Option<DeviceError> {
-        let begun = self.begun.load(Ordering::SeqCst);
-        self.changed.wait_until(|| self.ended.load(Ordering::SeqCst) >= begun).await;
-        let failed = self.failed();
-        if failed.0 > before { failed.1 } else { None }
+        let begun = self.state().begun;
+        self.changed.wait_until(|| self.state().are_over(begun)).await;
+        let state = self.state();
+        if state.failed > before { state.error } else { None }
     }
 
-    fn failed(&self) -> MutexGuard<'_, (u64, Option<DeviceError>)> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, FlushState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -570,4 +602,35 @@ pub(crate) async fn answered<F: Future>(limit_ns: u64, future: F) -> Result<F::O
         return Ok(future.await);
     }
     shard::timeout(limit_ns, future).await.ok_or(DeviceError::of(DeviceErrorKind::TimedOut))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_flush_is_answered_when_all_that_began_before_it_ended_are_over_whatever_ends_later() {
+        let (flushes, error) = (Flushes::default(), DeviceError::of(DeviceErrorKind::Media));
+        let mut cx = Context::from_waker(Waker::noop());
+        let oldest = flushes.begin();
+        let ours = flushes.begin();
+        flushes.end(ours, None);
+        let mut answer = pin!(flushes.failed_since(0));
+        assert!(answer.as_mut().poll(&mut cx).is_pending(), "an older one is under way");
+        for _ in 0..3 {
+            let later = flushes.begin();
+            flushes.end(later, None);
+            assert!(answer.as_mut().poll(&mut cx).is_pending(), "it still is");
+        }
+        let latest = flushes.begin();
+        flushes.end(oldest, Some(error));
+        let told = answer.as_mut().poll(&mut cx);
+        assert_eq!(told, std::task::Poll::Ready(Some(error)), "one that began later is not waited for");
+        flushes.end(latest, None);
+    }
 }

@@ -1,6 +1,6 @@
 //! The commands that change who belongs to an array in service, and its bitmap.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use pinstripe_md::{
     bad_block_table::BadBlockTable,
@@ -17,15 +17,18 @@ use crate::{
     array::{Array, REGION_BYTES_WITHOUT_BITMAP},
     assembly::{Found, read_member},
     control::{Command, IntentChange},
-    error::{IoError, MemberError, Operation},
+    error::IoError,
     geometry::Geometry,
     intent::IntentTable,
     members::answered,
     mutants::{Mutant, active},
     records::{MemberBook, MemberState, Newcomer},
-    snapshot::{MemberId, Seat},
+    snapshot::{Member, MemberId, Seat, Snapshot},
     volume::give_up_everywhere,
 };
+
+/// How long a command waits for the controller before it looks whether that waits for the member that is to go.
+const LOOK_NS: u64 = 100_000_000;
 
 /// What became of a device that was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +72,9 @@ pub enum CommandError {
     #[error("slot {0} is empty already")]
     SlotEmpty(usize),
     /// The array can't do without it.
-    #[error("slot {0} is needed: without it the array would have lost data; nothing was done")]
+    #[error(
+        "slot {0} is needed: without it, and without members that have failed or don't answer, the array would lose data; nothing was done"
+    )]
     SlotNeeded(usize),
     /// Its member can't be replaced: it isn't whole, or is being replaced already.
     #[error("slot {slot} can't be replaced: its member is {state}; nothing was done")]
@@ -183,6 +188,24 @@ pub enum Removed {
     Slot(usize),
 }
 
+/// Whether enough members are left without one, and without those that are going.
+pub(crate) fn can_do_without(
+    snapshot: &Snapshot,
+    id: MemberId,
+    redundancy: usize,
+    is_going: impl Fn(&Member) -> bool,
+) -> bool {
+    let stays = |seat: &&Seat| {
+        seat.is_whole() && seat.member().is_some_and(|member| member.id != id && !is_going(member))
+    };
+    snapshot.seats.iter().filter(stays).count() + redundancy >= snapshot.seats.len()
+}
+
+/// Whether a member may be about to be dropped because it doesn't answer.
+pub(crate) fn is_hanging(member: &Member) -> bool {
+    member.health.is_slow() || member.health.late_requests() > 0
+}
+
 impl Array {
     pub(crate) fn check_change(&self) -> Result<(), CommandError> {
         if matches!(self.shared().geometry, Geometry::Raid0(_)) {
@@ -198,17 +221,23 @@ impl Array {
         let slots = snapshot.seats.len();
         let seat = snapshot.seats.get(slot).ok_or(CommandError::NoSuchSlot { slot, slots })?;
         let member = seat.member().ok_or(CommandError::SlotEmpty(slot))?;
-        let whole = matches!(seat, Seat::InSync(_));
-        if whole && snapshot.missing.len() >= self.shared().geometry.redundancy() {
-            return Err(CommandError::SlotNeeded(slot));
+        let mut answer = pin!(self.home.command(|reply| Command::Fail { slot, member: member.id, reply }));
+        loop {
+            if let Some(answer) = shard::timeout(LOOK_NS, answer.as_mut()).await {
+                return answer;
+            }
+            if !member.health.is_slow() {
+                continue;
+            }
+            // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can do without it. The controller
+            // may know of others that have failed.
+            let snapshot = self.shared().snapshot();
+            let is_ailing = |other: &Member| is_hanging(other) || other.health.statistics().write_errors > 0;
+            if !can_do_without(&snapshot, member.id, self.shared().geometry.redundancy(), is_ailing) {
+                return Err(CommandError::SlotNeeded(slot));
+            }
+            give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);
         }
-        let error = DeviceError::of(DeviceErrorKind::Removed);
-        let error =
-            MemberError { slot, name: member.name.clone(), operation: Operation::Metadata, offset: 0, error };
-        self.shared().report(member.id, error);
-        // It may hang, and the controller with it.
-        give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);
-        Ok(self.shared().dropped(member.id).await?)
     }
 
     /// Takes a device in. A member that comes back is put into its slot again, and only what was dirtied since is

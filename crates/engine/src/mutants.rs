@@ -107,6 +107,12 @@ pinstripe_runtime::mutants! {
     FlushTriedAgain,
     /// A flush is believed although another one has failed meanwhile, or before (C5).
     FailedFlushForgotten,
+    /// A flush waits until as many have ended as had begun, whichever these are (C33).
+    FlushesCounted,
+    /// A command takes a member out that the array can't do without (C31).
+    NeededTakenOut,
+    /// What waits behind a stop is left without an answer.
+    StopForgetsCommands,
     /// A recovery's progress is recorded without a flush (C4).
     CheckpointWithoutFlush,
     /// A spare's superblock says from the start that it has everything.
@@ -340,9 +346,17 @@ impl Mutant {
     ];
 
     /// Those that the engine's tests of membership, of checkpoints and of the door to the members find (`tests/membership.rs`,
-    /// `tests/checkpoints.rs`, `tests/entry.rs`).
-    pub const OF_LIFE: &[Self] =
-        &[Self::PlaceIgnoresBegun, Self::SeatedSpareRemoved, Self::LookLeftOut, Self::BitsReadUndrained];
+    /// `tests/checkpoints.rs`, `tests/races.rs`).
+    pub const OF_LIFE: &[Self] = &[
+        Self::PlaceIgnoresBegun,
+        Self::SeatedSpareRemoved,
+        Self::LookLeftOut,
+        Self::EarlierMembershipTrusted,
+        Self::BitsReadUndrained,
+        Self::FlushesCounted,
+        Self::NeededTakenOut,
+        Self::StopForgetsCommands,
+    ];
 
     /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather than the swarm.
     pub const OF_OFFLOAD: &[Self] = &[

@@ -33,9 +33,15 @@ impl Home {
         let slot = comes_back.filter(|&slot| matches!(seats.get(slot), Some(Seat::Empty)));
         let slot = slot.filter(|_| self.can_come_back(newcomer.superblock.array.events));
         let device = newcomer.formerly.unwrap_or(newcomer.superblock.member.device_uuid);
+        // One that was blanked meanwhile is known by its name only.
+        let name = newcomer.device.info().name.clone();
         let former: Vec<MemberId> = {
             let records = self.records.borrow();
-            records.find(device).filter(|book| !book.is_active()).map(|book| book.member.id).collect()
+            let is_it = |book: &&MemberBook| {
+                let known = book.superblock.member.device_uuid == device || book.member.name == name;
+                known && matches!(book.state, MemberState::Failed(_))
+            };
+            records.members.iter().filter(is_it).map(|book| book.member.id).collect()
         };
         for id in former {
             self.records.borrow_mut().remove(id);

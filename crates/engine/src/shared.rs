@@ -55,6 +55,8 @@ pub struct Shared {
     pub(crate) bad_reports: Reports,
     /// Too many members failed (C3), or the superblocks can't be written.
     failed: AtomicBool,
+    /// The controller has ended: nothing is recorded any more.
+    ended: AtomicBool,
     /// How long a member may take for a request; 0 for ever.
     member_limit_ns: AtomicU64,
     /// What the members' servers do.
@@ -162,6 +164,7 @@ impl Shared {
             leaving: Mutex::default(),
             bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             offload: crate::offload::Common::default(),
         }
     }
@@ -195,13 +198,25 @@ impl Shared {
 
     /// Waits until the superblocks on disk know the membership of `generation` (C2).
     pub async fn durable(&self, generation: u64) -> Result<(), IoError> {
-        if self.durable.load(Ordering::SeqCst) >= generation && !self.has_failed() {
-            return Ok(());
+        let is_durable = || self.durable.load(Ordering::SeqCst) >= generation;
+        if is_durable() && !self.has_failed() { Ok(()) } else { self.until(is_durable).await }
+    }
+
+    /// Waits until the controller has brought that about. It may end before, or the array fail.
+    async fn until(&self, is_so: impl Fn() -> bool) -> Result<(), IoError> {
+        let is_over = || self.has_failed() || self.ended.load(Ordering::SeqCst);
+        self.durable_changed.wait_until(|| is_so() || is_over()).await;
+        match self.has_failed() {
+            true => Err(IoError::Failed),
+            false if is_so() => Ok(()),
+            false => Err(IoError::Stopping),
         }
-        self.durable_changed
-            .wait_until(|| self.durable.load(Ordering::SeqCst) >= generation || self.has_failed())
-            .await;
-        if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+    }
+
+    /// The controller ends: what waits for it is told so.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.durable_changed.notify();
     }
 
     /// Whether the superblocks on disk know the current membership.
@@ -249,15 +264,11 @@ impl Shared {
 
     /// Waits until `member` is out of the membership, durably; an error if the array can't do without it.
     pub async fn dropped(&self, member: MemberId) -> Result<(), IoError> {
-        self.durable_changed
-            .wait_until(|| {
-                let snapshot = self.snapshot();
-                self.has_failed()
-                    || snapshot.slot_of(member).is_none()
-                        && self.durable.load(Ordering::SeqCst) >= snapshot.generation
-            })
-            .await;
-        if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+        let is_out = || {
+            let snapshot = self.snapshot();
+            snapshot.slot_of(member).is_none() && self.durable.load(Ordering::SeqCst) >= snapshot.generation
+        };
+        self.until(is_out).await
     }
 
     /// The members that were reported since the last call.

@@ -60,7 +60,8 @@ impl Interruptions {
     pub fn drawn(rng: &mut Rng) -> Self {
         Self {
             chances: rng.pick(&[4, 32, 128, 512]),
-            ns_max: rng.pick(&[100_000, 5_000_000, 100_000_000, 1_000_000_000]),
+            // Far below the time that a member has: a shard that is off its CPU sees no completion.
+            ns_max: rng.pick(&[100_000, 5_000_000, 50_000_000, 100_000_000]),
         }
     }
 }

@@ -157,7 +157,8 @@ impl Server {
         let name = device.to_string_lossy();
         self.wait_until(|detail| {
             let members = detail["members"].as_array().into_iter().flatten();
-            members.into_iter().any(|member| member["device"] == *name && member["state"] == "in-sync")
+            let is_whole = |state: &serde_json::Value| state == "in-sync" || state == "resyncing";
+            members.into_iter().any(|member| member["device"] == *name && is_whole(&member["state"]))
         })
     }
 

@@ -88,7 +88,7 @@ impl Client {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub slot: usize,
-    /// `in-sync`, `recovering` or `missing`.
+    /// `in-sync`, `resyncing` (parity is still to be made to match), `recovering` or `missing`.
     pub state: String,
     pub device: Option<String>,
     /// The device that is to take its place and is being copied to: MD's `replacement`.
@@ -250,6 +250,11 @@ impl Sync {
 }
 
 impl Member {
+    /// Whether it has all of its data.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.state.as_str(), "in-sync" | "resyncing")
+    }
+
     fn in_words(&self) -> String {
         let device = self.device.as_deref().map(printable).unwrap_or_default();
         let latencies = [("reads", self.read_latency_ns), ("writes", self.write_latency_ns)];

@@ -164,7 +164,8 @@ impl Watch {
 
     fn tell_what_is_wrong(&mut self, client: &mut Client) -> Result<(), ClientError> {
         let seen: Seen = client.call("detail", Value::Null)?;
-        let missing = seen.members.iter().filter(|member| member.state != "in-sync");
+        let missing =
+            seen.members.iter().filter(|member| !matches!(member.state.as_str(), "in-sync" | "resyncing"));
         let missing: Vec<String> = missing.map(|member| member.slot.to_string()).collect();
         if !missing.is_empty() {
             let words =

@@ -46,6 +46,9 @@ struct Run {
     /// And so many of those in which members come back, are replaced and hang.
     #[arg(long, default_value_t = 0)]
     atlas: u64,
+    /// And so many of those in which shards are interrupted and users and owner meet in narrow places.
+    #[arg(long, default_value_t = 0)]
+    races: u64,
     /// And so many of those whose members are reached over the network.
     #[arg(long, default_value_t = 0)]
     net: u64,
@@ -82,6 +85,13 @@ struct Run {
     /// Fail if fewer distinct row states were seen.
     #[arg(long, default_value_t = 0)]
     floor: usize,
+}
+
+impl Run {
+    /// Seeds of all kinds.
+    fn count(&self) -> u64 {
+        self.seeds + self.atlas + self.races + self.net
+    }
 }
 
 #[derive(clap::Args)]
@@ -124,9 +134,9 @@ fn run_share(run: &Run, job: u16) -> Harvest {
     let mut harvest = Harvest::default();
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
     let net = swarm::FIRST_SEED_OF_NET;
-    let wide = swarm::FIRST_SEED_OF_WIDE;
+    let (races, wide) = (swarm::FIRST_SEED_WITH_RACES, swarm::FIRST_SEED_OF_WIDE);
     let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas).chain(net..net + run.net);
-    let seeds = seeds.chain(wide..wide + run.wide);
+    let seeds = seeds.chain(races..races + run.races).chain(wide..wide + run.wide);
     for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
@@ -319,6 +329,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let others = (0..first).map(Killer::Seed).chain((0..explored).map(Killer::Explorer));
     let atlas = swarm::FIRST_SEED_WITH_ATLAS;
     let others = others.chain((atlas..atlas + seeds / 2).map(Killer::Seed));
+    let races = swarm::FIRST_SEED_WITH_RACES;
+    let others = others.chain((races..races + seeds / 2).map(Killer::Seed));
     let others = others.chain((first..seeds).map(Killer::Seed));
     let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
     known.into_iter().filter(scene).chain(others).collect()

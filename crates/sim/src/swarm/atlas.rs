@@ -10,6 +10,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
+    sync::Arc,
 };
 
 use pinstripe_engine::{
@@ -19,6 +20,7 @@ use pinstripe_engine::{
     records::MemberState,
     snapshot::{MemberId, Seat},
 };
+use pinstripe_runtime::shard;
 
 use super::{Swarm, Verdict, draw::uuid, events::excused};
 use crate::{Fault, Rng, SimDisk, SimDiskConfig, Trigger, checks::survey};
@@ -67,6 +69,8 @@ pub(crate) struct Afflicted {
     sick: BTreeSet<usize>,
     /// Who is on the way in.
     joining: Rc<RefCell<BTreeSet<usize>>>,
+    /// Who was to be taken out, and is needed.
+    pub(crate) spared: Rc<RefCell<BTreeSet<usize>>>,
 }
 
 impl Afflicted {
@@ -134,6 +138,10 @@ impl Swarm {
         let unwatched = self.setup.atlas.is_none() && self.setup.net.is_none() && self.setup.wide.is_none();
         if unwatched || self.array.is_none() {
             return;
+        }
+        for disk in self.afflicted.spared.take() {
+            self.doomed.remove(&disk);
+            self.afflicted.doomed_as.remove(&disk);
         }
         let members = self.array().members();
         let standing = |disk: usize| -> Option<Standing> {
@@ -223,7 +231,7 @@ impl Swarm {
     }
 
     /// A member is taken out and given back at once.
-    fn bounce(&mut self) {
+    pub(crate) fn bounce(&mut self) {
         let Some((slot, disk)) = self.victim() else { return };
         if self.disks[disk].is_gone() || self.doomed.contains(&disk) {
             return;
@@ -242,12 +250,15 @@ impl Swarm {
         let is_sick = self.afflicted.sick.contains(&number) || self.is_contended();
         let joining = self.afflicted.joining(number);
         let shop = Rc::clone(&self.shop);
+        let patience = if self.setup.races.is_some() { 20 } else { 0 };
         self.command("return", move |array| async move {
             let name = disk.info().name.clone();
             let work = async {
                 if let Some(slot) = fails {
                     match array.fail(slot).await {
                         Ok(()) | Err(CommandError::SlotEmpty(_)) => {}
+                        // While others hang nobody knows whether the array could do without it.
+                        Err(CommandError::SlotNeeded(_)) => return Ok(()),
                         Err(error) => return Err(format!("fail: {error}")),
                     }
                 }
@@ -268,7 +279,15 @@ impl Swarm {
                     Err(_) if is_sick => return Ok(()),
                     Err(error) => return excused(&reach, error),
                 };
-                match array.add(source, identity).await {
+                let mut added = array.add(Arc::clone(&source), identity).await;
+                for _ in 0..patience {
+                    // What it was asked for when it was taken out is soon over.
+                    if matches!(added, Err(CommandError::RequestsUnderWay { .. })) {
+                        shard::sleep(500_000).await;
+                        added = array.add(Arc::clone(&source), identity).await;
+                    }
+                }
+                match added {
                     Ok(Added::Bitmap { .. }) => shop.readds.set(shop.readds.get() + 1),
                     Ok(_) => {}
                     Err(error) => return joined(&disk, is_sick || reach.is_troubled(), error),

@@ -12,7 +12,7 @@ use pinstripe_md::{
     units::{Sector, SectorCount},
 };
 
-use super::{front::NbdSetup, net::NetSetup};
+use super::{front::NbdSetup, net::NetSetup, races::Races};
 use crate::{Rng, SimDiskConfig};
 
 /// Room in front of the data and behind it, for superblock, bitmap and logs.
@@ -107,6 +107,8 @@ pub struct Setup {
     pub policy_changes: bool,
     /// Members come back, are replaced, hang.
     pub atlas: Option<super::atlas::Habits>,
+    /// Shards are interrupted, and users and owner meet in narrow places.
+    pub races: Option<Races>,
     /// Members are reached over the network.
     pub net: Option<NetSetup>,
     /// More of everything.
@@ -172,6 +174,7 @@ impl Setup {
             nbd: None,
             policy_changes: false,
             atlas: None,
+            races: None,
             net: None,
             wide: None,
         }

@@ -6,7 +6,7 @@ use pinstripe_engine::{
     array::{Array, CommandError},
     consistency::Policy,
     error::IoError,
-    maintenance::{ScrubAction, ScrubRequest},
+    maintenance::{ScrubAction, ScrubRequest, SyncError},
 };
 use pinstripe_md::level::Level;
 
@@ -36,7 +36,7 @@ impl Swarm {
     }
 
     /// The number of the disk in a slot.
-    fn disk_in(&self, slot: usize) -> Option<usize> {
+    pub(crate) fn disk_in(&self, slot: usize) -> Option<usize> {
         let snapshot = self.array().shared().snapshot();
         let name = &snapshot.seats[slot].member()?.name;
         self.disks.iter().position(|disk| disk.info().name == *name)
@@ -109,7 +109,8 @@ impl Swarm {
         self.doomed.insert(disk);
         self.command("fail", move |array| async move {
             match array.fail(slot).await {
-                Ok(()) | Err(CommandError::SlotEmpty(_)) => Ok(()),
+                // While others hang nobody knows whether the array could do without it.
+                Ok(()) | Err(CommandError::SlotEmpty(_) | CommandError::SlotNeeded(_)) => Ok(()),
                 Err(error) => Err(error.to_string()),
             }
         });
@@ -251,7 +252,10 @@ impl Swarm {
             let before = array.shared().snapshot();
             let in_sync = before.intent.resync_count() == 0;
             let request = ScrubRequest { action, ..ScrubRequest::default() };
-            let report = array.scrub(request).await.map_err(|error| error.to_string())?;
+            let report = match array.scrub(request).await {
+                Err(SyncError::TooMany) => return Ok(()),
+                report => report.map_err(|error| error.to_string())?,
+            };
             if in_sync && report.mismatched_sectors > 0 {
                 shop.accuse(Verdict::Scrub(format!("{report:?} although nothing was to be resynced")));
             }

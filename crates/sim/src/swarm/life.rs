@@ -18,6 +18,7 @@ use super::{
     client::{Habits, client, read_all},
     front::{Door, Front},
     net::Reach,
+    races::Races,
     wide,
 };
 use crate::{
@@ -285,6 +286,7 @@ impl Swarm {
                 self.event();
                 self.atlas_event();
                 self.wide_event();
+                self.race_event();
                 self.net_event();
                 self.take_stock();
                 if self.summary.failures > failures && deadline < u64::MAX && self.rng.chance(1, 3) {
@@ -456,6 +458,9 @@ impl Swarm {
                 wide::widen(&mut habits, &mut rng, sectors);
             }
             habits.ordered = self.shape().is_some();
+            if self.setup.races.is_some() && habits.ordered {
+                Races::shape(&mut rng, &mut habits, (stripe, sectors));
+            }
             let (shared, shop) = (Arc::clone(array.shared()), Rc::clone(&self.shop));
             shop.open.set(shop.open.get() + 1);
             let mut shard = self.home() + self.rng.index(self.setup.shards);

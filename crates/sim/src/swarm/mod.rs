@@ -26,6 +26,7 @@ mod life;
 mod membership;
 mod nbd;
 mod net;
+mod races;
 mod repair_scenes;
 mod scenes;
 mod wide;
@@ -43,6 +44,7 @@ pub use forced_scenes::EXPORT_SCENES;
 pub use front::NbdSetup;
 pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NET_KILLERS, NVME_KILLERS, RUNTIME_KILLERS};
 pub use net::NetSetup;
+pub use races::Races;
 pub use scenes::SCENES;
 
 use crate::{Rng, SimDisk, Violation, World, WorldConfig, checks::Damage, swarm::client::Shop, world::Stuck};
@@ -85,6 +87,9 @@ impl Defect {
 /// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back, are replaced, hang
 /// and vanish at bad moments ([`atlas`]): other runs than before, so the seeds below keep their meaning.
 pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
+/// In the million from here on shards are interrupted, regions are small, and users and owner meet in narrow places ([`races`]), besides
+/// the atlas.
+pub const FIRST_SEED_WITH_RACES: u64 = 3_000_000;
 /// In the million from here on members are reached over the network ([`net`]).
 pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
 
@@ -322,6 +327,10 @@ pub fn run_explored(
     if seed / FIRST_SEED_WITH_ATLAS % 2 == 1 {
         setup.atlas = Some(atlas::Habits::drawn(&mut rng.fork(3), &mut setup.options, &setup.disk));
     }
+    if seed / 1_000_000 == FIRST_SEED_WITH_RACES / 1_000_000 {
+        let races = Races::drawn(&mut rng.fork(5), &mut setup);
+        setup.races = Some(races);
+    }
     if seed / 1_000_000 == FIRST_SEED_OF_NET / 1_000_000 {
         let net = NetSetup::drawn(&mut rng.fork(4), &mut setup);
         setup.net = Some(net);
@@ -333,6 +342,7 @@ pub fn run_explored(
     let shards = if setup.net.is_some() { net::shards(&setup) } else { setup.shards };
     let mut config = WorldConfig::new(seed, shards);
     config.log_events_max = log_events_max;
+    config.interruptions = setup.races.as_ref().map(|races| races.interruptions);
     let mut world = World::new(config);
     let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
     let net = setup.net.as_ref().map(|net| net::Net::new(&mut world, &setup, net));

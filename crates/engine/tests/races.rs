@@ -1,0 +1,451 @@
+//! What happens at the same time: zeroes and a member that comes back (C27), flushes (C33), commands and failures (C31), commands and a
+//! stop. Each of two things is right by itself.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod arrays;
+
+use std::{cell::RefCell, pin::Pin, rc::Rc, sync::Arc};
+
+use arrays::{
+    STEPS, options,
+    scene::{Scene, lay_out, wish, write},
+};
+use pinstripe_engine::{
+    array::{Added, Array, CommandError, Removed},
+    consistency::Policy,
+    error::{IoError, MemberError, Operation},
+    events::EventKind,
+    maintenance::{ScrubAction, ScrubRequest, SyncAction},
+    options::ArrayOptions,
+    volume::Volume,
+};
+use pinstripe_md::{
+    identity::Uuid,
+    level::Level,
+    placement::{InitialSync, NewArray, NewBitmap, NewLog},
+};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, shard};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, World, WorldConfig};
+
+const STRIPE: u64 = 48 << 10;
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MILLISECOND;
+const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
+
+fn shape(level: Level, members: u8) -> NewArray {
+    wish(level, members, 16 << 10, BITMAP, InitialSync::AssumeClean)
+}
+
+fn array(seed: u64, level: Level, members: u8) -> Scene {
+    let mut scene = Scene::with_options(seed, shape(level, members), 2, options());
+    scene.write(0, 96, true).unwrap();
+    scene
+}
+
+/// Every stripe is full of bytes, no bit is set, and the second member has gone.
+fn degraded(seed: u64) -> Scene {
+    let mut scene = Scene::with_options(seed, shape(Level::Raid5, 4), 2, options());
+    let volume = scene.volume();
+    scene.run(async move {
+        for at in (0..volume.size()).step_by(usize::try_from(STRIPE).unwrap()) {
+            let mut data = shard::buffer(usize::try_from(STRIPE).unwrap());
+            data.fill(0xaa);
+            volume.write(at, data.freeze(), false).await.unwrap();
+        }
+    });
+    let array = scene.array.clone();
+    let is_swept = |_: &_| array.detail().bitmap.unwrap().bits_set == 0;
+    scene.world.run_until(STEPS, is_swept).unwrap();
+    let array = scene.array.clone();
+    scene.run(async move { array.fail(1).await }).unwrap();
+    scene
+}
+
+/// A check that is under way when the membership changes: its task looks at once at what is to be done next.
+fn check_slowly(scene: &mut Scene) {
+    let array = scene.array.clone();
+    scene.run(async move {
+        let mut speed = array.sync_speed();
+        (speed.min_kib, speed.max_kib) = (16, 16);
+        array.set_sync_speed(speed).unwrap();
+        let checked = array.clone();
+        shard::spawn(async move { drop(checked.check().await) });
+        shard::sleep(100 * MILLISECOND).await;
+        assert!(array.progress().is_some_and(|progress| progress.action == SyncAction::Check));
+    });
+}
+
+/// A stripe is zeroed, and its thread is off its CPU for a second as soon as the zeroes have entered. Meanwhile the member that was
+/// missing comes back by bitmap.
+fn zeroes_are_held_up_while_a_member_comes_back(seed: u64) {
+    let mut scene = degraded(seed);
+    check_slowly(&mut scene);
+    let replans = scene.array.detail().statistics.replans;
+    let stripe = 12 * STRIPE;
+    scene.world.interrupt_next(1, 1000 * MILLISECOND);
+    let shared = Arc::clone(scene.array.shared());
+    scene.world.spawn(1, "zeroes", async move {
+        Volume::new(shared).write_zeroes(stripe, STRIPE, false).await.unwrap();
+    });
+    let shared = Arc::clone(scene.array.shared());
+    scene.world.run_until(STEPS, |_| shared.admission.writers() == 1).unwrap();
+
+    let (array, source) = (scene.array.clone(), scene.disks[1].source());
+    let (recovers, added) = scene.run(async move {
+        let owner = array.clone();
+        let added = shard::spawn_joined(async move { owner.add(source, Uuid([0x55; 16])).await });
+        shard::sleep(500 * MILLISECOND).await;
+        let recovers = array.progress().is_some_and(|progress| progress.action == SyncAction::Recovery);
+        let mut speed = array.sync_speed();
+        speed.max_kib = 1 << 20;
+        array.set_sync_speed(speed).unwrap();
+        (recovers, added.join().await)
+    });
+    assert!(matches!(added, Ok(Added::Bitmap { slot: 1 })), "{added:?}");
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+
+    let volume = scene.volume();
+    let length = usize::try_from(STRIPE).unwrap();
+    let (read, bytes) = scene.run(async move { volume.read(stripe, shard::buffer(length)).await });
+    read.unwrap();
+    let stale = bytes.iter().filter(|byte| **byte != 0).count();
+    drop(bytes);
+    assert_eq!(stale, 0, "bytes of the zeroed stripe read as before");
+    assert_eq!(scene.check(), 0, "sectors don't match");
+    assert!(
+        !recovers,
+        "the recovery has read its bits while writers of the earlier membership were under way"
+    );
+    assert!(
+        scene.array.detail().statistics.replans > replans,
+        "the zeroes were written under the earlier membership"
+    );
+}
+
+#[test]
+fn zeroes_of_an_earlier_membership_do_no_harm_to_who_comes_back_by_bitmap() {
+    (0..4).for_each(zeroes_are_held_up_while_a_member_comes_back);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn an_earlier_membership_that_is_trusted_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    for mutant in [Mutant::LookLeftOut, Mutant::BitsReadUndrained, Mutant::EarlierMembershipTrusted] {
+        let found = arrays::defects::find(mutant, 4, zeroes_are_held_up_while_a_member_comes_back);
+        assert!(found.is_some(), "{mutant:?}");
+    }
+}
+
+/// Many flushes, of which the first that reaches one disk fails, and a crash as soon as one of them is answered.
+fn a_crash_follows_a_flush_beside_one_that_fails(seed: u64) {
+    let mut world = World::new(WorldConfig::new(seed, 2));
+    let slow = |number| SimDiskConfig {
+        latency_tail: 400,
+        ..SimDiskConfig::new(&format!("disk{number}"), 2048 * 512)
+    };
+    let disks: Vec<SimDisk> = (0..4).map(|number| world.add_disk(slow(number))).collect();
+    lay_out(&mut world, shape(Level::Raid5, 4).place_with(NewLog::None).unwrap(), &disks).unwrap();
+    let mut scene = Scene::over(world, disks, 4, options());
+    scene.write(0, 96, true).unwrap();
+    scene.write(0, 96, false).unwrap();
+    scene.disks[1].fault(&Fault::FailFlushes(1));
+    let answered = Rc::new(RefCell::new(0));
+    for number in 0..6 {
+        let (shared, ledger, answered) =
+            (Arc::clone(scene.array.shared()), Rc::clone(&scene.ledger), Rc::clone(&answered));
+        let mut rng = scene.world.rng(number);
+        scene.world.spawn(usize::from(number % 2 == 1), "flush", async move {
+            let volume = Volume::new(shared);
+            shard::sleep(rng.below(4 * MILLISECOND)).await;
+            let id = ledger.borrow_mut().begin_flush();
+            let flushed = volume.flush().await;
+            ledger.borrow_mut().complete_flush(id, flushed.is_ok());
+            *answered.borrow_mut() += 1;
+        });
+    }
+    scene.world.run_until(STEPS, |_| *answered.borrow() > 0).unwrap();
+    scene.world.crash();
+    scene.ledger.borrow_mut().crash();
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
+    let sources = scene.disks.iter().map(SimDisk::source).collect();
+    // It may be dirty and degraded by then, and is refused.
+    if let Ok(array) = arrays::assemble(&mut scene.world, sources, options()) {
+        scene.array = array;
+        scene.read_all();
+    }
+}
+
+#[test]
+fn no_flush_is_answered_while_one_that_began_before_it_is_under_way() {
+    (0..40).for_each(a_crash_follows_a_flush_beside_one_that_fails);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_flush_that_is_answered_by_count_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let found =
+        arrays::defects::find(Mutant::FlushesCounted, 300, a_crash_follows_a_flush_beside_one_that_fails);
+    assert!(found.is_some());
+}
+
+/// As many `fail` commands at once as there are slots.
+fn every_slot_is_failed_at_once(seed: u64, level: Level, members: u8) {
+    let mut scene = array(seed, level, members);
+    let owner = scene.array.clone();
+    let answers = scene.run(async move {
+        let fail = |slot| {
+            let array = owner.clone();
+            shard::spawn_joined(async move { array.fail(slot).await })
+        };
+        let under_way: Vec<_> = (0..usize::from(members)).map(fail).collect();
+        let mut answers = Vec::new();
+        for answer in under_way {
+            answers.push(answer.join().await);
+        }
+        answers
+    });
+    let redundancy = scene.array.shared().geometry.redundancy();
+    let refused = |answer: &Result<(), CommandError>| matches!(answer, Err(CommandError::SlotNeeded(_)));
+    assert!(!scene.array.shared().has_failed(), "the commands stopped the array: {answers:?}");
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), redundancy, "{answers:?}");
+    assert_eq!(answers.iter().filter(|answer| refused(answer)).count(), usize::from(members) - redundancy);
+    assert_eq!(scene.array.detail().missing, redundancy);
+    scene.write(0, 96, true).unwrap();
+    scene.read_all();
+}
+
+fn commands_at_once_stay_within_redundancy(seed: u64) {
+    every_slot_is_failed_at_once(seed, Level::Raid5, 4);
+    every_slot_is_failed_at_once(seed, Level::Raid6, 5);
+}
+
+#[test]
+fn commands_at_once_take_no_array_past_redundancy() {
+    (0..4).for_each(commands_at_once_stay_within_redundancy);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_needed_member_that_is_taken_out_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let found = arrays::defects::find(Mutant::NeededTakenOut, 2, commands_at_once_stay_within_redundancy);
+    assert!(found.is_some());
+}
+
+#[test]
+fn a_command_is_decided_behind_the_failures_that_were_reported_before_it() {
+    let mut scene = array(1, Level::Raid5, 4);
+    let owner = scene.array.clone();
+    let answer = scene.run(async move {
+        let snapshot = owner.shared().snapshot();
+        let member = snapshot.seats[2].member().unwrap();
+        let error = DeviceError::of(DeviceErrorKind::Gone);
+        let error =
+            MemberError { slot: 2, name: member.name.clone(), operation: Operation::Write, offset: 0, error };
+        owner.shared().report(member.id, error);
+        owner.fail(0).await
+    });
+    assert!(matches!(answer, Err(CommandError::SlotNeeded(0))), "{answer:?}");
+    assert!(!scene.array.shared().has_failed());
+    assert_eq!(scene.array.detail().missing, 1);
+    scene.write(0, 96, true).unwrap();
+}
+
+#[test]
+fn a_member_that_is_being_replaced_stays_where_it_is_needed() {
+    let slow = ArrayOptions { leg_stripes: 1, checkpoint_ns: 0, maintenance_depth: 1, ..options() };
+    let mut scene = Scene::with_options(2, shape(Level::Raid5, 4), 1, slow);
+    scene.write(0, 96, true).unwrap();
+    scene.array.pause_sync(true);
+    let disk = scene.world.add_disk(SimDiskConfig::new("target", 2048 * 512));
+    let owner = scene.array.clone();
+    let answers = scene.run(async move {
+        owner.replace(1, Some(disk.source()), Uuid([200; 16])).await.unwrap();
+        (owner.fail(3).await, owner.fail(1).await)
+    });
+    assert!(matches!(answers, (Ok(()), Err(CommandError::SlotNeeded(1)))), "{answers:?}");
+    assert!(!scene.array.shared().has_failed());
+}
+
+/// A member hangs, members may take for ever, and the controller waits for it.
+fn hanging(seed: u64, others: &[usize]) -> Scene {
+    let patient = ArrayOptions { member_timeout_ns: 0, ..options() };
+    let mut scene = Scene::with_options(seed, shape(Level::Raid5, 4), 2, patient);
+    scene.disks[3].fault(&Fault::Hang);
+    others.iter().for_each(|&disk| scene.disks[disk].fault(&Fault::Hang));
+    let volume = scene.volume();
+    scene.world.spawn(0, "write", async move {
+        let _ = volume.write(0, shard::zeroed(4096).freeze(), false).await;
+    });
+    scene.run(async { shard::sleep(MILLISECOND).await });
+    scene
+}
+
+#[test]
+fn a_command_takes_out_the_member_that_the_controller_waits_for() {
+    let mut scene = hanging(3, &[]);
+    let owner = scene.array.clone();
+    scene.run(async move { owner.fail(3).await }).unwrap();
+    assert!(scene.world.now() < 120 * SECOND);
+    scene.write(0, 96, true).unwrap();
+
+    // With another one that hangs the array would be lost.
+    let mut scene = hanging(4, &[1]);
+    let owner = scene.array.clone();
+    let answer = scene.run(async move { owner.fail(3).await });
+    assert!(matches!(answer, Err(CommandError::SlotNeeded(3))), "{answer:?}");
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Release));
+    scene.write(0, 96, true).unwrap();
+    assert_eq!(scene.array.detail().missing, 0, "what was refused is not done later");
+}
+
+#[test]
+fn that_an_array_has_failed_is_told_once() {
+    let mut scene = array(5, Level::Raid5, 4);
+    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Gone));
+    for at in 0..4 {
+        let _ = scene.write(at * 96, 96, true);
+    }
+    let _ = scene.flush();
+    let told = scene.array.events(0);
+    let told = told.iter().filter(|event| matches!(event.kind, EventKind::ArrayFailed(_))).count();
+    assert_eq!(told, 1);
+}
+
+#[test]
+fn a_blanked_member_that_joins_again_is_not_listed_as_failed() {
+    let mut scene = array(6, Level::Raid5, 4);
+    let owner = scene.array.clone();
+    scene.run(async move { owner.fail(1).await }).unwrap();
+    assert_eq!(scene.array.detail().failed.len(), 1);
+    scene.disks[1].poke(0, &vec![0; 128 << 10]);
+    let (owner, source) = (scene.array.clone(), scene.disks[1].source());
+    let added = scene.run(async move { owner.add(source, Uuid([77; 16])).await });
+    assert!(matches!(added, Ok(Added::Full { slot: 1 })), "{added:?}");
+    assert!(scene.array.detail().failed.is_empty(), "{:?}", scene.array.detail().failed);
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    scene.is_right_and_stays_so();
+}
+
+#[test]
+fn members_are_not_called_in_sync_before_the_first_resync_is_over() {
+    let wish = wish(Level::Raid5, 4, 16 << 10, BITMAP, InitialSync::Resync);
+    let mut scene = Scene::with_options(7, wish, 1, options());
+    assert!(scene.array.detail().slots.iter().all(|slot| slot.state == "resyncing"));
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+    assert!(scene.array.detail().slots.iter().all(|slot| slot.state == "in-sync"));
+    scene.stop();
+}
+
+type Asked = Pin<Box<dyn Future<Output = String>>>;
+
+/// Everything that can be asked of an array, by name. What comes of it, in words.
+fn requests(array: &Array, spare: &Arc<dyn DeviceSource>) -> Vec<(&'static str, Asked)> {
+    macro_rules! ask {
+        ($name:literal, $array:ident, $asked:expr) => {{
+            let $array = array.clone();
+            let asked: Asked = Box::pin(async move {
+                match $asked.await {
+                    Ok(_) => "done".to_owned(),
+                    Err(error) => error.to_string(),
+                }
+            });
+            ($name, asked)
+        }};
+    }
+    let (spare, other) = (Arc::clone(spare), Arc::clone(spare));
+    let repair = ScrubRequest { action: ScrubAction::Repair, ..ScrubRequest::default() };
+    let volume = array.volume().clone();
+    let (reader, writer, zeroer) = (volume.clone(), volume.clone(), volume.clone());
+    vec![
+        ask!("fail", array, array.fail(0)),
+        ask!("remove_bitmap", array, array.remove_bitmap()),
+        ask!("add_bitmap", array, array.add_bitmap(65536)),
+        ask!("policy", array, array.set_policy(Policy::DoubleParityLog)),
+        ask!("add", array, array.add(spare, Uuid([0x51; 16]))),
+        ask!("replace", array, array.replace(0, Some(other), Uuid([0x52; 16]))),
+        ask!("replace by a spare", array, array.replace(2, None, Uuid([0x53; 16]))),
+        ask!("remove", array, array.remove(&Removed::Slot(1))),
+        ask!("check", array, array.check()),
+        ask!("repair", array, array.scrub(repair)),
+        ask!("stop", array, array.stop()),
+        ask!("flush", array, async move {
+            let _array = array;
+            volume.flush().await
+        }),
+        ask!("read", array, async move {
+            let _array = array;
+            reader.read(0, shard::buffer(4096)).await.0
+        }),
+        ask!("write", array, async move {
+            let _array = array;
+            writer.write(0, shard::zeroed(4096).freeze(), false).await
+        }),
+        ask!("zero", array, async move {
+            let _array = array;
+            zeroer.write_zeroes(0, STRIPE, false).await
+        }),
+    ]
+}
+
+/// Everything is asked for at three moments about a stop that has to wait for a member that hangs, and behind it.
+fn all_is_asked_about_a_stop(seed: u64) {
+    let mut scene = array(seed, Level::Raid6, 5);
+    let spare: Arc<dyn DeviceSource> = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512)).source();
+    scene.disks[1].fault(&Fault::Hang);
+    let (array, volume, ledger) = (scene.array.clone(), scene.volume(), Rc::clone(&scene.ledger));
+    let answers: Rc<RefCell<Vec<(String, String)>>> = Rc::default();
+    let asked = Rc::new(RefCell::new(0));
+    let (told, count) = (Rc::clone(&answers), Rc::clone(&asked));
+    scene.run(async move {
+        let ask_all = |moment: &str| {
+            for (name, request) in requests(&array, &spare) {
+                let (told, name) = (Rc::clone(&told), format!("{name} {moment}"));
+                *count.borrow_mut() += 1;
+                shard::spawn(async move {
+                    let answer = request.await;
+                    told.borrow_mut().push((name, answer));
+                });
+            }
+        };
+        shard::spawn(async move {
+            let _ = write(&volume, &ledger, 0, 96, false).await;
+        });
+        shard::sleep(SECOND).await;
+        // The one in this list is the first stop.
+        ask_all("with it");
+        shard::sleep(SECOND).await;
+        ask_all("while it waits");
+        shard::sleep(600 * SECOND).await;
+        ask_all("behind it");
+        shard::sleep(600 * SECOND).await;
+    });
+    let answers = answers.borrow();
+    let answered: Vec<&String> = answers.iter().map(|(name, _)| name).collect();
+    assert_eq!(answers.len(), *asked.borrow(), "only these were answered: {answered:?}");
+    let stopping = IoError::Stopping.to_string();
+    for (name, answer) in answers.iter() {
+        // A write may join one that the stop waits for.
+        let is_late = name == "stop while it waits"
+            || ["stop behind it", "check behind it", "write behind it"].contains(&name.as_str());
+        assert!(!is_late || *answer == stopping, "{name}: {answer}");
+    }
+}
+
+#[test]
+fn whatever_is_asked_about_a_stop_is_answered() {
+    (0..4).for_each(all_is_asked_about_a_stop);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_command_that_a_stop_forgets_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let found = arrays::defects::find(Mutant::StopForgetsCommands, 2, all_is_asked_about_a_stop);
+    assert!(found.is_some());
+}

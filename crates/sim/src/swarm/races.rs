@@ -1,0 +1,114 @@
+//! Races: what is right by itself meets something else that is, in the narrowest places.
+//!
+//! A run of this kind ([`super::FIRST_SEED_WITH_RACES`]) has the atlas, and besides
+//!
+//! - shards are taken off their CPU in the middle of a poll, where a task says that it matters ([`Interruptions`]);
+//! - regions are as small as a page, mostly smaller than a chunk, so that a bit which isn't read in time is missed;
+//! - users zero whole stripes and flush often, many at a time, while members go and come back by bitmap, with a scrub under way;
+//! - the owner takes out more members at once than the level bears: only so many may go (C31).
+
+use std::rc::Rc;
+
+use pinstripe_engine::array::CommandError;
+use pinstripe_runtime::ZeroedReads;
+
+use super::{Consistency, Setup, Swarm, Verdict, client};
+use crate::{Interruptions, Rng};
+
+/// How much of what there is.
+#[derive(Clone, Debug)]
+pub struct Races {
+    /// Of 8 events that are wanted, how many happen.
+    liveliness: u64,
+    /// How shards are interrupted.
+    pub(crate) interruptions: Interruptions,
+}
+
+impl Races {
+    /// Draws them, and shapes the run for them.
+    pub fn drawn(rng: &mut Rng, setup: &mut Setup) -> Self {
+        setup.shards = setup.shards.max(2);
+        setup.clients = setup.clients.max(3);
+        if rng.chance(3, 4) {
+            setup.disk.zeroes = ZeroedReads::Zero;
+        }
+        let by_parity = setup.level.parity_count() > 0 && setup.consistency.settles_by_parity();
+        if by_parity && rng.chance(7, 8) {
+            setup.consistency = Consistency::Bitmap(rng.pick(&[4096, 4096, 8192]));
+            setup.policy_changes &= rng.chance(1, 4);
+            // A bit that is set already hides that another one was not.
+            setup.options.sweep_ns = Some(setup.disk.latency_ns_max.max(200_000));
+        }
+        Self { liveliness: rng.pick(&[2, 4, 8]), interruptions: Interruptions::drawn(rng) }
+    }
+
+    /// Makes a user one that zeroes whole stripes, or flushes often.
+    pub(crate) fn shape(rng: &mut Rng, habits: &mut client::Habits, (stripe, sectors): (u64, u64)) {
+        if rng.chance(1, 2) {
+            habits.range = 0..sectors;
+            (habits.unit, habits.units_max) = (stripe, rng.pick(&[1, 2]));
+            habits.zeroes = rng.pick(&[2, 6]);
+            habits.discards = rng.pick(&[0, 2]);
+        }
+        habits.flushes = rng.pick(&[1, 2, 5]);
+    }
+}
+
+impl Swarm {
+    /// One event of this kind, or none.
+    pub(crate) fn race_event(&mut self) {
+        let Some(races) = self.setup.races.clone() else { return };
+        if self.setup.level.parity_count() == 0 || !self.rng.chance(races.liveliness, 8) {
+            return;
+        }
+        match self.rng.below(8) {
+            0 => self.bounce(),
+            1 | 2 => {
+                self.spawn_scrub();
+                self.bounce();
+            }
+            3 => self.give_back(),
+            4 if self.setup.failures => self.fail_too_many(),
+            _ => {}
+        }
+    }
+
+    /// One member more than may go is taken out by hand, all at once.
+    fn fail_too_many(&mut self) {
+        // Who is about to fail isn't known to the engine yet.
+        if !self.doomed.is_empty() {
+            return;
+        }
+        let most = usize::from(self.setup.level.parity_count());
+        let Some((slot, disk)) = self.victim() else { return };
+        let snapshot = self.array().shared().snapshot();
+        let mut leaving = vec![(slot, disk)];
+        for slot in 0..snapshot.seats.len() {
+            let disk = self.disk_in(slot).filter(|disk| !self.afflicted.is_joining(*disk));
+            if let Some(disk) = disk.filter(|disk| *disk != leaving[0].1 && snapshot.seats[slot].is_whole()) {
+                leaving.push((slot, disk));
+            }
+        }
+        leaving.truncate(most.saturating_sub(self.broken()) + 1);
+        if self.unsynced {
+            self.doubt_unwritten();
+        }
+        for &(slot, disk) in &leaving {
+            self.summary.failures += 1;
+            self.doomed.insert(disk);
+            let (shop, spared) = (Rc::clone(&self.shop), Rc::clone(&self.afflicted.spared));
+            self.command("fail", move |array| async move {
+                let failed = array.fail(slot).await;
+                if array.shared().has_failed() && !shop.closing.get() {
+                    shop.accuse(Verdict::Scene("commands took the array past redundancy".to_owned()));
+                }
+                match failed {
+                    Err(CommandError::SlotNeeded(_)) => _ = spared.borrow_mut().insert(disk),
+                    Ok(()) | Err(CommandError::SlotEmpty(_)) => {}
+                    Err(error) => return Err(error.to_string()),
+                }
+                Ok(())
+            });
+        }
+    }
+}
