@@ -28,6 +28,7 @@ mod first_of;
 mod manual;
 mod member;
 mod membership;
+mod memory;
 mod monitor;
 mod nvme_server;
 mod on_shards;

@@ -105,3 +105,21 @@ fn who_asks_for_the_end_is_answered_even_if_several_do() {
     }
     assert_eq!(server.ended(), 0);
 }
+
+#[test]
+fn idle_control_connections_do_not_shut_an_administrator_out() {
+    const IDLE: usize = 200;
+    let world = World::new();
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let mut first = Line::connect(&server);
+    let detail = r#"{"jsonrpc":"2.0","id":1,"method":"detail"}"#;
+    assert_eq!(first.call(detail)["id"], 1);
+    let idle: Vec<Line> = (0..IDLE).map(|_| Line::connect(&server)).collect();
+    let mut late = Line::connect(&server);
+    assert_eq!(late.call(detail)["id"], 1);
+    // The oldest have made room, and the newest are there.
+    assert_eq!(first.0.read(&mut [0]).unwrap_or(0), 0);
+    let mut idle = idle.into_iter();
+    assert_eq!(idle.next().unwrap().0.read(&mut [0]).unwrap_or(0), 0);
+    assert_eq!(idle.next_back().unwrap().call(detail)["id"], 1);
+}
