@@ -33,6 +33,7 @@ mod list;
 mod manual;
 mod member;
 mod membership;
+mod memory;
 mod monitor;
 mod nvme_server;
 mod on_shards;

@@ -19,7 +19,7 @@ use pinstripe_runtime::{
     uring::{Connection, blocking},
 };
 
-use crate::{failure::Failure, on_shards::on_shards};
+use crate::{failure::Failure, memory, on_shards::on_shards};
 
 /// Most I/O queues of a host's controller. Linux asks for one per CPU.
 const QUEUES_MAX: u16 = 64;
@@ -103,7 +103,7 @@ pub fn subsystem(
 
 /// Gives this shard its target.
 pub fn open<S: BlockService>(subsystem: Arc<Subsystem>, services: Vec<S>) {
-    let target = Rc::new(Target::new(subsystem, services));
+    let target = Rc::new(Target::with_budget(subsystem, services, memory::budget()));
     TARGET.with(|current| current.replace(Some(target)));
 }
 

@@ -9,9 +9,11 @@
 //! * [`outgoing`]: the order and the memory of what a connection sends, whatever the protocol.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod mutants;
 pub mod nbd;
 pub mod outgoing;
+pub mod roster;
 pub mod service;
 
 mod volume;

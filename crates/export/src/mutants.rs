@@ -13,4 +13,13 @@ pinstripe_runtime::mutants! {
     FlushOfIdleConnectionSkipped,
     /// The pieces in which a payload arrives are put together with an overlap.
     PayloadPiecesOverlap,
+    /// A peer that takes no answers is waited for without end (C35).
+    PatienceWithoutEnd,
+    /// What answers take in memory is given back before they are sent (C35).
+    AnswersUncounted,
+}
+
+impl Mutant {
+    /// Those that tests of the sessions find (`tests/nbd`), rather than lives of arrays in the simulator.
+    pub const OF_SESSIONS: &[Self] = &[Self::PatienceWithoutEnd, Self::AnswersUncounted];
 }

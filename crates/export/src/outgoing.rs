@@ -1,24 +1,40 @@
 //! What a connection still has to send, in order. The links of all protocols use it.
 //!
-//! Messages are handed over whole, so that a header never loses its data to another message in between. Small ones are
-//! gathered into batches, data travels in the buffer that it lies in. With each goes a number of *held* bytes: memory
-//! that the connection answers for until the message is sent or dropped.
+//! Messages are handed over whole, so that a header never loses its data to another message in between. Small
+//! ones are gathered into batches, data travels in the buffer that it lies in. With each goes a number of
+//! *held* bytes: memory that was acquired for it and that the connection answers for until the message is
+//! sent or dropped. Small messages that hold nothing are *loose*: how many bytes of them wait is known, and
+//! what lets further ones be made looks at it.
 
 use std::collections::VecDeque;
 
-use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+use pinstripe_runtime::{Buffer, Slice, Stream, block_bytes, shard};
+
+use crate::mutants::{Mutant, active};
 
 /// Bytes of a batch of small messages.
 const BATCH_BYTES: usize = 64 << 10;
 /// Bytes up to which a closed batch is copied to memory of its size: the least that a block of the pool has.
 const LITTLE_BYTES: usize = 4 << 10;
+/// Bytes of loose messages with which a peer is not asked for more until it takes some.
+pub const LOOSE_BYTES_MAX: usize = 64 << 10;
+/// How long a peer may take nothing of a message, and say nothing while it is awaited, before it is given up.
+pub const PATIENCE_NANOSECONDS: u64 = 30_000_000_000;
 
 /// See the module.
 #[derive(Default)]
 pub struct Outgoing {
-    /// To be sent, oldest first, and the held bytes that go with each.
-    ready: VecDeque<(Slice, usize)>,
+    /// To be sent, oldest first.
+    ready: VecDeque<Ready>,
     batch: Option<Batch>,
+    /// Loose bytes in all of it.
+    loose: usize,
+}
+
+struct Ready {
+    slice: Slice,
+    held: usize,
+    loose: usize,
 }
 
 /// It still takes small messages. Empty it is only kept to be used again.
@@ -26,28 +42,38 @@ struct Batch {
     buffer: Buffer,
     used: usize,
     held: usize,
+    loose: usize,
 }
 
 impl Outgoing {
-    fn close_batch(&mut self) {
-        let Some(Batch { mut buffer, used, held }) = self.batch.take_if(|batch| batch.used > 0) else {
+    /// A batch that `waits` behind others takes no more memory than its size needs; one that goes out now is
+    /// copied only if it is little.
+    fn close_batch(&mut self, waits: bool) {
+        let Some(Batch { mut buffer, used, held, loose }) = self.batch.take_if(|batch| batch.used > 0) else {
             return;
         };
-        if used > LITTLE_BYTES {
+        if used > LITTLE_BYTES && (!waits || block_bytes(used) == BATCH_BYTES) {
             buffer.truncate(used);
-            return self.ready.push_back((buffer.freeze(), held));
+            return self.ready.push_back(Ready { slice: buffer.freeze(), held, loose });
         }
         // A peer that doesn't read must not have every few bytes between large messages keep a whole batch's memory.
         let mut little = shard::buffer(used);
         little.copy_from_slice(&buffer[..used]);
-        self.ready.push_back((little.freeze(), held));
-        self.batch = Some(Batch { buffer, used: 0, held: 0 });
+        self.ready.push_back(Ready { slice: little.freeze(), held, loose });
+        self.batch = Some(Batch { buffer, used: 0, held: 0, loose: 0 });
+    }
+
+    /// Bytes of messages that hold nothing.
+    pub fn loose(&self) -> usize {
+        self.loose
     }
 
     /// Takes `slice` as it is.
     pub fn push(&mut self, slice: Slice, held: usize) {
-        self.close_batch();
-        self.ready.push_back((slice, held));
+        self.close_batch(true);
+        let loose = if held == 0 { slice.len() } else { 0 };
+        self.loose += loose;
+        self.ready.push_back(Ready { slice, held, loose });
     }
 
     /// Takes `parts` one after the other, copied; together they are not empty.
@@ -59,27 +85,34 @@ impl Outgoing {
             return self.push(buffer.freeze(), held);
         }
         if self.batch.as_ref().is_some_and(|batch| batch.buffer.len() - batch.used < length) {
-            self.close_batch();
+            self.close_batch(true);
         }
-        let new = || Batch { buffer: shard::buffer(BATCH_BYTES), used: 0, held: 0 };
+        let new = || Batch { buffer: shard::buffer(BATCH_BYTES), used: 0, held: 0, loose: 0 };
         let batch = self.batch.get_or_insert_with(new);
         fill(&mut batch.buffer[batch.used..batch.used + length], parts);
         batch.used += length;
         batch.held += held;
+        if held == 0 {
+            batch.loose += length;
+            self.loose += length;
+        }
     }
 
     /// What to send next, and the bytes to give back afterwards.
     pub fn pop(&mut self) -> Option<(Slice, usize)> {
         if self.ready.is_empty() {
-            self.close_batch();
+            self.close_batch(false);
         }
-        self.ready.pop_front()
+        let Ready { slice, held, loose } = self.ready.pop_front()?;
+        self.loose -= loose;
+        Some((slice, held))
     }
 
     /// Drops everything. Gives the bytes that were held.
     pub fn clear(&mut self) -> usize {
+        self.loose = 0;
         let batch = self.batch.take().map(|batch| batch.held);
-        batch.into_iter().chain(self.ready.drain(..).map(|(_, held)| held)).sum()
+        batch.into_iter().chain(self.ready.drain(..).map(|ready| ready.held)).sum()
     }
 }
 
@@ -91,14 +124,20 @@ fn fill(target: &mut [u8], parts: &[&[u8]]) {
     }
 }
 
-/// Sends all of `slice`. False if the peer can't be reached any more.
+/// Sends all of `slice`. False if the peer can't be reached any more, or takes nothing of it for too long.
 pub async fn send_whole<T: Stream + ?Sized>(stream: &T, mut slice: Slice) -> bool {
     loop {
         let length = slice.len();
-        match stream.send(slice.clone()).await.result {
-            Ok(sent) if sent == length => return true,
-            Ok(sent) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
-            Ok(_) | Err(_) => return false,
+        let sending = stream.send(slice.clone());
+        let sent = if active(Mutant::PatienceWithoutEnd) {
+            Some(sending.await)
+        } else {
+            shard::timeout(PATIENCE_NANOSECONDS, sending).await
+        };
+        match sent.map(|outcome| outcome.result) {
+            Some(Ok(sent)) if sent == length => return true,
+            Some(Ok(sent)) if (1..length).contains(&sent) => slice = slice.slice(sent, length - sent),
+            Some(Ok(_) | Err(_)) | None => return false,
         }
     }
 }

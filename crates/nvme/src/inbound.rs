@@ -100,6 +100,7 @@ impl Inbound {
         let outcome = self.link.stream.receive(buffer).await;
         // A stream that claims more than there was room for is broken.
         let received = outcome.result.ok().filter(|count| *count <= room).unwrap_or(0);
+        self.link.count_received(received);
         (if self.link.alive() { received } else { 0 }, outcome.buffer)
     }
 

@@ -2,19 +2,24 @@
 //!
 //! Many tasks hand messages over whole (see [`Outgoing`]); one task, [`Link::run`], sends them in order.
 //!
-//! Memory for a request is acquired in the order of asking and given back when the request's last byte is sent. So a
-//! peer that doesn't take its answers stops being served.
+//! Memory for a request is acquired in the order of asking, from the server's budget too, and given back when
+//! the request's last byte is sent. So a peer that doesn't take its answers stops being served, and after a
+//! while it is cut off.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
 
-use pinstripe_export::outgoing::{Outgoing, send_whole};
+use pinstripe_export::budget::{Budget, Share};
+use pinstripe_export::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
 use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
-/// Bytes of requests and unsent answers that a connection may hold. A single request may exceed it when it is alone.
+/// Bytes of requests and unsent answers that a connection may hold, as allocated. A single request may exceed
+/// it when it is alone.
 const HELD_BYTES_MAX: usize = 32 << 20;
-/// Bytes of answers without memory of their own that a connection may hold beside.
-const ANSWERS_BYTES_MAX: usize = 1 << 20;
 /// Time that the peer has to take the last messages of a connection that ends.
 const LINGER_NANOSECONDS: u64 = 5_000_000_000;
 
@@ -22,7 +27,9 @@ const LINGER_NANOSECONDS: u64 = 5_000_000_000;
 pub(crate) struct Link {
     pub stream: Rc<dyn Stream>,
     outgoing: RefCell<Outgoing>,
-    held_bytes: Cell<usize>,
+    share: Share,
+    /// Bytes that came from the peer.
+    received: Cell<u64>,
     next_ticket: Cell<u64>,
     served_ticket: Cell<u64>,
     finishing: Cell<bool>,
@@ -35,11 +42,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub fn new(stream: Rc<dyn Stream>) -> Rc<Self> {
+    pub fn new(stream: Rc<dyn Stream>, budget: Arc<Budget>) -> Rc<Self> {
         Rc::new(Self {
             stream,
             outgoing: RefCell::default(),
-            held_bytes: Cell::new(0),
+            share: Share::new(budget),
+            received: Cell::new(0),
             next_ticket: Cell::new(0),
             served_ticket: Cell::new(0),
             finishing: Cell::new(false),
@@ -59,42 +67,73 @@ impl Link {
     /// bytes back.
     pub async fn acquire(&self, bytes: usize) -> bool {
         let ticket = self.next_ticket.replace(self.next_ticket.get() + 1);
-        let alive = self
-            .changed
-            .wait_for(|| {
-                let held = self.held_bytes.get();
-                let turn = ticket == self.served_ticket.get();
-                let room = turn && (held == 0 || held + bytes <= HELD_BYTES_MAX);
-                (room || self.broken.get()).then(|| !self.broken.get())
-            })
-            .await;
+        let room = || {
+            let held = self.share.held();
+            let turn = ticket == self.served_ticket.get();
+            (turn && (held == 0 || held + bytes <= HELD_BYTES_MAX)) || self.broken.get()
+        };
+        self.changed.wait_until(room).await;
+        // Later requests wait behind this one, which waits behind other connections.
+        let mut acquired = pin!(self.share.acquire(bytes));
+        let mut ended = pin!(self.changed.wait_until(|| self.broken.get()));
+        let alive = poll_fn(|cx| {
+            if self.broken.get() {
+                return Poll::Ready(false);
+            }
+            if acquired.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            ended.as_mut().poll(cx).map(|()| false)
+        });
+        let alive = alive.await;
         if alive {
             self.served_ticket.set(ticket + 1);
-            self.held_bytes.set(self.held_bytes.get() + bytes);
             self.changed.notify();
         }
         alive
     }
 
+    /// Counts memory of what has come already, which is bounded otherwise; [`Link::release`] must give it
+    /// back.
+    pub fn force(&self, bytes: usize) {
+        self.share.force(bytes);
+    }
+
     /// Gives memory back.
     pub fn release(&self, bytes: usize) {
-        self.held_bytes.set(self.held_bytes.get() - bytes);
+        self.share.give_back(bytes);
         self.changed.notify();
+    }
+
+    /// So many bytes came from the peer.
+    pub fn count_received(&self, bytes: usize) {
+        self.received.set(self.received.get() + bytes as u64);
+    }
+
+    /// Bytes that came from the peer so far.
+    pub fn received(&self) -> u64 {
+        self.received.get()
     }
 
     /// Sends `parts` one after the other, copied; together they are small.
     pub fn send_copy(&self, parts: &[&[u8]]) {
-        let length = parts.iter().map(|part| part.len()).sum();
-        if !self.broken.get() && length > 0 {
-            self.outgoing.borrow_mut().push_copy(parts, length);
-            self.held_bytes.set(self.held_bytes.get() + length);
-            self.sender.notify();
-        }
+        self.send_copy_held(parts, 0);
     }
 
-    /// Waits until the peer has taken so many answers that there is room for those of further commands, or the connection has ended.
+    /// The same; `held` bytes that were acquired are given back when all is sent.
+    pub fn send_copy_held(&self, parts: &[&[u8]], held: usize) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if self.broken.get() || length == 0 {
+            return self.release(held);
+        }
+        self.outgoing.borrow_mut().push_copy(parts, held);
+        self.sender.notify();
+    }
+
+    /// Waits until the peer has taken so many of the answers that hold nothing that there is room for more of
+    /// them, or the connection has ended.
     pub async fn room(&self) {
-        let is_there = || self.held_bytes.get() <= HELD_BYTES_MAX + ANSWERS_BYTES_MAX || self.broken.get();
+        let is_there = || self.outgoing.borrow().loose() <= LOOSE_BYTES_MAX || self.broken.get();
         self.changed.wait_until(is_there).await;
     }
 
@@ -111,7 +150,7 @@ impl Link {
     pub async fn run(&self) {
         while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
             let sent = send_whole(&*self.stream, slice).await;
-            self.held_bytes.set(self.held_bytes.get() - held);
+            self.share.give_back(held);
             if !sent {
                 self.give_up();
             }
@@ -136,7 +175,7 @@ impl Link {
     fn give_up(&self) {
         self.broken.set(true);
         let dropped = self.outgoing.borrow_mut().clear();
-        self.held_bytes.set(self.held_bytes.get() - dropped);
+        self.share.give_back(dropped);
         self.changed.notify();
     }
 

@@ -64,9 +64,15 @@ pinstripe_runtime::mutants! {
     OldHostKept,
     /// A part that comes before Parity counts, and isn't added (C26).
     EarlyPeerNotAdded,
+    /// A connection that proves nothing keeps its queue's number from one that does (C35).
+    NumberHeldUnproven,
+    /// Log pages are made before there is memory for them (C35).
+    AnswersUncounted,
 }
 
 impl Mutant {
     /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's sessions.
     pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
+    /// Those that single sessions show (`tests/sessions`).
+    pub const OF_SESSIONS: &[Self] = &[Self::NumberHeldUnproven, Self::AnswersUncounted];
 }

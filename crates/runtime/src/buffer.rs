@@ -6,9 +6,10 @@
 //! shard, through a lock-free list from others. So a request that was submitted can keep its memory for as long as the
 //! kernel needs, whoever has stopped waiting for it (C15, C16).
 //!
-//! Blocks have sizes of powers of two from 4 KiB. The first ones are cut from one arena, which a driver can register
-//! with the kernel; what does not fit there comes from the system and is reused in the same way, up to a limit: beyond that, what
-//! comes back is given back to the system, so that memory that was needed once doesn't stay.
+//! Blocks have sizes of powers of two from 4 KiB. The first ones are cut from one arena, which a driver can
+//! register with the kernel; what does not fit there comes from the system and is reused in the same way, up
+//! to a limit: beyond that, what comes back is given back to the system, so that memory that was needed once
+//! doesn't stay.
 
 use std::{
     alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error},
@@ -62,6 +63,8 @@ struct Home {
     returned_count: AtomicU32,
     /// Bytes of blocks outside of the arena that wait to be used again, here or in the pool's own lists.
     spare_bytes: AtomicUsize,
+    /// Bytes of all blocks outside of the arena.
+    system_bytes: AtomicUsize,
     arena: NonNull<u8>,
     arena_bytes: usize,
     /// Room for a block for each page of the arena; written when the block is cut off.
@@ -168,6 +171,7 @@ fn free_block(block: NonNull<Block>) {
     // SAFETY: made by `Box::leak` in `Pool::carve`, and unreachable now.
     let block = unsafe { Box::from_raw(block.as_ptr()) };
     let bytes = block.bytes();
+    block.home.system_bytes.fetch_sub(bytes, Ordering::Relaxed);
     if bytes >= MAPPED_BYTES_MIN {
         // SAFETY: mapped in `system_memory` with this size; no handle is left.
         let _ = unsafe { rustix::mm::munmap(block.memory.as_ptr().cast(), bytes) };
@@ -247,6 +251,7 @@ impl Pool {
                 closed: AtomicBool::new(false),
                 returned_count: AtomicU32::new(0),
                 spare_bytes: AtomicUsize::new(0),
+                system_bytes: AtomicUsize::new(0),
                 arena,
                 arena_bytes,
                 headers,
@@ -276,6 +281,11 @@ impl Pool {
     /// Bytes of blocks outside of the arena that are kept for reuse.
     pub fn spare_bytes(&self) -> usize {
         self.home.spare_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all blocks outside of the arena, held or spare.
+    pub fn system_bytes(&self) -> usize {
+        self.home.system_bytes.load(Ordering::Relaxed)
     }
 
     /// A buffer of `length` bytes (at most 128 MiB), aligned to 4 KiB. What it holds is unspecified.
@@ -339,6 +349,7 @@ impl Pool {
             unsafe { self.home.arena.add(used) }
         } else {
             self.heap_blocks.set(self.heap_blocks.get() + 1);
+            self.home.system_bytes.fetch_add(bytes, Ordering::Relaxed);
             system_memory(bytes)
         };
         let block = Block {
@@ -667,7 +678,7 @@ mod tests {
             let again: Vec<_> = (0..SPARE_BYTES_MAX / BYTES).map(|_| pool.buffer(BYTES)).collect();
             assert_eq!((pool.heap_blocks(), pool.spare_bytes()), (made, 0), "what was kept is not used");
             drop(again);
-            assert_eq!(pool.spare_bytes(), SPARE_BYTES_MAX);
+            assert_eq!((pool.spare_bytes(), pool.system_bytes()), (SPARE_BYTES_MAX, SPARE_BYTES_MAX));
         }
     }
 

@@ -1,6 +1,10 @@
 //! The server's end of the control socket, on shard 0.
 
-use std::{cell::Cell, path::PathBuf, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    path::PathBuf,
+    rc::Rc,
+};
 
 use pinstripe_engine::array::{Added, Array};
 use pinstripe_runtime::{
@@ -21,7 +25,7 @@ use crate::{
     create::random_uuid,
 };
 
-/// Connections at a time.
+/// Connections at a time. Where there is no room for another one, the oldest without a call under way goes.
 const CONNECTIONS_MAX: usize = 64;
 /// Time for the last answers when the server ends.
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
@@ -35,7 +39,7 @@ pub struct Controller(Rc<Inner>);
 
 struct Inner {
     /// Absent once the array has stopped, so that its devices can be closed.
-    array: std::cell::RefCell<Option<Array>>,
+    array: RefCell<Option<Array>>,
     journal: Journal,
     nbd: Vec<String>,
     clients: Clients,
@@ -44,7 +48,8 @@ struct Inner {
     stopping: Rc<Stopping>,
     /// Names this run among others, for readers of its events.
     instance: String,
-    connections: Cell<usize>,
+    /// The oldest first.
+    connections: RefCell<Vec<Rc<Conversation>>>,
     /// Calls that are not answered yet.
     busy: Cell<usize>,
     answered: Signal,
@@ -64,7 +69,7 @@ impl Controller {
             reconnector,
             stopping: Rc::clone(&served.stopping),
             instance: upkeep::instance(),
-            connections: Cell::new(0),
+            connections: RefCell::default(),
             busy: Cell::new(0),
             answered: Signal::default(),
             adding: Cell::new(false),
@@ -88,27 +93,45 @@ impl Controller {
 
     /// Serves a connection in a task of its own.
     pub fn spawn(&self, connection: Connection) {
+        let Ok(stream) = connection.attach() else { return };
         let inner = Rc::clone(&self.0);
-        if inner.connections.get() >= CONNECTIONS_MAX {
+        if inner.connections.borrow().len() >= CONNECTIONS_MAX && !inner.make_room() {
             return;
         }
-        inner.connections.set(inner.connections.get() + 1);
+        let conversation = Rc::new(Conversation { stream, calling: Cell::new(false) });
+        inner.connections.borrow_mut().push(Rc::clone(&conversation));
         shard::spawn(async move {
-            if let Ok(stream) = connection.attach() {
-                inner.converse(&stream).await;
-            }
-            inner.connections.set(inner.connections.get() - 1);
+            inner.converse(&conversation).await;
+            inner.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, &conversation));
         });
     }
 }
 
+/// A control connection.
+struct Conversation {
+    stream: Rc<SocketStream>,
+    /// A call of it is under way, other than waiting for events.
+    calling: Cell<bool>,
+}
+
 impl Inner {
-    async fn converse(&self, stream: &SocketStream) {
+    /// Ends the oldest connection without a call under way. False if there is none.
+    fn make_room(&self) -> bool {
+        let mut connections = self.connections.borrow_mut();
+        let Some(idle) = connections.iter().position(|connection| !connection.calling.get()) else {
+            return false;
+        };
+        connections.remove(idle).stream.shutdown();
+        true
+    }
+
+    async fn converse(&self, conversation: &Conversation) {
+        let stream = &*conversation.stream;
         let mut received: Vec<u8> = Vec::new();
         loop {
             while let Some(end) = received.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = received.drain(..=end).collect();
-                if !self.answer(stream, &line).await {
+                if !self.answer(conversation, &line).await {
                     return;
                 }
             }
@@ -129,22 +152,24 @@ impl Inner {
     }
 
     /// Does what a line asks for. False if the connection is gone.
-    async fn answer(&self, stream: &SocketStream, line: &[u8]) -> bool {
+    async fn answer(&self, conversation: &Conversation, line: &[u8]) -> bool {
         if line.iter().all(u8::is_ascii_whitespace) {
             return true;
         }
         self.busy.set(self.busy.get() + 1);
         let answer = match parse(line) {
             Ok((id, command)) => {
+                conversation.calling.set(!matches!(command, Command::Events(_)));
                 let outcome = self.execute(command).await;
                 id.map(|id| response(id, outcome))
             }
             Err((id, error)) => Some(response(id, Err(error))),
         };
         let sent = match answer {
-            Some(answer) => send(stream, &answer).await,
+            Some(answer) => send(&conversation.stream, &answer).await,
             None => true,
         };
+        conversation.calling.set(false);
         self.busy.set(self.busy.get() - 1);
         self.answered.notify();
         sent

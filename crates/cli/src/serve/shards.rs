@@ -10,7 +10,7 @@ use pinstripe_export::{
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
 use super::{clients::Connected, journal::Journal, service::array_service};
-use crate::{failure::Failure, on_shards::on_shards};
+use crate::{failure::Failure, memory, on_shards::on_shards};
 
 thread_local! {
     /// This shard's server.
@@ -32,7 +32,8 @@ pub async fn open(
         let (shared, name, journal) = (Arc::clone(shared), name.to_owned(), journal.clone());
         let opened = handle.call(move || async move {
             let service = array_service(Volume::new(shared), journal);
-            let server = Server::new(vec![Export { name, description: String::new(), service }])?;
+            let export = Export { name, description: String::new(), service };
+            let server = Server::with_budget(vec![export], memory::budget())?;
             SERVER.with(|current| current.replace(Some(server)));
             Ok::<_, Failure>(())
         });

@@ -194,3 +194,21 @@ fn the_log_says_what_was_asked_for_when_and_of_which_array() {
         assert!(line["array"] == "data" && line["time"].as_u64() > Some(1_600_000_000), "{line}");
     }
 }
+
+#[test]
+fn idle_control_connections_do_not_shut_an_administrator_out() {
+    const IDLE: usize = 200;
+    let world = World::new();
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let mut first = Line::connect(&server);
+    let detail = r#"{"jsonrpc":"2.0","id":1,"method":"detail"}"#;
+    assert_eq!(first.call(detail)["id"], 1);
+    let idle: Vec<Line> = (0..IDLE).map(|_| Line::connect(&server)).collect();
+    let mut late = Line::connect(&server);
+    assert_eq!(late.call(detail)["id"], 1);
+    // The oldest have made room, and the newest are there.
+    assert_eq!(first.0.read(&mut [0]).unwrap_or(0), 0);
+    let mut idle = idle.into_iter();
+    assert_eq!(idle.next().unwrap().0.read(&mut [0]).unwrap_or(0), 0);
+    assert_eq!(idle.next_back().unwrap().call(detail)["id"], 1);
+}

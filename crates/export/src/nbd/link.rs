@@ -3,8 +3,10 @@
 //! Three kinds of tasks share a [`Link`]: the receiver (one), the requests (many), and the sender (one, [`Link::run`]).
 //! Requests hand their replies over whole; see [`Outgoing`].
 //!
-//! **Limits.** A request is let in by [`Link::reserve`] only if there is room for its memory beside all that is held
-//! already, replies that aren't sent yet included. So a client that doesn't read its replies stops being read itself.
+//! **Limits.** A request is let in by [`Link::reserve`] only if there is room for its memory, its reply
+//! included, beside all that the connection holds already, and in the server's [`Budget`]. The memory goes
+//! back when the reply is sent. So a client that doesn't read its replies stops being read itself, and after
+//! a while is cut off. Replies that belong to no request are few: see [`Link::room`].
 //!
 //! **End.** The sender closes the connection when nothing more can come: the receiver has ended (the client left, or
 //! was cut off) or the server is stopping, no request is in flight, and all replies are sent. If sending
@@ -12,17 +14,26 @@
 //! [`Link::over`] now and then.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
 
 use pinstripe_runtime::{Slice, Stream, shard};
 
-use crate::outgoing::{Outgoing, send_whole};
+use crate::budget::{Budget, Share};
+use crate::mutants::{Mutant, active};
+use crate::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
 use crate::wake::Wake;
 
 /// Requests of one connection that may be in flight.
 pub(super) const REQUESTS_MAX: usize = 128;
-/// Bytes that one connection may hold in requests and unsent replies. A single request may exceed it when it is alone.
-pub(super) const HELD_BYTES_MAX: usize = 64 << 20;
+/// Bytes that one connection may hold in requests and unsent replies, as allocated. A single request may
+/// exceed it when it is alone.
+pub(super) const HELD_BYTES_MAX: usize = (64 << 20) + REQUESTS_MAX * REPLY_BYTES;
+/// Of each request: what a reply without data takes.
+pub(super) const REPLY_BYTES: usize = 128;
 /// Time that a client has to take its last replies, after it or the server has ended the conversation.
 const LINGER_NANOSECONDS: u64 = 10_000_000_000;
 
@@ -31,7 +42,7 @@ pub(super) struct Link<T: ?Sized> {
     pub stream: Rc<T>,
     outgoing: RefCell<Outgoing>,
     requests: Cell<usize>,
-    held_bytes: Cell<usize>,
+    share: Share,
     receiving: Cell<bool>,
     /// The receiver has ended, and the client hadn't said that it leaves.
     abandoned: Cell<bool>,
@@ -44,12 +55,12 @@ pub(super) struct Link<T: ?Sized> {
 }
 
 impl<T: Stream + ?Sized> Link<T> {
-    pub fn new(stream: Rc<T>) -> Self {
+    pub fn new(stream: Rc<T>, budget: Arc<Budget>) -> Self {
         Self {
             stream,
             outgoing: RefCell::default(),
             requests: Cell::new(0),
-            held_bytes: Cell::new(0),
+            share: Share::new(budget),
             receiving: Cell::new(true),
             abandoned: Cell::new(false),
             stopping: Cell::new(false),
@@ -87,68 +98,74 @@ impl<T: Stream + ?Sized> Link<T> {
     }
 
     /// Lets a request of `bytes` in, when there is room. False if the connection has ended meanwhile.
-    /// [`Link::release`] must follow a true.
+    /// After a true, what isn't handed over with the reply must be given to [`Link::release`].
     pub async fn reserve(&self, bytes: usize) -> bool {
-        let alive = self
-            .receiver
-            .wait_for(|| {
-                let held = self.held_bytes.get();
-                let room =
-                    self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX);
-                (room || self.broken.get()).then(|| !self.broken.get())
-            })
-            .await;
+        let room = || {
+            let held = self.share.held();
+            self.requests.get() < REQUESTS_MAX && (held == 0 || held + bytes <= HELD_BYTES_MAX)
+        };
+        self.receiver.wait_for(|| (room() || self.broken.get()).then_some(())).await;
+        let mut acquired = pin!(self.share.acquire(bytes));
+        let mut ended = pin!(self.receiver.wait_for(|| self.broken.get().then_some(())));
+        let alive = poll_fn(|cx| {
+            if ended.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(false);
+            }
+            acquired.as_mut().poll(cx).map(|()| true)
+        });
+        let alive = alive.await;
         if alive {
             self.requests.set(self.requests.get() + 1);
-            self.held_bytes.set(self.held_bytes.get() + bytes);
         }
         alive
     }
 
     /// Waits until unsent replies leave room for more; for those that belong to no request in flight.
     pub async fn room(&self) {
-        self.receiver
-            .wait_for(|| (self.held_bytes.get() <= HELD_BYTES_MAX || self.broken.get()).then_some(()))
-            .await;
+        let is_there = || self.outgoing.borrow().loose() <= LOOSE_BYTES_MAX || self.broken.get();
+        self.receiver.wait_for(|| is_there().then_some(())).await;
     }
 
-    /// A request of `bytes` has ended; its reply, if any, was handed over before.
+    /// A request has ended; its reply, if any, was handed over before. Gives the `bytes` back that no reply
+    /// carries.
     pub fn release(&self, bytes: usize) {
         self.requests.set(self.requests.get() - 1);
-        self.held_bytes.set(self.held_bytes.get() - bytes);
+        self.share.give_back(bytes);
         self.receiver.wake();
         if self.requests.get() == 0 {
             self.sender.wake();
         }
     }
 
-    /// Sends `parts` one after the other, copied.
-    pub fn send_copy(&self, parts: &[&[u8]]) {
-        let length = parts.iter().map(|part| part.len()).sum();
+    /// Sends `parts` one after the other, copied; `held` reserved bytes are given back when they are sent.
+    pub fn send_copy(&self, parts: &[&[u8]], held: usize) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > 0 {
-            self.hand_over(length, |outgoing| outgoing.push_copy(parts, length));
+            self.hand_over(held, |outgoing, held| outgoing.push_copy(parts, held));
         }
     }
 
-    /// Sends `slice` as it is.
-    pub fn send(&self, slice: Slice) {
-        let length = slice.len();
-        self.hand_over(length, |outgoing| outgoing.push(slice, length));
+    /// Sends `slice` as it is; `held` reserved bytes are given back when it is sent.
+    pub fn send(&self, slice: Slice, held: usize) {
+        self.hand_over(held, |outgoing, held| outgoing.push(slice, held));
     }
 
-    fn hand_over(&self, length: usize, push: impl FnOnce(&mut Outgoing)) {
-        if !self.broken.get() {
-            push(&mut self.outgoing.borrow_mut());
-            self.held_bytes.set(self.held_bytes.get() + length);
-            self.sender.wake();
+    fn hand_over(&self, mut held: usize, push: impl FnOnce(&mut Outgoing, usize)) {
+        if self.broken.get() {
+            return self.share.give_back(held);
         }
+        if active(Mutant::AnswersUncounted) {
+            self.share.give_back(std::mem::take(&mut held));
+        }
+        push(&mut self.outgoing.borrow_mut(), held);
+        self.sender.wake();
     }
 
     /// The sender: sends replies until the connection ends, then closes it. See the module.
     pub async fn run(&self) {
         while let Some((slice, held)) = self.sender.wait_for(|| self.next()).await {
             let sent = send_whole(&*self.stream, slice).await;
-            self.held_bytes.set(self.held_bytes.get() - held);
+            self.share.give_back(held);
             if !sent {
                 self.give_up();
             }
@@ -176,7 +193,7 @@ impl<T: Stream + ?Sized> Link<T> {
     fn give_up(&self) {
         self.broken.set(true);
         let dropped = self.outgoing.borrow_mut().clear();
-        self.held_bytes.set(self.held_bytes.get() - dropped);
+        self.share.give_back(dropped);
     }
 
     /// The receiver has ended, because the client said that it leaves, or else it is `abandoned`. Waits until no request of the

@@ -1,18 +1,18 @@
 //! The exports that a shard serves, and the connections that it has.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use pinstripe_runtime::{Stream, shard};
 use thiserror::Error;
 
 use super::link::{Link, Stoppable};
 use super::{ExportInfo, ExportInfoError, Violation, session};
+use crate::budget::Budget;
+use crate::roster::Roster;
 use crate::service::BlockService;
 use crate::wake::Wake;
-
-/// Connections that a shard's server has at a time; further ones are closed at once.
-const CONNECTIONS_MAX: usize = 256;
 
 /// An array to be served, and what clients call it.
 #[derive(Debug, Clone)]
@@ -71,8 +71,8 @@ impl<S> Clone for Server<S> {
 struct Inner<S> {
     infos: Vec<ExportInfo>,
     services: Vec<S>,
-    connections: RefCell<Vec<(u64, Rc<dyn Stoppable>)>>,
-    next_connection: Cell<u64>,
+    connections: Roster<dyn Stoppable>,
+    budget: Arc<Budget>,
     stopping: Cell<bool>,
     /// [`Server::stop`] waits here for the last connection's end.
     stopped: Wake,
@@ -88,8 +88,13 @@ impl<S> std::fmt::Debug for Inner<S> {
 }
 
 impl<S: BlockService> Server<S> {
-    /// A server of `exports`.
+    /// A server of `exports`, whose clients have a budget of memory of their own.
     pub fn new(exports: Vec<Export<S>>) -> Result<Self, ServerError> {
+        Self::with_budget(exports, Arc::default())
+    }
+
+    /// The same for a shard of several, or beside servers of other protocols, that share one budget.
+    pub fn with_budget(exports: Vec<Export<S>>, budget: Arc<Budget>) -> Result<Self, ServerError> {
         let mut infos: Vec<ExportInfo> = Vec::with_capacity(exports.len());
         let mut services = Vec::with_capacity(exports.len());
         for Export { name, description, service } in exports {
@@ -106,8 +111,8 @@ impl<S: BlockService> Server<S> {
         Ok(Self(Rc::new(Inner {
             infos,
             services,
-            connections: RefCell::default(),
-            next_connection: Cell::new(0),
+            connections: Roster::default(),
+            budget,
             stopping: Cell::new(false),
             stopped: Wake::default(),
         })))
@@ -120,27 +125,31 @@ impl<S: BlockService> Server<S> {
 
     /// Connections that are open now.
     pub fn connections(&self) -> usize {
-        self.0.connections.borrow().len()
+        self.0.connections.len()
     }
 
     /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the connection is
     /// in flight and its stream is closed.
     pub async fn serve<T: Stream + ?Sized + 'static>(&self, stream: Rc<T>) -> SessionEnd {
         let server = &*self.0;
-        if server.stopping.get() || self.connections() >= CONNECTIONS_MAX {
-            stream.shutdown();
+        let peer = stream.peer();
+        let link = Rc::new(Link::new(stream, Arc::clone(&server.budget)));
+        let admit = || {
+            let link = Rc::clone(&link) as Rc<dyn Stoppable>;
+            server.connections.admit(peer, link, Stoppable::cut)
+        };
+        let Some(number) = (!server.stopping.get()).then(admit).flatten() else {
+            link.stream.shutdown();
             return SessionEnd::Refused;
-        }
-        let link = Rc::new(Link::new(stream));
-        let number = server.next_connection.replace(server.next_connection.get() + 1);
-        server.connections.borrow_mut().push((number, Rc::clone(&link) as Rc<dyn Stoppable>));
+        };
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
 
-        let end = session::run(&link, &server.infos, &server.services).await;
+        let settled = || server.connections.settle(number);
+        let end = session::run(&link, &server.infos, &server.services, settled).await;
         link.end(end != SessionEnd::Disconnected).await;
 
-        server.connections.borrow_mut().retain(|(other, _)| *other != number);
+        server.connections.remove(number);
         server.stopped.wake();
         end
     }
@@ -160,12 +169,12 @@ impl<S: BlockService> Server<S> {
     }
 
     fn stopped(&self) -> impl Future<Output = ()> {
-        self.0.stopped.wait_for(|| self.0.connections.borrow().is_empty().then_some(()))
+        self.0.stopped.wait_for(|| self.0.connections.is_empty().then_some(()))
     }
 
     fn each_connection(&self, act: impl Fn(&dyn Stoppable)) {
-        for (_, connection) in self.0.connections.borrow().iter() {
-            act(&**connection);
+        for connection in self.0.connections.all() {
+            act(&*connection);
         }
     }
 }

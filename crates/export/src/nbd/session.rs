@@ -11,9 +11,9 @@
 
 use std::rc::Rc;
 
-use pinstripe_runtime::{Buffer, Slice, Stream, shard};
+use pinstripe_runtime::{Buffer, Slice, Stream, block_bytes, shard};
 
-use super::link::Link;
+use super::link::{Link, REPLY_BYTES};
 use super::server::SessionEnd;
 use super::wire::ErrorCode;
 use super::{
@@ -21,6 +21,7 @@ use super::{
     TransmissionEvent,
 };
 use crate::mutants::{Mutant, active};
+use crate::outgoing::PATIENCE_NANOSECONDS;
 use crate::service::{BlockService, ServiceError};
 
 /// Bytes of the staging buffer.
@@ -88,11 +89,13 @@ impl<T: Stream + ?Sized> Inbound<T> {
     }
 }
 
-/// Runs a connection from greeting to end; `link`'s sender must be running.
+/// Runs a connection from greeting to end; `link`'s sender must be running. Once it has chosen an export it
+/// has `settled`.
 pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     link: &Rc<Link<T>>,
     exports: &[ExportInfo],
     services: &[S],
+    settled: impl FnOnce(),
 ) -> SessionEnd {
     let mut inbound = Inbound::new(Rc::clone(link));
     let handshake = shard::timeout(HANDSHAKE_NANOSECONDS, handshake(&mut inbound, exports)).await;
@@ -105,6 +108,7 @@ pub(super) async fn run<T: Stream + ?Sized + 'static, S: BlockService>(
     else {
         return SessionEnd::Closed;
     };
+    settled();
     let mut receiver = Receiver {
         inbound,
         core: Transmission::new(export, negotiated),
@@ -125,7 +129,7 @@ async fn handshake<T: Stream + ?Sized>(
     let mut handshake = Handshake::new();
     loop {
         let output = handshake.output();
-        link.send_copy(&[output]);
+        link.send_copy(&[output], 0);
         output.clear();
         link.room().await;
         if inbound.bytes().is_empty() && !inbound.more().await {
@@ -137,7 +141,7 @@ async fn handshake<T: Stream + ?Sized>(
         let step = handshake.receive(exports, inbound.bytes());
         inbound.consume(step.consumed);
         let Some(end) = step.end else { continue };
-        link.send_copy(&[handshake.output()]);
+        link.send_copy(&[handshake.output()], 0);
         return match end {
             HandshakeEnd::Transmission(negotiated) => Ok(negotiated),
             HandshakeEnd::Aborted => Err(SessionEnd::Disconnected),
@@ -168,7 +172,7 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 None => true,
                 Some(TransmissionEvent::Request(request)) => self.request(request).await,
                 Some(TransmissionEvent::Reply(reply, _)) => {
-                    self.requests.link.send_copy(&[reply.bytes()]);
+                    self.requests.link.send_copy(&[reply.bytes()], 0);
                     self.requests.link.room().await;
                     self.requests.link.alive()
                 }
@@ -186,18 +190,18 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
     /// Starts a request. False at the connection's end.
     async fn request(&mut self, Request { cookie, operation }: Request) -> bool {
         let held_bytes = held_bytes(operation);
-        if !self.requests.link.reserve(held_bytes).await {
+        if !self.requests.link.reserve(held_bytes + REPLY_BYTES).await {
             return false;
         }
         let requests = self.requests.clone();
         match operation {
             Operation::Read { offset, length } => shard::spawn(async move {
-                requests.read(cookie, offset, length).await;
-                requests.link.release(held_bytes);
+                let left = requests.read(cookie, offset, length, held_bytes).await;
+                requests.link.release(left);
             }),
             Operation::Write { offset, length, fua } => {
                 let Some(data) = self.payload(length as usize).await else {
-                    requests.link.release(held_bytes);
+                    requests.link.release(held_bytes + REPLY_BYTES);
                     return false;
                 };
                 shard::spawn(async move {
@@ -261,13 +265,15 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 self.inbound.consume(count);
                 count
             } else if length - filled < DIRECT_BYTES {
-                if !self.inbound.more().await {
+                // Memory is held for it: a client that announces data and sends none must not keep it.
+                if !shard::timeout(PATIENCE_NANOSECONDS, self.inbound.more()).await? {
                     return None;
                 }
                 continue;
             } else {
                 let head = buffer.split_to(filled);
-                let (count, rest) = self.inbound.receive(buffer).await;
+                let received = shard::timeout(PATIENCE_NANOSECONDS, self.inbound.receive(buffer));
+                let (count, rest) = received.await?;
                 buffer = head;
                 buffer.unsplit(rest?);
                 count
@@ -281,17 +287,15 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
     }
 }
 
-/// Memory that a request takes while it is in flight: blocks of the pool are powers of two.
+/// Memory that a request takes, beside its reply's header: whole blocks of the pool.
 fn held_bytes(operation: Operation) -> usize {
     match operation {
         Operation::Read { length, .. } if length as usize > COPY_BYTES => {
-            (length as usize + HEADROOM).next_power_of_two()
+            block_bytes(length as usize + HEADROOM)
         }
-        Operation::Read { length, .. } | Operation::Write { length, .. } => {
-            (length as usize).next_power_of_two()
-        }
+        Operation::Read { length, .. } | Operation::Write { length, .. } => block_bytes(length as usize),
         // Where no member zeroes by itself, zeroes are written like data, so many at a time.
-        Operation::WriteZeroes { length, .. } => (length as usize).min(ZEROES_BYTES).next_power_of_two(),
+        Operation::WriteZeroes { length, .. } => block_bytes((length as usize).min(ZEROES_BYTES)),
         Operation::Flush | Operation::Trim { .. } => 0,
     }
 }
@@ -310,28 +314,34 @@ impl<T: ?Sized, S: Clone> Clone for Requests<T, S> {
 }
 
 impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
-    async fn read(&self, cookie: u64, offset: u64, length: u32) {
+    /// Carries out a READ for which `held` bytes are reserved, and answers it. Gives the bytes that didn't go
+    /// with the reply.
+    async fn read(&self, cookie: u64, offset: u64, length: u32, held: usize) -> usize {
         let bytes = length as usize;
         let reply = self.replies.read(cookie, offset, length);
         let header = reply.bytes();
         if bytes <= COPY_BYTES {
             let (result, data) = self.service.read(offset, shard::buffer(bytes)).await;
-            return match result {
-                Ok(()) => self.link.send_copy(&[header, &data]),
-                Err(_) => self.answer(cookie, result),
-            };
+            if result.is_err() {
+                self.answer(cookie, result);
+                return held;
+            }
+            self.link.send_copy(&[header, &data], held + REPLY_BYTES);
+            return 0;
         }
         let mut data = shard::buffer(HEADROOM + bytes);
         let mut head = data.split_to(HEADROOM);
         let (result, data) = self.service.read(offset, data).await;
         if result.is_err() {
-            return self.answer(cookie, result);
+            self.answer(cookie, result);
+            return held;
         }
         let start = HEADROOM - header.len();
         head[start..].copy_from_slice(header);
         // In place, unless the read came back with other memory: then both are copied.
         head.unsplit(data);
-        self.link.send(head.freeze().slice(start, header.len() + bytes));
+        self.link.send(head.freeze().slice(start, header.len() + bytes), held + REPLY_BYTES);
+        0
     }
 
     /// Carries out a request on a long range piece by piece, and answers it. It ends early when the connection is over: what is
@@ -370,7 +380,7 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
     }
 
     fn reply(&self, reply: &Reply) {
-        self.link.send_copy(&[reply.bytes()]);
+        self.link.send_copy(&[reply.bytes()], REPLY_BYTES);
     }
 }
 

@@ -3,9 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use pinstripe_export::ServiceError;
-use pinstripe_export::nbd::{Server, ServerError, SessionEnd, Violation};
+use pinstripe_export::budget::Budget;
+use pinstripe_export::nbd::{Export, Server, ServerError, SessionEnd, Violation};
 use pinstripe_runtime::{Stream, shard};
 use proptest::prelude::*;
 
@@ -345,7 +347,7 @@ fn zeroes_count_for_the_memory_that_they_take() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_read_either() {
+fn a_client_that_does_not_read_is_not_read_either_and_cut_off_at_last() {
     with_client(7, 32 << 20, |client, session, array, _| async move {
         let sent = Rc::new(Cell::new(0));
         let (sender, count) = (Rc::clone(&client), Rc::clone(&sent));
@@ -354,15 +356,83 @@ fn a_client_that_does_not_read_is_not_read_either() {
                 count.set(count.get() + 1);
             }
         });
-        shard::sleep(1000 * SECOND).await;
+        shard::sleep(20 * SECOND).await;
         let requests = array.seen.borrow().requests;
         assert!((8..=16).contains(&requests), "{requests} requests of 4 MiB were let in");
         let held: usize = array.seen.borrow().bytes_running_max;
         assert!(held <= 64 << 20);
-        client.shutdown();
-        assert_eq!(session.join().await, SessionEnd::Closed);
+        let ended = shard::timeout(20 * SECOND, session.join()).await;
+        assert_eq!(ended, Some(SessionEnd::Closed), "it is waited for without end");
         sending.join().await;
     });
+}
+
+#[test]
+fn a_payload_that_never_comes_holds_memory_for_a_while_only() {
+    with_client(22, 32 << 20, |client, session, array, _| async move {
+        assert!(client.send_all(&request(0, WRITE, 1, 0, 32 << 20)).await);
+        assert!(client.send_all(&vec![1; 20 << 10]).await);
+        let ended = shard::timeout(40 * SECOND, session.join()).await;
+        assert_eq!(ended, Some(SessionEnd::Closed), "its memory is held without end");
+        assert_eq!(array.seen.borrow().requests, 0);
+    });
+}
+
+/// Clients that take no replies, of a server with a budget: what the server's pool holds, and whether another
+/// client is served.
+fn non_readers(length: u32) {
+    const CLIENTS: u64 = 24;
+    const BUDGET: usize = 96 << 20;
+    let random = Random::new(23);
+    let inner = Rc::clone(&random);
+    run(&random, move || async move {
+        let array = Array::new(&inner, 32 << 20, 0);
+        let budget = Arc::new(Budget::new(BUDGET));
+        let export = Export { name: "array".into(), description: String::new(), service: array };
+        let server = Server::with_budget(vec![export], Arc::clone(&budget)).unwrap();
+        let mut greedy = Vec::new();
+        for _ in 0..CLIENTS {
+            let (client, session) = connect(&inner, &server, 4096);
+            choose(&client, true).await;
+            let sender = Rc::clone(&client);
+            shard::spawn(async move {
+                let mut cookie = 0;
+                while sender.send_all(&request(0, READ, cookie, 0, length)).await {
+                    cookie += 1;
+                }
+            });
+            greedy.push((client, session));
+        }
+        shard::sleep(SECOND).await;
+        let (client, session) = connect(&inner, &server, 4096);
+        choose(&client, true).await;
+        assert!(client.send_all(&request(0, READ, 7, 0, 4096)).await);
+        assert_eq!(reply(&client, |_| 4096).await.unwrap().data.len(), 4096);
+        let held = budget.held();
+        let blocks = shard::with_current(|shard| shard.pool().system_bytes() - shard.pool().spare_bytes());
+        // Beside the budget: what comes in is staged, some replies are small, one batch is being filled.
+        let beside = greedy.len() * (512 << 10);
+        assert!(held <= BUDGET + greedy.len() * (128 << 10), "{held} bytes are counted");
+        assert!(blocks <= held + beside, "{blocks} bytes are held and {held} counted");
+        assert!(
+            client.send_all(&request(0, READ, 8, 0, 32 << 20)).await,
+            "it waits for the end of the others"
+        );
+        assert_eq!(reply(&client, |_| 32 << 20).await.unwrap().data.len(), 32 << 20);
+        client.shutdown();
+        session.join().await;
+        for (client, session) in greedy {
+            session.join().await;
+            client.shutdown();
+        }
+        assert_eq!(budget.held(), 0);
+    });
+}
+
+#[test]
+fn clients_that_read_no_replies_share_one_budget_and_do_not_stop_others() {
+    non_readers(32 << 20);
+    non_readers(6 << 10);
 }
 
 #[test]
@@ -377,8 +447,8 @@ fn refusals_that_are_not_read_are_bounded_too() {
             }
         });
         shard::sleep(SECOND).await;
-        // 64 MiB of replies, each longer than its request.
-        assert!(sent.get() < 64 << 20, "{} bytes of requests were taken", sent.get());
+        // 64 KiB of replies, each longer than its request, and what is on the way.
+        assert!(sent.get() < 2 << 20, "{} bytes of requests were taken", sent.get());
         client.shutdown();
         session.join().await;
         sending.join().await;
@@ -620,17 +690,29 @@ fn a_client_that_never_chooses_is_cut_off() {
 }
 
 #[test]
-fn too_many_connections_are_refused() {
+fn of_too_many_connections_the_oldest_that_has_chosen_nothing_goes() {
     let random = Random::new(19);
     let inner = Rc::clone(&random);
     run(&random, move || async move {
         let server = Array::new(&inner, 1 << 20, 0).server();
-        let clients: Vec<_> = (0..256).map(|_| connect(&inner, &server, 64)).collect();
+        let (settled, settled_session) = connect(&inner, &server, 4096);
+        choose(&settled, true).await;
+        let (oldest, oldest_session) = connect(&inner, &server, 64);
+        shard::sleep(1).await;
+        let mut idle: Vec<_> = (0..254).map(|_| connect(&inner, &server, 64)).collect();
         shard::sleep(1).await;
         assert_eq!(server.connections(), 256);
-        let (_, session) = connect(&inner, &server, 64);
-        assert_eq!(session.join().await, SessionEnd::Refused);
-        for (client, session) in clients {
+        let (client, session) = connect(&inner, &server, 4096);
+        choose(&client, true).await;
+        oldest_session.join().await;
+        assert_eq!(oldest.receive_exactly(64).await, None, "it is closed");
+        for client in [&settled, &client] {
+            assert!(client.send_all(&request(0, READ, 1, 0, 512)).await);
+            assert_eq!(reply(client, |_| 512).await.unwrap().data.len(), 512);
+        }
+        assert_eq!(server.connections(), 256);
+        idle.extend([(settled, settled_session), (client, session)]);
+        for (client, session) in idle {
             client.shutdown();
             session.join().await;
         }

@@ -78,6 +78,8 @@ struct Half {
     /// Nothing more will be read: writes fail.
     reader_gone: bool,
     reading: Option<Completion>,
+    /// Whole messages that were handed over.
+    messages: usize,
     writing: Option<(Slice, Completion)>,
 }
 
@@ -139,6 +141,7 @@ impl Pipe {
                 let (slice, completion) = half.writing.take().unwrap();
                 let count = self.part(slice.len().min(self.capacity - half.data.len()));
                 half.data.extend(&slice[..count]);
+                half.messages += usize::from(count == slice.len());
                 completion.finish(Ok(count));
             } else {
                 return;
@@ -173,6 +176,12 @@ impl Pipe {
             bytes.extend_from_slice(&outcome.buffer.unwrap()[..count]);
         }
         Some(bytes)
+    }
+
+    /// Whole messages that the peer has sent.
+    #[allow(dead_code, reason = "only tests of NVMe/TCP look at it")]
+    pub fn messages_of_peer(&self) -> usize {
+        self.input.borrow().messages
     }
 
     /// No more bytes to the peer, which still can send.

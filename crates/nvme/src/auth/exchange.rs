@@ -132,6 +132,12 @@ impl ControllerEnd {
         Self(State::Idle)
     }
 
+    /// Stands in while the end takes a message somewhere else. A host that goes on without the answer has
+    /// failed.
+    pub fn taking() -> Self {
+        Self(State::Over)
+    }
+
     /// Takes what the host sends.
     pub fn take(&mut self, authentication: &Authentication, names: &Names, bytes: &[u8]) -> Outcome {
         let state = std::mem::replace(&mut self.0, State::Over);
@@ -335,21 +341,20 @@ struct Ours {
 }
 
 /// The initiator's end, for one transaction.
-pub struct HostEnd<'a> {
-    authentication: &'a Authentication,
-    entry: &'a Entry,
-    names: &'a Names,
+pub struct HostEnd {
+    entry: Entry,
+    names: Names,
     transaction: u16,
     /// From Reply on.
     ours: Option<Ours>,
 }
 
-impl<'a> HostEnd<'a> {
+impl HostEnd {
     /// Begins: the end, and Negotiate.
     pub fn begin(
-        authentication: &'a Authentication,
-        entry: &'a Entry,
-        names: &'a Names,
+        authentication: &Authentication,
+        entry: &Entry,
+        names: &Names,
     ) -> Result<(Self, Vec<u8>), NoRandom> {
         let transaction = u16::from_le_bytes(authentication.bytes()?);
         let negotiate = Message::Negotiate {
@@ -357,12 +362,12 @@ impl<'a> HostEnd<'a> {
             hashes: entry.hashes.iter().map(|hash| hash.id()).collect(),
             groups: entry.groups.iter().map(|group| group.id()).collect(),
         };
-        let end = Self { authentication, entry, names, transaction, ours: None };
+        let end = Self { entry: entry.clone(), names: names.clone(), transaction, ours: None };
         Ok((end, envelope(transaction, negotiate)))
     }
 
     /// Takes what the controller gave.
-    pub fn take(&mut self, bytes: &[u8]) -> Result<HostStep, Trouble> {
+    pub fn take(&mut self, authentication: &Authentication, bytes: &[u8]) -> Result<HostStep, Trouble> {
         let nonsense = |failed| (AuthenticationError::Nonsense(failed), failed);
         let step = match Envelope::decode(bytes) {
             Err(malformed) => Err(nonsense(malformed.0)),
@@ -371,7 +376,7 @@ impl<'a> HostEnd<'a> {
                 (_, Message::Failure1(failed)) => {
                     return Err(Trouble { error: AuthenticationError::Refused(failed), tell: None });
                 }
-                (None, challenge @ Message::Challenge { .. }) => self.reply(challenge),
+                (None, challenge @ Message::Challenge { .. }) => self.reply(authentication, challenge),
                 (Some(ours), Message::Success1 { response, .. }) => self.confirm(&ours, response.as_deref()),
                 _ => Err(nonsense(Failed::MESSAGE)),
             },
@@ -382,12 +387,16 @@ impl<'a> HostEnd<'a> {
         })
     }
 
-    fn reply(&mut self, challenge: Message) -> Result<HostStep, (AuthenticationError, Failed)> {
+    fn reply(
+        &mut self,
+        authentication: &Authentication,
+        challenge: Message,
+    ) -> Result<HostStep, (AuthenticationError, Failed)> {
         let payload = (AuthenticationError::Nonsense(Failed::PAYLOAD), Failed::PAYLOAD);
         let Message::Challenge { hash, group, sequence, challenge, exponential } = challenge else {
             return Err(payload);
         };
-        let Entry { hashes, groups, controller, .. } = self.entry;
+        let Entry { hashes, groups, controller, .. } = &self.entry;
         let not_allowed = |failed| (AuthenticationError::NotAllowed, failed);
         let hash = Hash::of_id(hash).filter(|hash| hashes.contains(hash)).ok_or(not_allowed(Failed::HASH))?;
         let group =
@@ -397,9 +406,9 @@ impl<'a> HostEnd<'a> {
         }
         let drawn = || {
             let mut value = vec![0; hash.bytes()];
-            self.authentication.random().fill(&mut value)?;
-            let sequence = if controller.is_some() { self.authentication.next_sequence()? } else { 0 };
-            Ok((value, KeyPair::new(group, self.authentication.random())?, sequence))
+            authentication.random().fill(&mut value)?;
+            let sequence = if controller.is_some() { authentication.next_sequence()? } else { 0 };
+            Ok((value, KeyPair::new(group, authentication.random())?, sequence))
         };
         let (value, pair, our_sequence) =
             drawn().map_err(|none: NoRandom| (none.into(), Failed::AUTHENTICATION))?;
@@ -407,7 +416,7 @@ impl<'a> HostEnd<'a> {
         let transaction = self.transaction;
         let theirs = Challenge { hash, transaction, sequence, value: &challenge, shared: &shared };
         let reply = Message::Reply {
-            response: theirs.of_host(self.entry, self.names),
+            response: theirs.of_host(&self.entry, &self.names),
             challenge: controller.is_some().then(|| value.clone()),
             sequence: our_sequence,
             exponential: pair.public,
@@ -424,7 +433,7 @@ impl<'a> HostEnd<'a> {
         let Ours { hash, sequence, value, shared } = ours;
         let wanted =
             Challenge { hash: *hash, transaction: self.transaction, sequence: *sequence, value, shared };
-        let Some(wanted) = wanted.of_controller(self.entry, self.names) else {
+        let Some(wanted) = wanted.of_controller(&self.entry, &self.names) else {
             return Ok(HostStep::Done(None));
         };
         if !response.is_some_and(|response| equal(response, &wanted)) && !active(Mutant::ControllerUnchecked)

@@ -60,6 +60,10 @@ impl Group {
     pub const ALL: &[Self] =
         &[Self::Ffdhe2048, Self::Ffdhe3072, Self::Ffdhe4096, Self::Ffdhe6144, Self::Ffdhe8192, Self::Null];
 
+    /// Those that are agreed to unless a line of the file of secrets says otherwise. The large ones cost a
+    /// stranger nothing and this side much, and add nothing to what 4096 bits protect.
+    pub const MODERATE: &[Self] = &[Self::Ffdhe2048, Self::Ffdhe3072, Self::Ffdhe4096, Self::Null];
+
     /// Its number in messages.
     pub fn id(self) -> u8 {
         match self {

@@ -35,14 +35,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// With all hash functions and groups.
+    /// With all hash functions and the moderate groups.
     pub fn new(peer: &str, host: Secret, controller: Option<Secret>) -> Self {
         Self {
             peer: peer.to_owned(),
             host,
             controller,
             hashes: Hash::ALL.to_vec(),
-            groups: Group::ALL.to_vec(),
+            groups: Group::MODERATE.to_vec(),
         }
     }
 }

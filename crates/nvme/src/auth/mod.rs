@@ -10,6 +10,7 @@
 //! neither encrypted nor signed. The choice of hash and group isn't signed either: whoever can change messages on their way can
 //! have the weakest pair chosen that both ends allow. So both ends refuse what their keyring doesn't allow.
 
+mod calculator;
 pub mod exchange;
 mod file;
 mod group;
@@ -19,7 +20,9 @@ mod random;
 mod secret;
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+pub use calculator::{Calculator, InTurn};
 pub use exchange::{AuthenticationError, Names};
 pub use file::KeyFileProblem;
 pub use group::Group;
@@ -32,19 +35,38 @@ pub use secret::{BadSecret, Secret};
 pub struct Authentication {
     keys: Keyring,
     random: Box<dyn Random>,
+    calculator: Box<dyn Calculator>,
     /// The last sequence number; 0 before the first.
     sequence: AtomicU32,
 }
 
 impl Authentication {
-    /// With random bytes of the system.
+    /// With random bytes of the system and threads of their own for what is to be computed.
+    #[cfg(target_os = "linux")]
     pub fn new(keys: Keyring) -> Self {
-        Self::with_random(keys, Box::new(SystemRandom))
+        Self::with(keys, Box::new(SystemRandom), Box::new(calculator::Threads))
     }
 
-    /// With random bytes of `random`, for tests and the simulator.
+    /// With random bytes of `random`, for tests; computed on the shard.
     pub fn with_random(keys: Keyring, random: Box<dyn Random>) -> Self {
-        Self { keys, random, sequence: AtomicU32::new(0) }
+        Self::with(keys, random, Box::new(InTurn))
+    }
+
+    /// With random bytes of `random`, and computed where `calculator` says: for the simulator.
+    pub fn with(keys: Keyring, random: Box<dyn Random>, calculator: Box<dyn Calculator>) -> Self {
+        Self { keys, random, calculator, sequence: AtomicU32::new(0) }
+    }
+
+    /// Has `work` computed and waits for its value.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let value = Arc::new(Mutex::new(None));
+        let there = Arc::clone(&value);
+        let run = move || *there.lock().unwrap_or_else(PoisonError::into_inner) = Some(work());
+        self.calculator.compute(Box::new(run)).await;
+        value.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// What is known of a peer.

@@ -1,6 +1,7 @@
 //! Authentication of a queue, after Connect and before anything else.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use pinstripe_runtime::shard;
 
@@ -28,7 +29,7 @@ pub(super) async fn after_connect(queue: &Rc<Queue>, answer: u64) -> Result<(), 
         nqn: association.address().nqn.clone(),
         reason,
     };
-    let known = association.options().authentication.as_deref().zip(entry(association));
+    let known = association.options().authentication.as_ref().zip(entry(association));
     if answer & CONNECT_SECURE_CHANNEL != 0 {
         return Err(failed(AuthenticationError::SecureChannel));
     }
@@ -49,7 +50,15 @@ pub(super) async fn after_connect(queue: &Rc<Queue>, answer: u64) -> Result<(), 
     loop {
         send(queue, &message).await.map_err(refused)?;
         let answer = receive(queue).await.map_err(refused)?;
-        match end.take(&answer) {
+        // What it costs mustn't keep the shard.
+        let keys = Arc::clone(authentication);
+        let taken = authentication.compute(move || {
+            let step = end.take(&keys, &answer);
+            (end, step)
+        });
+        let Some((then, step)) = taken.await else { return Err(refused(Failure::Lost)) };
+        end = then;
+        match step {
             Ok(HostStep::Reply(reply)) => message = reply,
             Ok(HostStep::Done(None)) => return Ok(()),
             Ok(HostStep::Done(Some(last))) => return send(queue, &last).await.map_err(refused),

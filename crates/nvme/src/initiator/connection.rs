@@ -4,22 +4,20 @@
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
     rc::Rc,
     sync::{Mutex, PoisonError},
-    time::Duration,
 };
 
 use pinstripe_runtime::{
-    Stream,
-    uring::{Connection, blocking},
+    Stream, shard,
+    uring::{SocketStream, blocking, connect_tcp_from},
 };
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with, sockopt};
 
 use super::{Connecting, Connector};
 
-/// How long a server is tried from one of several own addresses, before the next one is.
-const ATTEMPT: Duration = Duration::from_secs(2);
+/// How long one address of a server is tried from one of ours, before the next pair is.
+const ATTEMPT_NANOSECONDS: u64 = 2_000_000_000;
 
 /// Connects over TCP, on shards that io_uring drives.
 #[derive(Debug, Default)]
@@ -55,44 +53,54 @@ impl Connector for TcpConnector {
     fn connect(&self, host: &str, port: u16) -> Connecting {
         let (host, own) = (host.to_owned(), self.in_turn(host, port));
         Box::pin(async move {
-            let socket = blocking(move || dial(&host, port, &own)).await?;
-            let stream: Rc<dyn Stream> = Connection::new(socket).attach()?;
+            let stream: Rc<dyn Stream> = dial(&host, port, &own).await?;
             Ok(stream)
         })
     }
 }
 
+/// What a name stands for. Only looking one up needs a thread.
+async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    let host = host.to_owned();
+    blocking(move || (host, port).to_socket_addrs().map(Iterator::collect)).await
+}
+
 /// The first connection that can be made from one of the own addresses.
-fn dial(host: &str, port: u16, own: &[IpAddr]) -> io::Result<TcpStream> {
-    if own.is_empty() {
-        return TcpStream::connect((host, port));
+async fn dial(host: &str, port: u16, own: &[IpAddr]) -> io::Result<Rc<SocketStream>> {
+    let mut attempts = Vec::new();
+    for server in addresses(host, port).await? {
+        if own.is_empty() {
+            attempts.push((None, server));
+        }
+        let of_its_kind = own.iter().filter(|own| own.is_ipv4() == server.is_ipv4());
+        attempts.extend(of_its_kind.map(|own| (Some(*own), server)));
     }
     let mut last = io::Error::other("none of the client's addresses is of the server's kind, IPv4 or IPv6");
-    for server in (host, port).to_socket_addrs()? {
-        for own in own.iter().filter(|own| own.is_ipv4() == server.is_ipv4()) {
-            match dial_from(*own, server) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => last = io::Error::new(error.kind(), format!("from {own}: {error}")),
+    for (own, server) in attempts {
+        // The kernel's own limit for a server that doesn't answer is two minutes.
+        let attempt = shard::timeout(ATTEMPT_NANOSECONDS, connect_tcp_from(own, server)).await;
+        match attempt.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => {
+                last = match own {
+                    Some(own) => io::Error::new(error.kind(), format!("from {own}: {error}")),
+                    None => error,
+                }
             }
         }
     }
     Err(last)
 }
 
-fn dial_from(own: IpAddr, server: SocketAddr) -> io::Result<TcpStream> {
-    let family = if own.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))?;
-    bind(&socket, &SocketAddr::new(own, 0))?;
-    // The kernel's own limit for a server that doesn't answer is two minutes.
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ATTEMPT))?;
-    connect(&socket, &server)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
-    Ok(socket.into())
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+
+    use pinstripe_runtime::uring::{RuntimeConfig, run};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
     use super::*;
 
@@ -117,33 +125,50 @@ mod tests {
 
     #[test]
     fn a_connection_comes_from_the_first_address_from_which_the_server_can_be_reached() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let own = three().own;
-        let _connected = dial("127.0.0.1", port, &own).unwrap();
-        assert_eq!(listener.accept().unwrap().1.ip(), own[0]);
-        // Nobody has this one, and the other is of another kind.
-        let foreign: [IpAddr; 3] = ["192.0.2.7".parse().unwrap(), "::1".parse().unwrap(), own[2]];
-        let _connected = dial("127.0.0.1", port, &foreign).unwrap();
-        assert_eq!(listener.accept().unwrap().1.ip(), own[2]);
-        let error = dial("127.0.0.1", port, &foreign[..1]).unwrap_err();
-        assert!(error.to_string().starts_with("from 192.0.2.7: "), "{error}");
-        assert!(dial("127.0.0.1", port, &foreign[1..2]).is_err());
-        assert!(dial("127.0.0.1", port, &[]).is_ok());
+        run(&RuntimeConfig::unpinned(1), |_| async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let own = three().own;
+            let _connected = dial("127.0.0.1", port, &own).await.unwrap();
+            assert_eq!(listener.accept().unwrap().1.ip(), own[0]);
+            // Nobody has this one, and the other is of another kind.
+            let foreign: [IpAddr; 3] = ["192.0.2.7".parse().unwrap(), "::1".parse().unwrap(), own[2]];
+            let _connected = dial("127.0.0.1", port, &foreign).await.unwrap();
+            assert_eq!(listener.accept().unwrap().1.ip(), own[2]);
+            let error = dial("127.0.0.1", port, &foreign[..1]).await.err().unwrap();
+            assert!(error.to_string().starts_with("from 192.0.2.7: "), "{error}");
+            assert!(dial("127.0.0.1", port, &foreign[1..2]).await.is_err());
+            assert!(dial("localhost", port, &[]).await.is_ok());
+            drop(listener);
+            assert!(dial("127.0.0.1", port, &[]).await.is_err());
+        })
+        .unwrap();
     }
 
     #[test]
-    fn a_server_that_does_not_answer_costs_an_attempt_and_not_two_minutes() {
+    fn servers_that_do_not_answer_cost_an_attempt_each_and_no_thread() {
+        const COUNT: usize = 100;
         let socket =
             socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         // One connection waits to be accepted; the kernel answers no other.
         rustix::net::listen(&socket, 0).unwrap();
         let listener = TcpListener::from(socket);
-        let (own, server) = (three().own[0], listener.local_addr().unwrap());
-        let _waiting = dial_from(own, server).unwrap();
-        let start = std::time::Instant::now();
-        assert!(dial_from(own, server).is_err());
-        assert!((ATTEMPT..3 * ATTEMPT).contains(&start.elapsed()), "{:?}", start.elapsed());
+        let port = listener.local_addr().unwrap().port();
+        run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let _waiting = dial("127.0.0.1", port, &[]).await.unwrap();
+            let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+            let (before, start) = (threads(), shard::now());
+            let dialling = || shard::spawn_joined(async move { dial("127.0.0.1", port, &[]).await.err() });
+            let attempts: Vec<_> = (0..COUNT).map(|_| dialling()).collect();
+            shard::sleep(ATTEMPT_NANOSECONDS / 4).await;
+            // Other tests of this process have threads too.
+            assert!(threads() < before + COUNT / 2, "{} threads", threads() - before);
+            for attempt in attempts {
+                assert_eq!(attempt.join().await.unwrap().kind(), io::ErrorKind::TimedOut);
+            }
+            assert!((ATTEMPT_NANOSECONDS..3 * ATTEMPT_NANOSECONDS).contains(&(shard::now() - start)));
+        })
+        .unwrap();
     }
 }

@@ -17,7 +17,7 @@ use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::{Command, Completion, Sgl, fabrics};
-use crate::wire::fabrics::ConnectData;
+use crate::wire::fabrics::{ConnectData, NO_FLOW_CONTROL};
 use crate::wire::pdu::{CommandCapsule, FatalError, InitializeConnection, Transfer, digest, flag, kind};
 use crate::wire::status::Status;
 
@@ -106,7 +106,8 @@ impl Queue {
         let stream = stream
             .ok_or_else(silent)?
             .map_err(|error| InitiatorError::Connect { server: server.clone(), reason: error.to_string() })?;
-        let link = Link::new(stream);
+        // What it sends is bounded by the commands that it was asked for.
+        let link = Link::new(stream, Arc::default());
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
         let mut inbound = Inbound::new(Rc::clone(&link), Role::Host);
@@ -176,9 +177,12 @@ impl Queue {
         let mut buffer = shard::buffer(size_of::<ConnectData>());
         buffer.copy_from_slice(zerocopy::IntoBytes::as_bytes(&data));
         let keep_alive = if self.number == 0 { options.keep_alive_ms } else { 0 };
+        // Commands in flight never exceed the queue. Without flow control a read's data can carry its success
+        // (SUCCESS in C2HData), and needs no answer of its own. A server that keeps to flow control answers
+        // as ever.
         let command = Command::fabrics(fabrics::CONNECT)
             .with_dword(10, u32::from(self.number) << 16)
-            .with_dword(11, u32::from(self.depth.get() - 1))
+            .with_dword(11, u32::from(NO_FLOW_CONTROL) << 16 | u32::from(self.depth.get() - 1))
             .with_dword(12, keep_alive);
         self.send_first(command, Data::Write(buffer.freeze()), Request::own(None))
     }

@@ -43,16 +43,21 @@ const NVM_COMMANDS: &[u8] = &[
 const CHANGING_COMMANDS: &[u8] = &[nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT];
 
 /// Carries out a command and answers it.
-pub(super) fn execute<S: BlockService>(session: &Session<S>, command: &Command) {
+pub(super) async fn execute<S: BlockService>(session: &Session<S>, command: &Command) {
     match command.opcode {
-        opcode::IDENTIFY => match identify(session, command) {
-            Ok(data) => session.send_data(command, &data[..]),
-            Err(status) => session.complete(command, Err(status)),
-        },
-        opcode::GET_LOG_PAGE => match log_page(session, command) {
-            Ok(data) => session.send_data(command, &data),
-            Err(status) => session.complete(command, Err(status)),
-        },
+        opcode::IDENTIFY => {
+            let Some(held) = session.answer_memory(identify::BYTES).await else { return };
+            let page = identify(session, command);
+            session.answer(command, held, page.as_ref().map(|page| &page[..]).map_err(|status| *status));
+        }
+        opcode::GET_LOG_PAGE => {
+            let Some((length, offset)) = log_range(command) else {
+                return session.complete(command, Err(Status::INVALID_FIELD));
+            };
+            let Some(held) = session.answer_memory(length).await else { return };
+            let page = log_page(session, command, length, offset);
+            session.answer(command, held, page.as_deref().map_err(|status| *status));
+        }
         opcode::GET_FEATURES if command.dword(10) & 0xff == u32::from(feature::HOST_ID) => {
             // Bit 0: the whole identifier of 16 bytes; there is no shorter one over fabrics.
             if command.dword(11) & 1 == 0 {
@@ -126,32 +131,40 @@ fn identify<S>(session: &Session<S>, command: &Command) -> Result<Box<[u8; ident
     }
 }
 
-fn log_page<S>(session: &Session<S>, command: &Command) -> Result<Vec<u8>, Status> {
-    let [which, _, count_low, count_high] = command.dword(10).to_le_bytes();
-    let keep = command.dword(10) & 1 << 15 != 0;
+/// How much of a log page is asked for, and from where; `None` if it can't be.
+fn log_range(command: &Command) -> Option<(usize, usize)> {
+    let [_, _, count_low, count_high] = command.dword(10).to_le_bytes();
     let [upper_low, upper_high, ..] = command.dword(11).to_le_bytes();
     let dwords = u64::from(u32::from_le_bytes([count_low, count_high, upper_low, upper_high])) + 1;
     let offset = u64::from(command.dword(12)) | u64::from(command.dword(13)) << 32;
-    if dwords * 4 > u64::from(TRANSFER_BYTES_MAX) || !offset.is_multiple_of(4) {
-        return Err(Status::INVALID_FIELD);
-    }
+    let fits = dwords * 4 <= u64::from(TRANSFER_BYTES_MAX) && offset.is_multiple_of(4);
+    fits.then_some((usize::try_from(dwords * 4).ok()?, usize::try_from(offset).unwrap_or(usize::MAX)))
+}
+
+fn log_page<S>(
+    session: &Session<S>,
+    command: &Command,
+    length: usize,
+    start: usize,
+) -> Result<Vec<u8>, Status> {
+    let [which, ..] = command.dword(10).to_le_bytes();
+    let keep = command.dword(10) & 1 << 15 != 0;
     let discovery = session.controller.discovery;
     let subsystem = &session.inner.subsystem;
     let whole = match which {
         page::DISCOVERY if discovery => log::discovery(0, &subsystem.discovery()),
         page::ERRORS => log::errors(),
         page::HEALTH if !discovery => log::health(&subsystem.traffic()),
+        page::FIRMWARE if !discovery => log::firmware(env!("CARGO_PKG_VERSION")),
         page::CHANGED_NAMESPACES if !discovery => {
             log::changed_namespaces(&session.controller.changed_namespaces(keep))
         }
         page::EFFECTS if !discovery => log::effects(ADMIN_COMMANDS, NVM_COMMANDS, CHANGING_COMMANDS),
         _ => return Err(Status::INVALID_LOG_PAGE),
     };
-    let start = usize::try_from(offset).unwrap_or(usize::MAX);
     if start > whole.len() {
         return Err(Status::INVALID_FIELD);
     }
-    let length = usize::try_from(dwords * 4).unwrap_or(0);
     let mut part = whole[start..].to_vec();
     part.resize(length, 0);
     Ok(part)
@@ -169,11 +182,15 @@ fn get_feature<S>(session: &Session<S>, command: &Command) -> Result<u64, Status
         feature::ASYNC_EVENTS => Ok(controller.events().into()),
         feature::KEEP_ALIVE => Ok(controller.keep_alive_ms.load(Ordering::Relaxed)),
         _ if controller.discovery => Err(Status::INVALID_FIELD),
+        feature::ARBITRATION | feature::TEMPERATURE | feature::ERROR_RECOVERY => {
+            Ok(controller.setting(which, command.dword(11)).into())
+        }
         feature::WRITE_CACHE => Ok(1),
         feature::QUEUES => Ok(queues(session)),
         // No notification is ever sent, so all are masked; nothing persists.
         feature::RESERVATION_MASK => Ok(0b1110),
-        feature::RESERVATION_PERSISTENCE => Ok(0),
+        // There is one power state, and no hint of the load.
+        feature::RESERVATION_PERSISTENCE | feature::POWER => Ok(0),
         _ => Err(Status::INVALID_FIELD),
     }
 }
@@ -196,6 +213,18 @@ fn set_feature<S>(session: &Session<S>, command: &Command) -> Result<u64, Status
             Ok(0)
         }
         _ if controller.discovery => Err(Status::INVALID_FIELD),
+        // Stored and told again. Queues take turns whatever the weights; there is no thermometer; a read is
+        // tried until it is decided.
+        feature::ARBITRATION | feature::TEMPERATURE => {
+            controller.set(which, value);
+            Ok(0)
+        }
+        // Bit 16 asks for errors of blocks that were deallocated: their zeroes can be read.
+        feature::ERROR_RECOVERY if value >> 16 == 0 => {
+            controller.set(which, value);
+            Ok(0)
+        }
+        feature::POWER if value.trailing_zeros() >= 5 => Ok(0),
         // The cache can't be turned off.
         feature::WRITE_CACHE if value & 1 == 1 => Ok(0),
         feature::QUEUES if value & 0xffff == 0xffff || value >> 16 == 0xffff => Err(Status::INVALID_FIELD),

@@ -3,8 +3,15 @@
 //! Every queue authenticates by itself, as Linux's target has it: a connection that says that it belongs to an association proves it.
 //! A queue that is open may authenticate again, and goes on being served meanwhile. A failure ends the connection once the host
 //! has fetched why, and with the admin queue the association.
+//!
+//! What a message costs to answer is computed off the shard (see [`Calculator`](crate::auth::Calculator)): a
+//! host that has proved nothing yet must not have others wait.
 
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
 
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, shard};
@@ -49,7 +56,7 @@ impl Gate {
     }
 
     /// The host has proved who it is.
-    fn open(&self) {
+    pub fn open(&self) {
         self.open.set(true);
         self.proved.set(true);
     }
@@ -84,8 +91,10 @@ pub(super) async fn execute<S: BlockService>(
     let outcome = if command.fabrics_kind() == fabrics::AUTHENTICATION_SEND {
         match session.host_data(command, capsule, bytes).await {
             Ok(Some(data)) => {
-                let outcome = session.take(&data.buffer);
+                let message = data.buffer.to_vec();
+                drop(data.buffer);
                 session.link.release(data.held);
+                let Some(outcome) = session.take(message).await else { return };
                 session.complete(command, Ok(0));
                 outcome
             }
@@ -98,7 +107,7 @@ pub(super) async fn execute<S: BlockService>(
     match outcome {
         Outcome::Open => {}
         Outcome::Authenticated => {
-            session.gate.open();
+            session.proved();
             session.gate.deadline.set(None);
             session.changed.notify();
         }
@@ -116,19 +125,35 @@ impl<S: BlockService> Session<S> {
         Names { host: self.controller.host.clone(), subsystem }
     }
 
-    /// The host says something.
-    fn take(&self, message: &[u8]) -> Outcome {
-        let Some(authentication) = self.inner.subsystem.authentication() else { return Outcome::Failed };
+    /// The host says something. `None` at the connection's end.
+    async fn take(&self, message: Vec<u8>) -> Option<Outcome> {
+        let Some(authentication) = self.inner.subsystem.authentication() else {
+            return Some(Outcome::Failed);
+        };
         if self.gate.deadline.get().is_none() {
             self.gate.deadline.set(Some(shard::now() + TRANSACTION_NANOSECONDS));
             self.changed.notify();
         }
-        let mut end = self.gate.end.borrow_mut();
-        let outcome = end.take(authentication, &self.names(), message);
+        let mut end = self.gate.end.replace(ControllerEnd::taking());
+        let (subsystem, names) = (Arc::clone(&self.inner.subsystem), self.names());
+        let taken = authentication.compute(move || {
+            let keys = subsystem.authentication();
+            let outcome = keys.map_or(Outcome::Failed, |keys| end.take(keys, &names, &message));
+            (end, outcome)
+        });
+        // Dropped, it isn't computed at all if it hasn't begun: a host that comes and goes has nothing pile
+        // up.
+        let (mut taken, mut gone) = (pin!(taken), pin!(self.changed.wait_until(|| self.ended.get())));
+        let taken = poll_fn(|cx| match taken.as_mut().poll(cx) {
+            Poll::Ready(taken) => Poll::Ready(taken),
+            Poll::Pending => gone.as_mut().poll(cx).map(|()| None),
+        });
+        let (end, outcome) = taken.await?;
         if end.has_failed() {
             self.gate.open.set(false);
         }
-        outcome
+        self.gate.end.replace(end);
+        Some(outcome)
     }
 
     /// The host fetches what is to be said, with zeroes behind it up to the length that it asks for.
@@ -148,8 +173,8 @@ impl<S: BlockService> Session<S> {
         message.resize(room, 0);
         let outcome = end.given();
         // Open before the host hears of it: its next command may come at once.
-        if outcome == Outcome::Authenticated {
-            self.gate.open();
+        if outcome == Outcome::Authenticated && !self.proved() {
+            return Outcome::Open;
         }
         self.send_data(command, &message);
         outcome

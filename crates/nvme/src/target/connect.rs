@@ -165,10 +165,10 @@ async fn grant<S>(inner: &Rc<Inner<S>>, request: Request) -> Result<(Arc<Control
         return Err((Status(Status::CONNECT_CONTROLLER_BUSY.code()), 0));
     }
     let controller = if request.queue == 0 { admin(inner, &request).await? } else { io(inner, &request)? };
-    if !controller.add_queue(request.queue) {
-        return Err(wrong(connect_field::QUEUE));
-    }
-    Ok((controller, request))
+    // Where hosts authenticate, the number is taken by the first that has proved who it is.
+    let later = inner.subsystem.authentication().is_some() && !active(Mutant::NumberHeldUnproven);
+    let free = if later { !controller.has_queue(request.queue) } else { controller.add_queue(request.queue) };
+    if free { Ok((controller, request)) } else { Err(wrong(connect_field::QUEUE)) }
 }
 
 /// A new controller.

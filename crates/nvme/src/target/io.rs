@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use pinstripe_export::{BlockService, ServiceError};
-use pinstripe_runtime::{Buffer, shard};
+use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromBytes;
 
 use super::TRANSFER_BYTES_MAX;
@@ -46,7 +46,7 @@ pub(super) async fn execute<S: BlockService>(
         nvm::FLUSH => flush(session, command).await,
         nvm::WRITE_ZEROES => write_zeroes(session, command).await,
         nvm::DATASET_MANAGEMENT => dataset_management(session, command, capsule).await,
-        nvm::RESERVATION_REPORT => return reservation_report(session, command),
+        nvm::RESERVATION_REPORT => return reservation_report(session, command).await,
         nvm::RESERVATION_REGISTER | nvm::RESERVATION_ACQUIRE | nvm::RESERVATION_RELEASE => {
             reservation(session, command, capsule).await
         }
@@ -188,7 +188,7 @@ async fn compare<S: BlockService>(
 ) -> Result<Done, Status> {
     let (namespace, service) = namespace(session, command)?;
     let (range, length) = data_range(namespace, command)?;
-    let stored = (length as usize).next_power_of_two();
+    let stored = block_bytes(length as usize);
     let Some(HostData { buffer, held }) = session.host_data_and(command, capsule, length, stored).await?
     else {
         return Ok(Done::ConnectionLost);
@@ -302,24 +302,24 @@ async fn reservation<S: BlockService>(
     Ok(Done::Answered)
 }
 
-fn reservation_report<S: BlockService>(session: &Session<S>, command: &Command) {
+async fn reservation_report<S: BlockService>(session: &Session<S>, command: &Command) {
+    let length = (u64::from(command.dword(10)) + 1) * 4;
+    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= TRANSFER_BYTES_MAX as usize)
+    else {
+        return session.complete(command, Err(Status::INVALID_FIELD));
+    };
+    let Some(held) = session.answer_memory(length).await else { return };
     let report = || {
         let (namespace, _) = namespace(session, command)?;
         // Bit 0: extended identifiers, which all hosts over fabrics have.
         if command.dword(11) & 1 == 0 {
             return Err(Status::HOST_IDENTIFIER_INVALID);
         }
-        let length = (u64::from(command.dword(10)) + 1) * 4;
-        if length > u64::from(TRANSFER_BYTES_MAX) {
-            return Err(Status::INVALID_FIELD);
-        }
         let subsystem = &session.inner.subsystem;
         let mut bytes = namespace.reservations(|state| state.report(|host| subsystem.controllers_of(host)));
-        bytes.resize(usize::try_from(length).unwrap_or(0), 0);
+        bytes.resize(length, 0);
         Ok(bytes)
     };
-    match report() {
-        Ok(bytes) => session.send_data(command, &bytes),
-        Err(status) => session.complete(command, Err(status)),
-    }
+    let report = report();
+    session.answer(command, held, report.as_deref().map_err(|status| *status));
 }

@@ -13,9 +13,9 @@
 //!
 //! With an [`OffloadConfig`] servers work out parity together (`docs/offload-protocol.md`).
 //!
-//! What the host can make the target hold is bounded: connections per shard, controllers, commands per queue (the queue's
-//! size), bytes of a command ([`TRANSFER_BYTES_MAX`]), bytes per connection (see the link). Data that doesn't fit is
-//! asked for (R2T) when there is room.
+//! What the host can make the target hold is bounded: connections per shard and peer, controllers, commands
+//! per queue (the queue's size), bytes of a command ([`TRANSFER_BYTES_MAX`]), bytes per connection (see the
+//! link) and of all together (see [`Budget`]). Data that doesn't fit is asked for (R2T) when there is room.
 
 mod admin;
 mod authenticate;
@@ -27,11 +27,13 @@ mod service;
 mod session;
 mod subsystem;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_export::BlockService;
+use pinstripe_export::budget::Budget;
+use pinstripe_export::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
 pub use offload::{
@@ -50,8 +52,6 @@ pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 pub const CAPSULE_BYTES_MAX: u32 = 32 << 10;
 /// Most commands outstanding on a queue.
 pub const COMMANDS_MAX: u16 = 128;
-/// Connections that a shard has at a time; further ones are closed at once.
-const CONNECTIONS_MAX: usize = 256;
 
 /// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +82,8 @@ struct Inner<S> {
     /// By namespace, from number 1.
     services: Vec<S>,
     counters: Arc<Counters>,
-    links: RefCell<Vec<Rc<Link>>>,
+    links: Roster<Link>,
+    budget: Arc<Budget>,
     stopping: Cell<bool>,
     changed: Signal,
 }
@@ -91,6 +92,12 @@ impl<S: BlockService> Target<S> {
     /// Serves the subsystem on this shard. `services` are this shard's handles on the namespaces, in their order; one
     /// that is missing makes its namespace *not ready* here.
     pub fn new(subsystem: Arc<Subsystem>, services: Vec<S>) -> Self {
+        let budget = Arc::clone(&subsystem.budget);
+        Self::with_budget(subsystem, services, budget)
+    }
+
+    /// The same with a budget of memory that servers of other protocols share.
+    pub fn with_budget(subsystem: Arc<Subsystem>, services: Vec<S>, budget: Arc<Budget>) -> Self {
         let counters = subsystem.count_in();
         if let Some(server) = subsystem.offload() {
             server.settle();
@@ -99,7 +106,8 @@ impl<S: BlockService> Target<S> {
             subsystem,
             services,
             counters,
-            links: RefCell::default(),
+            links: Roster::default(),
+            budget,
             stopping: Cell::new(false),
             changed: Signal::default(),
         }))
@@ -107,23 +115,24 @@ impl<S: BlockService> Target<S> {
 
     /// Connections that are open now.
     pub fn connections(&self) -> usize {
-        self.0.links.borrow().len()
+        self.0.links.len()
     }
 
     /// Runs a connection from its first byte to its end, on the current shard. When it returns, no command of it is being
     /// carried out and its stream is closed.
     pub async fn serve(&self, stream: Rc<dyn Stream>) -> SessionEnd {
         let inner = &self.0;
-        if inner.stopping.get() || self.connections() >= CONNECTIONS_MAX {
-            stream.shutdown();
+        let peer = stream.peer();
+        let link = Link::new(stream, Arc::clone(&inner.budget));
+        let admit = || inner.links.admit(peer, Rc::clone(&link), Link::cut);
+        let Some(number) = (!inner.stopping.get()).then(admit).flatten() else {
+            link.stream.shutdown();
             return SessionEnd::Refused;
-        }
-        let link = Link::new(stream);
-        inner.links.borrow_mut().push(Rc::clone(&link));
+        };
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
-        let end = session::run(inner, &link).await;
-        inner.links.borrow_mut().retain(|other| !Rc::ptr_eq(other, &link));
+        let end = session::run(inner, &link, number).await;
+        inner.links.remove(number);
         inner.changed.notify();
         end
     }
@@ -133,13 +142,13 @@ impl<S: BlockService> Target<S> {
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.subsystem.kill_all();
-        for link in self.0.links.borrow().iter() {
+        for link in self.0.links.all() {
             link.cut();
         }
         if let Some(server) = self.0.subsystem.offload() {
             server.close();
         }
-        self.0.changed.wait_until(|| self.0.links.borrow().is_empty()).await;
+        self.0.changed.wait_until(|| self.0.links.is_empty()).await;
     }
 }
 

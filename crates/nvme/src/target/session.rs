@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use pinstripe_export::BlockService;
-use pinstripe_runtime::{Buffer, Signal, Slice, shard};
+use pinstripe_export::outgoing::PATIENCE_NANOSECONDS;
+use pinstripe_runtime::{Buffer, Signal, Slice, block_bytes, shard};
 use zerocopy::FromZeros;
 
 use super::authenticate::Gate;
@@ -38,7 +39,10 @@ const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
 pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
 /// Parts of sums from which on their reception is measured.
 const METERED_BYTES: u32 = 32 << 10;
-/// Room before a read's data for its header. A page, to keep the data aligned.
+/// Data of a read up to this is copied into a batch with other answers; larger data is sent from where it was
+/// read.
+const COPY_BYTES: usize = 8 << 10;
+/// Room before a larger read's data for its header. A page, to keep the data aligned.
 const HEADROOM: usize = 4 << 10;
 
 /// Data that the host was asked for.
@@ -87,19 +91,24 @@ pub(super) struct Session<S> {
     incoming: RefCell<Vec<Option<Incoming>>>,
     event_requests: RefCell<Vec<u16>>,
     pub gate: Gate,
+    /// The queue's number is this connection's.
+    claimed: Cell<bool>,
+    /// Among the connections of its shard.
+    number: u64,
     pub ended: Cell<bool>,
     pub changed: Signal,
 }
 
 /// Runs a connection to its end; `link`'s sender must be running.
-pub(super) async fn run<S: BlockService>(inner: &Rc<Inner<S>>, link: &Rc<Link>) -> SessionEnd {
+/// `number` names it among the connections of its shard.
+pub(super) async fn run<S: BlockService>(inner: &Rc<Inner<S>>, link: &Rc<Link>, number: u64) -> SessionEnd {
     let mut inbound = Inbound::new(Rc::clone(link), Role::Controller);
     let begin = async {
         let encoding = connect::initialize(&mut inbound, link).await?;
         connect::connect(inner, &mut inbound, link, encoding).await
     };
     let ended = match shard::timeout(CONNECT_NANOSECONDS, begin).await {
-        Some(Ok(queue)) => Session::new(inner, link, queue).run(&mut inbound).await,
+        Some(Ok(queue)) => Session::new(inner, link, number, queue).run(&mut inbound).await,
         Some(Err(ended)) => {
             let end = End::from(ended);
             close(link, &inbound, &end).await;
@@ -151,7 +160,11 @@ fn terminate(link: &Link, header: &[u8], error: FatalError, at: u32) {
 }
 
 impl<S: BlockService> Session<S> {
-    fn new(inner: &Rc<Inner<S>>, link: &Rc<Link>, queue: Queue) -> Rc<Self> {
+    fn new(inner: &Rc<Inner<S>>, link: &Rc<Link>, number: u64, queue: Queue) -> Rc<Self> {
+        let authenticates = inner.subsystem.authentication().is_some();
+        if !authenticates {
+            inner.links.settle(number);
+        }
         Rc::new(Self {
             inner: Rc::clone(inner),
             link: Rc::clone(link),
@@ -165,7 +178,10 @@ impl<S: BlockService> Session<S> {
             tasks: Cell::new(0),
             incoming: RefCell::default(),
             event_requests: RefCell::default(),
-            gate: Gate::new(inner.subsystem.authentication().is_some(), queue.number),
+            gate: Gate::new(authenticates, queue.number),
+            // Without authentication Connect has taken it.
+            claimed: Cell::new(!authenticates || active(Mutant::NumberHeldUnproven)),
+            number,
             ended: Cell::new(false),
             changed: Signal::default(),
         })
@@ -193,8 +209,24 @@ impl<S: BlockService> Session<S> {
         self.controller.changed.notify();
         close(&self.link, inbound, &end).await;
         self.changed.wait_until(|| self.tasks.get() == 0).await;
-        self.controller.remove_queue(self.queue);
+        self.controller.leave(self.claimed.get().then_some(self.queue));
         end
+    }
+
+    /// The host has proved who it is. Now, and not before, the queue's number is taken: a connection that
+    /// proves nothing must not keep it from one that does. False if another one was first.
+    pub fn proved(&self) -> bool {
+        if !self.claimed.get() {
+            self.claimed.set(self.controller.add_queue(self.queue));
+        }
+        if !self.claimed.get() {
+            self.link.cut();
+            return false;
+        }
+        self.controller.proved();
+        self.inner.links.settle(self.number);
+        self.gate.open();
+        true
     }
 
     /// Takes one PDU.
@@ -240,9 +272,13 @@ impl<S: BlockService> Session<S> {
             }
         }
         self.tasks.set(self.tasks.get() + 1);
+        let held = if length == 0 { 0 } else { block_bytes(length as usize) };
+        // It has come already, and a queue has only so many commands.
+        self.link.force(held);
         let session = Rc::clone(self);
         shard::spawn(async move {
             session.execute(command, capsule).await;
+            session.link.release(held);
             session.tasks.set(session.tasks.get() - 1);
             if session.tasks.get() == 0 {
                 session.changed.notify();
@@ -287,7 +323,7 @@ impl<S: BlockService> Session<S> {
         {
             Box::pin(offload::administer(self, server, &command, capsule)).await;
         } else if self.queue == 0 {
-            admin::execute(self, &command);
+            admin::execute(self, &command).await;
         } else {
             io::execute(self, &command, capsule).await;
         }
@@ -343,22 +379,69 @@ impl<S: BlockService> Session<S> {
         self.encoding.header(kind::C2H_DATA, flag::LAST | success, &header, length)
     }
 
-    /// Answers a command with `data`, which is copied; not more than the host has room for.
+    /// Memory for an answer of `length` bytes that is to be copied; `None` at the connection's end. It is
+    /// acquired before the answer is made: what the host doesn't take must not pile up.
+    pub async fn answer_memory(&self, length: usize) -> Option<usize> {
+        if active(Mutant::AnswersUncounted) {
+            return Some(0);
+        }
+        let held = block_bytes(length);
+        self.link.acquire(held).await.then_some(held)
+    }
+
+    /// Answers a command with `data`, which is copied, if there is any; the memory that was acquired for it
+    /// goes back when it is sent.
+    pub fn answer(&self, command: &Command, held: usize, data: Result<&[u8], Status>) {
+        match data {
+            Ok(data) => self.send_held(command, data, held),
+            Err(status) => {
+                self.link.release(held);
+                self.complete(command, Err(status));
+            }
+        }
+    }
+
+    /// Answers a command with a few bytes, for which no memory was acquired.
     pub fn send_data(&self, command: &Command, data: &[u8]) {
+        self.send_held(command, data, 0);
+    }
+
+    /// Not more than the host has room for.
+    fn send_held(&self, command: &Command, data: &[u8], held: usize) {
         let room = match command.data() {
-            Ok(DataPlace::Transport(room)) => room as usize,
-            Ok(DataPlace::Capsule(_)) => return self.complete(command, Err(Status::SGL_TYPE_INVALID)),
-            Err(status) => return self.complete(command, Err(status)),
+            Ok(DataPlace::Transport(room)) => Ok(room as usize),
+            Ok(DataPlace::Capsule(_)) => Err(Status::SGL_TYPE_INVALID),
+            Err(status) => Err(status),
         };
-        let data = &data[..data.len().min(room)];
-        let id = command.id.get();
-        let Some(length) = u32::try_from(data.len()).ok().filter(|length| *length > 0) else {
-            return self.complete(command, Ok(0));
-        };
+        let data = room.map(|room| &data[..data.len().min(room)]);
+        let length = data.map(|data| u32::try_from(data.len()).unwrap_or(0));
+        match (data, length) {
+            (Ok(data), Ok(length @ 1..)) => {
+                let id = command.id.get();
+                self.copy_data(id, length, data, held);
+                self.data_sent(id);
+            }
+            (_, length) => {
+                self.link.release(held);
+                self.complete(command, length.map(|_| 0));
+            }
+        }
+    }
+
+    /// Sends the data that answers a command, with other messages if there are any.
+    fn copy_data(&self, id: u16, length: u32, data: &[u8], held: usize) {
         let header = self.data_header(id, length, true);
         let trailer = self.encoding.trailer(data);
-        self.link.send_copy(&[header.bytes(), data, trailer.as_ref().map_or(&[], |digest| &digest[..])]);
-        self.data_sent(id);
+        let trailer = trailer.as_ref().map_or(&[][..], |digest| &digest[..]);
+        if data.len() <= COPY_BYTES {
+            return self.link.send_copy_held(&[header.bytes(), data, trailer], held);
+        }
+        // With the header in one piece it might take twice the memory that was acquired.
+        let mut copy = shard::buffer(data.len());
+        copy.copy_from_slice(data);
+        self.link.send_copy(&[header.bytes()]);
+        self.link.send(copy.freeze(), held);
+        self.link.send_copy(&[trailer]);
     }
 
     /// After the data: the completion, unless the data carried it.
@@ -372,12 +455,13 @@ impl<S: BlockService> Session<S> {
 
     /// A buffer for a read of `length` bytes, and the memory acquired for it; `None` at the connection's end.
     pub async fn read_buffer(&self, length: usize) -> Option<ReadBuffer> {
-        let held = (length + HEADROOM).next_power_of_two();
+        let headroom = if length <= COPY_BYTES { 0 } else { HEADROOM };
+        let held = block_bytes(headroom + length);
         if !self.link.acquire(held).await {
             return None;
         }
-        let mut data = shard::buffer(HEADROOM + length);
-        let head = data.split_to(HEADROOM);
+        let mut data = shard::buffer(headroom + length);
+        let head = data.split_to(headroom);
         Some(ReadBuffer { head, data, held })
     }
 
@@ -385,6 +469,10 @@ impl<S: BlockService> Session<S> {
     pub fn send_read(&self, command: &Command, mut head: Buffer, data: Buffer, held: usize) {
         let id = command.id.get();
         let length = data.len();
+        if head.is_empty() {
+            self.copy_data(id, u32::try_from(length).unwrap_or(0), &data, held);
+            return self.data_sent(id);
+        }
         let header = self.data_header(id, u32::try_from(length).unwrap_or(0), true);
         let trailer = self.encoding.trailer(&data);
         let start = HEADROOM - header.bytes().len();
@@ -400,7 +488,7 @@ impl<S: BlockService> Session<S> {
 
     /// Sends a command's data, which doesn't answer it. False at the connection's end.
     pub async fn send_slice(&self, command: &Command, data: Slice) -> bool {
-        let held = data.len().next_power_of_two();
+        let held = block_bytes(data.len());
         if !self.link.acquire(held).await {
             return false;
         }
@@ -444,7 +532,7 @@ impl<S: BlockService> Session<S> {
 
     /// Asks the host for data, when there is memory for it.
     async fn ask(&self, command: &Command, length: u32, more: usize) -> Result<Option<HostData>, Status> {
-        let held = (length as usize).next_power_of_two() + more;
+        let held = block_bytes(length as usize) + more;
         if !self.link.acquire(held).await {
             return Ok(None);
         }
@@ -480,7 +568,7 @@ impl<S: BlockService> Session<S> {
             reserved: 0.into(),
         };
         self.link.send_copy(&[self.encoding.header(kind::R2T, 0, &header, 0).bytes()]);
-        let incoming = poll_fn(|cx| self.poll_incoming(tag, cx.waker())).await;
+        let incoming = self.await_incoming(tag).await;
         match (incoming.state, incoming.buffer) {
             (IncomingState::Whole(true), Some(buffer)) => Ok(Some(HostData { buffer, held })),
             (IncomingState::Whole(false), _) => {
@@ -490,6 +578,20 @@ impl<S: BlockService> Session<S> {
             _ => {
                 self.link.release(held);
                 Ok(None)
+            }
+        }
+    }
+
+    /// Waits for the data of a transfer. A host that was asked for data and sends nothing for long must not
+    /// keep its memory.
+    async fn await_incoming(&self, tag: usize) -> Incoming {
+        loop {
+            let received = self.link.received();
+            let whole = poll_fn(|cx| self.poll_incoming(tag, cx.waker()));
+            match shard::timeout(PATIENCE_NANOSECONDS, whole).await {
+                Some(incoming) => return incoming,
+                None if self.link.received() == received => self.link.cut(),
+                None => {}
             }
         }
     }

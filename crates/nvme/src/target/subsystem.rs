@@ -5,11 +5,12 @@
 //! the last of them has finished its commands; until then a new association of the same host waits, so that no old command
 //! can be carried out after a new one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pinstripe_export::budget::Budget;
 use pinstripe_runtime::Signal;
 
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
@@ -21,7 +22,8 @@ use crate::wire::identify::NamespaceInfo;
 use crate::wire::log::{DiscoveryEntry, Traffic};
 use crate::wire::status::Status;
 
-/// Controllers that a subsystem has at a time, those of discovery included.
+/// Controllers that a subsystem has at a time, those of discovery included. Those whose hosts haven't proved
+/// who they are don't count: their connections are bounded.
 const CONTROLLERS_MAX: usize = 256;
 /// Changed namespaces that are remembered one by one.
 const CHANGED_MAX: usize = 1025;
@@ -149,6 +151,8 @@ pub struct Subsystem {
     next_controller: AtomicU16,
     counters: Mutex<Vec<Arc<Counters>>>,
     offload: Option<Server>,
+    /// Memory of all connections, unless the shards' targets are given another.
+    pub(super) budget: Arc<Budget>,
     /// A controller has gone, or its last write has ended.
     pub(super) changed: Signal,
 }
@@ -206,6 +210,7 @@ impl Subsystem {
             next_controller: AtomicU16::new(1),
             counters: Mutex::default(),
             offload: None,
+            budget: Arc::default(),
             changed: Signal::default(),
         })
     }
@@ -297,7 +302,8 @@ impl Subsystem {
     pub(super) fn controllers_of(&self, host: &HostId) -> Vec<u16> {
         let controllers = self.controllers();
         let of_host =
-            controllers.iter().filter(|controller| controller.host_id == *host && !controller.discovery);
+            controllers.iter().filter(|controller| controller.host_id == *host && controller.is_proven());
+        let of_host = of_host.filter(|controller| !controller.discovery);
         of_host.map(|controller| controller.id).collect()
     }
 
@@ -326,7 +332,7 @@ impl Subsystem {
         now: u64,
     ) -> Option<Arc<Controller>> {
         let mut controllers = lock(&self.controllers);
-        if controllers.len() >= CONTROLLERS_MAX {
+        if controllers.iter().filter(|other| other.is_proven()).count() >= CONTROLLERS_MAX {
             return None;
         }
         let id = loop {
@@ -343,6 +349,7 @@ impl Subsystem {
             subsystem: Arc::clone(self),
             keep_alive_ms: AtomicU64::new(keep_alive_ms.into()),
             heard: AtomicU64::new(now),
+            proven: AtomicBool::new(self.authentication.is_none()),
             dead: AtomicBool::new(false),
             writes: AtomicUsize::new(0),
             state: Mutex::default(),
@@ -367,6 +374,8 @@ struct ControllerState {
     status: u32,
     events: u32,
     queues: BTreeSet<u16>,
+    /// Features that are stored and told again, by what they are.
+    settings: BTreeMap<u8, u32>,
     changed_namespaces: BTreeSet<u32>,
     /// A notice has been sent and the log page not been read since.
     noticed: bool,
@@ -383,6 +392,8 @@ pub(super) struct Controller {
     pub keep_alive_ms: AtomicU64,
     /// When the host was heard of last.
     pub heard: AtomicU64,
+    /// Its host has proved who it is, where it must.
+    proven: AtomicBool,
     dead: AtomicBool,
     /// Admitted writes that aren't over.
     writes: AtomicUsize,
@@ -449,11 +460,45 @@ impl Controller {
         lock(&self.state).queues.insert(number)
     }
 
-    /// A queue has ended, and its commands are over. The last one takes a dead controller along.
-    pub fn remove_queue(&self, number: u16) {
+    /// Whether a connection is queue `number`.
+    pub fn has_queue(&self, number: u16) -> bool {
+        lock(&self.state).queues.contains(&number)
+    }
+
+    /// Its host has proved who it is.
+    pub fn proved(&self) {
+        self.proven.store(true, Ordering::SeqCst);
+    }
+
+    fn is_proven(&self) -> bool {
+        self.proven.load(Ordering::SeqCst)
+    }
+
+    /// Value of a feature that is only stored. `which` says which of its parts is meant.
+    pub fn setting(&self, feature: u8, which: u32) -> u32 {
+        let stored = lock(&self.state).settings.get(&feature).copied();
+        match feature {
+            feature::TEMPERATURE if which & feature::THRESHOLD_WHICH != 0 => 0,
+            feature::TEMPERATURE => stored.unwrap_or(feature::THRESHOLD_NEVER),
+            _ => stored.unwrap_or(0),
+        }
+    }
+
+    /// Stores a feature.
+    pub fn set(&self, feature: u8, value: u32) {
+        if feature != feature::TEMPERATURE || value & feature::THRESHOLD_WHICH == 0 {
+            lock(&self.state).settings.insert(feature, value);
+        }
+    }
+
+    /// A connection has ended, and its commands are over; with it goes the queue that it was. The last one
+    /// takes a dead controller along.
+    pub fn leave(&self, queue: Option<u16>) {
         let is_last = {
             let mut state = lock(&self.state);
-            state.queues.remove(&number);
+            if let Some(number) = queue {
+                state.queues.remove(&number);
+            }
             state.queues.is_empty()
         };
         if is_last && self.is_dead() {

@@ -8,6 +8,8 @@ pub mod page {
     pub const ERRORS: u8 = 0x01;
     /// Health.
     pub const HEALTH: u8 = 0x02;
+    /// Firmware slots.
+    pub const FIRMWARE: u8 = 0x03;
     /// Changed namespaces.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
     /// Commands and their effects.
@@ -53,6 +55,14 @@ pub fn health(traffic: &Traffic) -> Vec<u8> {
     for (at, value) in fields {
         bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
+    bytes
+}
+
+/// The firmware slots: one, which is active.
+pub fn firmware(revision: &str) -> Vec<u8> {
+    let mut bytes = vec![0; 512];
+    bytes[0] = 1;
+    super::put_text(&mut bytes[8..16], revision, b' ');
     bytes
 }
 

@@ -1,13 +1,14 @@
 //! Authentication: our two ends against each other, and the target against a host that says what it likes.
 
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pinstripe_nvme::auth::exchange::{HostEnd, HostStep};
 use pinstripe_nvme::auth::{
-    Authentication, AuthenticationError, Entry, Group, Hash, Keyring, Names, NoRandom, Random as RandomBytes,
-    Secret,
+    Authentication, AuthenticationError, Calculator, Entry, Group, Hash, Keyring, Names, NoRandom,
+    Random as RandomBytes, Secret,
 };
 use pinstripe_nvme::initiator::{Initiator, InitiatorError, Options};
 use pinstripe_nvme::target::{Subsystem, Target};
@@ -184,7 +185,7 @@ impl Prover {
             sent.push(message.clone());
             assert_eq!(tell(host, &message).await, Status::SUCCESS);
             let answer = fetch(host).await.unwrap();
-            message = match end.take(&answer) {
+            message = match end.take(&self.authentication, &answer) {
                 Ok(HostStep::Reply(reply)) => reply,
                 Ok(HostStep::Done(last)) => {
                     if let Some(last) = last {
@@ -434,4 +435,141 @@ fn a_queue_that_fails_to_authenticate_loses_the_association() {
         impostor.stop().await;
         leave(target).await;
     });
+}
+
+/// An I/O queue of `admin`'s association that hasn't authenticated.
+async fn unproven(random: &Rc<Random>, target: &Target<Array>, admin: &Host) -> (Host, Status) {
+    let mut io = Host::initialize(random, target, 0).await;
+    let status = io.connect(5, 1, admin.controller, 0).await.status();
+    (io, status)
+}
+
+/// Whether a host that has proved who it is gets the queue whose number a stranger has asked for before.
+fn the_owner_gets_its_queue() -> bool {
+    let owned = Rc::new(std::cell::Cell::new(true));
+    let flag = Rc::clone(&owned);
+    seeds(2, move |random| {
+        let flag = Rc::clone(&flag);
+        async move {
+            let (_, subsystem, target) = guarded(&random, plain(HOST));
+            let prover = Prover::new(&random, plain(NQN));
+            let mut admin = connected(&random, &target).await;
+            prover.prove(&mut admin).await;
+            admin.enable().await;
+            let (mut squatter, status) = unproven(&random, &target, &admin).await;
+            assert_eq!(status, Status::SUCCESS);
+            let (mut io, status) = unproven(&random, &target, &admin).await;
+            flag.set(flag.get() && status == Status::SUCCESS);
+            if status == Status::SUCCESS {
+                prover.prove(&mut io).await;
+                let read = Command::new(nvm::READ, 1).with_blocks(0, 1);
+                assert_eq!(io.read(read, 512).await.unwrap().len(), 512);
+                // Too late: it is another's now, with a proof or without.
+                assert_eq!(unproven(&random, &target, &admin).await.1, Status::CONNECT_INVALID_PARAMETERS);
+                let entry = prover.authentication.peer(NQN).unwrap();
+                let (mut end, message) =
+                    HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
+                assert_eq!(tell(&mut squatter, &message).await, Status::SUCCESS);
+                let challenge = fetch(&mut squatter).await.unwrap();
+                let Ok(HostStep::Reply(reply)) = end.take(&prover.authentication, &challenge) else {
+                    panic!("no reply")
+                };
+                assert_eq!(tell(&mut squatter, &reply).await, Status::SUCCESS);
+                squatter.command(Command { sgl: Sgl::transport(4096), ..receive_command(4096) }, &[]).await;
+                assert!(matches!(squatter.hear().await, Heard::Closed), "one queue is two connections");
+                let read = Command::new(nvm::READ, 1).with_blocks(1, 1);
+                assert_eq!(io.read(read, 512).await.unwrap().len(), 512);
+            }
+            admin.close();
+            squatter.close();
+            io.close();
+            shard::sleep(6_000_000_000).await;
+            assert_eq!(subsystem.controller_count(), 0);
+            leave(target).await;
+        }
+    });
+    owned.get()
+}
+
+#[test]
+fn a_queue_that_is_proven_is_not_kept_away_by_one_that_is_not() {
+    assert!(the_owner_gets_its_queue());
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_number_that_is_held_without_a_proof_is_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::NumberHeldUnproven));
+    let owned = the_owner_gets_its_queue();
+    activate(None);
+    assert!(!owned);
+}
+
+/// Computes when it is told to.
+#[derive(Clone, Default)]
+struct Later(Arc<std::sync::atomic::AtomicBool>, Arc<AtomicU64>);
+
+impl Calculator for Later {
+    fn compute(&self, work: Box<dyn FnOnce() + Send>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let Self(closed, done) = self.clone();
+        Box::pin(async move {
+            while closed.load(Ordering::SeqCst) {
+                shard::sleep(1_000_000).await;
+            }
+            work();
+            done.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+}
+
+#[test]
+fn while_a_strangers_proof_is_computed_others_are_served() {
+    seeds(3, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let later = Later::default();
+        let seed = Box::new(Seeded(AtomicU64::new(7)));
+        let keys = Authentication::with(Keyring::new(vec![plain(HOST)]), seed, Box::new(later.clone()));
+        let (_, target) = target_of(std::slice::from_ref(&array), Some(keys));
+        let target = lay(&random, target);
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        admin.enable().await;
+        let (mut io, _) = unproven(&random, &target, &admin).await;
+        prover.prove(&mut io).await;
+        let done = later.1.load(Ordering::SeqCst);
+        later.0.store(true, Ordering::SeqCst);
+        let mut strangers = Vec::new();
+        for _ in 0..20 {
+            let mut stranger = connected(&random, &target).await;
+            let entry = prover.authentication.peer(NQN).unwrap();
+            let (_, negotiate) = HostEnd::begin(&prover.authentication, entry, &prover.names).unwrap();
+            stranger.command(send_command(u32::try_from(negotiate.len()).unwrap()), &negotiate).await;
+            strangers.push(stranger);
+        }
+        let before = shard::now();
+        let read = Command::new(nvm::READ, 1).with_blocks(0, 1);
+        assert_eq!(io.read(read, 512).await.unwrap().len(), 512);
+        assert!(shard::now() - before < 1_000_000, "it waits for proofs of others");
+        // For hosts that go before it is their turn, nothing is computed.
+        for stranger in &strangers {
+            stranger.close();
+        }
+        shard::sleep(1_000_000_000).await;
+        assert_eq!(target.connections(), 2);
+        later.0.store(false, Ordering::SeqCst);
+        shard::sleep(1_000_000_000).await;
+        assert_eq!(later.1.load(Ordering::SeqCst), done);
+        leave(target).await;
+    });
+}
+
+#[test]
+fn the_largest_groups_are_used_only_where_a_line_names_them() {
+    let names = |entry: &Entry| entry.groups.clone();
+    let default = Entry::new(HOST, secret(1), None);
+    assert!(!names(&default).contains(&Group::Ffdhe6144) && !names(&default).contains(&Group::Ffdhe8192));
+    let line = format!("{HOST} {} group=ffdhe8192", secret(1).reveal());
+    assert_eq!(names(Keyring::parse(&line).unwrap().find(HOST).unwrap()), [Group::Ffdhe8192]);
 }

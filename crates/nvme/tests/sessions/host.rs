@@ -19,6 +19,10 @@ pub struct Host {
     pub encoding: Encoding,
     framer: Framer,
     pub controller: u16,
+    /// Of Connect.
+    pub attributes: u8,
+    /// Of the last data PDU.
+    pub flags: u8,
     next_id: u16,
 }
 
@@ -40,6 +44,8 @@ impl Host {
             encoding: Encoding::default(),
             framer: Framer::new(Role::Host),
             controller: CONTROLLER_ANY,
+            attributes: 0,
+            flags: 0,
             next_id: 0,
         };
         let mut request = InitializeConnection::new_zeroed();
@@ -75,7 +81,8 @@ impl Host {
             Some(Pdu::Response(completion)) => Heard::Completed(completion),
             Some(Pdu::Ready(transfer)) => Heard::Ready(transfer),
             Some(Pdu::Terminated(status, _)) => Heard::Terminated(status),
-            Some(Pdu::Data(transfer, _)) => {
+            Some(Pdu::Data(transfer, flags)) => {
+                self.flags = flags;
                 let data = self.pipe.receive_exactly(transfer.length.get() as usize).await.unwrap();
                 if self.framer.data_received(&data).unwrap() {
                     let digest = self.pipe.receive_exactly(4).await.unwrap();
@@ -155,7 +162,7 @@ impl Host {
         let data = ConnectData::new([host; 16], controller, NQN, &nqn);
         let command = Command::fabrics(fabrics::CONNECT)
             .with_dword(10, u32::from(queue) << 16)
-            .with_dword(11, 31)
+            .with_dword(11, u32::from(self.attributes) << 16 | 31)
             .with_dword(12, keep_alive_ms);
         let completion = self.ask(command, data.as_bytes()).await;
         self.controller = u16::try_from(completion.result_dword() & 0xffff).unwrap();

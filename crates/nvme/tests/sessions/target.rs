@@ -2,14 +2,17 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use pinstripe_export::budget::Budget;
+use pinstripe_nvme::target::Target;
 use pinstripe_nvme::wire::command::{Command, DEALLOCATE, FORCE_UNIT_ACCESS, Sgl, admin, fabrics, nvm};
-use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, property};
+use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, NO_FLOW_CONTROL, property};
 use pinstripe_nvme::wire::identify::{NamespaceInfo, parse_namespace_list};
-use pinstripe_nvme::wire::pdu::FatalError;
+use pinstripe_nvme::wire::pdu::{FatalError, flag};
 use pinstripe_nvme::wire::reservation::{Keys, action};
 use pinstripe_nvme::wire::status::Status;
-use pinstripe_runtime::{Stream, shard};
+use pinstripe_runtime::shard;
 use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host, identify};
@@ -191,30 +194,183 @@ fn compares_that_fill_the_connections_memory_all_end() {
     });
 }
 
+/// Bytes of buffers that are in use.
+fn in_use() -> usize {
+    shard::with_current(|shard| shard.pool().system_bytes() - shard.pool().spare_bytes())
+}
+
+/// Hosts that ask for log pages and reads of a MiB each and take no answers, before a budget of 8 MiB: the
+/// most that was in use. Fails if another host isn't served meanwhile, or if they are never cut off.
+fn hosts_that_take_no_answers() -> usize {
+    const HOSTS: u8 = 6;
+    const PAGE: u32 = 1 << 20;
+    let most = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&most);
+    seeds(1, move |random| {
+        let seen = Rc::clone(&seen);
+        async move {
+            let array = Array::new(&random, SIZE, 0);
+            let subsystem = crate::subsystem(std::slice::from_ref(&array), None);
+            let budget = Arc::new(Budget::new(8 << 20));
+            let target = Target::with_budget(subsystem, vec![array], Arc::clone(&budget));
+            let mut greedy = Vec::new();
+            for host in 1..=HOSTS {
+                let mut admin = Host::admin(&random, &target, host).await;
+                let mut io = admin.io(&random, &target, host, 1, 0).await;
+                let mut page = Command::new(admin::GET_LOG_PAGE, 0).with_dword(10, 2 | 0xffff << 16);
+                page = page.with_dword(11, 3);
+                page.sgl = Sgl::transport(PAGE);
+                let mut read = Command::new(nvm::READ, 1).with_blocks(0, PAGE / 512);
+                read.sgl = Sgl::transport(PAGE);
+                for _ in 0..31 {
+                    admin.command(page, &[]).await;
+                    io.command(read, &[]).await;
+                }
+                greedy.push((admin, io));
+            }
+            shard::sleep(1_000_000_000).await;
+            seen.set(in_use());
+            let other = Host::admin(&random, &target, HOSTS + 1).await;
+            let mut io = other.io(&random, &target, HOSTS + 1, 1, 0).await;
+            let read = io.read(Command::new(nvm::READ, 1).with_blocks(0, 8), 4096).await.unwrap();
+            assert_eq!(read.len(), 4096);
+            other.close();
+            io.close();
+            // They take nothing for so long that each is cut off, one after the other as they get memory.
+            let mut patience = 100;
+            while target.connections() > 0 {
+                shard::sleep(10_000_000_000).await;
+                patience -= 1;
+                assert!(patience > 0, "{} connections are left", target.connections());
+            }
+            assert_eq!(budget.held(), 0);
+            target.stop().await;
+        }
+    });
+    most.get()
+}
+
+/// What those hosts may make the target hold: the budget, and of each connection what comes in, what goes
+/// out, and a little.
+const HOSTS_BYTES: usize = (8 << 20) + 12 * (512 << 10);
+
 #[test]
-fn a_host_that_takes_no_answers_is_not_listened_to() {
-    const COMMANDS: usize = 8000;
-    const PAGE: u32 = 32 << 10;
+fn hosts_that_take_no_answers_fill_no_more_than_the_budget_and_are_cut_off() {
+    let most = hosts_that_take_no_answers();
+    assert!(most <= HOSTS_BYTES, "{most} bytes are in use");
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn answers_that_are_made_before_there_is_memory_are_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::AnswersUncounted));
+    let most = hosts_that_take_no_answers();
+    activate(None);
+    assert!(most > HOSTS_BYTES, "{most} bytes are in use");
+}
+
+#[test]
+fn a_host_that_never_sends_what_it_was_asked_for_is_cut_off() {
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        let mut large = write(8, 16);
+        large.sgl = Sgl::transport(8192);
+        io.command(large, &[]).await;
+        let Heard::Ready(_) = io.hear().await else { panic!("no R2T") };
+        // As long as anything comes, it is slow and no more.
+        for _ in 0..3 {
+            shard::sleep(25_000_000_000).await;
+            assert_eq!(io.status(Command::new(nvm::FLUSH, 1), &[]).await, Status::SUCCESS);
+        }
+        let before = shard::now();
+        assert!(matches!(io.hear().await, Heard::Closed));
+        assert!((shard::now() - before) / 1_000_000_000 <= 61);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn without_flow_control_a_read_is_answered_by_its_data_alone() {
+    seeds(4, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = Host::initialize(&random, &target, 0).await;
+        io.attributes = NO_FLOW_CONTROL;
+        let connected = io.connect(1, 1, admin.controller, 0).await;
+        assert_eq!((connected.status(), connected.queue_head.get()), (Status::SUCCESS, 0xffff));
+        for blocks in [1, 8, 16, 17, 64] {
+            let mut read = Command::new(nvm::READ, 1).with_blocks(0, blocks);
+            read.sgl = Sgl::transport(blocks * 512);
+            io.command(read, &[]).await;
+            let Heard::Data(data) = io.hear().await else { panic!("no data") };
+            assert_eq!((data.len(), io.flags & flag::SUCCESS), (blocks as usize * 512, flag::SUCCESS));
+        }
+        let flushed = io.ask(Command::new(nvm::FLUSH, 1), &[]).await;
+        assert_eq!((flushed.status(), flushed.queue_head.get()), (Status::SUCCESS, 0xffff));
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn reads_that_end_together_are_sent_together() {
+    const READS: usize = 12;
+    seeds(1, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        array.close();
+        let mut read = Command::new(nvm::READ, 1).with_blocks(0, 8);
+        read.sgl = Sgl::transport(4096);
+        for _ in 0..READS {
+            io.command(read, &[]).await;
+        }
+        shard::sleep(1_000_000).await;
+        let before = io.pipe.messages_of_peer();
+        array.open();
+        for _ in 0..READS {
+            assert!(matches!(io.hear().await, Heard::Data(_)));
+            assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        }
+        // A stream takes a random part of each message.
+        let sends = io.pipe.messages_of_peer() - before;
+        assert!(sends <= READS / 2, "{sends} messages for {READS} reads");
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn what_version_1_4_makes_mandatory_is_there() {
     seeds(1, |random| async move {
         let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
         let mut admin = Host::admin(&random, &target, 1).await;
-        let pipe = Rc::clone(&admin.pipe);
-        let sent = Rc::new(Cell::new(0));
-        let count = Rc::clone(&sent);
-        shard::spawn(async move {
-            let mut page = Command::new(admin::GET_LOG_PAGE, 0).with_dword(10, 1 | (PAGE / 4 - 1) << 16);
-            page.sgl = Sgl::transport(PAGE);
-            for _ in 0..COMMANDS {
-                // No faster than they are carried out: more than the queue has entries would be a violation.
-                shard::sleep(100_000).await;
-                admin.command(page, &[]).await;
-                count.set(count.get() + 1);
-            }
-        });
-        shard::sleep(10_000_000_000).await;
-        // What it would have to hold: its limit, and what is on the way.
-        assert!((1000..COMMANDS).contains(&sent.get()), "{} commands were taken", sent.get());
-        Stream::shutdown(&*pipe);
+        let get = |which: u32| Command::new(admin::GET_FEATURES, 0).with_dword(10, which);
+        let set = |which: u32, value: u32| {
+            Command::new(admin::SET_FEATURES, 0).with_dword(10, which).with_dword(11, value)
+        };
+        for (which, default, value) in
+            [(1, 0, 0x0102_0303), (2, 0, 0), (4, 0xffff, 0x0150), (5, 0, 7), (6, 1, 1)]
+        {
+            let answer = admin.ask(get(which), &[]).await;
+            assert_eq!((answer.status(), answer.result_dword()), (Status::SUCCESS, default), "{which}");
+            assert_eq!(admin.status(set(which, value), &[]).await, Status::SUCCESS, "{which}");
+            assert_eq!(admin.ask(get(which), &[]).await.result_dword(), value, "{which}");
+        }
+        assert_eq!(admin.status(set(2, 1), &[]).await, Status::INVALID_FIELD, "there is one power state");
+        assert_eq!(admin.status(set(5, 1 << 16), &[]).await, Status::INVALID_FIELD);
+        let log = Command::new(admin::GET_LOG_PAGE, 0).with_dword(10, 0x03 | 127 << 16);
+        let slots = admin.read(log, 512).await.unwrap();
+        assert_eq!(slots[0], 1);
+        let identified = admin.read(identify(1, 0), 4096).await.unwrap();
+        assert_eq!(slots[8..16], identified[64..72], "slot 1 has the revision that Identify tells");
+        admin.close();
         target.stop().await;
     });
 }

@@ -59,7 +59,9 @@ fn every_defect_of_servers_that_compute_is_found_by_a_seed_that_passes_without_i
 
 fn all_are_found(which: impl Fn(Mutant) -> bool) {
     let mut survivors = Vec::new();
-    let of_sessions = |mutant: &&Mutant| which(**mutant) && !Mutant::OF_LIVES.contains(mutant);
+    let elsewhere =
+        |mutant: &Mutant| Mutant::OF_LIVES.contains(mutant) || Mutant::OF_SESSIONS.contains(mutant);
+    let of_sessions = |mutant: &&Mutant| which(**mutant) && !elsewhere(mutant);
     for &mutant in Mutant::ALL.iter().filter(of_sessions) {
         let dies = |seed: &u64| {
             activate(Some(mutant));

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
 use pinstripe_nvme::wire::command::{Command, Completion, admin, fabrics, nvm};
+use pinstripe_nvme::wire::fabrics::NO_FLOW_CONTROL;
 use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
 use pinstripe_nvme::wire::pdu::{InitializeConnection, ResponseCapsule, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
@@ -55,6 +56,8 @@ struct Session {
     /// Commands whose data is there. They are carried out when nothing more comes at once.
     ready: Vec<(Command, Vec<u8>)>,
     rng: Rng,
+    /// The host wants no flow control, and gets none: what a read gives may carry its success.
+    unpaced: bool,
     broken: Cell<bool>,
 }
 
@@ -70,6 +73,7 @@ pub async fn serve(stream: Rc<SimStream>, store: Rc<Store>, rng: Rng) {
         writes: Vec::new(),
         ready: Vec::new(),
         rng,
+        unpaced: false,
         broken: Cell::new(false),
     };
     while session.step().await.is_some() && !session.broken.get() {}
@@ -152,6 +156,8 @@ impl Session {
             let is_admin = command.dword(10) >> 16 == 0;
             self.store.association.update(|number| number + u64::from(is_admin));
             self.association = Some(self.store.association.get());
+            let wanted = command.dword(11) >> 16 & u32::from(NO_FLOW_CONTROL) != 0;
+            self.unpaced = wanted && self.rng.chance(1, 2);
         }
         let length = usize::try_from(command.block_count() * SECTOR).unwrap();
         if command.opcode == nvm::WRITE && data.is_empty() {
@@ -222,7 +228,9 @@ impl Session {
         }
     }
 
-    async fn give(&self, command: &Command, data: &[u8]) {
+    async fn give(&mut self, command: &Command, data: &[u8]) {
+        let carries_success = self.unpaced && self.rng.chance(2, 3);
+        let flags = if carries_success { flag::LAST | flag::SUCCESS } else { flag::LAST };
         for (index, part) in data.chunks(GIVES).enumerate() {
             let header = Transfer {
                 common: BLANK,
@@ -233,13 +241,16 @@ impl Session {
                 reserved: 0.into(),
             };
             let last = index == data.len().div_ceil(GIVES) - 1;
-            self.send(kind::C2H_DATA, if last { flag::LAST } else { 0 }, &header, part).await;
+            self.send(kind::C2H_DATA, if last { flags } else { 0 }, &header, part).await;
         }
-        self.complete(command, Status::SUCCESS, 0).await;
+        if !carries_success {
+            self.complete(command, Status::SUCCESS, 0).await;
+        }
     }
 
     async fn complete(&self, command: &Command, status: Status, result: u64) {
-        let completion = Completion::new(command.id.get(), status, result);
+        let mut completion = Completion::new(command.id.get(), status, result);
+        completion.queue_head = if self.unpaced { 0xffff.into() } else { 0.into() };
         self.send(kind::CAPSULE_RESP, 0, &ResponseCapsule { common: BLANK, completion }, &[]).await;
     }
 

@@ -1,10 +1,13 @@
 //! Somebody who isn't let in: on the same wires, with the right names and without the right keys.
 
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use pinstripe_nvme::auth::exchange::{HostEnd, HostStep};
-use pinstripe_nvme::auth::{Authentication, Entry, Group, Keyring, Names, NoRandom, Random, Secret};
+use pinstripe_nvme::auth::{
+    Authentication, Calculator, Entry, Group, Keyring, Names, NoRandom, Random, Secret,
+};
 use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
 use pinstripe_nvme::initiator::{Address, Connector, Initiator, Options};
 use pinstripe_nvme::wire::auth::{Envelope, MESSAGE_BYTES_MAX, Message, receive_command, send_command};
@@ -39,12 +42,28 @@ impl Random for Drawn {
     }
 }
 
+/// What is computed is done at some later time, and others may go on before.
+impl Calculator for Drawn {
+    fn compute(&self, work: Box<dyn FnOnce() + Send>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let nanoseconds = {
+            let mut rng = self.0.lock().unwrap();
+            let most = rng.pick(&[1, 100_000, 50_000_000]);
+            rng.below(most)
+        };
+        Box::pin(async move {
+            shard::sleep(nanoseconds).await;
+            work();
+        })
+    }
+}
+
 /// What is known of any peer with these two keys.
 pub fn knows(rng: &mut Rng, host: u8, controller: u8) -> Authentication {
     let secret = |byte| Secret::of_key(&[byte; 32], None).unwrap();
     let entry =
         Entry { groups: vec![Group::Null], ..Entry::new("*", secret(host), Some(secret(controller))) };
-    Authentication::with_random(Keyring::new(vec![entry]), Box::new(Drawn(Mutex::new(rng.fork(7)))))
+    let drawn = |rng: &mut Rng| Box::new(Drawn(Mutex::new(rng.fork(7))));
+    Authentication::with(Keyring::new(vec![entry]), drawn(rng), drawn(rng))
 }
 
 /// The right ones.
@@ -76,8 +95,10 @@ async fn wrong_key(address: &Address, rng: &mut Rng) -> Option<&'static str> {
 async fn queue_of_another(address: &Address, rng: &mut Rng) -> Option<&'static str> {
     shard::sleep(rng.below(2_000_000)).await;
     let mut voice = Voice::dial().await?;
+    // One that the host has or will have, or none of its.
+    let queue = rng.pick(&[1, 2, 4]);
     for controller in 1..CONTROLLERS {
-        if voice.connect(address, HOST_ID, controller, 4).await? {
+        if voice.connect(address, HOST_ID, controller, queue).await? {
             let read = Command::new(nvm::READ, 1).with_blocks(0, 1);
             let (completion, _) = voice.ask(Command { sgl: Sgl::transport(512), ..read }, &[]).await?;
             return completion.status().is_success().then_some("a queue that proved nothing reads");
@@ -234,7 +255,7 @@ impl Voice {
             sent.push(message);
             let answer = self.fetch().await?;
             let said = answer.message.clone();
-            match end.take(&answer.encode()) {
+            match end.take(authentication, &answer.encode()) {
                 Ok(HostStep::Reply(reply)) => message = reply,
                 _ => return Some((said, sent)),
             }

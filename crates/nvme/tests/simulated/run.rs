@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_export::budget::{BUDGET_BYTES, Budget};
 use pinstripe_nvme::initiator::{Address, Initiator, InitiatorError, NvmeSource, Options};
 use pinstripe_nvme::target::{DeviceService, NamespaceConfig, Subsystem, SubsystemConfig, Target};
 use pinstripe_runtime::{DeviceSource, Stream, shard};
@@ -75,6 +76,8 @@ struct Run {
     server: Server,
     /// Host and server authenticate, and somebody tries to get in.
     secured: bool,
+    /// Memory that connections may have the server hold.
+    budget_bytes: usize,
     store: Rc<Store>,
     /// Half of all blows are of this kind.
     favourite: Blow,
@@ -90,6 +93,8 @@ struct Machines {
     network: Rc<Network>,
     initiator: Arc<Initiator>,
     targets: Vec<Target<DeviceService>>,
+    /// Memory of all connections of the server.
+    budget: Arc<Budget>,
 }
 
 /// Runs a seed; what is wrong, in words.
@@ -106,7 +111,13 @@ pub fn run(seed: u64, server: Server) -> Result<(), String> {
     };
     let store = Store::new();
     let secured = server == Server::Ours && seed % 4 == 1;
-    let machines = Machines::start(&mut world, &mut rng, &disk, server, &store, secured);
+    // Two in five are so small that requests wait for each other's memory.
+    let budget_bytes = match seed % 5 {
+        3 => 256 << 10,
+        4 => 8 << 20,
+        _ => BUDGET_BYTES,
+    };
+    let machines = Machines::start(&mut world, &mut rng, &disk, server, &store, (secured, budget_bytes));
     let mut run = Run {
         world,
         disk,
@@ -114,6 +125,7 @@ pub fn run(seed: u64, server: Server) -> Result<(), String> {
         address: format!("nvme-tcp://server:4420/{NQN}?nsid=1{digests}").parse().unwrap(),
         server,
         secured,
+        budget_bytes,
         store,
         favourite,
         small: rng.chance(1, 3),
@@ -138,7 +150,7 @@ impl Machines {
         disk: &SimDisk,
         server: Server,
         store: &Rc<Store>,
-        secured: bool,
+        (secured, budget_bytes): (bool, usize),
     ) -> Self {
         let network = Network::lay(world, rng);
         let config = SubsystemConfig {
@@ -156,9 +168,11 @@ impl Machines {
         };
         let keys = secured.then(|| intruder::keys(rng));
         let subsystem = Subsystem::with(config, keys, None).unwrap();
+        let budget = Arc::new(Budget::new(budget_bytes));
         let target = |shard| {
             let _entered = world.enter(shard);
-            Target::new(Arc::clone(&subsystem), vec![DeviceService::new(disk.attach(), false)])
+            let services = vec![DeviceService::new(disk.attach(), false)];
+            Target::with_budget(Arc::clone(&subsystem), services, Arc::clone(&budget))
         };
         let targets: Vec<_> = (HOST_SHARDS..HOST_SHARDS + SERVER_SHARDS).map(target).collect();
         let seeds = RefCell::new(rng.fork(3));
@@ -176,7 +190,7 @@ impl Machines {
         let queues = u16::try_from(HOST_SHARDS).unwrap();
         let authentication = secured.then(|| Arc::new(intruder::keys(rng)));
         let options = Options { authentication, ..Options::new(HOST.to_owned(), HOST_ID, queues) };
-        Self { network, initiator: Initiator::new(options, Arc::new(Wires)), targets }
+        Self { network, initiator: Initiator::new(options, Arc::new(Wires)), targets, budget }
     }
 }
 
@@ -359,7 +373,7 @@ impl Run {
             &self.disk,
             self.server,
             &self.store,
-            self.secured,
+            (self.secured, self.budget_bytes),
         );
     }
 
@@ -370,8 +384,12 @@ impl Run {
             let target = target.clone();
             self.world.spawn(HOST_SHARDS + index, "stop", async move { target.stop().await });
         }
+        let budget = Arc::clone(&self.machines.budget);
         drop(self.machines);
         self.world.run_until_idle(STEPS).map_err(|stuck| stuck.to_string())?;
+        if budget.held() > 0 {
+            return Err(format!("{} bytes of the server's budget never came back", budget.held()));
+        }
         let left = self.world.leak_report();
         if left.is_clean() { Ok(()) } else { Err(format!("{left}\n{}", self.world.report())) }
     }

@@ -1,12 +1,13 @@
 //! Work that would keep a shard: what blocks, such as opening a device, and what computes for long.
 //!
-//! Each kind has few threads and a queue. Threads are made when there is more to do than they can take on, and end when there was
-//! nothing for a while. Where the system gives no thread, work waits until it does: a peer that can have work made must not be able
-//! to end the process by it.
+//! Each kind has few threads and a queue. Threads are made when there is more to do than they can take on,
+//! and end when there was nothing for a while. Where the system gives no thread, work waits until it does: a
+//! peer that can have work made must not be able to end the process by it.
 
 use std::{
     any::Any,
     collections::VecDeque,
+    mem::MaybeUninit,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -23,13 +24,15 @@ const LOOK_NANOSECONDS: u64 = 100_000_000;
 const BLOCKING_THREADS: usize = 16;
 /// Threads for work that computes.
 const COMPUTING_THREADS: usize = 2;
-/// How far threads that compute stand back behind the shards: with 10 they get a tenth of a CPU that a shard wants too.
+/// How far threads that compute stand back behind the shards: with 10 they get a tenth of a CPU that a shard
+/// wants too.
 const COMPUTING_NICENESS: i32 = 10;
 
 static BLOCKING: Workers = Workers::new("blocking", BLOCKING_THREADS, 0);
 static COMPUTING: Workers = Workers::new("computing", COMPUTING_THREADS, COMPUTING_NICENESS);
 
-/// Runs `work`, which may block, off the shards, and waits for its value. If the wait is dropped, the work is done all the same.
+/// Runs `work`, which may block, off the shards, and waits for its value. If the wait is dropped, the work is
+/// done all the same.
 ///
 /// # Panics
 /// With `work`'s panic.
@@ -37,8 +40,8 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     BLOCKING.run(false, work).await
 }
 
-/// Runs `work`, which takes long because it computes, off the shards and after them, and waits for its value. If the wait is dropped
-/// before the work has begun, it isn't done.
+/// Runs `work`, which takes long because it computes, off the shards and after them, and waits for its value.
+/// If the wait is dropped before the work has begun, it isn't done.
 ///
 /// # Panics
 /// With `work`'s panic.
@@ -105,13 +108,15 @@ impl Workers {
         if state.queue.is_empty() || state.threads >= self.threads_max {
             return;
         }
-        // Threads end by themselves; nothing needs to join them. If there is none to be had, the next look tries again.
+        // Threads end by themselves; nothing needs to join them. If there is none to be had, the next look
+        // tries again.
         let made = thread::Builder::new().name(self.name.into()).spawn(|| self.work());
         state.threads += usize::from(made.is_ok());
     }
 
     /// The life of a thread.
     fn work(&self) {
+        leave_signals_to_others();
         stand_back(self.niceness);
         let mut state = lock(&self.state);
         loop {
@@ -134,10 +139,22 @@ impl Workers {
     }
 }
 
+/// A thread may outlive the run whose shard made it, and the next run may hold signals back that this one
+/// would die of.
+fn leave_signals_to_others() {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: `sigfillset` initialises the set, which is valid then.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
 /// Lets other threads of the system go first.
 fn stand_back(niceness: i32) {
     if niceness > 0 {
-        // SAFETY: no memory is touched. 0 means the calling thread on Linux. If it fails, this thread is as urgent as others.
+        // SAFETY: no memory is touched. 0 means the calling thread on Linux. If it fails, this thread is as
+        // urgent as others.
         let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, niceness) };
     }
 }

@@ -342,7 +342,11 @@ fn try_mutants(arguments: &Mutants) -> bool {
     let of_tests =
         [Mutant::OF_LOGS, Mutant::OF_FAULTS, Mutant::OF_JOURNAL, Mutant::OF_REPLACEMENT, Mutant::OF_LIFE]
             .concat();
-    let elsewhere = |defect: &Defect| matches!(defect, Defect::Engine(mutant) if of_tests.contains(mutant));
+    let elsewhere = |defect: &Defect| match defect {
+        Defect::Engine(mutant) => of_tests.contains(mutant),
+        Defect::Export(mutant) => pinstripe_export::mutants::Mutant::OF_SESSIONS.contains(mutant),
+        Defect::Nvme(_) => false,
+    };
     let wanted = |defect: &Defect| {
         let over_net = is_of_net(*defect) && arguments.search.is_none() && !is_known_over_net(*defect);
         !elsewhere(defect)

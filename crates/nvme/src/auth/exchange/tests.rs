@@ -69,7 +69,7 @@ fn run_at(
             ended => outcome = ended,
         }
         number += 2;
-        match end.take(&due) {
+        match end.take(host, &due) {
             Ok(HostStep::Reply(reply)) => message = reply,
             Ok(HostStep::Done(Some(last))) => message = last,
             Ok(HostStep::Done(None)) => return (Ok(()), outcome),

@@ -1,0 +1,12 @@
+//! The memory that clients of this process may make it hold, whatever protocol they speak.
+
+use std::sync::{Arc, LazyLock};
+
+use pinstripe_export::budget::Budget;
+
+static BUDGET: LazyLock<Arc<Budget>> = LazyLock::new(Arc::default);
+
+/// One for all servers of all shards.
+pub fn budget() -> Arc<Budget> {
+    Arc::clone(&BUDGET)
+}
