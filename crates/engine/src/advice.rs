@@ -11,6 +11,8 @@ use crate::{
 /// What the sentences are made from.
 pub(crate) struct Facts<'a> {
     pub(crate) has_failed: bool,
+    /// Because another host has taken it over.
+    pub(crate) is_fenced: bool,
     /// It has a journal, and that failed.
     pub(crate) journal_failed: bool,
     /// The user asked for it, or the array's superblocks do.
@@ -27,7 +29,13 @@ impl Facts<'_> {
     /// The sentences, the most urgent first.
     pub(crate) fn advice(&self) -> Option<String> {
         let mut sentences = Vec::new();
-        if self.has_failed {
+        if self.is_fenced {
+            sentences.push(
+                "another host has taken the array over: nothing is read or written here any more; stop the array here, and assemble \
+                 it anew when the other host has stopped it"
+                    .to_owned(),
+            );
+        } else if self.has_failed {
             sentences.push(
                 "too many members failed: nothing is acknowledged any more, and what can be read is read; check the \
                  connection of the devices, or bring their servers back, stop the array, and assemble it again (the superblocks \
@@ -136,6 +144,7 @@ mod tests {
     fn advice(slots: &[SlotDetail], change: impl FnOnce(&mut Facts)) -> Option<String> {
         let mut facts = Facts {
             has_failed: false,
+            is_fenced: false,
             journal_failed: false,
             read_only: false,
             slots,
@@ -156,6 +165,8 @@ mod tests {
             assert!(advice.contains(words), "{advice}");
         };
         says(&good, |facts| facts.has_failed = true, "stop the array, and assemble it again");
+        let fenced = |facts: &mut Facts<'_>| (facts.has_failed, facts.is_fenced) = (true, true);
+        says(&good, fenced, "another host has taken the array over");
         says(&good, |facts| facts.read_only = true, "read-only");
         let missing = [slot("missing"), slot("in-sync"), slot("in-sync")];
         says(&missing, |_| (), "pinstripe add");

@@ -82,6 +82,7 @@ impl Home {
             if self.is_offered() {
                 self.take_up_offload();
             }
+            self.watch_ownership();
             let work = shared.knock.wait_until(|| self.has_work());
             let idle = if shared.admission.is_open() {
                 shard::timeout(shared.options.safe_mode_delay_ns, work).await.is_none()
@@ -224,7 +225,7 @@ impl Home {
             // Another host has taken the array over (C22). The members are well, and nothing is to be written down.
             self.note(&fenced.error);
             self.events.add(EventKind::ArrayFailed(fenced.error.clone()));
-            self.shared().fail();
+            self.shared().fence();
             self.work.notify();
             return false;
         }
@@ -315,7 +316,7 @@ impl Home {
             return Ok(());
         }
         if shared.has_failed() {
-            return Err(IoError::Failed);
+            return Err(shared.failure());
         }
         if !active(Mutant::CleanWithoutFlush) {
             let view = self.volume.inner.view();
@@ -327,7 +328,7 @@ impl Home {
                 });
                 let failures = failures.collect();
                 if !self.unseat(failures).await {
-                    return Err(IoError::Failed);
+                    return Err(shared.failure());
                 }
                 // Without these members: what they missed is not clean, but the others have it all.
                 return Box::pin(self.write_clean()).await;
@@ -347,9 +348,13 @@ impl Home {
             self.shared().set_durable(self.shared().snapshot().generation);
             return Ok(());
         }
+        let overtaken = self.overtaken().await;
+        if !overtaken.is_empty() {
+            self.unseat(overtaken).await;
+        }
         loop {
             if self.shared().has_failed() {
-                return Err(IoError::Failed);
+                return Err(self.shared().failure());
             }
             let snapshot = self.shared().snapshot();
             let uneven = self.records.borrow().uneven;
@@ -376,7 +381,7 @@ impl Home {
                 return Ok(());
             }
             if !self.unseat(failures).await {
-                return Err(IoError::Failed);
+                return Err(self.shared().failure());
             }
         }
     }

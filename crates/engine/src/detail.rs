@@ -180,6 +180,7 @@ impl Array {
         let advice = Facts {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
             has_failed: shared.has_failed(),
+            is_fenced: shared.is_fenced(),
             read_only: shared.options.read_only,
             slots: &slots,
             failed: &failed,

@@ -53,6 +53,8 @@ pub struct Shared {
     pub(crate) bad_reports: Reports,
     /// Too many members failed (C3), or the superblocks can't be written.
     failed: AtomicBool,
+    /// Another host has taken the array over (C28).
+    fenced: AtomicBool,
     /// How long a member may take for a request; 0 for ever.
     member_limit_ns: AtomicU64,
     /// What the members' servers do.
@@ -159,6 +161,7 @@ impl Shared {
             failures: Mutex::default(),
             bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
             offload: crate::offload::Common::default(),
         }
     }
@@ -198,7 +201,7 @@ impl Shared {
         self.durable_changed
             .wait_until(|| self.durable.load(Ordering::SeqCst) >= generation || self.has_failed())
             .await;
-        if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+        if self.has_failed() { Err(self.failure()) } else { Ok(()) }
     }
 
     /// Whether the superblocks on disk know the current membership.
@@ -230,7 +233,7 @@ impl Shared {
                         && self.durable.load(Ordering::SeqCst) >= snapshot.generation
             })
             .await;
-        if self.has_failed() { Err(IoError::Failed) } else { Ok(()) }
+        if self.has_failed() { Err(self.failure()) } else { Ok(()) }
     }
 
     /// The members that were reported since the last call.
@@ -251,6 +254,22 @@ impl Shared {
         self.snapshot().log.wake();
         self.bad_reports.wake();
         self.offload.changed.notify();
+    }
+
+    /// Another host has taken the array over: nothing more is acknowledged, nor read, for this host's view of the members is old (C28).
+    pub fn fence(&self) {
+        self.fenced.store(true, Ordering::SeqCst);
+        self.fail();
+    }
+
+    /// Whether [`Shared::fence`] was called.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::SeqCst)
+    }
+
+    /// What requests are answered once the array has failed.
+    pub fn failure(&self) -> IoError {
+        if self.is_fenced() { IoError::TakenOver } else { IoError::Failed }
     }
 
     /// How long a member may take for a request, in nanoseconds; 0 for ever.

@@ -7,7 +7,7 @@ use pinstripe_runtime::{DeviceError, Slice, shard};
 use super::{Again, WriteContext};
 use crate::{
     decode::exponent,
-    error::{IoError, Operation},
+    error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
     image::Image,
     mutants::{Mutant, active},
@@ -171,7 +171,7 @@ impl VolumeInner {
             self.shared.offload.pause();
         }
         if self.shared.has_failed() {
-            return Err(Again::Fatal(IoError::Failed));
+            return Err(Again::Fatal(self.shared.failure()));
         }
         Err(judged.member.map_or(Again::Replan, Again::Without))
     }
