@@ -14,6 +14,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) has_failed: bool,
     /// The latest errors of members.
     pub(crate) errors: &'a [MemberError],
+    /// Because another host has taken it over.
+    pub(crate) is_fenced: bool,
     /// It has a journal, and that failed.
     pub(crate) journal_failed: bool,
     /// The user asked for it, or the array's superblocks do.
@@ -30,7 +32,13 @@ impl Facts<'_> {
     /// The sentences, the most urgent first.
     pub(crate) fn advice(&self) -> Option<String> {
         let mut sentences = Vec::new();
-        if self.has_failed {
+        if self.is_fenced {
+            sentences.push(
+                "another host has taken the array over: nothing is read or written here any more; stop the array here, and assemble \
+                 it anew when the other host has stopped it"
+                    .to_owned(),
+            );
+        } else if self.has_failed {
             sentences.push(self.failure());
         } else if self.journal_failed {
             sentences.push(
@@ -166,6 +174,7 @@ mod tests {
         let mut facts = Facts {
             has_failed: false,
             errors: &[],
+            is_fenced: false,
             journal_failed: false,
             read_only: false,
             slots,
@@ -186,6 +195,8 @@ mod tests {
             assert!(advice.contains(words), "{advice}");
         };
         says(&good, |facts| facts.has_failed = true, "stop the array, and assemble it again");
+        let fenced = |facts: &mut Facts<'_>| (facts.has_failed, facts.is_fenced) = (true, true);
+        says(&good, fenced, "another host has taken the array over");
         says(&good, |facts| facts.read_only = true, "read-only");
         says(&[slot("resyncing"), slot("missing")], |_| (), "no further member may fail");
         assert_eq!(advice(&[slot("resyncing"), slot("resyncing")], |_| ()), None);
@@ -213,6 +224,7 @@ mod tests {
             let slots = [slot("in-sync")];
             let facts = Facts {
                 has_failed: true,
+                is_fenced: false,
                 errors: &errors,
                 journal_failed: false,
                 read_only: false,

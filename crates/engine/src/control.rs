@@ -23,7 +23,7 @@ use crate::{
     membership::{can_do_without, is_hanging},
     mutants::{Mutant, active},
     records::{Newcomer, Seating},
-    shared::Failure,
+    shared::{Failure, Shared},
     snapshot::{MemberId, Seat, Snapshot},
     volume::adopt_everywhere,
 };
@@ -111,6 +111,7 @@ impl Home {
             if self.is_offered() {
                 self.take_up_offload();
             }
+            self.watch_ownership();
             let work = shared.knock.wait_until(|| self.has_work());
             let idle = if shared.admission.is_open() {
                 shard::timeout(shared.options.safe_mode_delay_ns, work).await.is_none()
@@ -289,7 +290,7 @@ impl Home {
         let fenced = leaving.iter().find(|failure| failure.error.error.kind == DeviceErrorKind::Fenced);
         if let Some(fenced) = fenced {
             // Another host has taken the array over (C22). The members are well, and nothing is to be written down.
-            self.fail_array(&[fenced.error.clone()]);
+            self.fail_array(std::slice::from_ref(&fenced.error), Shared::fence);
             return false;
         }
         let snapshot = self.shared().snapshot();
@@ -307,7 +308,7 @@ impl Home {
         if missing > self.shared().geometry.redundancy() && !active(Mutant::BeyondRedundancyRecorded) {
             // C3: nothing is written down; an outage of all must not make all faulty.
             let errors: Vec<MemberError> = leaving.into_iter().map(|failure| failure.error).collect();
-            self.fail_array(&errors);
+            self.fail_array(&errors, Shared::fail);
             return false;
         }
         for failure in &leaving {
@@ -328,12 +329,12 @@ impl Home {
     }
 
     /// Nothing is acknowledged any more. That is told once, whatever else fails then.
-    fn fail_array(&self, errors: &[MemberError]) {
+    fn fail_array(&self, errors: &[MemberError], fail: fn(&Shared)) {
         errors.iter().for_each(|error| self.note(error));
         if let Some(first) = errors.first().filter(|_| !self.shared().has_failed()) {
             self.events.add(EventKind::ArrayFailed(first.clone()));
         }
-        self.shared().fail();
+        fail(self.shared());
         self.work.notify();
     }
 
@@ -385,7 +386,7 @@ impl Home {
             return Ok(());
         }
         if shared.has_failed() {
-            return Err(IoError::Failed);
+            return Err(shared.failure());
         }
         if !active(Mutant::CleanWithoutFlush) {
             let view = self.volume.inner.view();
@@ -397,7 +398,7 @@ impl Home {
                 });
                 let failures = failures.collect();
                 if !self.unseat(failures).await {
-                    return Err(IoError::Failed);
+                    return Err(shared.failure());
                 }
                 // Without these members: what they missed is not clean, but the others have it all.
                 return Box::pin(self.write_clean()).await;
@@ -417,9 +418,13 @@ impl Home {
             self.shared().set_durable(self.shared().snapshot().generation);
             return Ok(());
         }
+        let overtaken = self.overtaken().await;
+        if !overtaken.is_empty() {
+            self.unseat(overtaken).await;
+        }
         loop {
             if self.shared().has_failed() {
-                return Err(IoError::Failed);
+                return Err(self.shared().failure());
             }
             let snapshot = self.shared().snapshot();
             let uneven = self.records.borrow().uneven;
@@ -446,7 +451,7 @@ impl Home {
                 return Ok(());
             }
             if !self.unseat(failures).await {
-                return Err(IoError::Failed);
+                return Err(self.shared().failure());
             }
         }
     }

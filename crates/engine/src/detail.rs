@@ -186,6 +186,7 @@ impl Array {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
             has_failed: shared.has_failed(),
             errors: &last_errors,
+            is_fenced: shared.is_fenced(),
             read_only: shared.options.read_only,
             slots: &slots,
             failed: &failed,

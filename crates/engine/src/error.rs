@@ -89,6 +89,11 @@ pub enum IoError {
         "more members have failed than the array can bear: `pinstripe detail` says which, and why; mend that, then stop the array and assemble it again"
     )]
     Failed,
+    /// Another host has taken the array over.
+    #[error(
+        "another host has taken the array over: what is known of its members here is old, so nothing is read or written any more. Stop it here; it can be assembled anew when the other host has stopped it"
+    )]
+    TakenOver,
     /// The journal device failed.
     #[error(
         "the journal device failed: the array is read-only. Stop it, and assemble it with --force, which does without the journal and resyncs"

@@ -39,7 +39,7 @@ impl VolumeInner {
     /// kernel reports lost writes once, so the flush is never tried again.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
         if self.shared.has_failed() {
-            return Err(IoError::Failed);
+            return Err(self.shared.failure());
         }
         let view = self.view();
         if active(Mutant::FlushSkipped) {

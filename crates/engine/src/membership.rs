@@ -97,6 +97,16 @@ pub enum CommandError {
     /// No spare is there to replace a member with.
     #[error("there is no spare that could take the slot: name a device")]
     NoSpare,
+    /// The server of a device knows an epoch that the others' would not take.
+    #[error(
+        "{name}: its epoch is {epoch}, too far from the array's: a host has attached it with a number that none comes to by counting. Have its server forget it (stop the server, and remove the device's state), then add it again"
+    )]
+    Epoch {
+        /// The device.
+        name: String,
+        /// What it was attached under.
+        epoch: u64,
+    },
     /// The device is in use.
     #[error("{name} can't be removed: it is in use in slot {slot}; take it out with `pinstripe fail` first")]
     InUse {

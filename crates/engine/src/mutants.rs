@@ -293,6 +293,10 @@ pinstripe_runtime::mutants! {
     OffloadPartsCrossed,
     /// In an array that has failed, parity of rows that were being written stands in for a lost member's data (C10).
     FailedRowsTrusted,
+    /// A host doesn't ask whether its array was taken over meanwhile (C28).
+    TakeoverUnnoticed,
+    /// Members are attached in the order in which they were given, which two hosts may not share (C23).
+    AttachedAsGiven,
     /// A sector that is listed as bad makes the whole chunk one that can't be read (C10).
     ListedTakesChunk,
 }
@@ -368,6 +372,8 @@ impl Mutant {
         Self::OffloadPastLog,
         Self::OffloadSuppliedForgotten,
         Self::OffloadWrongCoefficient,
+        Self::TakeoverUnnoticed,
+        Self::AttachedAsGiven,
     ];
 
     /// Those that lives over the network find (`pinstripe-sim`).

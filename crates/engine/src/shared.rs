@@ -57,6 +57,8 @@ pub struct Shared {
     failed: AtomicBool,
     /// The controller has ended: nothing is recorded any more.
     ended: AtomicBool,
+    /// Another host has taken the array over (C28).
+    fenced: AtomicBool,
     /// How long a member may take for a request; 0 for ever.
     member_limit_ns: AtomicU64,
     /// What the members' servers do.
@@ -165,6 +167,7 @@ impl Shared {
             bad_reports: Reports::default(),
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
             offload: crate::offload::Common::default(),
         }
     }
@@ -207,7 +210,7 @@ impl Shared {
         let is_over = || self.has_failed() || self.ended.load(Ordering::SeqCst);
         self.durable_changed.wait_until(|| is_so() || is_over()).await;
         match self.has_failed() {
-            true => Err(IoError::Failed),
+            true => Err(self.failure()),
             false if is_so() => Ok(()),
             false => Err(IoError::Stopping),
         }
@@ -289,6 +292,22 @@ impl Shared {
         self.snapshot().log.wake();
         self.bad_reports.wake();
         self.offload.changed.notify();
+    }
+
+    /// Another host has taken the array over: nothing more is acknowledged, nor read, for this host's view of the members is old (C28).
+    pub fn fence(&self) {
+        self.fenced.store(true, Ordering::SeqCst);
+        self.fail();
+    }
+
+    /// Whether [`Shared::fence`] was called.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::SeqCst)
+    }
+
+    /// What requests are answered once the array has failed.
+    pub fn failure(&self) -> IoError {
+        if self.is_fenced() { IoError::TakenOver } else { IoError::Failed }
     }
 
     /// How long a member may take for a request, in nanoseconds; 0 for ever.

@@ -169,6 +169,9 @@ impl Volume {
         if let Err(error) = self.inner.shared.geometry.check_range(offset, length) {
             return (Err(error.into()), buffer);
         }
+        if self.inner.shared.is_fenced() {
+            return (Err(IoError::TakenOver), buffer);
+        }
         self.inner.counters().reads.add(1);
         self.inner.counters().read_bytes.add(length);
         match &self.inner.shared.geometry {

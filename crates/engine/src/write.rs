@@ -756,7 +756,7 @@ impl Facts for PlanFacts<'_> {
 impl Shared {
     /// Why nobody is let in.
     pub(crate) fn refusal(&self) -> IoError {
-        if self.has_failed() { IoError::Failed } else { IoError::Stopping }
+        if self.has_failed() { self.failure() } else { IoError::Stopping }
     }
 }
 

@@ -4,6 +4,8 @@
 
 mod arrays;
 
+use std::{cell::RefCell, rc::Rc};
+
 use arrays::{
     STEPS,
     net::{CHUNK, Net, plan},
@@ -11,7 +13,10 @@ use arrays::{
     scene::{clients, spawn, superblock_on, write},
     servers::ServerSource,
 };
-use pinstripe_engine::{error::IoError, geometry::ParityLayout, offload::OffloadMode, options::ArrayOptions};
+use pinstripe_engine::{
+    array::Array, assembly::AssembleError, error::IoError, geometry::ParityLayout, offload::OffloadMode,
+    options::ArrayOptions,
+};
 use pinstripe_md::{identity::Uuid, level::Level, superblock::Role};
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
@@ -411,6 +416,8 @@ fn an_array_that_another_host_uses_is_not_started() {
     net.servers[2].refuses_attach.set(true);
     let error = net.try_reassemble().err().unwrap().to_string();
     assert!(error.contains("disk2: another host uses it"), "{error}");
+    assert!(error.contains("disk0 and disk1 had been attached to this host before that"), "{error}");
+    assert!(net.servers.iter().all(|server| server.is_given_up()), "what was attached is given back");
     net.servers[2].refuses_attach.set(false);
     net.reassemble();
     net.assert_consistent();
@@ -424,13 +431,148 @@ fn a_host_that_was_fenced_stops_and_writes_nothing_down() {
     // As after another host's takeover.
     net.servers.iter().for_each(|server| server.host_gone());
     let error = net.scene.write(0, 8, false).unwrap_err();
-    assert_eq!(error, IoError::Failed);
+    assert_eq!(error, IoError::TakenOver);
     let after: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
     assert_eq!(before, after, "nobody is called faulty: the members are well");
     let detail = net.scene.array.detail();
     assert_eq!(detail.missing, 0);
     let why = detail.last_errors[0].to_string();
     assert!(why.contains("another host has taken it over"), "{why}");
+}
+
+#[test]
+fn members_are_attached_in_one_order_whatever_order_they_are_given_in() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.scene.stop();
+    net.script.attached.borrow_mut().clear();
+    net.reassemble();
+    let order = net.script.attached.borrow()[..4].to_vec();
+    assert_eq!(order, [0, 1, 2, 3], "two hosts that begin at once meet at the first one");
+    net.assert_consistent();
+}
+
+/// Two hosts take the array over at the same time, from one that serves it. `orders` says how each has its devices. What came of it.
+fn two_takeovers(net: &mut Net, reversed: [bool; 2]) -> Vec<Result<Array, AssembleError>> {
+    let outcomes = Rc::new(RefCell::new(Vec::new()));
+    for (host, reversed) in (1..).zip(reversed) {
+        let mut sources: Vec<_> =
+            net.servers.iter().map(|server| ServerSource::of_host(server, host)).collect();
+        if reversed {
+            sources.reverse();
+        }
+        let shards = (0..net.scene.world.shards()).map(|i| net.scene.world.shard(i).handle()).collect();
+        let (there, options) = (Rc::clone(&outcomes), ArrayOptions { takeover: true, ..options() });
+        net.scene.world.spawn(0, "takeover", async move {
+            let outcome = Array::assemble(sources, options, shards).await;
+            there.borrow_mut().push(outcome);
+        });
+    }
+    net.scene.world.run_until(STEPS, |_| outcomes.borrow().len() == 2).unwrap();
+    outcomes.take()
+}
+
+#[test]
+fn of_two_takeovers_at_once_one_gets_the_array() {
+    let mut alone = 0;
+    for seed in 0..12 {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        net.sleep(2_000);
+        let outcomes = two_takeovers(&mut net, [false, true]);
+        let mut writes = 0;
+        for outcome in outcomes {
+            match outcome {
+                Ok(array) => {
+                    let before = std::mem::replace(&mut net.scene.array, array);
+                    drop(before);
+                    let volume = net.scene.volume();
+                    let data = |length| pinstripe_runtime::shard::zeroed(length).freeze();
+                    let written = net.scene.run(async move { volume.write(0, data(4096), false).await });
+                    writes += u32::from(written.is_ok());
+                }
+                Err(error) => {
+                    alone += 1;
+                    let words = error.to_string();
+                    assert!(words.contains("another host uses it"), "seed {seed}: {words}");
+                }
+            }
+        }
+        assert_eq!(writes, 1, "seed {seed}: one host has the array");
+    }
+    assert!(alone > 3, "one of them is refused, mostly: {alone} times");
+}
+
+#[test]
+fn a_takeover_that_is_refused_at_the_first_member_leaves_the_running_array_alone() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.servers[0].refuses_attach.set(true);
+    let takeover = ArrayOptions { takeover: true, ..options() };
+    let sources = net.servers.iter().map(|server| ServerSource::of_host(server, 1)).collect();
+    let error = arrays::assemble(&mut net.scene.world, sources, takeover).err().unwrap().to_string();
+    assert!(error.starts_with("disk0: another host uses it"), "{error}");
+    net.servers[0].refuses_attach.set(false);
+    net.sleep(6_000);
+    net.scene.write(0, 8, false).unwrap();
+    net.assert_consistent();
+}
+
+#[test]
+fn a_host_asks_who_has_its_members_before_it_writes_its_superblocks() {
+    // One server is enough, whether or not it says who was there.
+    for (seed, knows) in [(1, true), (2, false)] {
+        let mut net = raid5(seed);
+        fill(&mut net);
+        net.sleep(2_000);
+        assert_eq!(net.scene.array.detail().state, "clean");
+        let before: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
+        net.servers[3].taken_and_left(knows);
+        assert_eq!(net.scene.write(0, 8, false), Err(IoError::TakenOver));
+        let after: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
+        assert_eq!(before, after, "nothing is written by what is known from before");
+        let array = net.scene.array.clone();
+        assert_eq!(net.scene.run(async move { array.stop().await }), Err(IoError::TakenOver));
+    }
+}
+
+#[test]
+fn an_idle_host_notices_that_its_array_was_taken_over() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.sleep(20_000);
+    assert_eq!(net.scene.array.detail().state, "clean", "asking alone does nothing");
+    net.servers[1].taken_and_left(false);
+    net.sleep(6_000);
+    let detail = net.scene.array.detail();
+    assert_eq!((detail.state, detail.missing), ("failed", 0));
+    let advice = detail.advice.unwrap();
+    assert!(advice.contains("another host has taken the array over"), "{advice}");
+    let volume = net.scene.volume();
+    let read = net.scene.run(async move { volume.read(0, pinstripe_runtime::shard::buffer(4096)).await.0 });
+    assert_eq!(
+        read,
+        Err(IoError::TakenOver),
+        "what is read may be older than what the other host has written"
+    );
+}
+
+#[test]
+fn numbers_of_servers_that_no_counting_comes_to_are_refused_in_words() {
+    let mut net = raid5(1);
+    fill(&mut net);
+    net.scene.stop();
+    net.servers[1].forge_epoch((1 << 63) - 1);
+    let error = net.try_reassemble().err().unwrap().to_string();
+    assert!(error.contains("disk1: its epoch is 9223372036854775807"), "{error}");
+    net.servers[1].forge_epoch(1 << 50);
+    let error = net.try_reassemble().err().unwrap().to_string();
+    assert!(error.contains("its epoch is 1, and the array's next one would be 1125899906842625"), "{error}");
+    // Some steps of those that a server takes.
+    net.servers[1].forge_epoch(5 << 32);
+    net.reassemble();
+    assert_eq!(net.epoch(), (5 << 32) + 1);
+    net.assert_consistent();
 }
 
 #[test]
@@ -559,6 +701,23 @@ fn servers_whose_links_are_full_sum_up_less() {
     let by_room: Vec<u64> = turns(&net).iter().zip(&before).map(|(now, before)| now - before).collect();
     assert!(by_room[3] > 10 && by_room[4] == 0, "{by_room:?}");
     net.assert_settled();
+}
+
+#[test]
+fn a_member_that_comes_back_is_attached_although_offloading_is_switched_off() {
+    let options = ArrayOptions { offload: OffloadMode::Off, ..options() };
+    let mut net = Net::new(1, plan(Level::Raid5, "left-symmetric", 4), 2, options);
+    fill(&mut net);
+    net.servers[3].die();
+    net.scene.write(0, 96, false).unwrap();
+    net.servers[3].come_back();
+    let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+    net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    let array = net.scene.array.clone();
+    net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    net.scene.write(0, 96, false).unwrap();
+    net.assert_consistent();
+    assert_eq!(*net.script.complaints.borrow(), [""; 0]);
 }
 
 #[test]

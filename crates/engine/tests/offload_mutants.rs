@@ -129,9 +129,26 @@ fn with_log(seed: u64) -> bool {
     written && net.servers.iter().all(|server| server.count("partial_write") == 0)
 }
 
+/// Another host takes the array over and leaves: this one writes nothing more, although the servers would let it.
+fn taken_and_left(seed: u64) -> bool {
+    let mut net = array(seed, Level::Raid5);
+    net.sleep(2_000);
+    net.servers[usize::try_from(seed).unwrap() % 4].taken_and_left(false);
+    net.scene.write(0, 8, false).is_err()
+}
+
+/// An array that is assembled from devices in another order.
+fn another_order(seed: u64) -> bool {
+    let mut net = array(seed, Level::Raid5);
+    net.scene.stop();
+    net.script.attached.borrow_mut().clear();
+    net.reassemble();
+    net.script.attached.borrow().starts_with(&[0, 1, 2, 3])
+}
+
 #[test]
 fn every_defect_in_what_servers_are_asked_for_is_caught() {
-    let scenes: [(Mutant, Scene); 8] = [
+    let scenes: [(Mutant, Scene); 10] = [
         (Mutant::OffloadCommitsEarly, healthy),
         (Mutant::OffloadQForP, healthy),
         (Mutant::OffloadKeepsParity, cached_parity),
@@ -140,6 +157,8 @@ fn every_defect_in_what_servers_are_asked_for_is_caught() {
         (Mutant::OffloadPastLog, with_log),
         (Mutant::OffloadSuppliedForgotten, missing_column),
         (Mutant::OffloadWrongCoefficient, missing_column),
+        (Mutant::TakeoverUnnoticed, taken_and_left),
+        (Mutant::AttachedAsGiven, another_order),
     ];
     assert_eq!(scenes.map(|(mutant, _)| mutant).as_slice(), Mutant::OF_OFFLOAD);
     for (mutant, scene) in scenes {

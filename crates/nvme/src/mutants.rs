@@ -68,6 +68,14 @@ pinstripe_runtime::mutants! {
     NumberHeldUnproven,
     /// Log pages are made before there is memory for them (C35).
     AnswersUncounted,
+    /// A controller that was fenced is let in again when the epoch is given up (C28).
+    FencedReadmitted,
+    /// A host from which the namespace was taken may attach it again, if it names a higher epoch (C28).
+    EndedOwnerAttaches,
+    /// After an Attach that is to be alone the host's other controllers may go on (C28).
+    AloneIgnored,
+    /// An Attach that ends others is answered while what they began is still carried out (C22).
+    AttachNotDrained,
 }
 
 impl Mutant {

@@ -32,6 +32,11 @@ pub struct Reducer {
 /// Up to two.
 pub type Reducers = [Option<Reducer>; 2];
 
+/// Highest epoch and highest number of an operation: what is higher is refused, so that what follows can always be counted.
+pub const NUMBER_MAX: u64 = (1 << 63) - 1;
+/// By how much an attachment may raise a member's epoch: one forged number must not use them all up.
+pub const EPOCH_STEP_MAX: u64 = 1 << 32;
+
 /// An array as its members' servers know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
@@ -45,6 +50,9 @@ pub struct Attachment {
     pub peers: Vec<Option<String>>,
     /// Raises the epoch although another host is attached.
     pub takeover: bool,
+    /// Ends what this host has under way at the member over other connections, and those connections' right to change it. What this one
+    /// has under way is finished first.
+    pub alone: bool,
 }
 
 /// What a server can do at once, constant while the device is open.
@@ -72,6 +80,7 @@ pub trait Offload {
     /// The member as other servers reach it: `nvme-tcp://HOST:PORT/NQN?nsid=N`.
     fn address(&self) -> String;
     /// The highest epoch that the member was ever attached under, in the bytes of the outcome; 0 for none.
+    /// [`Fenced`](crate::DeviceErrorKind::Fenced) if this device was attached, and another host has ended that.
     fn epoch(&self) -> Submission;
     /// Bytes per second that the server's link can take for parts of sums, by its own reckoning, in the bytes of the outcome; 0 if it
     /// was never seen full.

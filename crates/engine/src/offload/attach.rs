@@ -9,23 +9,29 @@
 //! It must be higher than any before, also after a crash before which nothing of the array's own was written: so neither the superblocks'
 //! events nor a clock will do. The servers know: their epochs are durable. It is one more than the highest that any of the
 //! members was ever attached under; a member that joins with a higher one raises it for all. A member that has a higher one although it was
-//! attached under ours was taken over by another host. It is attached under ours all the same, so that its server says so: who raised the epoch
-//! then would contend with the other host for the servers that don't know it yet.
+//! attached under ours was taken over by another host. What this host knows of the array is old then, whether or not the other host is still
+//! there: the array stops, and nothing more is written (C28). That is asked before the superblocks are written, and every few seconds.
 //!
 //! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed member.
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, SubmissionSet, shard};
+use pinstripe_runtime::{
+    Attachment, Device, DeviceError, DeviceErrorKind, SubmissionSet,
+    offload::{EPOCH_STEP_MAX, NUMBER_MAX},
+    shard,
+};
 
 use super::{Attached, OffloadMode, Standing, reducer::ReducerChoice};
 use crate::{
     array::{Array, CommandError, Home},
-    control::Command,
+    control::{Command, failure},
     detail::{MemberOffload, OffloadDetail},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
     members::answered,
+    mutants::{Mutant, active},
+    shared::Failure,
     snapshot::{Snapshot, View},
     volume::adopt_everywhere,
 };
@@ -34,6 +40,8 @@ use crate::{
 const AGAIN_NS: u64 = 10_000_000_000;
 /// A rebuild waits so long for the servers to be attached.
 const ATTACHED_NS: u64 = 5_000_000_000;
+/// An idle host asks its members' servers this often whether they still are its (C28).
+const OWNED_NS: u64 = 5_000_000_000;
 /// While bytes are summed up, servers are asked this often what their links can take.
 const LINKS_NS: u64 = 200_000_000;
 
@@ -42,6 +50,8 @@ const LINKS_NS: u64 = 200_000_000;
 pub(crate) struct Attaching {
     /// The task runs.
     runs: Cell<bool>,
+    /// So does the one that asks whether the array was taken over.
+    watches: Cell<bool>,
     epoch: Cell<u64>,
     /// Of the table of peers.
     generation: Cell<u64>,
@@ -119,6 +129,45 @@ impl Home {
         }
     }
 
+    /// Has a task ask now and then whether the members are still this host's, from the time when there is an epoch.
+    pub(crate) fn watch_ownership(self: &Rc<Self>) {
+        if self.attaching.epoch.get() == 0 || self.attaching.watches.replace(true) {
+            return;
+        }
+        let home = Rc::clone(self);
+        shard::spawn(async move {
+            let shared = Arc::clone(home.shared());
+            let is_over = || home.stopped.get() || shared.has_failed();
+            while shard::timeout(OWNED_NS, shared.offload.changed.wait_until(is_over)).await.is_none() {
+                for failure in home.overtaken().await {
+                    shared.report(failure.member, failure.error);
+                }
+            }
+        });
+    }
+
+    /// Members that another host has attached since this one has: then what this host knows of the array is old (C28). One is enough.
+    pub(crate) async fn overtaken(&self) -> Vec<Failure> {
+        if self.attaching.epoch.get() == 0 || active(Mutant::TakeoverUnnoticed) {
+            return Vec::new();
+        }
+        let view = self.volume.inner.view();
+        let slots = offers(&view).slots;
+        let answers = ask(&view, slots, |server| server.epoch()).await;
+        let own = self.attaching.epoch.get();
+        let is_overtaken = |answer: &Result<usize, DeviceError>| match answer {
+            Ok(epoch) => *epoch as u64 > own,
+            Err(error) => error.kind == DeviceErrorKind::Fenced,
+        };
+        let found = slots.iter().zip(&answers).find(|(_, answer)| is_overtaken(answer));
+        let overtaken = found.and_then(|(slot, _)| {
+            let (member, _) = view.member(slot)?;
+            let error = DeviceError::of(DeviceErrorKind::Fenced);
+            Some(failure(slot, member.id, &member.name, Operation::Metadata, 0, error))
+        });
+        overtaken.into_iter().collect()
+    }
+
     /// Asks the servers what their links can take, while that matters.
     async fn watch_links(self: Rc<Self>) {
         let shared = Arc::clone(self.shared());
@@ -184,7 +233,7 @@ impl Home {
         if self.attaching.epoch.get() == 0 && !self.begin_epoch(&view, &mut attached).await {
             return lost;
         }
-        let attachment = self.next_attachment(&view, attached.slots);
+        let attachment = self.next_attachment(&view, attached.slots, false);
         let asked = attached.slots;
         self.attach_others(&view, &attachment).await;
         let answers = ask(&view, asked, |server| server.attach(&attachment)).await;
@@ -206,8 +255,8 @@ impl Home {
         if self.note_answers(view, attached, asked, &answers) {
             return false;
         }
-        let known = answers.iter().filter_map(|answer| answer.ok()).max().unwrap_or(0);
-        self.attaching.epoch.set(known as u64 + 1);
+        let known = answers.iter().filter_map(|answer| answer.ok()).max().unwrap_or(0) as u64;
+        self.attaching.epoch.set(known.saturating_add(1).min(NUMBER_MAX));
         true
     }
 
@@ -220,13 +269,14 @@ impl Home {
         asked: Set64,
         answers: &[Result<usize, DeviceError>],
     ) -> bool {
-        use DeviceErrorKind::{Gone, Removed, TimedOut};
+        use DeviceErrorKind::{Fenced, Gone, Removed, TimedOut};
         let mut is_lost = false;
         for (slot, answer) in asked.iter().zip(answers) {
             let Err(error) = *answer else { continue };
             attached.slots = attached.slots.without(Set64::only(slot));
             attached.standing[slot] = Standing::Refused(error);
-            if matches!(error.kind, Gone | TimedOut | Removed) {
+            // Who was fenced is reported like who is gone: the array stops.
+            if matches!(error.kind, Gone | TimedOut | Removed | Fenced) {
                 is_lost = true;
                 self.volume.inner.report(view, slot, Operation::Metadata, 0, error);
             }
@@ -237,16 +287,20 @@ impl Home {
     /// Attaches the server of a device that is about to join: while it has an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
         let options = &self.shared().options;
-        let Some(server) = device.offload().filter(|_| options.offload != OffloadMode::Off) else {
+        // Where nothing is offloaded the servers take no write without it all the same, once they were attached.
+        let is_wanted = options.offload != OffloadMode::Off || self.attaching.epoch.get() > 0;
+        let Some(server) = device.offload().filter(|_| is_wanted) else {
             return Ok(());
         };
         // If it was a member, nobody will commit what it had prepared when it was dropped.
         let _ = answered(options.member_timeout_ns, server.detach(false)).await;
-        let failed = |error| CommandError::Device { name: device.info().name.clone(), error };
+        let name = || device.info().name.clone();
+        let failed = |error| CommandError::Device { name: name(), error };
         let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
         let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
         let view = self.volume.inner.view();
-        let mut attachment = self.next_attachment(&view, offers(&view).slots);
+        // What this host began over a connection that it has lost must not land on what it writes from now on.
+        let mut attachment = self.next_attachment(&view, offers(&view).slots, true);
         let attach = async |attachment: &Attachment| {
             answered(options.member_timeout_ns, server.attach(attachment)).await?.result
         };
@@ -259,25 +313,21 @@ impl Home {
             }
         }
         if raises {
-            if own > 0 {
-                self.check_current(&view).await.map_err(failed)?;
+            // A host that was fenced must not raise the epoch of a device that joins, for the other host would not get it.
+            let overtaken = self.overtaken().await;
+            if !overtaken.is_empty() {
+                for failure in overtaken {
+                    self.shared().report(failure.member, failure.error);
+                }
+                return Err(failed(DeviceError::of(DeviceErrorKind::Fenced)));
             }
-            attachment.epoch = known + 1;
+            let next =
+                known.checked_add(1).filter(|next| *next <= NUMBER_MAX && next - own <= EPOCH_STEP_MAX);
+            attachment.epoch = next.ok_or_else(|| CommandError::Epoch { name: name(), epoch: known })?;
             attach(&attachment).await.map_err(failed)?;
         }
         // The others get it when this one has joined.
         self.attaching.epoch.set(self.attaching.epoch.get().max(attachment.epoch));
-        Ok(())
-    }
-
-    /// An error if another host has taken the array over: whoever was fenced must not raise the epoch of a device that joins, for the
-    /// other host would not get it.
-    async fn check_current(&self, view: &View) -> Result<(), DeviceError> {
-        for answer in ask(view, offers(view).slots, |server| server.epoch()).await {
-            if answer? as u64 > self.attaching.epoch.get() {
-                return Err(DeviceError::of(DeviceErrorKind::Fenced));
-            }
-        }
         Ok(())
     }
 
@@ -301,7 +351,7 @@ impl Home {
     }
 
     /// What the servers are told next.
-    fn next_attachment(&self, view: &View, slots: Set64) -> Attachment {
+    fn next_attachment(&self, view: &View, slots: Set64, alone: bool) -> Attachment {
         self.attaching.generation.set(self.attaching.generation.get() + 1);
         Attachment {
             array: self.records.borrow().array.set_uuid.0,
@@ -309,6 +359,7 @@ impl Home {
             generation: self.attaching.generation.get(),
             peers: addresses(view, slots),
             takeover: false,
+            alone,
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use pinstripe_runtime::{OperationId, Signal, Ticket, shard};
+use pinstripe_runtime::{OperationId, Signal, Ticket, offload::NUMBER_MAX, shard};
 
 use crate::snapshot::MemberId;
 
@@ -84,15 +84,20 @@ impl Desk {
         if state.outstanding.len() < most {
             state.outstanding.resize(most, 0);
         }
-        let fits = |demand: &Demand| state.outstanding[demand.member.0] + demand.operations <= demand.limit;
+        let fits = |demand: &Demand| {
+            let with = state.outstanding[demand.member.0].checked_add(demand.operations);
+            with.is_some_and(|with| with <= demand.limit)
+        };
         if !asked.iter().all(fits) {
             return None;
         }
+        // Beyond the highest number the client does the work itself: no server would take it.
+        let first = state.oldest.checked_add(state.over.len() as u64)?;
+        first.checked_add(operations as u64).filter(|after| *after <= NUMBER_MAX)?;
         let demands = demands.take()?;
         for demand in &demands {
             state.outstanding[demand.member.0] += demand.operations;
         }
-        let first = state.oldest + state.over.len() as u64;
         state.over.extend(std::iter::repeat_n(false, operations));
         Some(Reservation { desk: self, first, count: operations as u64, oldest: state.oldest, demands })
     }

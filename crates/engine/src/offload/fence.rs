@@ -2,15 +2,34 @@
 //!
 //! They are attached before anything is written to them, a flush included, whether or not they are to compute. The epoch is one more
 //! than the highest that any of them knows. A server that another host is attached to refuses, unless the array is taken over.
+//!
+//! # Two hosts at once
+//!
+//! All hosts attach the servers in one order, by the names of the namespaces: so the first server decides which of two hosts has the array,
+//! and the other one has changed nothing. A host that meets another one later on (which had another order, or came between) gives back
+//! what it has attached, pauses for a time that differs from host to host, asks for the epochs again and tries once more, a few times. It
+//! takes over only from the host that was there when it began: a member whose epoch has risen since is attached only if no host is.
 
 use std::rc::Rc;
 
-use pinstripe_runtime::{Attachment, Device, DeviceError, DeviceErrorKind, Offload, Submission, shard};
+use pinstripe_runtime::{
+    Attachment, Device, DeviceError, DeviceErrorKind, Offload, Submission,
+    offload::{EPOCH_STEP_MAX, NUMBER_MAX},
+    shard,
+};
+
+use crate::mutants::{Mutant, active};
 
 /// So long somebody else may take to be gone.
 const LEAVING_NS: u64 = 3_000_000_000;
 /// How often that is looked at.
 const AGAIN_NS: u64 = 100_000_000;
+/// How often all devices are attached before another host is left the array.
+const TRIES: u32 = 5;
+/// The longest pause before the second try; each one after it is twice as long.
+const PAUSE_NS: u64 = 100_000_000;
+/// Steps in which a device's epoch is brought up to the others'.
+const STEPS_MAX: u64 = 64;
 
 /// Why devices can't be attached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,6 +62,29 @@ pub enum FenceError {
         /// All members.
         members: usize,
     },
+    /// The servers' epochs are too far apart, or there is no higher one.
+    #[error(
+        "{name}: its epoch is {epoch}, and the array's next one would be {next}, which its server would not take: a host has attached a device with a number that none comes to by counting. Leave out the devices whose epoch `discover` shows as too high, or have their servers forget it: stop the server, and remove the device's state"
+    )]
+    Numbers {
+        /// The device.
+        name: String,
+        /// What it was attached under.
+        epoch: u64,
+        /// What it would have to be attached under.
+        next: u64,
+    },
+    /// Some devices had been attached before it failed.
+    #[error(
+        "{cause}. Nothing was written. {} had been attached to this host before that, and given back: if the array runs on another host, that host can't write there any more, and stops",
+        attached.join(" and ")
+    )]
+    Partly {
+        /// The devices.
+        attached: Vec<String>,
+        /// Why the next one could not be attached.
+        cause: Box<FenceError>,
+    },
 }
 
 /// Whether so many of an array's members are enough to take it over.
@@ -52,36 +94,133 @@ pub(crate) fn check_majority(present: usize, members: usize) -> Result<(), Fence
 
 /// Attaches every device whose server offers it to the array. Returns the epoch, 0 if there is no such server.
 pub(crate) async fn attach<'a>(
-    devices: impl Iterator<Item = &'a Rc<dyn Device>> + Clone,
+    devices: impl Iterator<Item = &'a Rc<dyn Device>>,
     array: [u8; 16],
     takeover: bool,
 ) -> Result<u64, FenceError> {
-    let servers = devices.filter(|device| device.offload().is_some());
-    let mut known = None;
-    for device in servers.clone() {
-        let epoch = asked(device, device.offload().map(Offload::epoch)).await?;
-        known = known.max(Some(epoch as u64));
+    let mut servers: Vec<_> = devices.filter(|device| device.offload().is_some()).collect();
+    if servers.is_empty() {
+        return Ok(0);
     }
-    let Some(known) = known else { return Ok(0) };
-    let attachment = Attachment { array, epoch: known + 1, generation: 0, peers: Vec::new(), takeover };
-    for device in servers {
-        attached(device, &attachment).await?;
+    if !active(Mutant::AttachedAsGiven) {
+        servers.sort_by_cached_key(|device| device.offload().map(|server| namespace(&server.address())));
     }
-    Ok(attachment.epoch)
+    let (mut first, mut tries) = (None, 0);
+    let leaving_until = shard::now().saturating_add(LEAVING_NS);
+    loop {
+        let mut known = Vec::new();
+        for device in &servers {
+            known.push(asked(device, device.offload().map(Offload::epoch)).await? as u64);
+        }
+        let before = first.get_or_insert_with(|| known.clone());
+        // From the hosts that were there at the beginning, not from one that was faster than this one.
+        let takes = |index: usize| takeover && known[index] == before[index];
+        let round = Round { array, leaving_until, known: &known };
+        tries += 1;
+        match round.attach(&servers, takes).await {
+            Err((error, true)) if tries < TRIES => {
+                let _ = error;
+                shard::sleep(pause(tries)).await;
+            }
+            Err((error, _)) => return Err(error),
+            Ok(epoch) => return Ok(epoch),
+        }
+    }
 }
 
-/// Attaches a device. A process that was killed a moment ago is still there for its servers until they have seen its connections end, so
-/// they are asked again for a while.
-async fn attached(device: &Rc<dyn Device>, attachment: &Attachment) -> Result<(), FenceError> {
-    let until = shard::now() + LEAVING_NS;
-    loop {
-        match asked(device, device.offload().map(|server| server.attach(attachment))).await {
-            Err(FenceError::InUse { error, .. })
-                if error.kind == DeviceErrorKind::Refused && shard::now() < until =>
-            {
-                shard::sleep(AGAIN_NS).await;
+/// A namespace's name, by whatever address it is reached: `NQN?nsid=N` of `nvme-tcp://HOST:PORT/NQN?nsid=N`.
+fn namespace(address: &str) -> String {
+    let behind = address.split_once("://").map_or(address, |(_, rest)| rest);
+    behind.split_once('/').map_or(behind, |(_, name)| name).to_owned()
+}
+
+/// How long this host waits before it tries once more. Hosts that collided see different times on their clocks, so they pause
+/// differently, and a simulated run that is repeated pauses the same.
+fn pause(tries: u32) -> u64 {
+    // SplitMix64.
+    let mut mixed = shard::now().wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let longest = PAUSE_NS << tries.min(TRIES);
+    longest / 8 + (mixed ^ (mixed >> 31)) % longest
+}
+
+/// One try.
+struct Round<'a> {
+    array: [u8; 16],
+    /// Until then a host that is still attached may be one that was killed a moment ago.
+    leaving_until: u64,
+    /// The devices' epochs.
+    known: &'a [u64],
+}
+
+impl Round<'_> {
+    /// Attaches all devices, or gives back those that it has attached. An error comes with whether another try makes sense.
+    async fn attach(
+        &self,
+        servers: &[&Rc<dyn Device>],
+        takes: impl Fn(usize) -> bool,
+    ) -> Result<u64, (FenceError, bool)> {
+        let epoch = self.next(servers).map_err(|error| (error, false))?;
+        for (index, device) in servers.iter().enumerate() {
+            let takeover = takes(index);
+            // A device that knows only a much lower one is brought there in steps that its server takes.
+            let mut step = self.known[index];
+            let attached = loop {
+                step = step.saturating_add(EPOCH_STEP_MAX).min(epoch);
+                let attachment = Attachment {
+                    array: self.array,
+                    epoch: step,
+                    generation: 0,
+                    peers: Vec::new(),
+                    takeover,
+                    alone: true,
+                };
+                let attached = self.attached(device, &attachment).await;
+                if attached.is_err() || step == epoch {
+                    break attached;
+                }
+            };
+            let Err(error) = attached else { continue };
+            let collided = matches!(error, FenceError::InUse { error, .. }
+                if error.kind == DeviceErrorKind::Fenced || (index > 0 && error.kind == DeviceErrorKind::Refused));
+            give_up(servers[..index].iter().copied()).await;
+            if index == 0 {
+                return Err((error, collided));
             }
-            answer => return answer.map(|_| ()),
+            let attached = servers[..index].iter().map(|device| device.info().name.clone()).collect();
+            return Err((FenceError::Partly { attached, cause: Box::new(error) }, collided));
+        }
+        Ok(epoch)
+    }
+
+    /// One more than the highest epoch that a device knows.
+    fn next(&self, servers: &[&Rc<dyn Device>]) -> Result<u64, FenceError> {
+        let highest = self.known.iter().copied().max().unwrap_or(0);
+        let next = highest.saturating_add(1);
+        let is_far = |known: u64| next - known > STEPS_MAX.saturating_mul(EPOCH_STEP_MAX);
+        let odd = self
+            .known
+            .iter()
+            .position(|known| if next > NUMBER_MAX { *known == highest } else { is_far(*known) });
+        odd.map_or(Ok(next), |index| {
+            let name = servers[index].info().name.clone();
+            Err(FenceError::Numbers { name, epoch: self.known[index], next })
+        })
+    }
+
+    /// Attaches a device. A process that was killed a moment ago is still there for its servers until they have seen its connections
+    /// end, so they are asked again for a while.
+    async fn attached(&self, device: &Rc<dyn Device>, attachment: &Attachment) -> Result<(), FenceError> {
+        loop {
+            match asked(device, device.offload().map(|server| server.attach(attachment))).await {
+                Err(FenceError::InUse { error, .. })
+                    if error.kind == DeviceErrorKind::Refused && shard::now() < self.leaving_until =>
+                {
+                    shard::sleep(AGAIN_NS).await;
+                }
+                answer => return answer.map(|_| ()),
+            }
         }
     }
 }
@@ -110,6 +249,14 @@ async fn asked(device: &Rc<dyn Device>, request: Option<Submission>) -> Result<u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn namespaces_have_one_order_for_all_hosts() {
+        let name = |address: &str| namespace(address);
+        assert_eq!(name("nvme-tcp://192.0.2.1:4420/nqn.a?nsid=2"), "nqn.a?nsid=2");
+        assert_eq!(name("nvme-tcp://store-a:4421/nqn.a?nsid=2"), "nqn.a?nsid=2");
+        assert_eq!(name("double://3"), "3");
+    }
 
     #[test]
     fn a_takeover_needs_more_than_half_of_the_members() {

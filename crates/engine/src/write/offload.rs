@@ -8,7 +8,7 @@ use super::{Again, WriteContext};
 use crate::{
     decode::exponent,
     entry::Writing,
-    error::{IoError, Operation},
+    error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
     image::Image,
     mutants::{Mutant, active},
@@ -173,7 +173,7 @@ impl VolumeInner {
             self.shared.offload.pause();
         }
         if self.shared.has_failed() {
-            return Err(Again::Fatal(IoError::Failed));
+            return Err(Again::Fatal(self.shared.failure()));
         }
         Err(judged.member.map_or(Again::Replan, Again::Without))
     }

@@ -92,7 +92,8 @@ impl Net {
     }
 
     pub fn try_reassemble(&mut self) -> Result<(), AssembleError> {
-        let servers = self.servers.iter().filter(|server| server.is_alive());
+        // Given in an order of its own.
+        let servers = self.servers.iter().rev().filter(|server| server.is_alive());
         let sources = servers.map(|server| ServerSource::of(server)).collect();
         self.scene.array = super::assemble(&mut self.scene.world, sources, self.scene.options.clone())?;
         Ok(())

@@ -11,7 +11,8 @@ use std::{
 use pinstripe_parity::multiply;
 use pinstripe_runtime::{
     Attachment, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Offload,
-    OffloadLimits, Reducers, Signal, Slice, Submission, Ticket, completion::Payload, shard,
+    OffloadLimits, Reducers, Signal, Slice, Submission, Ticket, completion::Payload, offload::EPOCH_STEP_MAX,
+    shard,
 };
 use pinstripe_sim::{Rng, SimDisk};
 
@@ -65,9 +66,13 @@ struct Epoch {
     generation: u64,
     peers: Vec<Option<String>>,
     attached: bool,
+    /// The host that set it.
+    owner: usize,
     given_up: bool,
     /// Its host has ended: another one may not take the same number.
     ended: bool,
+    /// Another host has been there since, and says so to whoever asks.
+    taken: bool,
 }
 
 pub struct Server {
@@ -113,6 +118,8 @@ pub struct Script {
     pub range_bytes: Cell<u32>,
     /// Commands that failed, for messages.
     pub failures: RefCell<Vec<String>>,
+    /// Servers in the order in which they were attached.
+    pub attached: RefCell<Vec<usize>>,
     /// Longest delay of a message, in nanoseconds.
     pub delay_ns: Cell<u64>,
 }
@@ -166,11 +173,17 @@ pub fn serve(
 pub struct ServerSource {
     number: usize,
     name: String,
+    host: usize,
 }
 
 impl ServerSource {
     pub fn of(server: &Server) -> Arc<dyn DeviceSource> {
-        Arc::new(Self { number: server.number, name: server.name.clone() })
+        Self::of_host(server, 0)
+    }
+
+    /// As another host reaches it.
+    pub fn of_host(server: &Server, host: usize) -> Arc<dyn DeviceSource> {
+        Arc::new(Self { number: server.number, name: server.name.clone(), host })
     }
 }
 
@@ -181,7 +194,7 @@ impl DeviceSource for ServerSource {
             return Err(DeviceError::of(DeviceErrorKind::Gone));
         }
         let disk = server.disk.attach();
-        Ok(Rc::new(Link { server, disk }))
+        Ok(Rc::new(Link { server, disk, host: self.host }))
     }
     fn name(&self) -> String {
         self.name.clone()
@@ -201,6 +214,20 @@ impl Server {
         self.operations.borrow_mut().clear();
         let mut epoch = self.epoch.borrow_mut();
         (epoch.attached, epoch.ended) = (false, true);
+    }
+
+    /// Somebody has attached it under any number, and given it up.
+    pub fn forge_epoch(&self, number: u64) {
+        let mut epoch = self.epoch.borrow_mut();
+        (epoch.number, epoch.attached, epoch.given_up) = (number, false, true);
+    }
+
+    /// Another host has taken it over, and has left it again; `knows` whom it has taken it from, as from version 1.3 on.
+    pub fn taken_and_left(&self, knows: bool) {
+        self.operations.borrow_mut().clear();
+        let mut epoch = self.epoch.borrow_mut();
+        epoch.number += 1;
+        (epoch.attached, epoch.given_up, epoch.ended, epoch.taken) = (false, true, true, knows);
     }
 
     /// It is back, with what its disk holds.
@@ -441,6 +468,7 @@ fn server_at(address: &str) -> Option<Rc<Server>> {
 struct Link {
     server: Rc<Server>,
     disk: Rc<dyn Device>,
+    host: usize,
 }
 
 impl Link {
@@ -448,6 +476,8 @@ impl Link {
         let epoch = self.server.epoch.borrow();
         if !self.server.alive.get() {
             Some(DeviceError::of(DeviceErrorKind::Gone))
+        } else if writes && (epoch.taken || (epoch.attached && epoch.owner != self.host)) {
+            Some(DeviceError::of(DeviceErrorKind::Fenced))
         } else if writes && epoch.number > 0 && !epoch.given_up && !epoch.attached {
             drop(epoch);
             self.server.complain("it was written without being attached");
@@ -553,6 +583,9 @@ impl Offload for Link {
     fn epoch(&self) -> Submission {
         self.command("epoch", Payload::None, |server, _| async move {
             let epoch = server.epoch.borrow();
+            if epoch.taken {
+                return Err(DeviceErrorKind::Fenced);
+            }
             Ok((usize::try_from(epoch.number).unwrap(), None))
         })
     }
@@ -564,13 +597,20 @@ impl Offload for Link {
     }
 
     fn attach(&self, attachment: &Attachment) -> Submission {
-        let wanted = attachment.clone();
+        let (wanted, host) = (attachment.clone(), self.host);
         self.command("attach", Payload::None, |server, _| async move {
             let mut epoch = server.epoch.borrow_mut();
-            let is_older = wanted.epoch < epoch.number
-                || wanted.epoch == epoch.number && (wanted.generation < epoch.generation || epoch.ended);
-            if is_older || server.refuses_attach.get() {
+            let is_same = wanted.epoch == epoch.number;
+            if wanted.epoch < epoch.number || is_same && (epoch.ended || epoch.owner != host) {
+                return Err(DeviceErrorKind::Fenced);
+            }
+            let is_older = is_same && wanted.generation < epoch.generation;
+            let is_anothers = epoch.attached && epoch.owner != host && !wanted.takeover;
+            if is_older || is_anothers || server.refuses_attach.get() {
                 return Err(DeviceErrorKind::Refused);
+            }
+            if wanted.epoch - epoch.number > EPOCH_STEP_MAX {
+                return Err(DeviceErrorKind::Unsupported);
             }
             if wanted.epoch > epoch.number {
                 server.operations.borrow_mut().clear();
@@ -581,15 +621,22 @@ impl Offload for Link {
                 generation: wanted.generation,
                 peers: wanted.peers,
                 attached: true,
+                owner: host,
                 given_up: false,
                 ended: false,
+                taken: false,
             };
+            SCRIPT.with_borrow(|script| script.attached.borrow_mut().push(server.number));
             Ok((0, None))
         })
     }
 
     fn detach(&self, give_up: bool) -> Submission {
+        let host = self.host;
         self.command("detach", Payload::None, move |server, _| async move {
+            if server.epoch.borrow().owner != host {
+                return Err(DeviceErrorKind::Fenced);
+            }
             server.operations.borrow_mut().clear();
             let mut epoch = server.epoch.borrow_mut();
             (epoch.attached, epoch.given_up) = (false, give_up);

@@ -27,13 +27,16 @@ use crate::wire::status::Status;
 /// From this minor version on Attach may say which process of the host it is from.
 const MINOR_OF_INSTANCES: u16 = 1;
 
+/// From this minor version on Attach may end the other controllers of the host, and Query says whether this one was ended.
+const MINOR_OF_ENDS: u16 = 3;
+
 /// What a device's server computes.
 #[derive(Clone, Copy)]
 pub(crate) struct Extension {
     limits: OffloadLimits,
     incarnation: [u8; 16],
-    /// It tells processes of a host from each other.
-    knows_instances: bool,
+    /// What of the extension it knows.
+    minor: u16,
 }
 
 impl Extension {
@@ -44,8 +47,7 @@ impl Extension {
         let transfer_bytes = u32::try_from(transfer_bytes).unwrap_or(u32::MAX);
         let range_bytes = announced.range_bytes.min(transfer_bytes);
         let limits = OffloadLimits { operations: announced.slots, range_bytes };
-        let knows_instances = announced.minor >= MINOR_OF_INSTANCES;
-        Some(Self { limits, incarnation: announced.incarnation, knows_instances })
+        Some(Self { limits, incarnation: announced.incarnation, minor: announced.minor })
     }
 }
 
@@ -173,6 +175,9 @@ impl Offload for NvmeDevice {
         let namespace = self.namespace.number;
         self.administer(|lease| async move {
             let query = query(&lease.association, namespace).await?;
+            if query.ended {
+                return Err(Failure::Status(Status::FENCED));
+            }
             Ok(usize::try_from(query.epoch).unwrap_or(usize::MAX))
         })
     }
@@ -191,17 +196,19 @@ impl Offload for NvmeDevice {
             Ok(peers) => peers,
             Err(error) => return Submission::done(Err(error), None),
         };
-        if peers.len() > wire::PLACES_MAX || attachment.epoch == 0 {
+        if peers.len() > wire::PLACES_MAX || !(1..=wire::NUMBER_MAX).contains(&attachment.epoch) {
             return Submission::done(Err(DeviceError::of(DeviceErrorKind::Invalid)), None);
         }
+        let knows = |minor| self.offload.is_some_and(|extension| extension.minor >= minor);
         let attach = Attach {
             array: attachment.array,
             epoch: attachment.epoch,
             generation: attachment.generation,
             peer: false,
             takeover: attachment.takeover,
+            alone: attachment.alone && knows(MINOR_OF_ENDS),
             incarnation: self.offload.map_or([0; 16], |extension| extension.incarnation),
-            instance: if self.offload.is_some_and(|extension| extension.knows_instances) {
+            instance: if knows(MINOR_OF_INSTANCES) {
                 self.lease.association.options().instance
             } else {
                 [0; 16]

@@ -37,7 +37,8 @@ use pinstripe_export::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
 pub use offload::{
-    EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX, Storing,
+    Ended, EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX,
+    Storing,
 };
 pub use service::DeviceService;
 pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, check_name};

@@ -13,11 +13,12 @@ use super::{nqn_is_valid, put_text};
 /// Major version that is spoken.
 pub const MAJOR: u16 = 1;
 /// Minor version.
-pub const MINOR: u16 = 2;
+pub const MINOR: u16 = 3;
 /// What a Peer counts its part in, whatever the namespaces' logical blocks.
 pub const PEER_UNIT_BYTES: usize = 512;
 /// Most places of a table of peers.
 pub const PLACES_MAX: usize = 64;
+pub use pinstripe_runtime::offload::{EPOCH_STEP_MAX, NUMBER_MAX};
 /// Bytes of Query's data.
 pub const QUERY_BYTES: usize = 4096;
 
@@ -149,6 +150,8 @@ pub struct Attach {
     pub peer: bool,
     /// Raises the epoch although another host is attached.
     pub takeover: bool,
+    /// Ends the other controllers of this host. From version 1.3.
+    pub alone: bool,
     /// Of the server, as the host knows it; zeroes if it doesn't.
     pub incarnation: [u8; 16],
     /// Of the host: which of its processes this is; zeroes if it doesn't say. From version 1.1.
@@ -160,6 +163,7 @@ pub struct Attach {
 impl Attach {
     const PEER: u32 = 1 << 0;
     const TAKEOVER: u32 = 1 << 1;
+    const ALONE: u32 = 1 << 2;
     const HOST: std::ops::Range<usize> = 16..256;
     const NQN: std::ops::Range<usize> = 256..480;
 
@@ -170,7 +174,9 @@ impl Attach {
         bytes[..16].copy_from_slice(&self.array);
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.generation.to_le_bytes());
-        let flags = if self.peer { Self::PEER } else { 0 } | if self.takeover { Self::TAKEOVER } else { 0 };
+        let flag = |on, bit| if on { bit } else { 0 };
+        let flags =
+            flag(self.peer, Self::PEER) | flag(self.takeover, Self::TAKEOVER) | flag(self.alone, Self::ALONE);
         bytes[32..36].copy_from_slice(&flags.to_le_bytes());
         bytes[36] = count.to_le_bytes()[0];
         bytes[64..80].copy_from_slice(&self.incarnation);
@@ -204,15 +210,17 @@ impl Attach {
             generation: u64_at(header, 24),
             peer: flags & Self::PEER != 0,
             takeover: flags & Self::TAKEOVER != 0,
+            alone: flags & Self::ALONE != 0,
             incarnation: array_at(header, 64),
             instance: array_at(header, 80),
             peers: entries.chunks_exact(ENTRY_BYTES).map(entry).collect::<Result<_, _>>()?,
         };
-        let reserved =
-            flags & !(Self::PEER | Self::TAKEOVER) == 0 && is_zero(&header[38..64]) && is_zero(&header[96..]);
-        let sense = attach.epoch > 0
+        let known = Self::PEER | Self::TAKEOVER | Self::ALONE;
+        let reserved = flags & !known == 0 && is_zero(&header[38..64]) && is_zero(&header[96..]);
+        let plain_peer = attach.peers.is_empty() && flags & !Self::PEER == 0 && is_zero(&attach.instance);
+        let sense = (1..=NUMBER_MAX).contains(&attach.epoch)
             && !is_zero(&attach.array)
-            && (!attach.peer || (attach.peers.is_empty() && !attach.takeover && is_zero(&attach.instance)));
+            && (!attach.peer || plain_peer);
         if reserved && sense { Ok(attach) } else { Err(Status::INVALID_FIELD) }
     }
 }
@@ -256,6 +264,8 @@ pub struct Query {
     pub given_up: bool,
     /// A host is attached.
     pub attached: bool,
+    /// The controller that asks was attached, and another host's epoch or its own host's *alone* has ended that. From version 1.3.
+    pub ended: bool,
     /// Operations that take a slot.
     pub held: u32,
     /// Of the server.
@@ -272,7 +282,7 @@ impl Query {
         let mut bytes = Box::new([0; QUERY_BYTES]);
         bytes[..16].copy_from_slice(&self.array);
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[24] = u8::from(self.given_up) | u8::from(self.attached) << 1;
+        bytes[24] = u8::from(self.given_up) | u8::from(self.attached) << 1 | u8::from(self.ended) << 2;
         bytes[28..32].copy_from_slice(&self.held.to_le_bytes());
         bytes[64..80].copy_from_slice(&self.incarnation);
         bytes[80..88].copy_from_slice(&self.free_to_send.to_le_bytes());
@@ -287,6 +297,7 @@ impl Query {
             epoch: u64_at(bytes, 16),
             given_up: bytes[24] & 1 != 0,
             attached: bytes[24] & 2 != 0,
+            ended: bytes[24] & 4 != 0,
             held: u32_at(bytes, 28),
             incarnation: array_at(bytes, 64),
             free_to_send: u64_at(bytes, 80),
@@ -442,6 +453,7 @@ impl Request {
             || (!begins && blocks.start != 0)
             || !is_zero(&command.reserved)
             || ticket.oldest > ticket.operation
+            || operation > NUMBER_MAX
         {
             return None;
         }
@@ -619,8 +631,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_command_is_read_as_it_was_written(request in request(), oldest in any::<u64>(), more in any::<u32>()) {
-            let operation = OperationId(oldest.saturating_add(more.into()));
+        fn a_command_is_read_as_it_was_written(request in request(), oldest in 0..=NUMBER_MAX, more in any::<u32>()) {
+            let operation = OperationId((oldest + u64::from(more)).min(NUMBER_MAX));
             let ticket = Ticket { operation, oldest: OperationId(oldest) };
             let command = request.command(5, ticket);
             prop_assert_eq!(Request::parse(&command), Ok((request, ticket)));
@@ -636,8 +648,9 @@ mod tests {
         #[test]
         fn an_attach_is_read_as_it_was_written(
             places in proptest::collection::vec(any::<bool>(), 0..65),
-            epoch in 1..=u64::MAX,
+            epoch in 1..=NUMBER_MAX,
             takeover in any::<bool>(),
+            alone in any::<bool>(),
         ) {
             let peer = |(place, there): (usize, &bool)| there.then(|| PeerAddress {
                 namespace: u32::try_from(place).unwrap() + 1,
@@ -651,6 +664,7 @@ mod tests {
                 generation: epoch ^ 5,
                 peer: false,
                 takeover,
+                alone,
                 incarnation: [9; 16],
                 instance: [3; 16],
                 peers: places.iter().enumerate().map(peer).collect(),
@@ -686,6 +700,7 @@ mod tests {
             generation: 0,
             peer: false,
             takeover: false,
+            alone: false,
             incarnation: [0; 16],
             instance: [0; 16],
             peers: vec![Some(PeerAddress {
@@ -699,7 +714,7 @@ mod tests {
         assert_eq!(Attach::parse(&good), Ok(attach.clone()));
         // Reserved bytes, flags, the number of entries, texts without an end, a port of 0.
         for (at, value) in
-            [(38, 1), (96, 1), (32, 4), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)]
+            [(38, 1), (96, 1), (32, 8), (36, 2), (4096, 2), (4099, 1), (4111, 1), (4607, 1), (4104, 0)]
         {
             let mut bad = good.clone();
             bad[at] = value;
@@ -732,5 +747,170 @@ mod tests {
         assert_eq!(Announcement::parse(&page), Some(announced));
         page[VENDOR_AREA + 8] = 2;
         assert_eq!(Announcement::parse(&page), None);
+    }
+
+    const NOW: Ticket = Ticket { operation: OperationId(0x102), oldest: OperationId(0x100) };
+
+    fn vector_commands() -> Vec<(&'static str, Request)> {
+        let blocks = Blocks { start: 0x1000, count: 16 };
+        let p = Some(Reducer { place: 3, coefficient: 1 });
+        let q = Some(Reducer { place: 4, coefficient: 2 });
+        vec![
+            (
+                "PartialWrite, blocks 1000 to 100f, modify, P at place 3, Q at place 4 by 2",
+                Request::PartialWrite { blocks, modify: true, reducers: [p, q] },
+            ),
+            (
+                "PartialWrite, blocks 1000 to 100f, no reducers",
+                Request::PartialWrite { blocks, modify: false, reducers: [None, None] },
+            ),
+            (
+                "Contribute, blocks 1000 to 100f, place 3 by 1",
+                Request::Contribute { blocks, reducers: [p, None] },
+            ),
+            (
+                "ReadContribute, blocks 1000 to 100f, place 3 by 1",
+                Request::ReadContribute { blocks, reducers: [p, None] },
+            ),
+            (
+                "Parity, blocks 1000 to 100f, modify, a supplied part, 2 Peers",
+                Request::Parity { blocks, modify: true, supplied: true, wait: 2 },
+            ),
+            (
+                "Reduce, blocks 1000 to 100f, own bytes by 8e, 3 Peers",
+                Request::Reduce { blocks, coefficient: 0x8e, wait: 3 },
+            ),
+            ("Peer, 10 units, from place 1", Request::Peer { units: 16, place: 1 }),
+            ("Commit, FUA", Request::Commit { fua: true }),
+            ("Resolve", Request::Resolve),
+        ]
+    }
+
+    /// What isn't zero of a page, by rows of 16.
+    fn rows(page: &[u8]) -> String {
+        let row = |(index, row): (usize, &[u8])| format!("at {:x}:{}\n", 16 * index, hex(row));
+        page.chunks(16).enumerate().filter(|(_, row)| !is_zero(row)).map(row).collect()
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!(" {byte:02x}")).collect()
+    }
+
+    fn vector_attach() -> Attach {
+        let peer = PeerAddress {
+            namespace: 2,
+            port: 4420,
+            host: "192.0.2.7".to_owned(),
+            nqn: "nqn.2026-01.com.example:a".to_owned(),
+        };
+        Attach {
+            array: std::array::from_fn(|index| 0xa0 + u8::try_from(index).unwrap()),
+            epoch: 7,
+            generation: 2,
+            peer: false,
+            takeover: true,
+            alone: true,
+            incarnation: [0x11; 16],
+            instance: [0x22; 16],
+            peers: vec![Some(peer), None],
+        }
+    }
+
+    /// The vectors as the specification has them.
+    fn vectors() -> String {
+        let mut text = String::new();
+        for (words, request) in vector_commands() {
+            let bytes: [u8; 64] = zerocopy::transmute!(request.command(1, NOW));
+            text += &format!("command {words}\n{}", rows(&bytes));
+        }
+        text += "Attach, takeover and alone, entry 0 there, entry 1 empty\n";
+        text += &rows(&vector_attach().encode());
+        let query = Query {
+            array: vector_attach().array,
+            epoch: 8,
+            given_up: true,
+            attached: false,
+            ended: true,
+            held: 3,
+            incarnation: [0x11; 16],
+            free_to_send: 0,
+            free_to_receive: 125_000_000,
+        };
+        text += "Query, given up, the controller was ended, 3 held, 7735940 free to receive\n";
+        text += &rows(&*query.encode());
+        let announced = Announcement {
+            minor: MINOR,
+            features: feature::PARTIAL_WRITES | feature::RECONSTRUCTION | feature::FENCING,
+            slots: 64,
+            range_bytes: 512 << 10,
+            incarnation: [0x11; 16],
+        };
+        let mut identify = [0; identify::BYTES];
+        announced.put(&mut identify);
+        text += "Identify Controller, 40 slots, ranges of 80000\n";
+        text += &rows(&identify);
+        // Four bytes of the columns 0, 1, 2 of a row.
+        let columns: [[u8; 4]; 3] =
+            [[0x01, 0x80, 0xff, 0x00], [0x02, 0x80, 0x5a, 0x10], [0x1d, 0x01, 0xa5, 0x20]];
+        let new = [0x37, 0x00, 0x8e, 0xc3];
+        let kernel = pinstripe_parity::kernel();
+        let part = |sources: &[&[u8]], coefficient: u8| {
+            let mut part = [0; 4];
+            kernel.scaled_sum(&mut part, sources, coefficient);
+            part
+        };
+        let sum = |parts: [[u8; 4]; 3]| {
+            std::array::from_fn::<u8, 4, _>(|at| parts[0][at] ^ parts[1][at] ^ parts[2][at])
+        };
+        let [d0, d1, d2] = &columns;
+        for (name, bytes) in ["D0", "D1", "D2"].iter().zip(&columns) {
+            text += &format!("{name}:{}\n", hex(bytes));
+        }
+        let (old_p, old_q) = (sum(columns), sum([part(&[d0], 1), part(&[d1], 2), part(&[d2], 4)]));
+        text += &format!("P = D0 + D1 + D2:{}\nQ = D0 + 2 D1 + 4 D2:{}\n", hex(&old_p), hex(&old_q));
+        let (to_p, to_q) = (part(&[d2, &new], 1), part(&[d2, &new], 4));
+        text += &format!("new D2:{}\n", hex(&new));
+        text += &format!("part for P = old + new:{}\n", hex(&to_p));
+        text += &format!("part for Q = 4 (old + new):{}\n", hex(&to_q));
+        let (new_p, new_q) = (sum([*d0, *d1, new]), sum([part(&[d0], 1), part(&[d1], 2), part(&[&new], 4)]));
+        assert_eq!(new_p, std::array::from_fn(|at| old_p[at] ^ to_p[at]));
+        assert_eq!(new_q, std::array::from_fn(|at| old_q[at] ^ to_q[at]));
+        text += &format!("new P:{}\nnew Q:{}\n", hex(&new_p), hex(&new_q));
+        // 1 / 2 is 8e, and (4 / 2) is 2.
+        let lost = sum([part(&[&new_q], 0x8e), part(&[d0], 0x8e), part(&[&new], 2)]);
+        assert_eq!(lost, *d1);
+        text += &format!(
+            "D1 = 8e Q + 8e D0 + 2 D2:{} +{} +{}\n",
+            hex(&part(&[&new_q], 0x8e)),
+            hex(&part(&[d0], 0x8e)),
+            hex(&part(&[&new], 2))
+        );
+        text
+    }
+
+    #[test]
+    fn the_specifications_vectors_are_what_is_sent_and_understood() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/offload-protocol.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (_, from) = page.split_once("<!-- vectors -->\n```text\n").unwrap();
+        let (written, _) = from.split_once("```\n<!-- end of vectors -->").unwrap();
+        let ours = vectors();
+        assert!(written == ours, "the page should say:\n{ours}");
+        // Commands, from the page's bytes.
+        let blocks = written.split("command ").skip(1);
+        for (block, (words, request)) in blocks.zip(vector_commands()) {
+            let mut bytes = [0; 64];
+            let (title, rows) = block.split_once('\n').unwrap();
+            assert_eq!(title, words);
+            for row in rows.lines().take_while(|row| row.starts_with("at ")) {
+                let (at, row) = row[3..].split_once(": ").unwrap();
+                let at = usize::from_str_radix(at, 16).unwrap();
+                for (byte, digits) in bytes[at..].iter_mut().zip(row.split(' ')) {
+                    *byte = u8::from_str_radix(digits, 16).unwrap();
+                }
+            }
+            let command: Command = zerocopy::transmute!(bytes);
+            assert_eq!(Request::parse(&command), Ok((request, NOW)), "{words}");
+        }
     }
 }

@@ -47,6 +47,7 @@ fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
         generation: 0,
         peer: false,
         takeover: false,
+        alone: false,
         incarnation: [incarnation; 16],
         instance: [0; 16],
         peers: Vec::new(),

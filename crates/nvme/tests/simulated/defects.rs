@@ -39,6 +39,10 @@ fn is_offload(mutant: Mutant) -> bool {
             | Mutant::StaleAccepted
             | Mutant::OperationsOutliveController
             | Mutant::WrittenBeforeCommit
+            | Mutant::FencedReadmitted
+            | Mutant::EndedOwnerAttaches
+            | Mutant::AloneIgnored
+            | Mutant::AttachNotDrained
     )
 }
 

@@ -30,7 +30,10 @@ pub(crate) async fn execute<S: BlockService>(
         return session.complete(command, Err(Status::INVALID_NAMESPACE));
     };
     let result = match command.opcode {
-        admin::QUERY => return session.send_data(command, &query(server, guarded)[..]),
+        admin::QUERY => {
+            let page = query(server, guarded, session.controller.id);
+            return session.send_data(command, &page[..]);
+        }
         admin::DETACH => detach(session, server, guarded, command).await,
         _ => match attach_data(session, command, capsule).await {
             Ok(Some(attach)) => self::attach(session, server, guarded, &attach).await,
@@ -41,7 +44,11 @@ pub(crate) async fn execute<S: BlockService>(
     session.complete(command, result.map(|()| 0));
 }
 
-fn query(server: &Server, guarded: &Guarded) -> Box<[u8; crate::wire::offload::QUERY_BYTES]> {
+fn query(
+    server: &Server,
+    guarded: &Guarded,
+    controller: u16,
+) -> Box<[u8; crate::wire::offload::QUERY_BYTES]> {
     guarded.with(|state| {
         let record = state.fence.record();
         let query = Query {
@@ -49,6 +56,7 @@ fn query(server: &Server, guarded: &Guarded) -> Box<[u8; crate::wire::offload::Q
             epoch: record.map_or(0, |record| record.epoch),
             given_up: record.is_some_and(|record| record.given_up),
             attached: state.fence.has_host(),
+            ended: state.fence.has_ended(controller),
             held: state.table.held(),
             incarnation: server.incarnation,
             // What it sends nobody measures.
@@ -97,23 +105,28 @@ async fn attach<S: BlockService>(
     let granted = in_turn(guarded, |state| {
         still_there(session, state)?;
         let grant = state.fence.attach(attach, controller, host, members.clone())?;
-        if grant == Grant::Raises {
+        if grant != Grant::Now {
             state.table.drop_uncommitted(None);
         }
         Ok(grant)
     });
-    if granted.await? == Grant::Now {
+    let granted = granted.await?;
+    if granted == Grant::Now {
         return guarded.with(|state| still_there(session, state));
     }
     // What was admitted before is over when this is answered (C22).
-    guarded.drain().await;
-    let record = guarded.with(|state| state.fence.record().copied());
-    let stored = match record {
-        Some(record) => server.store(guarded, &record).await,
-        None => false,
+    if !active(Mutant::AttachNotDrained) {
+        guarded.drain().await;
+    }
+    let raises = granted == Grant::Raises;
+    let stored = match guarded.with(|state| state.fence.record().copied()) {
+        Some(record) if raises => server.store(guarded, &record).await,
+        record => record.is_some(),
     };
     let granted = guarded.with(|state| {
-        state.table.forget_all();
+        if raises {
+            state.table.forget_all();
+        }
         state.fence.grant(controller, host, stored);
         still_there(session, state)
     });

@@ -498,7 +498,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         let controller = self.session.controller.id;
         let resolution = self.guarded.with(|state| {
             state.fence.check_host(controller)?;
-            state.table.resolve(self.ticket, shard::now())
+            state.table.resolve(self.ticket, controller, shard::now())
         });
         let outcome = match resolution? {
             Resolution::Known(outcome) => outcome,

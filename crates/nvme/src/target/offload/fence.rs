@@ -1,12 +1,16 @@
 //! Who may change a namespace: epochs and attachments (section 3). No I/O.
+//!
+//! What has ended stays out (C28). A controller that was attached, and that another owner's epoch or its own owner's newer controller has
+//! ended, is refused until it attaches anew: also when the epoch was given up meanwhile, for its host has planned what it sends before
+//! the other one wrote. And an owner from which the namespace was taken can't attach again, whatever epoch it names: its view is as old.
 
 use std::sync::Arc;
 
 use super::super::reservation::HostId;
-use super::EpochRecord;
 use super::peers::Place;
+use super::{Ended, EpochRecord};
 use crate::mutants::{Mutant, active};
-use crate::wire::offload::Attach;
+use crate::wire::offload::{Attach, EPOCH_STEP_MAX};
 use crate::wire::status::Status;
 
 /// Who attaches: a process of a host, if it says which one it is. Instances are random, so that no two hosts come to the same.
@@ -30,6 +34,8 @@ pub(super) enum Grant {
     Now,
     /// The record must be stored, and what old attachments do be over, before [`Fence::grant`].
     Raises,
+    /// The same without a record: what the owner's other controllers do must be over.
+    Ends,
 }
 
 /// Whether a controller may change a namespace.
@@ -62,6 +68,8 @@ pub(super) struct Fence {
     peers: Vec<u16>,
     /// Those of earlier ones: parts of theirs may still be on the way.
     former_peers: Vec<u16>,
+    /// Controllers that were attached and were ended, until they attach anew.
+    ended: Vec<u16>,
     generation: u64,
     table: Table,
     /// Somebody changes the record.
@@ -83,13 +91,29 @@ impl Fence {
         self.record.as_ref().is_some_and(|record| !record.given_up)
     }
 
+    /// Whether some controller may not change the namespace.
+    pub fn refuses_some(&self) -> bool {
+        self.is_up() || !self.ended.is_empty()
+    }
+
+    /// Whether a controller was attached and was ended.
+    pub fn has_ended(&self, controller: u16) -> bool {
+        self.ended.contains(&controller)
+    }
+
     pub fn has_host(&self) -> bool {
         !self.hosts.is_empty()
     }
 
     /// Whether a controller may change the namespace.
     pub fn admits(&self, controller: u16) -> Admits {
-        if !self.is_up() || self.is_attached(controller) || active(Mutant::PlainWritesUnfenced) {
+        if active(Mutant::PlainWritesUnfenced) {
+            return Admits::Now;
+        }
+        if self.has_ended(controller) && (self.is_up() || !active(Mutant::FencedReadmitted)) {
+            return Admits::Never;
+        }
+        if !self.is_up() || self.is_attached(controller) {
             Admits::Now
         } else if self.staying.iter().any(|staying| staying.controller == controller) {
             Admits::Soon
@@ -106,6 +130,7 @@ impl Fence {
     pub fn check_host(&self, controller: u16) -> Result<(), Status> {
         match self.is_attached(controller) {
             true => Ok(()),
+            false if self.has_ended(controller) => Err(Status::FENCED),
             false if self.is_up() && self.has_host() => Err(Status::FENCED),
             false => Err(Status::NOT_ATTACHED),
         }
@@ -164,54 +189,96 @@ impl Fence {
         host: HostId,
         table: Table,
     ) -> Result<Grant, Status> {
-        let raises = match &self.record {
-            None => true,
-            Some(record) if attach.epoch < record.epoch => return Err(Status::FENCED),
-            Some(record) if record.given_up => true,
-            Some(record) if attach.epoch == record.epoch => {
-                // Two hosts that chose the same number: the first one has it.
-                if record.owner != host {
-                    return Err(Status::FENCED);
-                }
-                if record.array != attach.array || attach.generation < self.generation {
-                    return Err(Status::INVALID_FIELD);
-                }
-                !self.stored
-            }
-            Some(_) => {
-                let others = self.hosts.iter().any(|attached| attached.host != host);
-                if others && !attach.takeover {
-                    return Err(Status::ATTACHED);
-                }
-                true
-            }
-        };
-        if raises {
-            let (array, epoch) = (attach.array, attach.epoch);
-            self.record = Some(EpochRecord { array, epoch, owner: host, given_up: false });
-            self.stored = false;
-            if !active(Mutant::OldHostKept) {
-                self.staying = std::mem::take(&mut self.hosts);
-                self.staying.retain(|attached| attached.host == host);
-            }
+        let grant = self.decide(attach, host)?;
+        if grant == Grant::Raises {
+            self.raise(attach, host);
             self.end_peers();
+        }
+        if grant != Grant::Now {
+            let alone = attach.alone && !active(Mutant::AloneIgnored);
+            self.end_hosts(controller, host, alone);
             self.changing = true;
         }
         (self.generation, self.table) = (attach.generation, table);
-        if raises {
+        if grant == Grant::Now {
+            self.add(controller, host);
+        }
+        Ok(grant)
+    }
+
+    /// What an Attach comes to, or why it is refused.
+    fn decide(&self, attach: &Attach, host: HostId) -> Result<Grant, Status> {
+        let known = self.record.as_ref().map_or(0, |record| record.epoch);
+        if attach.epoch.saturating_sub(known) > EPOCH_STEP_MAX {
+            return Err(Status::INVALID_FIELD);
+        }
+        let Some(record) = &self.record else { return Ok(Grant::Raises) };
+        let is_ended = record.ended.contains(&host) && !active(Mutant::EndedOwnerAttaches);
+        // Who knew this epoch before it was given up may not know what came after it.
+        if is_ended || attach.epoch < record.epoch || (record.given_up && attach.epoch == record.epoch) {
+            return Err(Status::FENCED);
+        }
+        if record.given_up {
             return Ok(Grant::Raises);
         }
-        self.add(controller, host);
-        Ok(Grant::Now)
+        if attach.epoch > record.epoch {
+            let others = self.hosts.iter().any(|attached| attached.host != host);
+            return if others && !attach.takeover { Err(Status::ATTACHED) } else { Ok(Grant::Raises) };
+        }
+        // Two hosts that chose the same number: the first one has it.
+        if record.owner != host {
+            return Err(Status::FENCED);
+        }
+        if record.array != attach.array || attach.generation < self.generation {
+            return Err(Status::INVALID_FIELD);
+        }
+        Ok(match (self.stored, attach.alone) {
+            (false, _) => Grant::Raises,
+            // Also if no other controller is attached: what one began that has gone since may still be carried out.
+            (true, true) => Grant::Ends,
+            (true, false) => Grant::Now,
+        })
+    }
+
+    fn raise(&mut self, attach: &Attach, host: HostId) {
+        let mut ended = self.record.map_or_else(Ended::default, |record| record.ended);
+        // A host that says no instance is the same after it was started anew, and must be able to come back.
+        let taken =
+            self.record.filter(|former| !former.given_up && former.owner != host && former.has_instance);
+        if let Some(former) = taken {
+            ended.push(former.owner);
+        }
+        self.record = Some(EpochRecord {
+            array: attach.array,
+            epoch: attach.epoch,
+            owner: host,
+            has_instance: attach.instance != [0; 16],
+            given_up: false,
+            ended,
+        });
+        self.stored = false;
+    }
+
+    /// Ends the controllers that are attached, but for those of `host`; with `alone` for `controller` only.
+    fn end_hosts(&mut self, controller: u16, host: HostId, alone: bool) {
+        if active(Mutant::OldHostKept) {
+            return;
+        }
+        let stays =
+            |attached: &Attached| attached.controller == controller || (attached.host == host && !alone);
+        let (staying, ended) = std::mem::take(&mut self.hosts).into_iter().partition(stays);
+        self.staying = staying;
+        self.ended.extend(ended.into_iter().map(|attached: Attached| attached.controller));
     }
 
     fn add(&mut self, controller: u16, host: HostId) {
+        self.ended.retain(|ended| *ended != controller);
         if !self.is_attached(controller) {
             self.hosts.push(Attached { controller, host });
         }
     }
 
-    /// The end of an Attach that raises the epoch: the record is stored, or can't be.
+    /// The end of an Attach that was not granted at once: what others began is over, and the record is stored, or can't be.
     pub fn grant(&mut self, controller: u16, host: HostId, stored: bool) {
         (self.stored, self.changing) = (stored, false);
         let staying = std::mem::take(&mut self.staying);
@@ -234,8 +301,9 @@ impl Fence {
         for hosts in [&mut self.hosts, &mut self.staying] {
             hosts.retain(|attached| attached.controller != controller);
         }
-        for peers in [&mut self.peers, &mut self.former_peers] {
-            peers.retain(|peer| *peer != controller);
+        // Its number may be given to another one.
+        for controllers in [&mut self.peers, &mut self.former_peers, &mut self.ended] {
+            controllers.retain(|known| *known != controller);
         }
         self.hosts.len() != before
     }
@@ -269,8 +337,18 @@ mod tests {
     fn attach(epoch: u64) -> Attach {
         let (array, incarnation) = ([7; 16], [0; 16]);
         let (peer, takeover) = (false, false);
-        let instance = [0; 16];
-        Attach { array, epoch, generation: 3, peer, takeover, incarnation, instance, peers: Vec::new() }
+        let (alone, instance) = (false, [9; 16]);
+        Attach {
+            array,
+            epoch,
+            generation: 3,
+            peer,
+            takeover,
+            alone,
+            incarnation,
+            instance,
+            peers: Vec::new(),
+        }
     }
 
     impl Fence {
@@ -358,8 +436,96 @@ mod tests {
         assert!(record.given_up && !fence.allows(2), "not before it is stored");
         fence.given_up(true);
         assert!(fence.allows(2));
-        assert_eq!(fence.attach(&attach(4), 2, B, Table::default()), Err(Status::FENCED));
-        attached(&mut fence, 5, 2, B);
+        for epoch in [4, 5] {
+            assert_eq!(fence.attach(&attach(epoch), 2, B, Table::default()), Err(Status::FENCED));
+        }
+        attached(&mut fence, 6, 2, B);
+        fence.give_up();
+        fence.given_up(true);
+        attached(&mut fence, 7, 1, A);
+        assert!(!fence.record().unwrap().ended.contains(&B), "it left by itself, and may come again");
+    }
+
+    fn taken_over(fence: &mut Fence, epoch: u64, controller: u16, host: HostId) {
+        let takeover = Attach { takeover: true, ..attach(epoch) };
+        assert_eq!(fence.attach(&takeover, controller, host, Table::default()), Ok(Grant::Raises));
+        fence.grant(controller, host, true);
+    }
+
+    #[test]
+    fn what_a_takeover_has_ended_stays_out_when_the_successor_leaves() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        taken_over(&mut fence, 6, 2, B);
+        fence.give_up();
+        fence.given_up(true);
+        assert!(!fence.is_up() && fence.refuses_some());
+        assert!(!fence.allows(1) && fence.allows(2) && fence.allows(3));
+        assert_eq!(fence.check_host(1), Err(Status::FENCED));
+        // A fresh controller of the same host, whatever epoch it names; and after a restart of the server.
+        let mut restarted = Fence::new(fence.record().copied());
+        for fence in [&mut fence, &mut restarted] {
+            for epoch in [5, 6, 7, 1 << 20] {
+                let takeover = Attach { takeover: true, ..attach(epoch) };
+                assert_eq!(fence.attach(&takeover, 9, A, Table::default()), Err(Status::FENCED));
+            }
+        }
+        attached(&mut fence, 7, 4, [3; 16]);
+        assert_eq!(fence.attach(&attach(8), 9, A, Table::default()), Err(Status::FENCED));
+        // Its number is given to another one.
+        fence.detach(1);
+        taken_over(&mut fence, 8, 1, [4; 16]);
+        assert!(fence.allows(1));
+    }
+
+    #[test]
+    fn of_owners_that_were_ended_the_latest_are_remembered_and_hosts_without_instance_are_none() {
+        let mut fence = Fence::default();
+        let host = |number: u64| -> HostId { std::array::from_fn(|index| number.to_le_bytes()[index % 8]) };
+        attached(&mut fence, 1, 1, host(1));
+        for number in 2..100 {
+            taken_over(&mut fence, number, 1, host(number));
+        }
+        let ended = fence.record().unwrap().ended;
+        assert!(ended.contains(&host(98)) && ended.contains(&host(90)) && !ended.contains(&host(50)));
+        let silent = Attach { takeover: true, instance: [0; 16], ..attach(100) };
+        assert_eq!(fence.attach(&silent, 1, A, Table::default()), Ok(Grant::Raises));
+        fence.grant(1, A, true);
+        taken_over(&mut fence, 101, 2, B);
+        assert!(!fence.record().unwrap().ended.contains(&A));
+        assert_eq!(fence.attach(&Attach { epoch: 102, ..silent }, 1, A, Table::default()), Ok(Grant::Raises));
+    }
+
+    #[test]
+    fn an_attach_alone_ends_the_hosts_other_controllers_when_they_are_done() {
+        let mut fence = Fence::default();
+        attached(&mut fence, 5, 1, A);
+        let alone = Attach { alone: true, ..attach(5) };
+        assert_eq!(fence.attach(&alone, 2, A, Table::default()), Ok(Grant::Ends));
+        assert_eq!((fence.admits(1), fence.admits(2)), (Admits::Never, Admits::Never), "it drains");
+        fence.grant(2, A, true);
+        assert!(fence.allows(2) && !fence.allows(1));
+        assert_eq!(fence.check_host(1), Err(Status::FENCED));
+        // An Attach of before that comes late names an older table.
+        let late = Attach { generation: 2, ..alone.clone() };
+        assert_eq!(fence.attach(&late, 1, A, Table::default()), Err(Status::INVALID_FIELD));
+        // One that is attached waits while it makes itself alone.
+        assert_eq!(fence.attach(&alone, 2, A, Table::default()), Ok(Grant::Ends));
+        assert_eq!(fence.admits(2), Admits::Soon);
+        fence.grant(2, A, true);
+        assert!(fence.allows(2));
+    }
+
+    #[test]
+    fn an_epoch_rises_by_bounded_steps() {
+        let mut fence = Fence::default();
+        let first = attach(EPOCH_STEP_MAX + 1);
+        assert_eq!(fence.attach(&first, 1, A, Table::default()), Err(Status::INVALID_FIELD));
+        attached(&mut fence, EPOCH_STEP_MAX, 1, A);
+        let far = attach(2 * EPOCH_STEP_MAX + 1);
+        assert_eq!(fence.attach(&far, 1, A, Table::default()), Err(Status::INVALID_FIELD));
+        assert_eq!(fence.record().unwrap().epoch, EPOCH_STEP_MAX, "nothing has changed");
+        attached(&mut fence, 2 * EPOCH_STEP_MAX, 1, A);
     }
 
     #[test]
@@ -393,11 +559,11 @@ mod tests {
         assert_eq!(fence.attach_peer(&peer(6), 9), Ok(()));
         fence.give_up();
         fence.given_up(true);
-        attached(&mut fence, 6, 1, A);
-        assert_eq!(fence.attach_peer(&peer(6), 9), Err(Status::FENCED), "the number came again");
+        attached(&mut fence, 7, 3, [3; 16]);
+        assert_eq!(fence.attach_peer(&peer(7), 9), Err(Status::FENCED), "it brought some of the one before");
         // The number of a controller that has ended may be given to another one.
         fence.detach(8);
-        assert_eq!(fence.attach_peer(&peer(6), 8), Ok(()));
+        assert_eq!(fence.attach_peer(&peer(7), 8), Ok(()));
     }
 
     #[test]

@@ -57,6 +57,8 @@ use table::Table;
 pub const RANGE_BYTES_MAX: u32 = 512 << 10;
 /// Most operations that a host may have outstanding on a namespace.
 const SLOTS_MAX: u32 = 64;
+/// Owners that were ended, of which a namespace knows.
+const ENDED_MAX: usize = 16;
 
 /// How the stages of commands follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -75,10 +77,49 @@ pub struct EpochRecord {
     pub array: [u8; 16],
     /// The highest epoch.
     pub epoch: u64,
-    /// Identifier of the host that set it.
+    /// Identifier of the host that set it, by XOR with its instance if it said one.
     pub owner: [u8; 16],
+    /// It said which instance it is: one that was started anew is another owner.
+    pub has_instance: bool,
     /// Nobody needs an epoch to write.
     pub given_up: bool,
+    /// Former owners that may not come again.
+    pub ended: Ended,
+}
+
+/// Owners from which a namespace was taken, the latest last (C28).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ended {
+    owners: [[u8; 16]; ENDED_MAX],
+    count: usize,
+}
+
+impl Ended {
+    /// So many owners at most are remembered, the latest.
+    pub const MAX: usize = ENDED_MAX;
+
+    /// All of them.
+    pub fn owners(&self) -> &[[u8; 16]] {
+        &self.owners[..self.count]
+    }
+
+    /// Whether it is one of them.
+    pub fn contains(&self, owner: &[u8; 16]) -> bool {
+        self.owners().contains(owner)
+    }
+
+    /// One more. If there are too many, the oldest is forgotten: it would have to have slept through as many takeovers.
+    pub fn push(&mut self, owner: [u8; 16]) {
+        if self.contains(&owner) {
+            return;
+        }
+        if self.count == ENDED_MAX {
+            self.owners.rotate_left(1);
+            self.count -= 1;
+        }
+        self.owners[self.count] = owner;
+        self.count += 1;
+    }
 }
 
 /// Storing in the making.
@@ -119,8 +160,8 @@ pub(super) struct Guarded {
     uuid: [u8; 16],
     /// Admitted changes that aren't over.
     changes: AtomicUsize,
-    /// Whether the fence is up. Looked at without the lock.
-    up: AtomicBool,
+    /// Whether some controller may not change it. Looked at without the lock.
+    guarded: AtomicBool,
     state: Mutex<State>,
     changed: Signal,
 }
@@ -134,7 +175,7 @@ impl Guarded {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let value = work(&mut state);
-        self.up.store(state.fence.is_up(), Ordering::SeqCst);
+        self.guarded.store(state.fence.refuses_some(), Ordering::SeqCst);
         value
     }
 
@@ -144,7 +185,7 @@ impl Guarded {
         loop {
             self.changes.fetch_add(1, Ordering::SeqCst);
             let change = Change(Arc::clone(self));
-            if !self.up.load(Ordering::SeqCst) {
+            if !self.guarded.load(Ordering::SeqCst) {
                 return Some(change);
             }
             match self.with(|state| state.fence.admits(controller)) {
@@ -226,7 +267,7 @@ impl Server {
                 number: u32::try_from(index + 1).unwrap_or(u32::MAX),
                 uuid: *uuid,
                 changes: AtomicUsize::new(0),
-                up: AtomicBool::new(state.fence.is_up()),
+                guarded: AtomicBool::new(state.fence.refuses_some()),
                 state: Mutex::new(state),
                 changed: Signal::default(),
             }))

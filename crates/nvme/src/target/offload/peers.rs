@@ -239,6 +239,7 @@ async fn connect(
         generation: 0,
         peer: true,
         takeover: false,
+        alone: false,
         incarnation: [0; 16],
         instance: [0; 16],
         peers: Vec::new(),

@@ -7,14 +7,19 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{EpochRecord, EpochStore, Storing};
+use super::{Ended, EpochRecord, EpochStore, Storing};
 use crate::target::uuid_text;
 use crate::wire::Crc;
 
-const MAGIC: &[u8; 8] = b"PSEPOCH1";
-const BYTES: usize = 64;
-/// Where the checksum begins.
-const CHECKED: usize = BYTES - 4;
+const MAGIC: &[u8; 8] = b"PSEPOCH2";
+const BYTES: usize = 512;
+/// Of the form of before, which knew no owners that were ended.
+const FIRST_MAGIC: &[u8; 8] = b"PSEPOCH1";
+const FIRST_BYTES: usize = 64;
+/// Bytes of the checksum, at the end.
+const CHECK_BYTES: usize = 4;
+/// Where the owners that were ended begin.
+const ENDED: usize = 64;
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -86,26 +91,44 @@ fn encode(record: &EpochRecord) -> [u8; BYTES] {
     bytes[8..24].copy_from_slice(&record.array);
     bytes[24..32].copy_from_slice(&record.epoch.to_le_bytes());
     bytes[32..48].copy_from_slice(&record.owner);
-    bytes[48] = u8::from(record.given_up);
-    let mut crc = Crc::default();
-    crc.update(&bytes[..CHECKED]);
-    bytes[CHECKED..].copy_from_slice(&crc.bytes());
+    bytes[48] = u8::from(record.given_up) | u8::from(record.has_instance) << 1;
+    let owners = record.ended.owners();
+    bytes[49] = owners.len().to_le_bytes()[0];
+    for (place, owner) in bytes[ENDED..].chunks_exact_mut(16).zip(owners) {
+        place.copy_from_slice(owner);
+    }
+    let (checked, check) = bytes.split_at_mut(BYTES - CHECK_BYTES);
+    check.copy_from_slice(&sum(checked));
     bytes
 }
 
-fn parse(bytes: &[u8]) -> Option<EpochRecord> {
-    let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
+fn sum(bytes: &[u8]) -> [u8; CHECK_BYTES] {
     let mut crc = Crc::default();
-    crc.update(&bytes[..CHECKED]);
-    if !bytes.starts_with(MAGIC) || bytes[CHECKED..] != crc.bytes() || bytes[48] > 1 {
+    crc.update(bytes);
+    crc.bytes()
+}
+
+fn parse(bytes: &[u8]) -> Option<EpochRecord> {
+    let (checked, check) = bytes.split_at_checked(bytes.len().checked_sub(CHECK_BYTES)?)?;
+    // What there is besides the owners that were ended.
+    let (flags, count) = match bytes.len() {
+        BYTES if bytes.starts_with(MAGIC) => (0b11, usize::from(bytes[49])),
+        FIRST_BYTES if bytes.starts_with(FIRST_MAGIC) => (0b01, 0),
+        _ => return None,
+    };
+    if sum(checked) != check || bytes[48] & !flags != 0 || count > Ended::MAX {
         return None;
     }
     let part = |at: usize| std::array::from_fn(|index| bytes[at + index]);
+    let mut ended = Ended::default();
+    (0..count).for_each(|index| ended.push(part(ENDED + 16 * index)));
     Some(EpochRecord {
         array: part(8),
         epoch: u64::from_le_bytes(std::array::from_fn(|index| bytes[24 + index])),
         owner: part(32),
-        given_up: bytes[48] == 1,
+        has_instance: bytes[48] & 2 != 0,
+        given_up: bytes[48] & 1 != 0,
+        ended,
     })
 }
 
@@ -115,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_a_damaged_one_is_none() {
-        let record = EpochRecord { array: [3; 16], epoch: 1 << 40, owner: [5; 16], given_up: true };
+        let mut record = record(1 << 40);
+        (0..5).for_each(|owner| record.ended.push([owner; 16]));
         let bytes = encode(&record);
         assert_eq!(parse(&bytes), Some(record));
         for at in 0..BYTES {
@@ -124,6 +148,29 @@ mod tests {
             assert_eq!(parse(&bad), None, "byte {at}");
         }
         assert_eq!(parse(&bytes[..63]), None);
+        assert_eq!(parse(&[]), None);
+        (0..40).for_each(|owner| record.ended.push([owner; 16]));
+        assert_eq!(parse(&encode(&record)), Some(record), "as many as there can be");
+    }
+
+    #[test]
+    fn a_record_of_the_form_of_before_is_read() {
+        let mut bytes = [0; FIRST_BYTES];
+        bytes[..8].copy_from_slice(b"PSEPOCH1");
+        bytes[8..24].fill(3);
+        bytes[24] = 7;
+        bytes[32..48].fill(5);
+        bytes[48] = 1;
+        let check = sum(&bytes[..60]);
+        bytes[60..].copy_from_slice(&check);
+        assert_eq!(parse(&bytes), Some(EpochRecord { has_instance: false, given_up: true, ..record(7) }));
+        bytes[24] = 8;
+        assert_eq!(parse(&bytes), None);
+    }
+
+    fn record(epoch: u64) -> EpochRecord {
+        let (array, owner, has_instance, given_up) = ([3; 16], [5; 16], true, false);
+        EpochRecord { array, epoch, owner, has_instance, given_up, ended: Ended::default() }
     }
 
     #[test]
@@ -133,7 +180,7 @@ mod tests {
         fs::create_dir(&directory).unwrap();
         let files = EpochFiles::open(&directory).unwrap();
         assert_eq!(files.load(&[1; 16]).unwrap(), None);
-        let record = EpochRecord { array: [3; 16], epoch: 7, owner: [5; 16], given_up: false };
+        let record = record(7);
         replace(&files.path(&[1; 16]), &encode(&record)).unwrap();
         assert_eq!(files.load(&[1; 16]).unwrap(), Some(record));
         fs::write(files.path(&[1; 16]), b"short").unwrap();

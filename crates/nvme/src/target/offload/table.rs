@@ -6,7 +6,8 @@
 //!
 //! An operation *takes a slot* from its first command or Peer until it is over. Of one that is over a note stays, so that late
 //! Peers and repeated commands are recognised, until the host's `oldest` has passed it. Notes are bounded too: beyond that the
-//! lowest are forgotten, and what is lower than they were counts as stale.
+//! lowest are forgotten, and what is lower than they were counts as stale. What is stale the host alone decides: of a Peer no number is
+//! believed but that of its operation, and notes of operations that no command has named are forgotten without a trace (C35).
 
 use std::collections::BTreeMap;
 use std::task::{Poll, Waker};
@@ -45,7 +46,7 @@ enum Stage {
 
 struct Operation {
     stage: Stage,
-    /// The controller whose command it is; none yet if only Peers have come.
+    /// The controller whose command named it first; none yet if only Peers have come.
     controller: Option<u16>,
     length: u32,
     deadline: u64,
@@ -183,7 +184,7 @@ impl Table {
         self.drop_where(|operation| matches!(operation.stage, Stage::Open) && operation.deadline <= now);
     }
 
-    /// What a command says of the host's operations; an error if it names one that is over.
+    /// What a command of the host says of its operations; an error if it names one that is over.
     fn admit(&mut self, ticket: Ticket, now: u64) -> Result<(), Status> {
         let oldest = ticket.oldest.0;
         if oldest > self.oldest {
@@ -198,6 +199,11 @@ impl Table {
                 self.operations.remove(&number);
             }
         }
+        self.make_room(ticket, now)
+    }
+
+    /// An error if the host has finished with the operation that is named.
+    fn make_room(&mut self, ticket: Ticket, now: u64) -> Result<(), Status> {
         self.forget_notes();
         if self.held >= self.slots {
             self.sweep(now);
@@ -211,12 +217,15 @@ impl Table {
         if notes <= NOTES_MAX {
             return;
         }
+        // A part of one that comes later begins it anew, and lacks those that came before: it never becomes whole.
+        self.operations.retain(|_, operation| operation.takes_a_slot() || operation.controller.is_some());
         let over = self.operations.iter().filter(|(_, operation)| !operation.takes_a_slot());
-        // Half of them at a time.
-        let lowest: Vec<u64> = over.map(|(number, _)| *number).take(NOTES_MAX / 2).collect();
+        // Half of as many as there may be, at a time.
+        let excess = (self.operations.len() - self.held as usize).saturating_sub(NOTES_MAX / 2);
+        let lowest: Vec<u64> = over.map(|(number, _)| *number).take(excess).collect();
         for number in lowest {
             self.operations.remove(&number);
-            self.oldest = self.oldest.max(number + 1);
+            self.oldest = self.oldest.max(number.saturating_add(1));
         }
     }
 
@@ -272,7 +281,7 @@ impl Table {
 
     /// A part of another server.
     pub fn peer(&mut self, ticket: Ticket, place: u8, part: Buffer, now: u64) -> Result<Taken, Status> {
-        self.admit(ticket, now)?;
+        self.make_room(ticket, now)?;
         let number = ticket.operation.0;
         let length = u32::try_from(part.len()).map_err(|_| Status::INVALID_FIELD)?;
         match self.operations.get(&number) {
@@ -452,9 +461,10 @@ impl Table {
     }
 
     /// Drops an operation, unless it is committed.
-    pub fn resolve(&mut self, ticket: Ticket, now: u64) -> Result<Resolution, Status> {
+    pub fn resolve(&mut self, ticket: Ticket, controller: u16, now: u64) -> Result<Resolution, Status> {
         let (key, number) = (self.key(ticket), ticket.operation.0);
-        if let Some(operation) = self.operations.get(&number) {
+        if let Some(operation) = self.operations.get_mut(&number) {
+            operation.controller.get_or_insert(controller);
             return Ok(match operation.stage {
                 Stage::Open | Stage::Prepared(..) => {
                     self.end(number, Stage::Dropped);
@@ -470,7 +480,7 @@ impl Table {
         // A note, so that it never will be: its commands and Peers may still be on their way.
         let operation = Operation {
             stage: Stage::Dropped,
-            controller: None,
+            controller: Some(controller),
             length: 0,
             deadline: now,
             sum: Sum::default(),
@@ -617,7 +627,7 @@ mod tests {
     fn a_resolve_that_comes_first_forbids_what_follows() {
         on_a_shard(|| {
             let mut table = Table::new(4);
-            assert!(matches!(table.resolve(ticket(7, 1), 0), Ok(Resolution::Known(Outcome::NotApplied))));
+            assert!(matches!(table.resolve(ticket(7, 1), 1, 0), Ok(Resolution::Known(Outcome::NotApplied))));
             assert_eq!(bring(&mut table, 7, 0, 1), Err(Status::DROPPED));
             assert_eq!(table.begin(&beginning(7, None), 0).map(|_| ()), Err(Status::DROPPED));
             assert_eq!(table.commit(ticket(7, 1), 0).map(|_| ()), Err(Status::DROPPED));
@@ -635,7 +645,31 @@ mod tests {
             }
             assert!(table.operations.len() <= NOTES_MAX + 1);
             assert_eq!(bring(&mut table, 3, 0, 1), Err(Status::STALE));
-            assert!(matches!(table.resolve(ticket(4_999, 1), 0), Ok(Resolution::Known(Outcome::NotApplied))));
+            assert!(matches!(
+                table.resolve(ticket(4_999, 1), 1, 0),
+                Ok(Resolution::Known(Outcome::NotApplied))
+            ));
+        });
+    }
+
+    #[test]
+    fn whatever_numbers_peers_bring_the_hosts_operations_go_on() {
+        on_a_shard(|| {
+            let mut table = Table::new(4);
+            let highest = crate::wire::offload::NUMBER_MAX;
+            let taken = table.peer(ticket(highest, highest), 1, part(1, 512), 0);
+            assert!(matches!(taken, Ok(Taken::New(..))));
+            assert!(table.begin(&beginning(5, None), 0).is_ok(), "nothing is stale for that");
+            // More of them than there are notes, each until its time is over.
+            for number in 1..3 * NOTES_MAX as u64 {
+                let now = (number + 1) * PREPARE_NANOSECONDS;
+                table.sweep(now);
+                let taken = table.peer(ticket(highest - number, 1), 1, part(1, 512), now);
+                assert!(matches!(taken, Ok(Taken::New(..))), "{number}");
+            }
+            assert!(table.operations.len() <= NOTES_MAX + 4);
+            assert!(table.begin(&beginning(6, None), u64::MAX / 2).is_ok());
+            table.drop_uncommitted(None);
         });
     }
 

@@ -75,6 +75,8 @@ pub struct Run {
     /// By member: server, namespace, disk.
     places: Vec<(usize, u32, SimDisk)>,
     hosts: Vec<Arc<Initiator>>,
+    /// By host: which process it is now. One that was taken over from must be started anew.
+    instances: [u8; HOSTS],
     array: Rc<Array>,
     pipeline: Pipeline,
     epoch: u64,
@@ -83,16 +85,15 @@ pub struct Run {
     host: usize,
 }
 
-fn host(number: usize, queues: usize) -> Arc<Initiator> {
-    process(number, queues, 1)
-}
-
 /// One of a host's processes.
 fn process(number: usize, queues: usize, instance: u8) -> Arc<Initiator> {
     let name = format!("nqn.2026-01.com.example:host{number}");
     let id = [u8::try_from(number).unwrap() + 0x50; 16];
     let options = Options::new(name, id, u16::try_from(queues).unwrap());
-    Initiator::new(Options { instance: [instance; 16], ..options }, Arc::new(Dialler))
+    // Not such that two hosts come to the same with theirs.
+    let mut bytes = [instance; 16];
+    bytes[0] = u8::try_from(number).unwrap() + 1;
+    Initiator::new(Options { instance: bytes, ..options }, Arc::new(Dialler))
 }
 
 /// Runs a seed; what is wrong, in words.
@@ -155,7 +156,7 @@ impl Run {
         for server in &servers {
             server.start(&world);
         }
-        let hosts = (0..HOSTS).map(|number| host(number, HOSTS + count * shards)).collect();
+        let hosts = (0..HOSTS).map(|number| process(number, HOSTS + count * shards, 1)).collect();
         let run = Self {
             world,
             rng,
@@ -163,6 +164,7 @@ impl Run {
             servers,
             places,
             hosts,
+            instances: [1; HOSTS],
             array,
             pipeline,
             epoch: 1,
@@ -274,7 +276,7 @@ impl Run {
         let peers = (0..self.array.members())
             .map(|member| (!self.array.lost.contains(&member)).then(|| self.address(member).to_string()));
         let (epoch, generation) = (self.epoch, self.generation);
-        Attachment { array: UUID, epoch, generation, peers: peers.collect(), takeover }
+        Attachment { array: UUID, epoch, generation, peers: peers.collect(), takeover, alone: true }
     }
 
     fn try_open(&mut self, takeover: bool) -> Result<Result<Sources, String>, String> {
@@ -329,7 +331,8 @@ impl Run {
     fn life(&mut self, may_change: bool) -> Result<(), String> {
         let mut takeover = false;
         if may_change && self.rng.chance(1, 3) {
-            (self.host, takeover) = (1 - self.host, true);
+            takeover = true;
+            self.change_host();
             self.epoch += 1;
         } else if self.rng.chance(1, 3) {
             self.epoch += 1;
@@ -355,6 +358,15 @@ impl Run {
         }
         self.drop_on_host(sources);
         self.verdict()
+    }
+
+    /// The other host goes on, as another process than before.
+    fn change_host(&mut self) {
+        self.host = 1 - self.host;
+        self.instances[self.host] += 1;
+        let anew = process(self.host, self.world.shards(), self.instances[self.host]);
+        let before = std::mem::replace(&mut self.hosts[self.host], anew);
+        self.drop_on_host(before);
     }
 
     fn drop_on_host<T>(&self, what: T) {
@@ -429,7 +441,7 @@ impl Run {
         self.network.forget();
         self.world.crash();
         let shards = self.world.shards();
-        self.hosts = (0..HOSTS).map(|number| host(number, shards)).collect();
+        self.hosts = (0..HOSTS).map(|number| process(number, shards, self.instances[number])).collect();
         self.mend();
     }
 

@@ -8,6 +8,8 @@ use pinstripe_nvme::wire::offload::Outcome;
 use pinstripe_runtime::DeviceErrorKind::{Fenced, Gone, Refused};
 use pinstripe_runtime::{Attachment, DeviceSource, OperationId, Reducer, Ticket, shard};
 
+use pinstripe_sim::Fault;
+
 use super::array::{Member, slice};
 use super::{Run, Sources, expect_error};
 
@@ -37,6 +39,8 @@ impl Run {
         let sources = self
             .part_of_an_earlier_epoch(sources, &pair)
             .map_err(|words| format!("a part of an earlier epoch: {words}"))?;
+        let sources =
+            self.comes_again(sources, &pair).map_err(|words| format!("a host comes again: {words}"))?;
         let sources = self.host_gone(sources, &pair).map_err(|words| format!("host gone: {words}"))?;
         self.fenced(sources, &pair).map_err(|words| format!("fenced: {words}"))
     }
@@ -291,6 +295,91 @@ impl Run {
         sent
     }
 
+    /// A host that has lost a connection attaches again under its epoch: what the old connection carries is over first, and what comes
+    /// late on it is refused.
+    fn comes_again(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
+        let old = self.one(&sources, pair.sender);
+        let again = super::process(self.host, self.world.shards(), self.instances[self.host]);
+        let own = std::mem::replace(&mut self.hosts[self.host], Arc::clone(&again));
+        let address = self.address(pair.sender);
+        let opened = self.ask(self.host, "again", async move {
+            again.open(&address).await.map_err(|error| error.to_string())
+        })??;
+        let disk = self.places[pair.sender].2.clone();
+        let before = disk.peek(0, LENGTH);
+        disk.fault(&Fault::Hang);
+        let (written, attached) = (Sent::default(), Sent::default());
+        let (there, writer, bytes) = (Rc::clone(&written), Rc::clone(&old), before.clone());
+        self.world.spawn(self.host, "write", async move {
+            let result = writer.write(0, slice(&bytes), false).await.result;
+            drop(writer);
+            there.set(Some(result));
+        });
+        self.pause(20_000_000)?;
+        self.generation += 1;
+        let attachment = self.attachment(false);
+        let (there, source) = (Rc::clone(&attached), opened);
+        self.world.spawn(self.host, "attach", async move {
+            let Ok(device) = source.attach() else { return };
+            let result = device.offload().unwrap().attach(&attachment).await.result;
+            drop(device);
+            drop(source);
+            there.set(Some(result));
+        });
+        self.pause(200_000_000)?;
+        let is_early = attached.get().is_some();
+        disk.fault(&Fault::Release);
+        self.run_until("the Attach", || attached.get().is_some() && written.get().is_some())?;
+        if is_early {
+            return Err("the Attach is answered while an older write is carried out".to_owned());
+        }
+        written.take().unwrap().map_err(|error| format!("the write: {error}"))?;
+        attached.take().unwrap().map_err(|error| format!("the Attach: {error}"))?;
+        let late = Rc::clone(&old);
+        let late = self.ask(self.host, "late", async move {
+            let asked = late.offload().unwrap().epoch().await.result;
+            (late.write(0, slice(&before), false).await.result, asked)
+        })?;
+        expect_error("a late write of the older connection", late.0, &[Fenced])?;
+        expect_error("a question on the older connection", late.1, &[Fenced])?;
+        self.drop_on_host(old);
+        self.drop_on_host(sources);
+        self.drop_on_host(own);
+        self.open(false)
+    }
+
+    /// The successor leaves, and gives up. Whoever it has taken the member from stays out, also with another epoch.
+    fn after_give_up(
+        &mut self,
+        old: &Member,
+        taken: Sources,
+        new_host: usize,
+        pair: &Pair,
+    ) -> Result<Sources, String> {
+        let old_host = std::mem::replace(&mut self.host, new_host);
+        let member = self.one(&taken, pair.sender);
+        let gave_up = self
+            .ask(new_host, "give up", async move { member.offload().unwrap().detach(true).await.result })?;
+        gave_up.map_err(|error| format!("giving up: {error}"))?;
+        let there = Rc::clone(old);
+        let higher = Attachment { epoch: self.epoch + 5, takeover: true, ..self.attachment(true) };
+        let result = self.ask(old_host, "stale", async move {
+            let written = there.write(0, slice(&[0x44; LENGTH]), false).await.result;
+            let asked = there.offload().unwrap().epoch().await.result;
+            let attached = there.offload().unwrap().attach(&higher).await.result;
+            (written, asked, attached, there.write(0, slice(&[0x44; LENGTH]), false).await.result)
+        })?;
+        expect_error("a plain write of a fenced host after its successor has left", result.0, &[Fenced])?;
+        expect_error("a question of a fenced host", result.1, &[Fenced])?;
+        expect_error("an Attach of a fenced host under a higher epoch", result.2, &[Fenced])?;
+        expect_error("a plain write after that", result.3, &[Fenced])?;
+        self.drop_on_host(taken);
+        self.epoch += 1;
+        let taken = self.open(false)?;
+        self.host = old_host;
+        Ok(taken)
+    }
+
     /// A host goes with a write prepared; nothing of it stays.
     fn host_gone(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
         let ticket = self.array.ticket();
@@ -312,7 +401,8 @@ impl Run {
         let (sender, reducer) = self.prepare(&sources, pair, ticket)?;
         let (old_host, old_epoch) = (self.host, self.epoch);
         self.beside_a_process()?;
-        (self.host, self.epoch) = (1 - old_host, old_epoch + 1);
+        self.change_host();
+        self.epoch = old_epoch + 1;
         // Not without meaning it.
         if self.try_open(false)?.is_ok() {
             return Err("an Attach beside another host's is granted".to_owned());
@@ -335,6 +425,7 @@ impl Run {
         if plain.2.is_err() {
             return Err("a read under an old epoch is refused".to_owned());
         }
+        let taken = self.after_give_up(&sender, taken, new_host, pair)?;
         self.drop_on_host((sender, reducer));
         self.drop_on_host(sources);
         self.check_disks()?;
@@ -347,7 +438,7 @@ impl Run {
     /// Another process of the host that is attached wants its members, under the same epoch and under a higher one.
     fn beside_a_process(&mut self) -> Result<(), String> {
         let queues = self.world.shards();
-        let other = super::process(self.host, queues, 2);
+        let other = super::process(self.host, queues, u8::MAX);
         let own = std::mem::replace(&mut self.hosts[self.host], other);
         for epoch in [self.epoch, self.epoch + 1] {
             let before = std::mem::replace(&mut self.epoch, epoch);
