@@ -5,14 +5,14 @@ use pinstripe_runtime::DeviceErrorKind;
 use crate::{
     array::Array,
     detail::{FailedMember, SlotDetail},
+    error::IoError,
     records::MemberState,
 };
 
 /// What the sentences are made from.
 pub(crate) struct Facts<'a> {
-    pub(crate) has_failed: bool,
-    /// Because another host has taken it over.
-    pub(crate) is_fenced: bool,
+    /// Why nothing is acknowledged any more, if so.
+    pub(crate) failure: Option<IoError>,
     /// It has a journal, and that failed.
     pub(crate) journal_failed: bool,
     /// The user asked for it, or the array's superblocks do.
@@ -29,13 +29,13 @@ impl Facts<'_> {
     /// The sentences, the most urgent first.
     pub(crate) fn advice(&self) -> Option<String> {
         let mut sentences = Vec::new();
-        if self.is_fenced {
+        if self.failure == Some(IoError::TakenOver) {
             sentences.push(
                 "another host has taken the array over: nothing is read or written here any more; stop the array here, and assemble \
                  it anew when the other host has stopped it"
                     .to_owned(),
             );
-        } else if self.has_failed {
+        } else if self.failure.is_some() {
             sentences.push(
                 "too many members failed: nothing is acknowledged any more, and what can be read is read; check the \
                  connection of the devices, or bring their servers back, stop the array, and assemble it again (the superblocks \
@@ -63,7 +63,7 @@ impl Facts<'_> {
     fn missing(&self, sentences: &mut Vec<String>) {
         let empty = self.slots.iter().filter(|slot| slot.state == "missing").count();
         let missing = self.slots.iter().filter(|slot| slot.state != "in-sync").count();
-        if self.redundancy == 0 || self.has_failed {
+        if self.redundancy == 0 || self.failure.is_some() {
             return;
         }
         if empty > 0 && !self.read_only {
@@ -143,8 +143,7 @@ mod tests {
 
     fn advice(slots: &[SlotDetail], change: impl FnOnce(&mut Facts)) -> Option<String> {
         let mut facts = Facts {
-            has_failed: false,
-            is_fenced: false,
+            failure: None,
             journal_failed: false,
             read_only: false,
             slots,
@@ -164,8 +163,8 @@ mod tests {
             let advice = advice(slots, change).unwrap();
             assert!(advice.contains(words), "{advice}");
         };
-        says(&good, |facts| facts.has_failed = true, "stop the array, and assemble it again");
-        let fenced = |facts: &mut Facts<'_>| (facts.has_failed, facts.is_fenced) = (true, true);
+        says(&good, |facts| facts.failure = Some(IoError::Failed), "stop the array, and assemble it again");
+        let fenced = |facts: &mut Facts<'_>| facts.failure = Some(IoError::TakenOver);
         says(&good, fenced, "another host has taken the array over");
         says(&good, |facts| facts.read_only = true, "read-only");
         let missing = [slot("missing"), slot("in-sync"), slot("in-sync")];

@@ -179,8 +179,7 @@ impl Array {
         let failed = self.failed_members();
         let advice = Facts {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
-            has_failed: shared.has_failed(),
-            is_fenced: shared.is_fenced(),
+            failure: shared.has_failed().then(|| shared.failure()),
             read_only: shared.options.read_only,
             slots: &slots,
             failed: &failed,
