@@ -228,7 +228,7 @@ pub struct ServeArguments {
     /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
     #[arg(long)]
     pub force: bool,
-    /// Use members on servers that compute although another host uses them; it can't write them any more then
+    /// Use members on servers that compute although another host uses them; it can't write them any more then, and stops
     #[arg(long)]
     pub takeover: bool,
     /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage, for measurements

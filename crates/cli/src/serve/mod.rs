@@ -25,7 +25,8 @@ mod upkeep;
 use std::{path::PathBuf, rc::Rc};
 
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, maintenance::SyncSpeed, options::ArrayOptions,
+    array::Array, assembly::AssembleError, maintenance::SyncSpeed, offload::fence::FenceError,
+    options::ArrayOptions,
 };
 use pinstripe_runtime::{
     ShardHandle,
@@ -150,10 +151,8 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     let nvme = nvme::Listening::new(&plan.arguments)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     let assembled = Array::assemble(members.sources, plan.options(), shards.clone()).await;
-    let array = assembled.map_err(|error| match error {
-        AssembleError::Replay { .. } => Failure::new(error.to_string()),
-        error => Failure::new(format!("{error}; nothing was changed")),
-    })?;
+    let takeover = plan.arguments.takeover;
+    let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
     let export = members.name;
     let journal = Journal::new(plan.arguments.json)?;
     if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
@@ -182,6 +181,20 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
         nvme: nvme.as_ref().map(|nvme| nvme.uri.clone()),
     };
     served.run(sockets, nvme.map(|nvme| nvme.listener), opened).await
+}
+
+/// Why the array could not be assembled, and what was changed all the same.
+fn not_assembled(error: &AssembleError, takeover: bool) -> String {
+    match error {
+        AssembleError::Replay { .. } | AssembleError::Fence(FenceError::Partly { .. }) => error.to_string(),
+        AssembleError::Fence(_) => format!("{error}; nothing was changed"),
+        _ if takeover => {
+            format!(
+                "{error}; nothing was written, but a host that had the array may be kept from writing it now"
+            )
+        }
+        _ => format!("{error}; nothing was changed"),
+    }
 }
 
 /// An array that is being served.
