@@ -262,7 +262,7 @@ pub struct ServeArguments {
     /// Wait so many seconds for members that are named and not there, then start without them as with --run
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub run_after: Option<u32>,
-    /// Use members on servers that compute although another host uses them; it can't write them any more then
+    /// Use members on servers that compute although another host uses them; it can't write them any more then, and stops
     #[arg(long)]
     pub takeover: bool,
     /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage, for measurements

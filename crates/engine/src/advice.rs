@@ -5,17 +5,16 @@ use pinstripe_runtime::DeviceErrorKind;
 use crate::{
     array::Array,
     detail::{FailedMember, SlotDetail},
-    error::MemberError,
+    error::{IoError, MemberError},
     records::MemberState,
 };
 
 /// What the sentences are made from.
 pub(crate) struct Facts<'a> {
-    pub(crate) has_failed: bool,
+    /// Why nothing is acknowledged any more, if so.
+    pub(crate) failure: Option<IoError>,
     /// The latest errors of members.
     pub(crate) errors: &'a [MemberError],
-    /// Because another host has taken it over.
-    pub(crate) is_fenced: bool,
     /// It has a journal, and that failed.
     pub(crate) journal_failed: bool,
     /// The user asked for it, or the array's superblocks do.
@@ -32,14 +31,14 @@ impl Facts<'_> {
     /// The sentences, the most urgent first.
     pub(crate) fn advice(&self) -> Option<String> {
         let mut sentences = Vec::new();
-        if self.is_fenced {
+        if self.failure == Some(IoError::TakenOver) {
             sentences.push(
                 "another host has taken the array over: nothing is read or written here any more; stop the array here, and assemble \
                  it anew when the other host has stopped it"
                     .to_owned(),
             );
-        } else if self.has_failed {
-            sentences.push(self.failure());
+        } else if self.failure.is_some() {
+            sentences.push(self.steps());
         } else if self.journal_failed {
             sentences.push(
                 "the journal device failed: stop the array and assemble it with --force, which does without the journal and resyncs"
@@ -59,7 +58,7 @@ impl Facts<'_> {
     }
 
     /// What is to be done about too many failures: other things where the space behind the devices is used up than where they are gone.
-    fn failure(&self) -> String {
+    fn steps(&self) -> String {
         let holds = |error: &&MemberError| {
             self.slots.iter().any(|slot| slot.device.as_deref() == Some(error.name.as_str()))
         };
@@ -83,7 +82,7 @@ impl Facts<'_> {
     fn missing(&self, sentences: &mut Vec<String>) {
         let empty = self.slots.iter().filter(|slot| slot.state == "missing").count();
         let missing = self.slots.iter().filter(|slot| matches!(slot.state, "missing" | "recovering")).count();
-        if self.redundancy == 0 || self.has_failed {
+        if self.redundancy == 0 || self.failure.is_some() {
             return;
         }
         if empty > 0 && !self.read_only {
@@ -172,9 +171,8 @@ mod tests {
 
     fn advice(slots: &[SlotDetail], change: impl FnOnce(&mut Facts)) -> Option<String> {
         let mut facts = Facts {
-            has_failed: false,
+            failure: None,
             errors: &[],
-            is_fenced: false,
             journal_failed: false,
             read_only: false,
             slots,
@@ -194,8 +192,8 @@ mod tests {
             let advice = advice(slots, change).unwrap();
             assert!(advice.contains(words), "{advice}");
         };
-        says(&good, |facts| facts.has_failed = true, "stop the array, and assemble it again");
-        let fenced = |facts: &mut Facts<'_>| (facts.has_failed, facts.is_fenced) = (true, true);
+        says(&good, |facts| facts.failure = Some(IoError::Failed), "stop the array, and assemble it again");
+        let fenced = |facts: &mut Facts<'_>| facts.failure = Some(IoError::TakenOver);
         says(&good, fenced, "another host has taken the array over");
         says(&good, |facts| facts.read_only = true, "read-only");
         says(&[slot("resyncing"), slot("missing")], |_| (), "no further member may fail");
@@ -223,8 +221,7 @@ mod tests {
             let errors: Vec<MemberError> = kinds.iter().map(|&kind| error(kind)).collect();
             let slots = [slot("in-sync")];
             let facts = Facts {
-                has_failed: true,
-                is_fenced: false,
+                failure: Some(IoError::Failed),
                 errors: &errors,
                 journal_failed: false,
                 read_only: false,

@@ -184,9 +184,8 @@ impl Array {
         let failed = self.failed_members();
         let advice = Facts {
             journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
-            has_failed: shared.has_failed(),
+            failure: shared.has_failed().then(|| shared.failure()),
             errors: &last_errors,
-            is_fenced: shared.is_fenced(),
             read_only: shared.options.read_only,
             slots: &slots,
             failed: &failed,

@@ -31,7 +31,8 @@ mod upkeep;
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, maintenance::SyncSpeed, options::ArrayOptions,
+    array::Array, assembly::AssembleError, maintenance::SyncSpeed, offload::fence::FenceError,
+    options::ArrayOptions,
 };
 use pinstripe_runtime::{
     ShardHandle,
@@ -185,10 +186,8 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before (C34).
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
-    let array = assembled.map_err(|error| match error {
-        AssembleError::Replay { .. } => Failure::new(error.to_string()),
-        error => Failure::new(format!("{error}; nothing was changed")),
-    })?;
+    let takeover = plan.arguments.takeover;
+    let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
     let export = members.name;
     if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
         let _ = array.stop().await;
@@ -231,6 +230,20 @@ fn warnings(arguments: &ServeArguments, sockets: &Sockets, shards: usize) -> Vec
     open.map(|address| nvme_server::open_to_users(address, advice))
         .chain(limits::locked_memory_warning(shards))
         .collect()
+}
+
+/// Why the array could not be assembled, and what was changed all the same.
+fn not_assembled(error: &AssembleError, takeover: bool) -> String {
+    match error {
+        AssembleError::Replay { .. } | AssembleError::Fence(FenceError::Partly { .. }) => error.to_string(),
+        AssembleError::Fence(_) => format!("{error}; nothing was changed"),
+        _ if takeover => {
+            format!(
+                "{error}; nothing was written, but a host that had the array may be kept from writing it now"
+            )
+        }
+        _ => format!("{error}; nothing was changed"),
+    }
 }
 
 /// An array that is being served.

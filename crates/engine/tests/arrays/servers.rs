@@ -71,8 +71,6 @@ struct Epoch {
     given_up: bool,
     /// Its host has ended: another one may not take the same number.
     ended: bool,
-    /// Another host has been there since, and says so to whoever asks.
-    taken: bool,
 }
 
 pub struct Server {
@@ -84,6 +82,8 @@ pub struct Server {
     /// The host may have gone on without it.
     hung_once: Cell<bool>,
     epoch: RefCell<Epoch>,
+    /// Another host has been there since, and it says so to whoever asks.
+    taken: Cell<bool>,
     oldest: Cell<u64>,
     operations: RefCell<BTreeMap<u64, Operation>>,
     changed: Signal,
@@ -152,6 +152,7 @@ pub fn serve(
                 hung: Cell::new(false),
                 hung_once: Cell::new(false),
                 epoch: RefCell::default(),
+                taken: Cell::new(false),
                 oldest: Cell::new(0),
                 operations: RefCell::default(),
                 changed: Signal::default(),
@@ -227,7 +228,8 @@ impl Server {
         self.operations.borrow_mut().clear();
         let mut epoch = self.epoch.borrow_mut();
         epoch.number += 1;
-        (epoch.attached, epoch.given_up, epoch.ended, epoch.taken) = (false, true, true, knows);
+        (epoch.attached, epoch.given_up, epoch.ended) = (false, true, true);
+        self.taken.set(knows);
     }
 
     /// It is back, with what its disk holds.
@@ -476,7 +478,7 @@ impl Link {
         let epoch = self.server.epoch.borrow();
         if !self.server.alive.get() {
             Some(DeviceError::of(DeviceErrorKind::Gone))
-        } else if writes && (epoch.taken || (epoch.attached && epoch.owner != self.host)) {
+        } else if writes && (self.server.taken.get() || (epoch.attached && epoch.owner != self.host)) {
             Some(DeviceError::of(DeviceErrorKind::Fenced))
         } else if writes && epoch.number > 0 && !epoch.given_up && !epoch.attached {
             drop(epoch);
@@ -583,7 +585,7 @@ impl Offload for Link {
     fn epoch(&self) -> Submission {
         self.command("epoch", Payload::None, |server, _| async move {
             let epoch = server.epoch.borrow();
-            if epoch.taken {
+            if server.taken.get() {
                 return Err(DeviceErrorKind::Fenced);
             }
             Ok((usize::try_from(epoch.number).unwrap(), None))
@@ -624,8 +626,8 @@ impl Offload for Link {
                 owner: host,
                 given_up: false,
                 ended: false,
-                taken: false,
             };
+            server.taken.set(false);
             SCRIPT.with_borrow(|script| script.attached.borrow_mut().push(server.number));
             Ok((0, None))
         })

@@ -595,6 +595,8 @@ pub(crate) fn fuzz(data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fmt::Write;
+
     use proptest::prelude::*;
 
     fn reducer() -> impl Strategy<Value = Option<Reducer>> {
@@ -789,11 +791,13 @@ mod tests {
     /// What isn't zero of a page, by rows of 16.
     fn rows(page: &[u8]) -> String {
         let row = |(index, row): (usize, &[u8])| format!("at {:x}:{}\n", 16 * index, hex(row));
-        page.chunks(16).enumerate().filter(|(_, row)| !is_zero(row)).map(row).collect()
+        let rows: Vec<String> =
+            page.chunks(16).enumerate().filter(|(_, row)| !is_zero(row)).map(row).collect();
+        rows.concat()
     }
 
     fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!(" {byte:02x}")).collect()
+        bytes.iter().fold(String::new(), |text, byte| text + &format!(" {byte:02x}"))
     }
 
     fn vector_attach() -> Attach {
@@ -821,7 +825,7 @@ mod tests {
         let mut text = String::new();
         for (words, request) in vector_commands() {
             let bytes: [u8; 64] = zerocopy::transmute!(request.command(1, NOW));
-            text += &format!("command {words}\n{}", rows(&bytes));
+            let _ = write!(text, "command {words}\n{}", rows(&bytes));
         }
         text += "Attach, takeover and alone, entry 0 there, entry 1 empty\n";
         text += &rows(&vector_attach().encode());
@@ -864,23 +868,24 @@ mod tests {
         };
         let [d0, d1, d2] = &columns;
         for (name, bytes) in ["D0", "D1", "D2"].iter().zip(&columns) {
-            text += &format!("{name}:{}\n", hex(bytes));
+            let _ = writeln!(text, "{name}:{}", hex(bytes));
         }
         let (old_p, old_q) = (sum(columns), sum([part(&[d0], 1), part(&[d1], 2), part(&[d2], 4)]));
-        text += &format!("P = D0 + D1 + D2:{}\nQ = D0 + 2 D1 + 4 D2:{}\n", hex(&old_p), hex(&old_q));
+        let _ = write!(text, "P = D0 + D1 + D2:{}\nQ = D0 + 2 D1 + 4 D2:{}\n", hex(&old_p), hex(&old_q));
         let (to_p, to_q) = (part(&[d2, &new], 1), part(&[d2, &new], 4));
-        text += &format!("new D2:{}\n", hex(&new));
-        text += &format!("part for P = old + new:{}\n", hex(&to_p));
-        text += &format!("part for Q = 4 (old + new):{}\n", hex(&to_q));
+        let _ = writeln!(text, "new D2:{}", hex(&new));
+        let _ = writeln!(text, "part for P = old + new:{}", hex(&to_p));
+        let _ = writeln!(text, "part for Q = 4 (old + new):{}", hex(&to_q));
         let (new_p, new_q) = (sum([*d0, *d1, new]), sum([part(&[d0], 1), part(&[d1], 2), part(&[&new], 4)]));
         assert_eq!(new_p, std::array::from_fn(|at| old_p[at] ^ to_p[at]));
         assert_eq!(new_q, std::array::from_fn(|at| old_q[at] ^ to_q[at]));
-        text += &format!("new P:{}\nnew Q:{}\n", hex(&new_p), hex(&new_q));
+        let _ = write!(text, "new P:{}\nnew Q:{}\n", hex(&new_p), hex(&new_q));
         // 1 / 2 is 8e, and (4 / 2) is 2.
         let lost = sum([part(&[&new_q], 0x8e), part(&[d0], 0x8e), part(&[&new], 2)]);
         assert_eq!(lost, *d1);
-        text += &format!(
-            "D1 = 8e Q + 8e D0 + 2 D2:{} +{} +{}\n",
+        let _ = writeln!(
+            text,
+            "D1 = 8e Q + 8e D0 + 2 D2:{} +{} +{}",
             hex(&part(&[&new_q], 0x8e)),
             hex(&part(&[d0], 0x8e)),
             hex(&part(&[&new], 2))

@@ -313,10 +313,7 @@ impl Swarm {
                 self.crash(power)
             }
             End::Kill => self.crash(false),
-            End::Takeover => {
-                self.hand_over();
-                Ok(())
-            }
+            End::Takeover => self.hand_over(),
         }
     }
 
@@ -674,6 +671,7 @@ impl Swarm {
             self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
         stopped.map_err(|error| Verdict::Refused(format!("stop: {error}")))?;
         self.drop_array();
+        self.provoke_stale()?;
         self.stop_servers()?;
         self.world.run_until_idle(PATIENCE)?;
         let report = self.world.leak_report();

@@ -78,8 +78,8 @@ pub(super) struct Fence {
 
 impl Fence {
     /// With what was stored.
-    pub fn new(record: Option<EpochRecord>) -> Self {
-        Self { record, stored: true, ..Self::default() }
+    pub fn new(record: Option<&EpochRecord>) -> Self {
+        Self { record: record.copied(), stored: true, ..Self::default() }
     }
 
     pub fn record(&self) -> Option<&EpochRecord> {
@@ -463,7 +463,7 @@ mod tests {
         assert!(!fence.allows(1) && fence.allows(2) && fence.allows(3));
         assert_eq!(fence.check_host(1), Err(Status::FENCED));
         // A fresh controller of the same host, whatever epoch it names; and after a restart of the server.
-        let mut restarted = Fence::new(fence.record().copied());
+        let mut restarted = Fence::new(fence.record());
         for fence in [&mut fence, &mut restarted] {
             for epoch in [5, 6, 7, 1 << 20] {
                 let takeover = Attach { takeover: true, ..attach(epoch) };

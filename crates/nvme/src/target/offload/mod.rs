@@ -262,7 +262,7 @@ impl Server {
                 Some(epochs) => epochs.load(uuid)?,
                 None => None,
             };
-            let state = State { fence: Fence::new(record), table: Table::new(slots) };
+            let state = State { fence: Fence::new(record.as_ref()), table: Table::new(slots) };
             Ok(Arc::new(Guarded {
                 number: u32::try_from(index + 1).unwrap_or(u32::MAX),
                 uuid: *uuid,

@@ -1,12 +1,16 @@
 //! What happens to clients, servers and the network while the array is served.
 
 use super::{COMMAND_NS, Swarm, network::Node};
+use std::rc::Rc;
+
 use pinstripe_runtime::shard;
 
 use crate::Event;
 
 /// Shorter than anybody notices.
 const BLINK_NS: u64 = 300_000_000;
+/// How late at most comes what an association carried that the client has lost: before the server gives it up.
+const LATE_NS: u64 = 5_000_000_000;
 /// Longer than a client bears.
 const LONG_NS: u64 = 2 * COMMAND_NS;
 
@@ -78,9 +82,27 @@ impl Swarm {
         net.strike(disk);
         self.note("association is reset", disk);
         let wires = net.network.between((net.client, 2 + disk));
-        if !wires.is_empty() {
-            wires[self.rng.index(wires.len())].near.reset();
+        if wires.is_empty() {
+            return;
         }
+        let reset = self.rng.index(wires.len());
+        let (control, late) = (net.control(), net.hasty && self.rng.chance(1, 2));
+        if late {
+            // What the other connections carry arrives when the client has long been there again over new ones.
+            let held: Vec<_> = (0..).zip(&wires).filter(|(index, _)| *index != reset).collect();
+            let held: Vec<_> = held.into_iter().map(|(_, wire)| Rc::clone(wire)).collect();
+            let time = self.rng.below(LATE_NS);
+            for wire in &held {
+                wire.hold(true);
+            }
+            self.world.spawn(control, "late", async move {
+                shard::sleep(time).await;
+                for wire in &held {
+                    wire.hold(false);
+                }
+            });
+        }
+        wires[reset].near.reset();
     }
 
     /// Client and server don't hear each other for longer than they wait.

@@ -73,6 +73,8 @@ pub struct NetSetup {
     pub liveliness: u64,
     /// Of 8 ends of lives, how many are takeovers.
     pub takeovers: u64,
+    /// Clients use a server at once again when they have lost an association with it, and what that carries may come late.
+    pub hasty: bool,
 }
 
 impl NetSetup {
@@ -112,6 +114,7 @@ impl NetSetup {
             },
             liveliness: rng.pick(&[1, 3, 6]),
             takeovers: rng.pick(&[0, 3, 6]),
+            hasty: rng.chance(1, 2),
         }
     }
 }
@@ -136,12 +139,18 @@ struct Client {
 }
 
 impl Client {
-    fn new(number: usize, queues: usize) -> Self {
+    /// The `process`th one.
+    fn new(number: usize, process: u64, queues: usize, hasty: bool) -> Self {
         let name = format!("nqn.2026-01.com.example:client{number}");
         let id = [0x50 + u8::try_from(number).unwrap_or(0); 16];
+        let mut instance = [0; 16];
+        instance[..8].copy_from_slice(&process.to_le_bytes());
         let options = Options {
+            instance,
             connect_nanoseconds: COMMAND_NS,
             command_nanoseconds: COMMAND_NS,
+            // Its Attach ends what it has under way on an older connection.
+            repeats_harmlessly: hasty,
             ..Options::new(name, id, u16::try_from(queues).unwrap_or(u16::MAX))
         };
         Self { initiator: Initiator::new(options, Arc::new(Dialler)), presences: Presences::default() }
@@ -155,6 +164,10 @@ pub(crate) struct Net {
     servers: Vec<Server>,
     client_shards: usize,
     clients: [Client; 2],
+    /// Processes of clients so far.
+    processes: u64,
+    /// See [`NetSetup::hasty`].
+    hasty: bool,
     /// Who serves the array.
     client: usize,
     /// The next assembly takes the array over.
@@ -182,7 +195,9 @@ impl Net {
             servers: (0..servers).map(server).collect(),
             network,
             client_shards: setup.shards,
-            clients: [0, 1].map(|number| Client::new(number, world.shards())),
+            clients: [0, 1].map(|number| Client::new(number, 1, world.shards(), net.hasty)),
+            processes: 1,
+            hasty: net.hasty,
             client: 0,
             takes_over: false,
             stale: None,
@@ -194,6 +209,12 @@ impl Net {
 
     fn shards_of(&self, client: usize) -> Range<usize> {
         client * self.client_shards..(client + 1) * self.client_shards
+    }
+
+    /// A client is started anew: as another process of its host.
+    fn renew(&mut self, number: usize, world: &World) {
+        self.processes += 1;
+        self.clients[number] = Client::new(number, self.processes, world.shards(), self.hasty);
     }
 
     /// The shard where accidents have their time.
@@ -400,7 +421,9 @@ impl Swarm {
         net.network.rejoin_all();
         net.emptied.clear();
         net.revivals.clear();
-        net.clients = [0, 1].map(|number| Client::new(number, self.world.shards()));
+        for number in [0, 1] {
+            net.renew(number, &self.world);
+        }
         if self.rng.chance(1, 3) {
             // The other one goes on, which the servers may not yet be prepared for.
             (net.client, net.takes_over) = (1 - net.client, true);
@@ -452,7 +475,9 @@ impl Swarm {
         if let Some(number) = held.iter().find(|held| seats.iter().flatten().any(|(seat, _)| seat == *held)) {
             return Err(Verdict::Leak(format!("after the stop server {number} is still attached")));
         }
-        net.clients = [0, 1].map(|number| Client::new(number, self.world.shards()));
+        for number in [0, 1] {
+            net.renew(number, &self.world);
+        }
         let world = &mut self.world;
         let stops: Vec<_> = net.servers.iter().map(|server| server.stop(world)).collect();
         Ok(world.run_until(PATIENCE, |_| stops.iter().all(|over| over.get()))?)

@@ -35,7 +35,7 @@ impl Wire {
         ordered(self.nodes) == ordered(pair)
     }
 
-    fn hold(&self, held: bool) {
+    pub(super) fn hold(&self, held: bool) {
         self.near.hold(held);
         self.far.hold(held);
     }

@@ -3,13 +3,16 @@
 //! What the first one's users had begun before may have happened or not, like what a crash cuts off. What it begins after the second
 //! one has the array must have no effect (C22): the ledger knows nothing of those writes, so a single sector of one is found. And it
 //! must notice, and stop.
+//!
+//! Some of those who are taken over from are idle then, and begin to write only when their successor has stopped cleanly and has given the
+//! members up (C28): that must have no effect either.
 
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{array::Array, volume::Volume};
 use pinstripe_runtime::shard;
 
-use super::{Client, PATIENCE, Shop, Swarm, Verdict};
+use super::{PATIENCE, Shop, Swarm, Verdict};
 use crate::{Fault, checks::survey};
 
 /// What the stale client writes: no stamp of the ledger's.
@@ -22,6 +25,8 @@ pub(super) struct Stale {
     array: Option<Array>,
     shop: Rc<Shop>,
     client: usize,
+    /// It does nothing before its successor has left.
+    is_patient: bool,
     /// Its writers that aren't done.
     writers: Rc<Cell<usize>>,
     /// It has tried to write since.
@@ -29,8 +34,25 @@ pub(super) struct Stale {
 }
 
 impl Swarm {
+    /// Nobody uses the array for a while, so that its superblocks say clean.
+    fn idle_awhile(&mut self) -> Result<(), Verdict> {
+        self.wait(|swarm| swarm.shop.open.get() == 0)?;
+        let time = self.rng.below(2_000_000_000);
+        let home = self.home();
+        Ok(self.world.block_on(home, "idle", PATIENCE, async move { shard::sleep(time).await })?)
+    }
+
     /// The other client is about to take over.
-    pub(crate) fn hand_over(&mut self) {
+    pub(crate) fn hand_over(&mut self) -> Result<(), Verdict> {
+        let is_patient = self.rng.chance(1, 3);
+        if is_patient {
+            self.idle_awhile()?;
+        }
+        self.begin_takeover(is_patient);
+        Ok(())
+    }
+
+    fn begin_takeover(&mut self, is_patient: bool) {
         self.bury_stale();
         let Some(net) = &mut self.net else { return };
         self.summary.takeovers += 1;
@@ -39,9 +61,9 @@ impl Swarm {
         let shop = std::mem::replace(&mut self.shop, successor);
         let old = net.client;
         let (array, writers, tried) = (self.array.take(), Rc::default(), Rc::default());
-        net.stale = Some(Stale { array, shop, client: old, writers, tried });
+        net.stale = Some(Stale { array, shop, client: old, is_patient, writers, tried });
         (net.client, net.takes_over) = (1 - old, true);
-        net.clients[1 - old] = Client::new(1 - old, self.world.shards());
+        net.renew(1 - old, &self.world);
         for (server, disk) in self.disks.iter().enumerate() {
             // What the old client hasn't noticed yet isn't to meet the new one while rows are torn.
             disk.fault(&Fault::Heal);
@@ -108,6 +130,13 @@ impl Swarm {
                 .extend(self.array().shared().snapshot().missing.iter().map(|slot| (slot, true)));
             self.doubt_cut_off();
         }
+        if self.net.as_ref().and_then(|net| net.stale.as_ref()).is_some_and(|stale| !stale.is_patient) {
+            self.spawn_stale_writers(&shards);
+        }
+    }
+
+    /// The old client's users write.
+    fn spawn_stale_writers(&mut self, shards: &Range<usize>) {
         let Some(net) = &self.net else { return };
         let Some(Stale { array: Some(array), writers, tried, .. }) = &net.stale else { return };
         let (shared, block) = (Arc::clone(array.shared()), u64::from(self.setup.block));
@@ -142,8 +171,22 @@ impl Swarm {
         }
     }
 
+    /// The array was stopped, and its members were given up: an old client that was idle until now begins to write.
+    pub(crate) fn provoke_stale(&mut self) -> Result<(), Verdict> {
+        let Some(net) = &mut self.net else { return Ok(()) };
+        let Some(stale) = &mut net.stale else { return Ok(()) };
+        stale.is_patient = false;
+        let client = stale.client;
+        let shards = net.shards_of(client);
+        self.spawn_stale_writers(&shards);
+        self.await_stale()
+    }
+
     /// Waits until the old client has tried in vain. It must have noticed.
     pub(super) fn await_stale(&mut self) -> Result<(), Verdict> {
+        if self.net.as_ref().and_then(|net| net.stale.as_ref()).is_some_and(|stale| stale.is_patient) {
+            return Ok(());
+        }
         let writers = |swarm: &Self| {
             swarm.net.as_ref().and_then(|net| net.stale.as_ref()).map_or(0, |stale| stale.writers.get())
         };
@@ -177,6 +220,6 @@ impl Swarm {
             drop(stale);
         }
         self.world.end_shards(&shards, &[], false, false);
-        net.clients[1 - net.client] = Client::new(1 - net.client, self.world.shards());
+        net.renew(1 - net.client, &self.world);
     }
 }
