@@ -289,7 +289,7 @@ impl Home {
         let fenced = leaving.iter().find(|failure| failure.error.error.kind == DeviceErrorKind::Fenced);
         if let Some(fenced) = fenced {
             // Another host has taken the array over (C22). The members are well, and nothing is to be written down.
-            self.fail_array(&[fenced.error.clone()]);
+            self.fail_array(std::slice::from_ref(&fenced.error));
             return false;
         }
         let snapshot = self.shared().snapshot();
@@ -329,7 +329,9 @@ impl Home {
 
     /// Nothing is acknowledged any more. That is told once, whatever else fails then.
     fn fail_array(&self, errors: &[MemberError]) {
-        errors.iter().for_each(|error| self.note(error));
+        for error in errors {
+            self.note(error);
+        }
         if let Some(first) = errors.first().filter(|_| !self.shared().has_failed()) {
             self.events.add(EventKind::ArrayFailed(first.clone()));
         }
