@@ -330,7 +330,9 @@ impl Home {
 
     /// Nothing is acknowledged any more. That is told once, whatever else fails then.
     fn fail_array(&self, errors: &[MemberError], fail: fn(&Shared)) {
-        errors.iter().for_each(|error| self.note(error));
+        for error in errors {
+            self.note(error);
+        }
         if let Some(first) = errors.first().filter(|_| !self.shared().has_failed()) {
             self.events.add(EventKind::ArrayFailed(first.clone()));
         }

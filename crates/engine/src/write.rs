@@ -562,8 +562,7 @@ impl VolumeInner {
 
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted and reported.
     async fn write_members(&self, writing: &Writing<'_>, stripe: StripeId, context: &mut WriteContext) {
-        let view = writing.view();
-        let geometry = self.parity_geometry();
+        let (view, geometry) = (writing.view(), self.parity_geometry());
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = context.image.fua() || view.snapshot.log.forces_writes();

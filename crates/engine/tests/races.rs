@@ -168,7 +168,9 @@ fn a_crash_follows_a_flush_beside_one_that_fails(seed: u64) {
     scene.world.run_until(STEPS, |_| *answered.borrow() > 0).unwrap();
     scene.world.crash();
     scene.ledger.borrow_mut().crash();
-    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
+    for disk in &scene.disks {
+        disk.fault(&Fault::Heal);
+    }
     let sources = scene.disks.iter().map(SimDisk::source).collect();
     // It may be dirty and degraded by then, and is refused.
     if let Ok(array) = arrays::assemble(&mut scene.world, sources, options()) {
@@ -275,7 +277,9 @@ fn hanging(seed: u64, others: &[usize]) -> Scene {
     let patient = ArrayOptions { member_timeout_ns: 0, ..options() };
     let mut scene = Scene::with_options(seed, shape(Level::Raid5, 4), 2, patient);
     scene.disks[3].fault(&Fault::Hang);
-    others.iter().for_each(|&disk| scene.disks[disk].fault(&Fault::Hang));
+    for &disk in others {
+        scene.disks[disk].fault(&Fault::Hang);
+    }
     let volume = scene.volume();
     scene.world.spawn(0, "write", async move {
         let _ = volume.write(0, shard::zeroed(4096).freeze(), false).await;
@@ -297,7 +301,9 @@ fn a_command_takes_out_the_member_that_the_controller_waits_for() {
     let owner = scene.array.clone();
     let answer = scene.run(async move { owner.fail(3).await });
     assert!(matches!(answer, Err(CommandError::SlotNeeded(3))), "{answer:?}");
-    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Release));
+    for disk in &scene.disks {
+        disk.fault(&Fault::Release);
+    }
     scene.write(0, 96, true).unwrap();
     assert_eq!(scene.array.detail().missing, 0, "what was refused is not done later");
 }
@@ -305,7 +311,9 @@ fn a_command_takes_out_the_member_that_the_controller_waits_for() {
 #[test]
 fn that_an_array_has_failed_is_told_once() {
     let mut scene = array(5, Level::Raid5, 4);
-    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Gone));
+    for disk in &scene.disks {
+        disk.fault(&Fault::Gone);
+    }
     for at in 0..4 {
         let _ = scene.write(at * 96, 96, true);
     }
