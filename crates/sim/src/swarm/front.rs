@@ -111,7 +111,7 @@ impl Door {
             Self::Direct(volume) => refused(volume.write_zeroes(offset, length, forced).await),
             Self::Nbd(connection) => {
                 let length = crate::rng::index(length);
-                let flags = u16::from(forced) * FORCED | u16::from(keeps) * NO_HOLE;
+                let flags = (u16::from(forced) * FORCED) | (u16::from(keeps) * NO_HOLE);
                 connection.call(Command::WriteZeroes, flags, offset, length, None).await.map(|_| ())
             }
         }
