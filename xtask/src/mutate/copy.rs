@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -250,7 +251,7 @@ fn program(message: &Value) -> Option<Program> {
 
 /// An error of the compiler: the bytes that it points at, first those it is about.
 struct Complaint {
-    spans: Vec<(String, usize)>,
+    spans: Vec<(String, Range<usize>)>,
     words: String,
 }
 
@@ -262,8 +263,8 @@ fn complaint(message: &Value) -> Option<Complaint> {
     let mut spans: Vec<&Value> = message["spans"].as_array()?.iter().collect();
     spans.sort_by_key(|span| span["is_primary"] != true);
     let place = |span: &&Value| {
-        let at = usize::try_from(span["byte_start"].as_u64()?).ok()?;
-        Some((span["file_name"].as_str()?.to_owned(), at))
+        let byte = |name: &str| usize::try_from(span[name].as_u64()?).ok();
+        Some((span["file_name"].as_str()?.to_owned(), byte("byte_start")?..byte("byte_end")?))
     };
     let spans: Vec<_> = spans.iter().filter_map(place).collect();
     if spans.is_empty() {
@@ -272,20 +273,31 @@ fn complaint(message: &Value) -> Option<Complaint> {
     Some(Complaint { spans, words: message["rendered"].as_str()?.to_owned() })
 }
 
-/// Which mutants the errors are about: the innermost around what is pointed at, else the nearest before it in the file.
+/// Which mutants the errors are about: the innermost around what is pointed at, else those in it, else the nearest.
 fn blame(woven: &BTreeMap<String, Schemata>, errors: &[Complaint]) -> BTreeSet<u32> {
     let mut blamed = BTreeSet::new();
     for error in errors {
         let around = error.spans.iter().find_map(|(file, at)| {
-            let places = woven.get(file)?.places.iter().filter(|(_, place)| place.contains(at));
+            let places = woven.get(file)?.places.iter().filter(|(_, place)| place.contains(&at.start));
             places.min_by_key(|(_, place)| place.len()).map(|(number, _)| *number)
         });
-        let before = || {
-            let (file, at) = error.spans.first()?;
-            let places = woven.get(file)?.places.iter().filter(|(_, place)| place.end <= *at);
-            places.max_by_key(|(_, place)| place.end).map(|(number, _)| *number)
-        };
-        blamed.extend(around.or_else(before));
+        if around.is_some() {
+            blamed.extend(around);
+            continue;
+        }
+        let Some((file, first)) = error.spans.first() else { continue };
+        let Some(schemata) = woven.get(file) else { continue };
+        // All that is pointed at, from the first byte to the last: a borrow and what ends it.
+        let of_file = error.spans.iter().filter(|(other, _)| other == file).map(|(_, at)| at);
+        let whole = of_file.fold(first.clone(), |all, at| all.start.min(at.start)..all.end.max(at.end));
+        let inside = |place: &Range<usize>| whole.start <= place.start && place.end <= whole.end;
+        let inside: Vec<u32> =
+            schemata.places.iter().filter(|(_, place)| inside(place)).map(|(number, _)| *number).collect();
+        if inside.is_empty() {
+            let nearest = schemata.places.iter().min_by_key(|(_, place)| place.start.abs_diff(first.start));
+            blamed.extend(nearest.map(|(number, _)| *number));
+        }
+        blamed.extend(inside);
     }
     blamed
 }

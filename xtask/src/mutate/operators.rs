@@ -366,6 +366,19 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         }
     }
 
+    /// The other branch of `let ... else` has to leave.
+    fn visit_local_init(&mut self, node: &'ast syn::LocalInit) {
+        self.visit_expr(&node.expr);
+        let Some((_, other)) = &node.diverge else { return };
+        self.visit_expr(other);
+        if let Expr::Block(block) = &**other
+            && let Some(last) = block.block.stmts.last()
+        {
+            let end = last.span().byte_range().end;
+            self.found.retain(|one| one.operator != "stay" || one.range.end != end);
+        }
+    }
+
     /// The length of an array is a constant.
     fn visit_expr_repeat(&mut self, node: &'ast syn::ExprRepeat) {
         self.visit_expr(&node.expr);
@@ -424,6 +437,7 @@ mod tests {
             "#[cfg(test)] mod tests { fn f() { g(); } }",
             "#[test] fn f() { g(); }",
             "fn f() { assert!(a < b); }",
+            "fn f() { let Some(x) = y else { return; }; }",
             "fn f() { let [_, true] = x else { panic!() }; }",
             "fn f() -> [u8; 2 + 2] { [x; 1 + 1] }",
             "fn f() { if active(Mutant::A) { return; } }".replace("return;", "{}").as_str(),
