@@ -136,11 +136,14 @@ impl Copy {
         write_if_new(&self.at("crates/mutation/src/lib.rs"), include_bytes!("switch.rs"))
     }
 
-    /// Weaves the mutants in and builds; gives the programs. What doesn't compile is marked so.
-    pub fn build(&self, mutants: &mut [Mutant]) -> Result<Vec<Program>> {
+    /// Weaves the mutants in and builds the tests of the crates that have some, and with the swarm those of all; gives the
+    /// programs. What doesn't compile is marked so.
+    pub fn build(&self, mutants: &mut [Mutant], swarm: bool) -> Result<Vec<Program>> {
+        let of = |name: &&str| mutants.iter().any(|one| one.file.starts_with(&format!("crates/{name}/")));
+        let crates: Vec<&str> = CRATES.iter().copied().filter(|name| swarm || of(&name)).collect();
         for round in 1..=ROUNDS {
             let woven = self.weave(mutants)?;
-            let (programs, errors) = self.compile()?;
+            let (programs, errors) = self.compile(&crates, swarm)?;
             if errors.is_empty() {
                 return Ok(programs);
             }
@@ -171,18 +174,22 @@ impl Copy {
         Ok(woven)
     }
 
-    fn compile(&self) -> Result<(Vec<Program>, Vec<Complaint>)> {
+    fn compile(&self, crates: &[&str], swarm: bool) -> Result<(Vec<Program>, Vec<Complaint>)> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
+        // If this program ends, the build ends as well.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--"]).arg(cargo);
         command.args(["build", "--keep-going", "--message-format=json", "--tests"]);
         // Other people's crates are there already, as the tests have them.
-        command.args(["--bin", "swarm", "--features", "pinstripe-sim/mutants", "--target-dir"]);
-        command.arg(self.root.join("target"));
-        for name in CRATES.iter().chain(&["sim"]) {
+        command.arg("--target-dir").arg(self.root.join("target"));
+        if swarm {
+            command.args(["-p", "pinstripe-sim", "--bin", "swarm", "--features", "pinstripe-sim/mutants"]);
+        }
+        for name in crates {
             command.args(["-p", &format!("pinstripe-{name}")]);
         }
         command.current_dir(&self.directory).env("CARGO_INCREMENTAL", "0");
-        let output = command.stderr(Stdio::piped()).output().context("run cargo")?;
+        let output = command.stderr(Stdio::piped()).output().context("run setpriv (util-linux) and cargo")?;
         let mut programs = Vec::new();
         let mut errors = Vec::new();
         for line in String::from_utf8_lossy(&output.stdout).lines() {
@@ -300,4 +307,51 @@ fn blame(woven: &BTreeMap<String, Schemata>, errors: &[Complaint]) -> BTreeSet<u
         blamed.extend(inside);
     }
     blamed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::operators::candidates;
+    use super::*;
+
+    fn woven(source: &str, operator: &str) -> BTreeMap<String, Schemata> {
+        let found = candidates(source).unwrap().into_iter().filter(|one| one.operator == operator);
+        let numbered = (1..).zip(found).map(|(number, candidate)| Numbered { number, candidate });
+        BTreeMap::from([("a.rs".to_owned(), weave(source, &numbered.collect::<Vec<_>>()))])
+    }
+
+    fn error(places: &[Range<usize>]) -> Vec<Complaint> {
+        let span = |place: &Range<usize>| {
+            serde_json::json!({
+                "file_name": "a.rs", "byte_start": place.start, "byte_end": place.end, "is_primary": place == &places[0],
+            })
+        };
+        let spans: Vec<Value> = places.iter().map(span).collect();
+        let message =
+            serde_json::json!({ "message": { "level": "error", "spans": spans, "rendered": "no" } });
+        complaint(&message).into_iter().collect()
+    }
+
+    #[test]
+    fn an_error_is_blamed_on_the_mutant_around_it_in_it_or_next_to_it() {
+        let woven = woven("fn f() { let x; x = one(); two(); drop(x); }", "drop");
+        let text = &woven["a.rs"].text;
+        let at = |part: &str| {
+            let start = text.find(part).unwrap();
+            start..start + part.len()
+        };
+        assert_eq!(blame(&woven, &error(&[at("one()")])), BTreeSet::from([1]));
+        assert_eq!(blame(&woven, &error(&[at("let x;")])), BTreeSet::from([1]), "the nearest");
+        assert_eq!(blame(&woven, &error(&[0..text.len()])), BTreeSet::from([1, 2, 3]), "all in it");
+        assert!(complaint(&serde_json::json!({ "message": { "level": "warning", "spans": [] } })).is_none());
+    }
+
+    #[test]
+    fn suites_are_told_from_what_they_share() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert_eq!(suite_of(root, "crates/md/tests/golden.rs").as_deref(), Some("md/golden"));
+        assert_eq!(suite_of(root, "crates/export/tests/nbd/world.rs").as_deref(), Some("export/nbd"));
+        assert_eq!(suite_of(root, "crates/engine/tests/arrays/mod.rs"), None);
+        assert_eq!(suite_of(root, "crates/engine/src/read.rs"), None);
+    }
 }

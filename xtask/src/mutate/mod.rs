@@ -115,8 +115,9 @@ pub fn run(root: &Path, arguments: &Mutate) -> Result<()> {
     let folder = root.join("target/mutate");
     fs::create_dir_all(&folder)?;
     let copy = Copy::new(root, &arguments.suites)?;
-    let programs = copy.build(&mut mutants)?;
     let seeds = Seeds { ordinary: arguments.lives, atlas: arguments.atlas, net: arguments.net };
+    let swarm = seeds.ordinary + seeds.atlas + seeds.net > 0;
+    let programs = copy.build(&mut mutants, swarm)?;
     let runs = runs::all(&folder.join("copy"), &programs, seeds)?;
     println!("{} mutants are built, {} runs are tried without one", mutants.len(), runs.len());
     let longest = Duration::from_secs(arguments.longest);

@@ -110,8 +110,9 @@ impl Run {
     /// Runs it within these limits.
     pub fn go(&self, environment: (&str, &str), cpu: Duration, clock: Duration) -> Result<End> {
         // A process that doesn't end is ended by the kernel (its own time) or by timeout (the clock).
-        let status = Command::new("timeout")
-            .args(["--kill-after=1", &clock.as_secs().max(1).to_string(), "prlimit", "--core=0"])
+        let status = Command::new("setpriv")
+            .args(["--pdeathsig", "TERM", "--", "timeout", "--kill-after=1"])
+            .args([&clock.as_secs().max(1).to_string(), "prlimit", "--core=0"])
             .arg(format!("--cpu={}", cpu.as_secs().max(1)))
             .arg(format!("--as={MEMORY_BYTES}"))
             .arg("--")
@@ -123,7 +124,7 @@ impl Run {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
-            .context("run timeout and prlimit (coreutils, util-linux)")?;
+            .context("run setpriv, timeout and prlimit (coreutils, util-linux)")?;
         Ok(match status.code() {
             Some(0) => End::Passed,
             Some(124 | 137 | 152) | None => End::Hung,
