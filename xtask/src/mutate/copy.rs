@@ -55,7 +55,7 @@ impl Copy {
         for path in String::from_utf8(list.stdout)?.split('\0').filter(|path| !path.is_empty()) {
             let of = path.split('/').nth(1).unwrap_or_default();
             let copied = path == "Cargo.lock" || CRATES.contains(&of) || OTHERS.contains(&of);
-            let wanted = suite_of(root, path).is_none_or(|suite| suites.iter().any(|one| *one == suite));
+            let wanted = suite_of(root, path).is_none_or(|suite| suites.contains(&suite));
             if copied && wanted && root.join(path).is_file() {
                 kept.insert(path.to_owned());
             }
@@ -105,9 +105,11 @@ impl Copy {
             if line.starts_with("members") {
                 let names = CRATES.iter().chain(OTHERS).chain(&["mutation"]);
                 let names: Vec<String> = names.map(|name| format!("\"crates/{name}\"")).collect();
-                manifest.push_str(&format!("members = [{}]\n", names.join(", ")));
+                manifest += "members = [";
+                manifest += &names.join(", ");
+                manifest += "]\n";
             } else if !line.starts_with("exclude") && line != "panic = \"abort\"" {
-                // A panic is a verdict on the mutant. Nobody reads where it was, so lines aren't needed.
+                // A panic is a verdict on the mutant, and the lines of its backtrace aren't needed.
                 manifest.push_str(&line.replace("\"line-tables-only\"", "false"));
                 manifest.push('\n');
             }
@@ -140,7 +142,7 @@ impl Copy {
     /// programs. What doesn't compile is marked so.
     pub fn build(&self, mutants: &mut [Mutant], swarm: bool) -> Result<Vec<Program>> {
         let of = |name: &&str| mutants.iter().any(|one| one.file.starts_with(&format!("crates/{name}/")));
-        let crates: Vec<&str> = CRATES.iter().copied().filter(|name| swarm || of(&name)).collect();
+        let crates: Vec<&str> = CRATES.iter().copied().filter(|name| swarm || of(name)).collect();
         for round in 1..=ROUNDS {
             let woven = self.weave(mutants)?;
             let (programs, errors) = self.compile(&crates, swarm)?;
@@ -342,7 +344,11 @@ mod tests {
         };
         assert_eq!(blame(&woven, &error(&[at("one()")])), BTreeSet::from([1]));
         assert_eq!(blame(&woven, &error(&[at("let x;")])), BTreeSet::from([1]), "the nearest");
-        assert_eq!(blame(&woven, &error(&[0..text.len()])), BTreeSet::from([1, 2, 3]), "all in it");
+        assert_eq!(
+            blame(&woven, &error(std::slice::from_ref(&(0..text.len())))),
+            BTreeSet::from([1, 2, 3]),
+            "all in it"
+        );
         assert!(complaint(&serde_json::json!({ "message": { "level": "warning", "spans": [] } })).is_none());
     }
 
