@@ -4,6 +4,7 @@
 mod documents;
 mod fuzz;
 mod golden;
+mod mutate;
 mod nbd;
 mod neon;
 mod net;
@@ -56,6 +57,8 @@ enum Task {
     Sim(sim::Sim),
     /// Show that the simulation's oracle finds every deliberate defect of the engine.
     Mutants(sim::Mutants),
+    /// Sample defects that were not planned, and look which of them tests and swarm find.
+    Mutate(mutate::Mutate),
     /// Run the fuzz targets for a while.
     Fuzz(fuzz::Fuzz),
     /// Kill servers and machines under load, over and over, and look for a byte that is lost.
@@ -114,6 +117,7 @@ fn run(task: Task) -> Result<()> {
         Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
+        Task::Mutate(mutate) => mutate::run(root, &mutate),
         Task::Net(net) => net::run(root, &net),
         Task::Neon => neon::run(root),
         Task::Tidy => tidy::run(root),

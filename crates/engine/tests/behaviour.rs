@@ -10,8 +10,8 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, client, clients, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    assembly::AssembleError, error::IoError, geometry::StripeId, options::ArrayOptions, shared::Shared,
-    statistics::Statistics,
+    array::CommandError, assembly::AssembleError, error::IoError, geometry::StripeId, options::ArrayOptions,
+    shared::Shared, statistics::Statistics,
 };
 use pinstripe_md::{
     level::Level,
@@ -370,6 +370,50 @@ fn an_unclean_start_without_a_bitmap_resyncs_everything() {
     let everything = geometry.member_bytes() * 4;
     assert_eq!(statistics(scene.array.shared()).member_read_bytes, everything);
     assert_eq!(scene.check(), 0);
+}
+
+/// A crash may leave a bit on one member only, whichever that is: the region is resynced (C8).
+#[test]
+fn after_an_unclean_start_the_bits_of_every_member_count() {
+    for alone in 0..4 {
+        let mut scene = raid5(17, 1);
+        scene.write(0, 8, true).unwrap();
+        let geometry = scene.geometry();
+        scene.world.crash();
+        scene.ledger.borrow_mut().crash();
+        // Of another region nothing got further than that bit and the parity of one row.
+        let stripe = StripeId(21);
+        let parity = &scene.disks[geometry.slots(stripe).p_slot().index()];
+        parity.poke(DATA + geometry.member_offset(stripe), &[0x5a; 512]);
+        let mut bits = scene.bitmap(alone).unwrap();
+        bits.set(geometry.member_offset(stripe) / REGION);
+        let sector = scene.superblock(alone).bitmap_sector().unwrap();
+        scene.disks[alone].poke(sector.0 * 512, bits.as_bytes());
+        scene.reassemble();
+        let array = scene.array.clone();
+        scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        assert_eq!(scene.check(), 0, "the bit of member {alone}");
+    }
+}
+
+/// It may be a member: an array that starts without it must not take the error for another kind of disk.
+#[test]
+fn a_superblock_that_can_not_be_read_is_an_error_and_not_an_empty_disk() {
+    let mut scene = raid5(18, 1);
+    scene.stop();
+    scene.disks[2].fault(&Fault::UnreadableRange(4096..8192));
+    let sources = scene.disks.iter().map(pinstripe_sim::SimDisk::source).collect();
+    let error = arrays::assemble(&mut scene.world, sources, options()).err().unwrap();
+    assert!(matches!(error, AssembleError::Device { .. }), "{error}");
+}
+
+#[test]
+fn a_change_of_an_array_that_was_stopped_is_answered() {
+    let mut scene = raid5(19, 1);
+    scene.stop();
+    let array = scene.array.clone();
+    let error = scene.run(async move { array.remove_bitmap().await }).unwrap_err();
+    assert!(matches!(error, CommandError::Io(IoError::Stopping)), "{error}");
 }
 
 #[test]

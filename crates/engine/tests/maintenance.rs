@@ -420,6 +420,7 @@ fn the_limits_hold_in_virtual_time_and_can_be_changed_while_it_runs() {
     scene.array.set_sync_speed(SyncSpeed { min_kib: 1, max_kib: 1 << 30 }).unwrap();
     pass(&mut scene, SECOND);
     assert!(result.borrow().is_some(), "with the new limit it is through at once");
+    scene.array.set_sync_speed(SyncSpeed { min_kib: 1, max_kib: 1 }).unwrap();
     for (min_kib, max_kib) in [(0, 1), (2, 1)] {
         let refused = scene.array.set_sync_speed(SyncSpeed { min_kib, max_kib });
         assert!(matches!(refused, Err(SyncError::Speed { .. })));
