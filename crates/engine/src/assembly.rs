@@ -432,10 +432,7 @@ pub(crate) async fn assemble(
     if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
         return Err(AssembleError::DirtyDegraded { missing });
     }
-    let slots = newly_degraded::slots(&freshest.array, &seated);
-    if !(slots.is_empty() || options.newly_degraded || options.force || options.read_only) {
-        return Err(AssembleError::NewlyDegraded { slots, stale: seated.stale });
-    }
+    newly_degraded::check(&freshest.array, &seated, options)?;
     let bitmap = read_bitmap(&freshest, &seated.seats, options.member_timeout_ns).await?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;

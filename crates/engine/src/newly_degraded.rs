@@ -8,10 +8,26 @@ use pinstripe_md::{
     units::{DeviceNumber, MemberSlot},
 };
 
-use crate::assembly::{Found, Seated};
+use crate::{
+    assembly::{AssembleError, Found, Seated},
+    options::ArrayOptions,
+};
+
+/// An error if members would be left behind, and the options don't say that this is meant.
+pub(crate) fn check(
+    array: &ArrayRecord,
+    seated: &Seated,
+    options: &ArrayOptions,
+) -> Result<(), AssembleError> {
+    let slots = slots(array, seated);
+    if slots.is_empty() || options.newly_degraded || options.force || options.read_only {
+        return Ok(());
+    }
+    Err(AssembleError::NewlyDegraded { slots, stale: seated.stale.clone() })
+}
 
 /// The slots without a whole member for which the superblocks name a device that isn't here.
-pub(crate) fn slots(array: &ArrayRecord, seated: &Seated) -> Vec<usize> {
+fn slots(array: &ArrayRecord, seated: &Seated) -> Vec<usize> {
     let is_whole = |member: &Found| member.superblock.member.recovery_offset.is_none();
     let members = || seated.seats.iter().flatten().chain(seated.targets.iter().map(|(_, target)| target));
     let is_here =

@@ -322,23 +322,7 @@ pub fn run_explored(
 ) -> Result<(Summary, States), Box<Failure>> {
     activate(mutant);
     let mut rng = Rng::new(seed);
-    let mut setup = Setup::drawn(&mut rng.fork(1)).with_log(&mut Rng::new(seed).fork(3));
-    let lives = rng.fork(2);
-    if seed / FIRST_SEED_WITH_ATLAS % 2 == 1 {
-        setup.atlas = Some(atlas::Habits::drawn(&mut rng.fork(3), &mut setup.options, &setup.disk));
-    }
-    if seed / 1_000_000 == FIRST_SEED_WITH_RACES / 1_000_000 {
-        let races = Races::drawn(&mut rng.fork(5), &mut setup);
-        setup.races = Some(races);
-    }
-    if seed / 1_000_000 == FIRST_SEED_OF_NET / 1_000_000 {
-        let net = NetSetup::drawn(&mut rng.fork(4), &mut setup);
-        setup.net = Some(net);
-    }
-    if seed / 1_000_000 == FIRST_SEED_OF_WIDE / 1_000_000 {
-        let wide = wide::Habits::drawn(&mut rng.fork(5), &mut setup);
-        setup.wide = Some(wide);
-    }
+    let (setup, lives) = drawn(seed, &mut rng);
     let shards = if setup.net.is_some() { net::shards(&setup) } else { setup.shards };
     let mut config = WorldConfig::new(seed, shards);
     config.log_events_max = log_events_max;
@@ -387,6 +371,26 @@ pub fn run_explored(
         Ok(()) => Ok((summary, states)),
         Err(verdict) => Err(Box::new(Failure { seed, verdict, setup, summary, log })),
     }
+}
+
+/// What a seed is about, and the stream that its life is drawn from.
+fn drawn(seed: u64, rng: &mut Rng) -> (Setup, Rng) {
+    let mut setup = Setup::drawn(&mut rng.fork(1)).with_log(&mut Rng::new(seed).fork(3));
+    let lives = rng.fork(2);
+    let kind = |first: u64| seed / 1_000_000 == first / 1_000_000;
+    if seed / FIRST_SEED_WITH_ATLAS % 2 == 1 {
+        setup.atlas = Some(atlas::Habits::drawn(&mut rng.fork(3), &mut setup.options, &setup.disk));
+    }
+    if kind(FIRST_SEED_WITH_RACES) {
+        setup.races = Some(Races::drawn(&mut rng.fork(5), &mut setup));
+    }
+    if kind(FIRST_SEED_OF_NET) {
+        setup.net = Some(NetSetup::drawn(&mut rng.fork(4), &mut setup));
+    }
+    if kind(FIRST_SEED_OF_WIDE) {
+        setup.wide = Some(wide::Habits::drawn(&mut rng.fork(5), &mut setup));
+    }
+    (setup, lives)
 }
 
 /// Runs a seed.
