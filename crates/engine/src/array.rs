@@ -335,6 +335,8 @@ impl Array {
 
     /// Ends in-flight writes, marks the superblocks clean, and ends the array's tasks. New requests fail.
     pub async fn stop(&self) -> Result<(), IoError> {
+        // At once: the controller may be waiting for a device that hangs, and comes to the stop after that.
+        self.home.bound_waits();
         self.home.drain_journal().await;
         let result = self.home.command(|reply| Command::Stop { reply }).await;
         if matches!(result, Err(IoError::Stopping)) {

@@ -4,6 +4,8 @@
 //! from the freshest one's table, never from their own (docs/formats.md section 4). Everything is checked before
 //! anything is written.
 
+mod decide;
+
 use std::{rc::Rc, sync::Arc};
 
 use pinstripe_md::{
@@ -11,8 +13,8 @@ use pinstripe_md::{
     bad_blocks::BadBlocksError,
     bitmap::{BitmapError, BitmapImage},
     superblock::{
-        ErrorKind, ReadOnlyReason, RefusedReason, ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock,
-        SuperblockError, Support, candidate_sectors, event_is_current,
+        ErrorKind, ReadOnlyReason, RefusedReason, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
+        Support, candidate_sectors, event_is_current,
     },
     units::{SECTOR_BYTES, Sector},
 };
@@ -21,7 +23,7 @@ use thiserror::Error;
 
 use crate::{
     bounded::Bounded,
-    consistency::{self, Log, LogArea, OldLog},
+    consistency::{Log, LogArea, OldLog},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::answered,
     mutants::{Mutant, active},
@@ -282,6 +284,7 @@ fn stale_words(stale: &[StaleMember]) -> String {
 }
 
 /// A member as it was found.
+#[derive(Clone)]
 pub(crate) struct Found {
     pub(crate) source: Arc<dyn DeviceSource>,
     pub(crate) device: Rc<dyn Device>,
@@ -397,6 +400,10 @@ pub(crate) async fn assemble(
         member.device = Bounded::around(member.device, options.member_timeout_ns);
         found.push(member);
     }
+    if !options.read_only {
+        // No other host is kept from the members for a start that is refused.
+        decide::decide(found.clone(), options)?;
+    }
     let epoch = if options.read_only { 0 } else { attach(&found, options).await? };
     if epoch > 0 && !active(Mutant::ReadBeforeAttach) {
         read_again(&mut found).await?;
@@ -404,53 +411,11 @@ pub(crate) async fn assemble(
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
         flush(&found).await?;
     }
-    let left_behind = set_aside_disowned(&mut found);
-    let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
-    let read_only = support(&freshest, &found)?;
-    let geometry = geometry(&freshest, &found)?;
-    let journal = take_journal(&freshest, &mut found, options.force)?;
-    let journal_left_out = freshest.array.journal && journal.is_none();
-    if journal_left_out {
-        disown_journal(&mut freshest);
-    }
-    let mut seated = seat(&freshest, found, geometry.members())?;
-    seated.stale.extend(left_behind.iter().map(|member| stale_member(member, freshest.array.events)));
-    let missing = seated.seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
-    if missing > geometry.redundancy() {
-        let stale = seated.stale;
-        let (present, needed, redundancy) =
-            (geometry.members() - missing, geometry.members(), geometry.redundancy());
-        return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
-    }
-    let dirty_from = match freshest.array.resync_offset {
-        // What was being written when the journal went may be half on the members.
-        _ if journal_left_out => Some(0),
-        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
-        _ => None,
-    };
-    let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
-    if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
-        return Err(AssembleError::DirtyDegraded { missing });
-    }
-    newly_degraded::check(&freshest.array, &seated, options)?;
-    let bitmap = read_bitmap(&freshest, &seated.seats, options.member_timeout_ns).await?;
-    // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
-    let forced = dirty_from.is_some() && missing > 0;
-    let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
-    Ok(Assembled {
-        geometry,
-        seated,
-        freshest,
-        journal,
-        bitmap,
-        read_only,
-        dirty_from,
-        journal_left_out,
-        forced,
-        log: Log::None,
-        old_log: OldLog::Silent,
-        epoch,
-    })
+    let mut assembled = decide::decide(found, options)?;
+    let (freshest, seats) = (&assembled.freshest, &assembled.seated.seats);
+    assembled.bitmap = read_bitmap(freshest, seats, options.member_timeout_ns).await?;
+    assembled.epoch = epoch;
+    Ok(assembled)
 }
 
 fn is_whole(member: &Found) -> bool {

@@ -20,11 +20,11 @@ use crate::{
     error::{IoError, MemberError, Operation},
     events::EventKind,
     members::spare_the_needed,
-    membership::{can_do_without, is_hanging},
+    membership::{can_do_without, is_ailing},
     mutants::{Mutant, active},
     records::{Newcomer, Seating},
     shared::{Failure, Shared},
-    snapshot::{MemberId, Seat, Snapshot},
+    snapshot::{Member, MemberId, Seat, Snapshot},
     volume::adopt_everywhere,
 };
 
@@ -194,7 +194,6 @@ impl Home {
             }
             Command::Stop { reply } => {
                 self.refuse_commands();
-                self.bound_waits();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
                 while (self.shared().has_failures() || !self.shared().bad_reports.is_empty())
@@ -247,9 +246,9 @@ impl Home {
             // It has failed meanwhile, and the superblocks say so.
             return Ok(());
         };
-        // What hangs may have failed.
         let redundancy = self.shared().geometry.redundancy();
-        let is_needed = seat.is_whole() && !can_do_without(&snapshot, id, redundancy, is_hanging);
+        let ails = |other: &Member| is_ailing(self.shared(), other);
+        let is_needed = seat.is_whole() && !can_do_without(&snapshot, id, redundancy, ails);
         if is_needed && !active(Mutant::NeededTakenOut) {
             return Err(CommandError::SlotNeeded(slot));
         }

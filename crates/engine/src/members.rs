@@ -463,6 +463,14 @@ impl Observer for Core {
         }
         let counters = &self.counters;
         if about.kind == READ { &counters.read_errors } else { &counters.write_errors }.add(1);
+        let is_lost = match error.kind {
+            DeviceErrorKind::Gone => true,
+            DeviceErrorKind::Fenced => false,
+            _ => about.kind == FLUSH,
+        };
+        if is_lost && !active(Mutant::LossToldLate) {
+            self.shared.note_leaving(self.member.id);
+        }
     }
 
     fn settled(&self) {

@@ -23,6 +23,7 @@ use crate::{
     members::answered,
     mutants::{Mutant, active},
     records::{MemberBook, MemberState, Newcomer},
+    shared::Shared,
     snapshot::{Member, MemberId, Seat, Snapshot},
     volume::give_up_everywhere,
 };
@@ -212,8 +213,13 @@ pub(crate) fn can_do_without(
 }
 
 /// Whether a member may be about to be dropped because it doesn't answer.
-pub(crate) fn is_hanging(member: &Member) -> bool {
+fn is_hanging(member: &Member) -> bool {
     member.health.is_slow() || member.health.late_requests() > 0
+}
+
+/// Whether a member is lost or may be: what hangs may have failed.
+pub(crate) fn is_ailing(shared: &Shared, member: &Member) -> bool {
+    is_hanging(member) || shared.is_leaving(member.id)
 }
 
 impl Array {
@@ -239,11 +245,12 @@ impl Array {
             if !member.health.is_slow() {
                 continue;
             }
-            // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can do without it. The controller
-            // may know of others that have failed.
+            // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can do without it.
             let snapshot = self.shared().snapshot();
-            let is_ailing = |other: &Member| is_hanging(other) || other.health.statistics().write_errors > 0;
-            if !can_do_without(&snapshot, member.id, self.shared().geometry.redundancy(), is_ailing) {
+            let ails = |other: &Member| is_ailing(self.shared(), other);
+            if snapshot.slot_of(member.id).is_some()
+                && !can_do_without(&snapshot, member.id, self.shared().geometry.redundancy(), ails)
+            {
                 return Err(CommandError::SlotNeeded(slot));
             }
             give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);

@@ -269,6 +269,8 @@ pinstripe_runtime::mutants! {
     BitsClearedBeforeRecorded,
     /// A member that the array can't do without is given up at the same limit as any other (C29).
     LastStrawDropped,
+    /// That a member is lost is known when all requests that went out with the failed one are over (C29, C31).
+    LossToldLate,
     /// The superblocks don't say that the journal is lost (C18).
     JournalLossUnrecorded,
     /// Servers are told to commit before all of them have done their part.
@@ -315,6 +317,7 @@ impl Mutant {
         Self::FailedRowsTrusted,
         Self::ListedTakesChunk,
         Self::LastStrawDropped,
+        Self::LossToldLate,
         Self::LastStripeAnswers,
         Self::JoinersToldAll,
         Self::FirstBitmapBelieved,

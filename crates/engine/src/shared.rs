@@ -239,13 +239,24 @@ impl Shared {
     pub fn report(&self, member: MemberId, error: MemberError) {
         // A member that only had too many errors may be kept.
         if error.error.kind != DeviceErrorKind::TooManyErrors {
-            let mut leaving = locked(&self.leaving);
-            if !leaving.contains(&member) {
-                leaving.push(member);
-            }
+            self.note_leaving(member);
         }
         locked(&self.failures).push(Failure { member, error });
         self.knock.notify();
+    }
+
+    /// A member has failed in a way that costs it its place. It is reported when all requests that went out with the failed one are over,
+    /// and others may take long.
+    pub(crate) fn note_leaving(&self, member: MemberId) {
+        let mut leaving = locked(&self.leaving);
+        if !leaving.contains(&member) {
+            leaving.push(member);
+        }
+    }
+
+    /// Whether a member is out, or about to be.
+    pub(crate) fn is_leaving(&self, member: MemberId) -> bool {
+        locked(&self.leaving).contains(&member)
     }
 
     /// Whether the array can do without `member` too, besides all that have been reported. If so it counts as reported from now

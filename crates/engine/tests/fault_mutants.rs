@@ -252,6 +252,12 @@ fn short_outage(seed: u64) -> bool {
     scene.write(0, STRIPE_SECTORS, true).is_ok() && is_right(&mut scene)
 }
 
+/// A member is lost, and one that the array then can't do without is silent for a while.
+fn lost_and_silent(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    arrays::scene::write_to_one_lost_and_one_silent(&mut scene) && is_right(&mut scene)
+}
+
 /// The process is stopped, and with it what works for it, for far longer than a member may take.
 fn stopped_process(seed: u64) -> bool {
     let mut scene = raid5(seed);
@@ -344,8 +350,9 @@ fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 14] = [
+    let scenes: [(Mutant, Holds); 15] = [
         (Mutant::LastStrawDropped, short_outage),
+        (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),
         (Mutant::JoinersToldAll, joined_in_vain),
         (Mutant::FirstBitmapBelieved, lost_bits),

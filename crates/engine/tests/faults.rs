@@ -220,6 +220,21 @@ fn an_outage_of_all_members_that_is_shorter_than_the_last_may_take_does_not_fail
 }
 
 #[test]
+fn a_member_that_is_silent_beside_one_that_is_lost_is_the_last_that_the_array_can_lose() {
+    for seed in 0..4 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        assert!(
+            arrays::scene::write_to_one_lost_and_one_silent(&mut scene),
+            "the lost one was not known to be"
+        );
+        let slots: Vec<_> = detail(&scene).slots.iter().map(|slot| slot.state).collect();
+        assert_eq!(slots, ["missing", "in-sync", "in-sync", "in-sync"]);
+        scene.read_all();
+    }
+}
+
+#[test]
 fn a_process_that_was_stopped_has_waited_for_nothing() {
     for seed in 0..4 {
         let mut scene = raid5(seed);

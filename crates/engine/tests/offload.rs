@@ -519,6 +519,20 @@ fn a_takeover_that_is_refused_at_the_first_member_leaves_the_running_array_alone
 }
 
 #[test]
+fn a_start_that_is_refused_takes_nothing_over() {
+    let mut net = raid5(2);
+    fill(&mut net);
+    net.sleep(2_000);
+    let takeover = ArrayOptions { takeover: true, newly_degraded: false, ..options() };
+    let sources = net.servers.iter().skip(1).map(|server| ServerSource::of_host(server, 1)).collect();
+    let error = arrays::assemble(&mut net.scene.world, sources, takeover).err().unwrap();
+    assert!(matches!(error, AssembleError::NewlyDegraded { .. }), "{error}");
+    net.sleep(6_000);
+    net.scene.write(0, 8, false).unwrap();
+    net.assert_consistent();
+}
+
+#[test]
 fn a_host_asks_who_has_its_members_before_it_writes_its_superblocks() {
     // One server is enough, whether or not it says who was there.
     for (seed, knows) in [(1, true), (2, false)] {

@@ -309,6 +309,14 @@ fn a_command_takes_out_the_member_that_the_controller_waits_for() {
 }
 
 #[test]
+fn a_stop_ends_although_the_controller_waits_for_a_member_that_may_take_for_ever() {
+    let mut scene = hanging(6, &[]);
+    let owner = scene.array.clone();
+    scene.run(async move { owner.stop().await }).unwrap();
+    assert!(scene.world.now() < 120 * SECOND);
+}
+
+#[test]
 fn that_an_array_has_failed_is_told_once() {
     let mut scene = array(5, Level::Raid5, 4);
     for disk in &scene.disks {

@@ -66,10 +66,10 @@ fn a_state_directory_that_is_missing_is_not_made_unasked() {
     };
     target(&["--state", "state"]).refused(1, &["state does not exist", "mounted", "--state-create"]);
     assert!(!world.path("state").exists());
-    target(&["--state-create"]).refused(2, &["--state"]);
+    target(&["--state-create"]).refused(64, &["--state"]);
     // Arguments come first: nothing is made for a target that can't be.
     let bad = ["target", "--listen", "127.0.0.1:0", "--nqn", "x", "--state", "s", "--state-create", &device];
-    world.run(&bad).refused(2, &["'x' is no NQN"]);
+    world.run(&bad).refused(64, &["'x' is no NQN"]);
     assert!(!world.path("s").exists());
 }
 
@@ -80,11 +80,11 @@ fn files_and_loop_devices_over_them_are_never_served_twice() {
     let Some(device) = LoopDevice::new(&world, &members[0], &[]) else { return };
     let twice = [members.clone(), vec![device.path.clone()]].concat();
     let before = world.hashes(&members);
-    world.create(&["--level", "5", "--force"], &twice).refused(2, &["member0", "are one device"]);
-    world.serve_refused(&[], &twice).refused(2, &["member0", "are one device"]);
+    world.create(&["--level", "5", "--force"], &twice).refused(64, &["member0", "are one device"]);
+    world.serve_refused(&[], &twice).refused(64, &["member0", "are one device"]);
     world
         .run(&["target", "--listen", "127.0.0.1:0", "--nqn", NQN, &members[0], &device.path])
-        .refused(2, &["one device"]);
+        .refused(64, &["one device"]);
     let by_device = [std::slice::from_ref(&device.path), &members[1..]].concat();
     let elsewhere = ["--control", "other.sock", "--nbd", "unix:other.nbd"];
     // The other members are held too; one that only the loop device could give away stands alone here.
@@ -150,7 +150,7 @@ fn a_bad_name_of_the_subsystem_is_refused_before_members_change() {
     for nqn in ["x", "nqn.2014-08.org.nvmexpress.discovery"] {
         world
             .serve_refused(&["--nvme-tcp", "127.0.0.1:0", "--nqn", nqn], &members)
-            .refused(2, &[nqn, "is no NQN"]);
+            .refused(64, &[nqn, "is no NQN"]);
         assert_eq!(world.hashes(&members), before);
     }
 }

@@ -344,7 +344,7 @@ fn limits_say_what_to_raise() {
     let create = ["--create", "--level", "5"];
     world
         .serve_refused(&[&create[..], &["--cache", "9999T"]].concat(), &memory)
-        .refused(2, &["--cache", "9999T", "this machine has"]);
+        .refused(64, &["--cache", "9999T", "this machine has"]);
     mode(&world, ".", 0o755);
     let mut command = world.command(&["serve", "--shards", "2", "--create", "--level", "5"]);
     let mut limited = std::process::Command::new("prlimit");

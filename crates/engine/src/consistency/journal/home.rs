@@ -24,9 +24,10 @@ use crate::{
     events::EventKind,
     geometry::Geometry,
     members::{Health, Supervised},
+    membership::is_ailing,
     mutants::{Mutant, active},
     records::JournalBook,
-    snapshot::{Member, MemberId},
+    snapshot::{Member, MemberId, Seat},
 };
 
 /// The log of an array with this journal, which is yet to be replayed.
@@ -58,9 +59,11 @@ impl Array {
             return refused("the journal is out of the array already");
         }
         // Looked at last, and with what isn't recorded yet: nothing comes between this and the loss.
-        if self.shared().has_failures() || !self.shared().snapshot().is_complete() {
+        let snapshot = self.shared().snapshot();
+        let ails = |seat: &Seat| seat.member().is_some_and(|member| is_ailing(self.shared(), member));
+        if self.shared().has_failures() || !snapshot.is_complete() || snapshot.seats.iter().any(ails) {
             return refused(
-                "the journal is needed: a member is missing or being rebuilt, and after a crash the array could not do without it; nothing was done",
+                "the journal is needed: a member is missing, doesn't answer or is being rebuilt, and after a crash the array could not do without it; nothing was done",
             );
         }
         self.home.lose_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));

@@ -300,7 +300,6 @@ impl Home {
             return;
         }
         journal.set_mode(JournalMode::WriteThrough);
-        self.bound_waits();
         journal.drained(self.shared()).await;
     }
 }

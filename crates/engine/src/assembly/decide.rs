@@ -1,0 +1,64 @@
+//! What comes of the superblocks that were read: the array, its members by slot, and whether it may be served. Pure.
+
+use pinstripe_md::superblock::ResyncOffset;
+
+use super::{
+    AssembleError, Assembled, Found, disown_journal, freshest, geometry, is_whole, seat, set_aside_disowned,
+    stale_member, support, take_journal, too_few_left,
+};
+use crate::{
+    consistency::{self, Log, OldLog},
+    mutants::{Mutant, active},
+    newly_degraded,
+    options::ArrayOptions,
+};
+
+/// What comes of the superblocks, without the bitmap.
+pub(super) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<Assembled, AssembleError> {
+    let left_behind = set_aside_disowned(&mut found);
+    let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
+    let read_only = support(&freshest, &found)?;
+    let geometry = geometry(&freshest, &found)?;
+    let journal = take_journal(&freshest, &mut found, options.force)?;
+    let journal_left_out = freshest.array.journal && journal.is_none();
+    if journal_left_out {
+        disown_journal(&mut freshest);
+    }
+    let mut seated = seat(&freshest, found, geometry.members())?;
+    seated.stale.extend(left_behind.iter().map(|member| stale_member(member, freshest.array.events)));
+    let missing = seated.seats.iter().filter(|seat| !seat.as_ref().is_some_and(is_whole)).count();
+    if missing > geometry.redundancy() {
+        let stale = seated.stale;
+        let (present, needed, redundancy) =
+            (geometry.members() - missing, geometry.members(), geometry.redundancy());
+        return Err(AssembleError::TooFewMembers { present, needed, redundancy, stale });
+    }
+    let dirty_from = match freshest.array.resync_offset {
+        // What was being written when the journal went may be half on the members.
+        _ if journal_left_out => Some(0),
+        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
+        _ => None,
+    };
+    let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);
+    if refused && !options.force && !active(Mutant::DirtyDegradedStarted) {
+        return Err(AssembleError::DirtyDegraded { missing });
+    }
+    newly_degraded::check(&freshest.array, &seated, options)?;
+    // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
+    let forced = dirty_from.is_some() && missing > 0;
+    let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
+    Ok(Assembled {
+        geometry,
+        seated,
+        freshest,
+        journal,
+        bitmap: None,
+        read_only,
+        dirty_from,
+        journal_left_out,
+        forced,
+        log: Log::None,
+        old_log: OldLog::Silent,
+        epoch: 0,
+    })
+}
