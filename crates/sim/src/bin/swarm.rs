@@ -18,12 +18,6 @@ use pinstripe_sim::swarm::{
     NVME_KILLERS, RUNTIME_KILLERS, SCENES, States, Summary, Verdict,
 };
 
-impl Run {
-    fn count(&self) -> u64 {
-        self.seeds + self.atlas + self.net + self.wide
-    }
-}
-
 /// The swarm simulation of the engine.
 #[derive(Parser)]
 enum Task {
@@ -90,7 +84,7 @@ struct Run {
 impl Run {
     /// Seeds of all kinds.
     fn count(&self) -> u64 {
-        self.seeds + self.atlas + self.races + self.net
+        self.seeds + self.atlas + self.races + self.net + self.wide
     }
 }
 
