@@ -126,10 +126,18 @@ impl Identities {
 }
 
 fn nameless(device: &Served) -> Failure {
+    let path = device.path.display();
+    if device.path.is_file() {
+        return Failure::new(format!(
+            "{path} lies on a file system that can't be told from another one after a restart, and so its state could not be \
+             told from another file's: serve a file of a file system such as ext4 or btrfs, or one on a disk that has a serial \
+             number, a WWID or a PARTUUID; network and FUSE file systems have nothing of the kind"
+        ));
+    }
     Failure::new(format!(
-        "{} has neither a WWID nor a serial number nor a PARTUUID, so its state could not be told from another device's after \
-         a restart: give it a serial number (a virtual machine's disk), or serve a partition or a file of it",
-        device.path.display()
+        "{path} has neither a WWID nor a serial number nor a PARTUUID, so its state could not be told from another device's after \
+         a restart: give it a serial number (a virtual machine's disk), or serve a partition that has a PARTUUID, or a file of an \
+         ext4 on it"
     ))
 }
 
