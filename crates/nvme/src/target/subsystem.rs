@@ -283,9 +283,10 @@ impl Subsystem {
     }
 
     /// The hosts that use it, by their NQNs, once for each of their controllers; those that only ask for
-    /// discovery don't count.
+    /// discovery, or haven't proved who they are, don't count.
     pub fn hosts(&self) -> Vec<String> {
-        let users = self.controllers().into_iter().filter(|each| !each.discovery && !each.is_dead());
+        let uses = |each: &Arc<Controller>| !each.discovery && !each.is_dead() && each.is_proven();
+        let users = self.controllers().into_iter().filter(uses);
         users.map(|controller| controller.host.clone()).collect()
     }
 
