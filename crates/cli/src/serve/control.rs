@@ -261,7 +261,7 @@ impl Inner {
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {
         let AddParameters { device, force } = parameters;
-        refuse_part(array, &device)?;
+        refuse_part(array, &device).await?;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
         let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
@@ -284,14 +284,14 @@ impl Inner {
         let ReplaceParameters { slot, device, with, force } = parameters;
         let slot = match (slot, device) {
             (Some(slot), None) => usize::from(slot),
-            (None, Some(device)) => names::slot_of(array, &device)?,
+            (None, Some(device)) => names::slot_of(array, &device).await?,
             _ => return Err("either a slot or a device is needed".to_owned()),
         };
         let uuid = array.detail().uuid;
         let with = match with {
             None => None,
             Some(device) => {
-                refuse_part(array, &device)?;
+                refuse_part(array, &device).await?;
                 let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
                 Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
             }
@@ -304,8 +304,8 @@ impl Inner {
 }
 
 /// A device that is in use here would otherwise be waited for.
-fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
-    match names::part_of(array, device) {
+async fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
+    match names::part_of(array, device).await {
         Some(part) => Err(format!("{device} is {part} already; nothing was done")),
         None => Ok(()),
     }
