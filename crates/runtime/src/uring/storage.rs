@@ -324,7 +324,8 @@ fn name_of_file_system(device: u64, file: &Path) -> Option<String> {
     let on_device = folder.exists();
     let of_device = if on_device { name_of_device(&folder, device) } else { None };
     let of_itself = || {
-        let (kind, identifier) = (rustix::fs::statfs(file).ok()?.f_type, rustix::fs::statvfs(file).ok()?.f_fsid);
+        let (kind, identifier) =
+            (rustix::fs::statfs(file).ok()?.f_type, rustix::fs::statvfs(file).ok()?.f_fsid);
         lasts(on_device, kind, identifier).then(|| format!("fsid:{identifier:x}"))
     };
     let by_udev = || Some(format!("fsuuid:{}", link_to("by-uuid", device)?));
