@@ -84,5 +84,6 @@ impl Mutant {
     /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's sessions.
     pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
     /// Those that single sessions show (`tests/sessions`).
-    pub const OF_SESSIONS: &[Self] = &[Self::NumberHeldUnproven, Self::AnswersUncounted, Self::StaleCarriedOut];
+    pub const OF_SESSIONS: &[Self] =
+        &[Self::NumberHeldUnproven, Self::AnswersUncounted, Self::StaleCarriedOut];
 }
