@@ -11,7 +11,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{
     ShardHandle,
-    uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, Storage, blocking},
+    uring::{self, Context, Listener, OpenFile, OpenOptions, RuntimeConfig, blocking},
 };
 use serde_json::json;
 
@@ -124,7 +124,7 @@ async fn start(
     let listener = listen(arguments.listen).await?;
     let listens = listener.tcp_address().unwrap_or(arguments.listen);
     let address = arguments.announce.unwrap_or(listens);
-    let identities = identify(arguments).await?;
+    let identities = identify(arguments, files.clone()).await?;
     let offload = offload(arguments, shards.len()).await?;
     let namespaces = namespaces(arguments, &files, &identities.uuids);
     let nqn = arguments.nqn.clone();
@@ -208,15 +208,14 @@ async fn open_all(arguments: &TargetArguments) -> Result<Vec<Arc<OpenFile>>, Fai
 }
 
 /// Which namespaces the devices are. They are open, so that no other target does the same meanwhile.
-async fn identify(arguments: &TargetArguments) -> Result<Identities, Failure> {
+async fn identify(arguments: &TargetArguments, files: Vec<Arc<OpenFile>>) -> Result<Identities, Failure> {
     let (paths, nqn) = (arguments.devices.clone(), arguments.nqn.clone());
     let (state, create) = (arguments.state.clone(), arguments.state_create);
     blocking(move || {
-        let served = |path: &PathBuf| {
-            let path = std::path::absolute(path)?;
-            Ok(Served { storage: Storage::of(&path)?, path })
+        let served = |(path, file): (&PathBuf, &Arc<OpenFile>)| {
+            Ok(Served { storage: file.storage()?, path: std::path::absolute(path)? })
         };
-        let devices = paths.iter().map(served).collect::<Result<Vec<_>, Failure>>()?;
+        let devices = paths.iter().zip(&files).map(served).collect::<Result<Vec<_>, Failure>>()?;
         state::check_distinct(&devices)?;
         match state {
             Some(directory) => Identities::of(&directory, create, &nqn, &devices),

@@ -12,6 +12,8 @@ pinstripe_runtime::mutants! {
     ReturnsTooEarly,
     /// A controller whose host is silent lives on, and so do its old commands (C16).
     SilenceIgnored,
+    /// After the target stood still, commands of hosts that have been silent for too long are carried out.
+    StaleCarriedOut,
     /// A new association doesn't wait for the old one's commands (C16).
     DrainSkipped,
     /// The I/O queues of a controller outlive it.
@@ -82,5 +84,6 @@ impl Mutant {
     /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's sessions.
     pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
     /// Those that single sessions show (`tests/sessions`).
-    pub const OF_SESSIONS: &[Self] = &[Self::NumberHeldUnproven, Self::AnswersUncounted];
+    pub const OF_SESSIONS: &[Self] =
+        &[Self::NumberHeldUnproven, Self::AnswersUncounted, Self::StaleCarriedOut];
 }

@@ -252,9 +252,17 @@ impl Shard {
     }
 
     /// Nanoseconds that this shard was there to wait, since some fixed moment: [`Shard::now`] without the gaps that
-    /// [`Shard::turn`] has found. Timers and looks at requests go by it. It means nothing on another shard.
+    /// [`Shard::turn`] has found, and without the one that it will find. Timers and looks at requests go by it, so it never steps
+    /// back. It means nothing on another shard.
     pub fn waited(&self) -> u64 {
-        self.now().saturating_sub(self.lost_ns.get())
+        let now = match self.clock {
+            // Between two turns, too: a task that is polled after a gap, in the same batch, must not be charged with it.
+            Clock::Monotonic(_) if !active(Mutant::StallCharged) => {
+                self.now().min(self.turned_at.get().saturating_add(GAP_NS))
+            }
+            _ => self.now(),
+        };
+        now.saturating_sub(self.lost_ns.get())
     }
 
     /// The driver's loop comes round, with everything reaped that has completed. A gap since the last time is charged to no wait

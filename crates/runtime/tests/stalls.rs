@@ -4,7 +4,14 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{io::Write, os::unix::net::UnixStream, thread, time::Duration};
+use std::{
+    future::poll_fn,
+    io::Write,
+    os::unix::net::UnixStream,
+    task::Poll,
+    thread,
+    time::{Duration, Instant},
+};
 
 use pinstripe_runtime::{
     Stream, shard,
@@ -45,10 +52,43 @@ fn time_in_which_the_shard_stood_still_is_charged_to_no_wait() {
     assert!(times_out(1, 100, 400, || ()), "time in which it turned is");
 }
 
+/// The shard's thread stands still for 1.2 s while it polls a wait of at most 0.9 s, which is ready when it is polled again.
+/// Whether the limit ends that wait, and how long one of 50 ms takes that begins before the loop comes round.
+fn stands_still_in_a_batch(prepare: fn()) -> (bool, Duration) {
+    let outcome = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
+        prepare();
+        let mut stood = false;
+        let stands = poll_fn(|cx| {
+            if std::mem::replace(&mut stood, true) {
+                return Poll::Ready(());
+            }
+            thread::sleep(Duration::from_millis(1200));
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        });
+        let timed_out = shard::timeout(900_000_000, stands).await.is_none();
+        shard::yield_now().await;
+        thread::sleep(Duration::from_millis(1200));
+        let (began, waited) = (Instant::now(), shard::waited());
+        shard::sleep(50_000_000).await;
+        assert!(shard::waited() >= waited + 50_000_000, "it never steps back");
+        (timed_out, began.elapsed())
+    });
+    outcome.unwrap()
+}
+
+#[test]
+fn a_shard_that_stands_still_in_a_batch_charges_no_wait_then_or_later() {
+    let (timed_out, slept) = stands_still_in_a_batch(|| ());
+    assert!(!timed_out);
+    assert!(slept < Duration::from_millis(500), "{slept:?}");
+}
+
 #[cfg(feature = "mutants")]
 #[test]
 fn a_shard_that_charges_the_time_is_found() {
     use pinstripe_runtime::mutants::{Mutant, activate};
     // On the shard's own thread, which ends with the run.
     assert!(comes_afterwards(|| activate(Some(Mutant::StallCharged))));
+    assert!(stands_still_in_a_batch(|| activate(Some(Mutant::StallCharged))).0);
 }

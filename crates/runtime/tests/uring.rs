@@ -754,6 +754,18 @@ fn a_file_has_a_lasting_name_that_its_path_has_no_part_in() {
 }
 
 #[test]
+fn what_an_open_file_is_does_not_change_with_its_path() {
+    let folder = Folder::disk();
+    let path = folder.file("file", 1 << 20);
+    let before = uring::Storage::of(&path).unwrap();
+    let open = OpenFile::open(&path, &OpenOptions::default()).unwrap();
+    std::fs::rename(folder.file("other", 1 << 20), &path).unwrap();
+    assert!(!uring::Storage::of(&path).unwrap().overlaps(&before));
+    let now = open.storage().unwrap();
+    assert!(now.overlaps(&before) && now.lasting_name() == before.lasting_name());
+}
+
+#[test]
 fn a_read_only_device_is_refused_before_it_is_written() {
     let folder = Folder::disk();
     let Some(device) = Loop::new(&folder.file("backing", 1 << 20), &["--read-only"]) else { return };

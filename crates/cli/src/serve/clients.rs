@@ -1,7 +1,7 @@
 //! What uses the array now: connections of NBD clients, and hosts that use it over NVMe/TCP.
 //!
-//! A connection is counted on shard 0 when it is accepted, before any shard gets it, and until its session
-//! has ended. So between a look at the list and a stop no client can slip in.
+//! A connection is counted when it has chosen an export, before its client knows that it has it, and until its session has ended. One
+//! that hasn't said what it wants keeps nothing from being stopped: any user may make one.
 
 use std::{
     collections::BTreeMap,
@@ -33,10 +33,18 @@ struct Open {
     connections: BTreeMap<u64, String>,
 }
 
-/// A connection of a client. It counts until this goes.
+/// A connection of a client, which may count until this goes.
 pub struct Connected {
     open: Arc<Mutex<Open>>,
     number: u64,
+    name: String,
+}
+
+impl Connected {
+    /// From now on it counts.
+    pub fn counts(&self) {
+        lock(&self.open).connections.insert(self.number, self.name.clone());
+    }
 }
 
 impl Drop for Connected {
@@ -55,14 +63,13 @@ impl Clients {
         Self { open: Arc::default(), subsystem }
     }
 
-    /// A connection has come.
+    /// A connection has come. It doesn't count yet.
     pub fn connected(&self, connection: &Connection) -> Connected {
         let name = connection.peer().map_or_else(|| "an unknown client".to_owned(), name);
         let mut open = lock(&self.open);
         let number = open.next;
         open.next += 1;
-        open.connections.insert(number, name);
-        Connected { open: Arc::clone(&self.open), number }
+        Connected { open: Arc::clone(&self.open), number, name }
     }
 
     /// All of them, each with its connections.

@@ -31,6 +31,8 @@ const CONNECTIONS_MAX: usize = 64;
 const LINGER_NANOSECONDS: u64 = 2_000_000_000;
 /// Time that clients get to end connections that they have just let go of, before a stop is refused for them.
 const CLIENTS_LEAVE_NANOSECONDS: u64 = 2_000_000_000;
+/// Time that a client has to read an answer.
+const ANSWER_NANOSECONDS: u64 = 30_000_000_000;
 const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
@@ -165,11 +167,12 @@ impl Inner {
             }
             Err((id, error)) => Some(response(id, Err(error))),
         };
+        // From here on it is for the client to go on. One that doesn't read must not keep others out.
+        conversation.calling.set(false);
         let sent = match answer {
             Some(answer) => send(&conversation.stream, &answer).await,
             None => true,
         };
-        conversation.calling.set(false);
         self.busy.set(self.busy.get() - 1);
         self.answered.notify();
         sent
@@ -258,7 +261,7 @@ impl Inner {
 
     async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {
         let AddParameters { device, force } = parameters;
-        refuse_part(array, &device)?;
+        refuse_part(array, &device).await?;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
         let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
@@ -281,14 +284,14 @@ impl Inner {
         let ReplaceParameters { slot, device, with, force } = parameters;
         let slot = match (slot, device) {
             (Some(slot), None) => usize::from(slot),
-            (None, Some(device)) => names::slot_of(array, &device)?,
+            (None, Some(device)) => names::slot_of(array, &device).await?,
             _ => return Err("either a slot or a device is needed".to_owned()),
         };
         let uuid = array.detail().uuid;
         let with = match with {
             None => None,
             Some(device) => {
-                refuse_part(array, &device)?;
+                refuse_part(array, &device).await?;
                 let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
                 Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
             }
@@ -301,15 +304,19 @@ impl Inner {
 }
 
 /// A device that is in use here would otherwise be waited for.
-fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
-    match names::part_of(array, device) {
+async fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
+    match names::part_of(array, device).await {
         Some(part) => Err(format!("{device} is {part} already; nothing was done")),
         None => Ok(()),
     }
 }
 
-/// Sends all of `text`. False if the connection is gone.
+/// Sends all of `text`. False if the connection is gone, or nothing reads at its other end.
 async fn send(stream: &SocketStream, text: &str) -> bool {
+    shard::timeout(ANSWER_NANOSECONDS, send_all(stream, text)).await.unwrap_or(false)
+}
+
+async fn send_all(stream: &SocketStream, text: &str) -> bool {
     let mut buffer = shard::buffer(text.len());
     buffer.copy_from_slice(text.as_bytes());
     let whole = buffer.freeze();

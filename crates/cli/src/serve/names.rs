@@ -1,28 +1,56 @@
 //! Members as people name them: by slot, by device, or as the journal.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use pinstripe_engine::{
     array::{Array, Removed},
     records::MemberState,
 };
+use pinstripe_runtime::uring::blocking;
 
 use crate::control::{DeviceResult, MemberName};
 
-/// Whether two names are of one device: the same, one as a path from the server's folder, or links to one
-/// file.
-fn is_same(name: &str, other: &str) -> bool {
-    let absolute = |name: &str| std::path::absolute(name).ok();
-    let real = |name: &str| fs::canonicalize(Path::new(name)).ok();
-    name == other
-        || absolute(name).is_some_and(|path| Some(path) == absolute(other))
-        || real(name).is_some_and(|path| Some(path) == real(other))
+/// Names that are of one device.
+struct Names(BTreeSet<String>);
+
+impl Names {
+    /// Those of the array's devices that are of this one: the same, one as a path from the server's folder, or links to one file. A
+    /// file system may keep who asks it, so a shard must not. Who needs to know what has the name now looks afterwards.
+    async fn of(array: &Array, device: &str) -> Self {
+        let journal = array.detail().journal.map(|journal| journal.device);
+        let names: Vec<String> =
+            array.members().into_iter().map(|(_, name, ..)| name).chain(journal).collect();
+        let device = device.to_owned();
+        blocking(move || {
+            let ways = |name: &str| (std::path::absolute(name).ok(), fs::canonicalize(Path::new(name)).ok());
+            let is_one = |one: Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == *other;
+            let (absolute, real) = ways(&device);
+            let is_same = |name: &String| {
+                let other = ways(name);
+                *name == device || is_one(other.0, &absolute) || is_one(other.1, &real)
+            };
+            Self(names.into_iter().filter(is_same).collect())
+        })
+        .await
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains(name)
+    }
 }
 
 /// What a device is in the array now, in words; nothing if it is no part of it.
-pub fn part_of(array: &Array, device: &str) -> Option<String> {
+pub async fn part_of(array: &Array, device: &str) -> Option<String> {
+    part_named(array, &Names::of(array, device).await)
+}
+
+fn part_named(array: &Array, names: &Names) -> Option<String> {
     let detail = array.detail();
-    if detail.journal.is_some_and(|journal| !journal.failed && is_same(&journal.device, device)) {
+    if detail.journal.is_some_and(|journal| !journal.failed && names.has(&journal.device)) {
         return Some("the array's journal".to_owned());
     }
     array.members().into_iter().find_map(|(_, name, slot, state)| {
@@ -32,16 +60,17 @@ pub fn part_of(array: &Array, device: &str) -> Option<String> {
             MemberState::Spare => "a spare of the array".to_owned(),
             MemberState::Failed(_) | MemberState::Removed => return None,
         };
-        is_same(&name, device).then_some(words)
+        names.has(&name).then_some(words)
     })
 }
 
 /// The slot of the member that a device is.
-pub fn slot_of(array: &Array, device: &str) -> Result<usize, String> {
+pub async fn slot_of(array: &Array, device: &str) -> Result<usize, String> {
+    let names = Names::of(array, device).await;
     let seated = array.members().into_iter().find(|(_, name, _, state)| {
-        matches!(state, MemberState::InSync | MemberState::Recovering) && is_same(name, device)
+        matches!(state, MemberState::InSync | MemberState::Recovering) && names.has(name)
     });
-    seated.map(|(_, _, slot, _)| slot).ok_or_else(|| match part_of(array, device) {
+    seated.map(|(_, _, slot, _)| slot).ok_or_else(|| match part_named(array, &names) {
         Some(part) => format!("{device} is {part}, and holds no slot; nothing was done"),
         None => format!("{device} is no member of this array; `pinstripe detail` shows them"),
     })
@@ -51,7 +80,7 @@ pub fn slot_of(array: &Array, device: &str) -> Result<usize, String> {
 pub async fn fail(array: &Array, which: MemberName) -> Result<DeviceResult, String> {
     let slot = match which {
         MemberName::Slot(slot) => usize::from(slot),
-        MemberName::Device(device) => slot_of(array, &device)?,
+        MemberName::Device(device) => slot_of(array, &device).await?,
         MemberName::Journal(_) => {
             let device = array.fail_journal().await.map_err(|error| error.to_string())?;
             return Ok(DeviceResult { slot: None, device });
@@ -67,8 +96,9 @@ pub async fn remove(array: &Array, which: MemberName) -> Result<DeviceResult, St
     let (slot, which) = match which {
         MemberName::Slot(slot) => (Some(usize::from(slot)), Removed::Slot(slot.into())),
         MemberName::Device(device) => {
-            let names = array.members().into_iter().map(|(_, name, ..)| name);
-            (None, Removed::Device(names.into_iter().find(|name| is_same(name, &device)).unwrap_or(device)))
+            let names = Names::of(array, &device).await;
+            let named = array.members().into_iter().map(|(_, name, ..)| name).find(|name| names.has(name));
+            (None, Removed::Device(named.unwrap_or(device)))
         }
         MemberName::Journal(_) => return Err(keep_journal(array)),
     };

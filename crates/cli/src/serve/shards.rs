@@ -48,10 +48,9 @@ pub fn hand_over(target: &ShardHandle, connection: Connection, client: Connected
         // Without a server it is closed: the array is stopping.
         let Some(server) = current() else { return };
         shard::spawn(async move {
-            let _client = client;
             match connection.attach() {
                 Ok(stream) => {
-                    server.serve(stream).await;
+                    server.serve_and_tell(stream, || client.counts()).await;
                 }
                 Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
             }

@@ -5,7 +5,7 @@
 //! (C30). The identity is what hosts know the namespace by (NGUID), and what the files of its epochs are called.
 //!
 //! A file `UUID.device` in the state directory has two lines: what it is, and the lasting name. It is locked while a target serves
-//! the device. Everything is looked at before anything is written.
+//! the device. Everything is looked at before anything is written; who writes holds the file `lock` meanwhile.
 //!
 //! [`Storage::lasting_name`]: pinstripe_runtime::uring::Storage::lasting_name
 
@@ -76,60 +76,85 @@ impl Identities {
 
     /// As the directory has them. With `create`, the directory and identities that aren't there are made.
     pub fn of(directory: &Path, create: bool, nqn: &str, devices: &[Served]) -> Result<Self, Failure> {
-        let here = directory.display();
-        let failed =
-            |error: io::Error| Failure::new(format!("can't use {here} for the target's state: {error}"));
-        let known = match known(directory) {
-            Ok(known) => known,
-            Err(Trouble::Missing) if create => BTreeMap::new(),
-            Err(Trouble::Missing) => {
-                return Err(Failure::new(format!(
-                    "the state directory {here} does not exist: is what it lies on mounted? --state-create makes a new one, \
-                     which knows of no host that was replaced"
-                )));
-            }
-            Err(Trouble::Damaged(path)) => {
-                return Err(Failure::new(format!(
-                    "{} is damaged: it says which device the namespace is that it is named for; if no host uses that, remove it",
-                    path.display()
-                )));
-            }
-            Err(Trouble::Failed(error)) => return Err(failed(error)),
-        };
-        let (mut uuids, mut new) = (Vec::new(), Vec::new());
-        for device in devices {
-            let name = device.name().ok_or_else(|| nameless(device))?;
-            let uuid = if let Some(uuid) = known.get(name) {
-                *uuid
-            } else {
-                let taken_over = by_former_name(directory, nqn, device, &known)?;
-                if taken_over.is_none() && !create {
-                    return Err(Failure::new(format!(
-                        "{here} has no state of {} ({name}): is it the right directory, and is what it lies on mounted? \
-                             If the device is new here, --state-create",
-                        device.path.display()
-                    )));
-                }
-                let uuid = taken_over.map_or_else(|| random_uuid().map(|uuid| uuid.0), Ok)?;
-                new.push((uuid, name));
-                uuid
-            };
-            uuids.push(uuid);
+        let failed = |error: io::Error| unusable(directory, &error);
+        let mut found = Found::in_directory(directory, create, nqn, devices)?;
+        let mut alone = None;
+        if !found.new.is_empty() {
+            make(directory).map_err(failed)?;
+            alone = Some(lock_directory(directory).map_err(failed)?);
+            // Another target may have done the same since.
+            found = Found::in_directory(directory, create, nqn, devices)?;
         }
-        make(directory).map_err(failed)?;
-        for (uuid, name) in new {
+        for (uuid, name) in found.new {
             bind(directory, &uuid, name).map_err(failed)?;
         }
-        let locks = uuids.iter().zip(devices).map(|(uuid, device)| lock(directory, uuid, device));
-        Ok(Self { _locks: locks.collect::<Result<_, _>>()?, uuids })
+        let locks = found.uuids.iter().zip(devices).map(|(uuid, device)| lock(directory, uuid, device));
+        let locks = locks.collect::<Result<_, _>>()?;
+        drop(alone);
+        Ok(Self { _locks: locks, uuids: found.uuids })
     }
 }
 
+/// What the directory has of devices.
+struct Found<'a> {
+    uuids: Vec<[u8; 16]>,
+    /// Of these, those that are to be written down, with their devices' lasting names.
+    new: Vec<([u8; 16], &'a str)>,
+}
+
+impl<'a> Found<'a> {
+    fn in_directory(
+        directory: &Path,
+        create: bool,
+        nqn: &str,
+        devices: &'a [Served],
+    ) -> Result<Self, Failure> {
+        let here = directory.display();
+        let known = match known(directory) {
+            Ok(known) => known,
+            Err(Trouble::Missing) if create => BTreeMap::new(),
+            Err(trouble) => return Err(trouble.of(directory)),
+        };
+        let mut found = Self { uuids: Vec::new(), new: Vec::new() };
+        for device in devices {
+            let name = device.name().ok_or_else(|| nameless(device))?;
+            if let Some(uuid) = known.get(name) {
+                found.uuids.push(*uuid);
+                continue;
+            }
+            let taken_over = by_former_name(directory, nqn, device, &known)?;
+            if taken_over.is_none() && !create {
+                return Err(Failure::new(format!(
+                    "{here} has no state of {} ({name}): is it the right directory, and is what it lies on mounted? If the \
+                     device is new here, --state-create",
+                    device.path.display()
+                )));
+            }
+            let uuid = taken_over.map_or_else(|| random_uuid().map(|uuid| uuid.0), Ok)?;
+            found.new.push((uuid, name));
+            found.uuids.push(uuid);
+        }
+        Ok(found)
+    }
+}
+
+fn unusable(directory: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("can't use {} for the target's state: {error}", directory.display()))
+}
+
 fn nameless(device: &Served) -> Failure {
+    let path = device.path.display();
+    if device.path.is_file() {
+        return Failure::new(format!(
+            "{path} lies on a file system that can't be told from another one after a restart, and so its state could not be \
+             told from another file's: serve a file of a file system such as ext4 or btrfs, or one on a disk that has a serial \
+             number, a WWID or a PARTUUID; network and FUSE file systems have nothing of the kind"
+        ));
+    }
     Failure::new(format!(
-        "{} has neither a WWID nor a serial number nor a PARTUUID, so its state could not be told from another device's after \
-         a restart: give it a serial number (a virtual machine's disk), or serve a partition or a file of it",
-        device.path.display()
+        "{path} has neither a WWID nor a serial number nor a PARTUUID, so its state could not be told from another device's after \
+         a restart: give it a serial number (a virtual machine's disk), or serve a partition that has a PARTUUID, or a file of an \
+         ext4 on it"
     ))
 }
 
@@ -137,7 +162,32 @@ fn nameless(device: &Served) -> Failure {
 enum Trouble {
     Missing,
     Damaged(PathBuf),
+    /// These are of one device, of this name.
+    Twice([PathBuf; 2], String),
     Failed(io::Error),
+}
+
+impl Trouble {
+    fn of(self, directory: &Path) -> Failure {
+        let here = directory.display();
+        match self {
+            Self::Missing => Failure::new(format!(
+                "the state directory {here} does not exist: is what it lies on mounted? --state-create makes a new one, which \
+                 knows of no host that was replaced"
+            )),
+            Self::Damaged(path) => Failure::new(format!(
+                "{} is damaged: it says which device the namespace is that it is named for; if no host uses that, remove it",
+                path.display()
+            )),
+            Self::Twice([one, other], name) => Failure::new(format!(
+                "{} and {} are both of one device ({name}): keep the one that has an .epoch of the same name beside it, for that \
+                 knows which hosts were replaced, and remove the other",
+                one.display(),
+                other.display()
+            )),
+            Self::Failed(error) => unusable(directory, &error),
+        }
+    }
 }
 
 /// The identities in the directory, by lasting name.
@@ -155,9 +205,10 @@ fn known(directory: &Path) -> Result<BTreeMap<String, [u8; 16]>, Trouble> {
         let text = fs::read(&path).map_err(Trouble::Failed)?;
         let parsed = uuid_in(&path).zip(name_in(&text));
         let (uuid, name) = parsed.ok_or_else(|| Trouble::Damaged(path.clone()))?;
-        if known.insert(name, uuid).is_some() {
-            return Err(Trouble::Damaged(path));
+        if let Some(other) = known.get(&name) {
+            return Err(Trouble::Twice([device_file(directory, other), path], name));
         }
+        known.insert(name, uuid);
     }
     Ok(known)
 }
@@ -251,6 +302,14 @@ fn bind(directory: &Path, uuid: &[u8; 16], name: &str) -> io::Result<()> {
     sync(directory)
 }
 
+/// Keeps other targets from giving identities until the file goes.
+fn lock_directory(directory: &Path) -> io::Result<File> {
+    let path = directory.join("lock");
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    file.lock()?;
+    Ok(file)
+}
+
 fn device_file(directory: &Path, uuid: &[u8; 16]) -> PathBuf {
     directory.join(format!("{}.device", uuid_text(uuid)))
 }
@@ -263,7 +322,8 @@ fn sync(folder: &Path) -> io::Result<()> {
 fn lock(directory: &Path, uuid: &[u8; 16], device: &Served) -> Result<File, Failure> {
     let path = device_file(directory, uuid);
     let failed = |error: io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
-    let file = File::open(&path).map_err(failed)?;
+    // NFS gives locks only to those who may write.
+    let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Failure::new(format!(
@@ -344,6 +404,41 @@ mod tests {
         assert!(refused.sentence().contains("another target serves"), "{}", refused.sentence());
         drop(held);
         Identities::of(&state, true, NQN, &devices[1..]).unwrap();
+    }
+
+    #[test]
+    fn targets_that_begin_at_once_give_a_device_one_identity() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = file(folder.path(), "device");
+        for round in 0..8 {
+            let state = folder.path().join(format!("state{round}"));
+            let begin = std::sync::Barrier::new(2);
+            let starts = || {
+                let devices = [served(&device)];
+                begin.wait();
+                Identities::of(&state, true, NQN, &devices).map(|found| found.uuids)
+            };
+            std::thread::scope(|scope| {
+                let (one, other) = (scope.spawn(starts), scope.spawn(starts));
+                assert!(one.join().unwrap().is_ok() || other.join().unwrap().is_ok());
+            });
+            assert!(Identities::of(&state, false, NQN, &[served(&device)]).is_ok());
+        }
+    }
+
+    #[test]
+    fn of_two_identities_of_one_device_both_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let device = file(folder.path(), "device");
+        let uuid = Identities::of(&state, true, NQN, &[served(&device)]).unwrap().uuids[0];
+        let (one, other) = (device_file(&state, &uuid), device_file(&state, &[7; 16]));
+        fs::copy(&one, &other).unwrap();
+        let refused = Identities::of(&state, false, NQN, &[served(&device)]).err().unwrap();
+        let sentence = refused.sentence();
+        for words in [one.to_str().unwrap(), other.to_str().unwrap(), ".epoch"] {
+            assert!(sentence.contains(words), "{sentence}");
+        }
     }
 
     #[test]

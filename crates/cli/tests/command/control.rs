@@ -116,6 +116,9 @@ fn an_array_is_not_stopped_under_its_clients_unless_that_is_forced() {
     let server =
         world.serve(&["--shards", "2", "--nbd", "unix:data.nbd", "--nbd", "tcp:127.0.0.1:0"], &members);
     let detail = || world.run(&["detail", "data", "--json"]).ok().json()["clients"].clone();
+    // Any user may connect and say nothing. It isn't a client yet.
+    let _silent = UnixStream::connect(server.nbd()).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
     assert_eq!(detail(), json!([]));
     let client = Client::connect(&server.nbd());
     let also = Client::connect(&server.nbd());
@@ -211,4 +214,22 @@ fn idle_control_connections_do_not_shut_an_administrator_out() {
     let mut idle = idle.into_iter();
     assert_eq!(idle.next().unwrap().0.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(idle.next_back().unwrap().call(detail)["id"], 1);
+}
+
+#[test]
+fn control_connections_that_read_no_answers_do_not_shut_an_administrator_out() {
+    const CONNECTIONS: usize = 64;
+    // Of their answers no socket holds all.
+    const CALLS: usize = 400;
+    let world = World::new();
+    let server = world.serve(&["--shards", "1"], &world.raid5(3));
+    let detail = r#"{"jsonrpc":"2.0","id":1,"method":"detail"}"#;
+    let silent: Vec<Line> = std::iter::repeat_with(|| Line::connect(&server)).take(CONNECTIONS).collect();
+    for line in &silent {
+        // The server takes no more of them once it waits to be read from.
+        line.0.get_ref().set_nonblocking(true).unwrap();
+        let _ = line.0.get_ref().write(format!("{detail}\n").repeat(CALLS).as_bytes());
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(Line::connect(&server).call(detail)["id"], 1);
 }

@@ -131,6 +131,15 @@ impl<S: BlockService> Server<S> {
     /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the connection is
     /// in flight and its stream is closed.
     pub async fn serve<T: Stream + ?Sized + 'static>(&self, stream: Rc<T>) -> SessionEnd {
+        self.serve_and_tell(stream, || ()).await
+    }
+
+    /// The same. Once the client has chosen an export, `told` is called, before the client learns that it has it.
+    pub async fn serve_and_tell<T: Stream + ?Sized + 'static>(
+        &self,
+        stream: Rc<T>,
+        told: impl FnOnce(),
+    ) -> SessionEnd {
         let server = &*self.0;
         let peer = stream.peer();
         let link = Rc::new(Link::new(stream, Arc::clone(&server.budget)));
@@ -145,7 +154,10 @@ impl<S: BlockService> Server<S> {
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
 
-        let settled = || server.connections.settle(number);
+        let settled = || {
+            server.connections.settle(number);
+            told();
+        };
         let end = session::run(&link, &server.infos, &server.services, settled).await;
         link.end(end != SessionEnd::Disconnected).await;
 

@@ -37,10 +37,21 @@ impl Random {
     }
 }
 
+thread_local! {
+    static CLOCK: Rc<Cell<u64>> = Rc::default();
+}
+
+/// The shard stands still, as when its process is stopped: the clock goes on.
+#[allow(dead_code, reason = "only tests of NVMe/TCP do it")]
+pub fn stand_still(nanoseconds: u64) {
+    CLOCK.with(|clock| clock.set(clock.get() + nanoseconds));
+}
+
 /// Runs `body` on a shard until it ends; the order of ready tasks is drawn. Then checks that nothing is left: no task,
 /// no request, no buffer.
 pub fn run<F: Future<Output = ()> + 'static>(random: &Rc<Random>, body: impl FnOnce() -> F) {
-    let clock = Rc::new(Cell::new(0));
+    let clock = CLOCK.with(Rc::clone);
+    clock.set(0);
     let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(&clock)) });
     let entered = shard.enter();
     let done = Rc::new(Cell::new(false));

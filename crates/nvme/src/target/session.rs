@@ -258,6 +258,9 @@ impl<S: BlockService> Session<S> {
             let intact = intact?;
             Some((buffer.ok_or(Ended::Closed)?, intact))
         };
+        if self.gate.was_open() && self.controller.ends_silent(shard::now()) {
+            return Err(Ended::Closed.into());
+        }
         self.head.set((self.head.get() + 1) % self.entries);
         if self.outstanding.get() >= self.entries {
             // The host has more commands outstanding than it said that it would.
@@ -714,12 +717,8 @@ impl<S: BlockService> Session<S> {
 
     /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
     fn silence_left(&self) -> Option<u64> {
-        let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
-        if active(Mutant::SilenceIgnored) || !self.gate.was_open() {
-            return None;
-        }
-        let silent = shard::now().saturating_sub(self.controller.heard.load(Ordering::Relaxed));
-        (self.queue == 0 && allowed > 0).then(|| allowed.saturating_sub(silent))
+        let counts = self.queue == 0 && self.gate.was_open();
+        counts.then(|| self.controller.silence_left(shard::now())).flatten()
     }
 }
 

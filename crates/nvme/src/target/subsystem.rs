@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pinstripe_export::budget::Budget;
-use pinstripe_runtime::Signal;
+use pinstripe_runtime::{Signal, shard};
 
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
 use super::reservation::{Access, HostId, Reservations};
 use crate::auth::Authentication;
+use crate::mutants::{Mutant, active};
 use crate::wire::fabrics::bits;
 use crate::wire::feature;
 use crate::wire::identify::NamespaceInfo;
@@ -282,9 +283,10 @@ impl Subsystem {
     }
 
     /// The hosts that use it, by their NQNs, once for each of their controllers; those that only ask for
-    /// discovery don't count.
+    /// discovery, or haven't proved who they are, don't count.
     pub fn hosts(&self) -> Vec<String> {
-        let users = self.controllers().into_iter().filter(|each| !each.discovery && !each.is_dead());
+        let uses = |each: &Arc<Controller>| !each.discovery && !each.is_dead() && each.is_proven();
+        let users = self.controllers().into_iter().filter(uses);
         users.map(|controller| controller.host.clone()).collect()
     }
 
@@ -474,6 +476,23 @@ impl Controller {
         self.proven.load(Ordering::SeqCst)
     }
 
+    /// Nanoseconds until the keep-alive timer runs out; `None` without one.
+    pub fn silence_left(&self, now: u64) -> Option<u64> {
+        let allowed = self.keep_alive_ms.load(Ordering::Relaxed) * 1_000_000;
+        let silent = now.saturating_sub(self.heard.load(Ordering::Relaxed));
+        (allowed > 0 && !active(Mutant::SilenceIgnored)).then(|| allowed.saturating_sub(silent))
+    }
+
+    /// Ends it if the keep-alive timer has run out. Its host counts on that by its own clock, and carries on elsewhere. This process
+    /// may have stood still: what the host had sent before would be carried out before the timer is looked at.
+    pub fn ends_silent(&self, now: u64) -> bool {
+        let ends = self.silence_left(now) == Some(0) && !active(Mutant::StaleCarriedOut);
+        if ends {
+            self.kill();
+        }
+        ends
+    }
+
     /// Value of a feature that is only stored. `which` says which of its parts is meant.
     pub fn setting(&self, feature: u8, which: u32) -> u32 {
         let stored = lock(&self.state).settings.get(&feature).copied();
@@ -568,6 +587,9 @@ impl Controller {
         let reserved = namespace.reserved.load(Ordering::SeqCst);
         if reserved && !lock(&namespace.reservations).allows(&self.host_id, access) {
             return Err(Status::RESERVATION_CONFLICT);
+        }
+        if self.ends_silent(shard::now()) {
+            return Err(Status::NAMESPACE_NOT_READY);
         }
         Ok(admitted)
     }

@@ -220,8 +220,9 @@ async fn connected(random: &Rc<Random>, target: &Target<Array>) -> Host {
 #[test]
 fn before_the_proof_nothing_is_carried_out() {
     seeds(4, |random| async move {
-        let (_, _, target) = guarded(&random, plain(HOST));
+        let (_, subsystem, target) = guarded(&random, plain(HOST));
         let mut host = connected(&random, &target).await;
+        assert_eq!(subsystem.hosts(), [""; 0], "it would keep the array from being stopped");
         let get = Command::fabrics(fabrics::PROPERTY_GET).with_dword(11, property::VS);
         assert_eq!(host.status(get, &[]).await, Status::SUCCESS);
         let enable = Command::fabrics(fabrics::PROPERTY_SET).with_dword(11, property::CC).with_dword(12, 1);
@@ -244,6 +245,7 @@ fn before_the_proof_nothing_is_carried_out() {
         host.close();
         let mut host = connected(&random, &target).await;
         assert!(matches!(prover.prove(&mut host).await.0, Message::Success1 { response: None, .. }));
+        assert_eq!(subsystem.hosts(), [HOST]);
         host.enable().await;
         assert!(host.read(identify(1, 0), 4096).await.is_ok());
         host.close();

@@ -16,7 +16,7 @@ use pinstripe_runtime::shard;
 use zerocopy::IntoBytes;
 
 use crate::host::{Heard, Host, identify};
-use crate::world::Array;
+use crate::world::{Array, stand_still};
 use crate::{dial, seeds, target};
 
 const SIZE: usize = 1 << 20;
@@ -410,6 +410,45 @@ fn a_host_that_is_silent_for_too_long_loses_its_controller() {
         assert_eq!(subsystem.controller_count(), 0);
         target.stop().await;
     });
+}
+
+/// Whether a write is carried out that had come from a host which was silent for too long, for the target stood still.
+fn carries_out_what_is_stale() -> bool {
+    let carried_out = Rc::new(Cell::new(false));
+    let flag = Rc::clone(&carried_out);
+    seeds(60, move |random| {
+        let flag = Rc::clone(&flag);
+        async move {
+            let array = Array::new(&random, SIZE, 0);
+            let (_, target) = target(std::slice::from_ref(&array));
+            let mut admin = Host::initialize(&random, &target, 0).await;
+            assert_eq!(admin.connect(1, 0, CONTROLLER_ANY, 2000).await.status(), Status::SUCCESS);
+            admin.enable().await;
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            io.command(write(0, 1), &[1; 512]).await;
+            let before = array.seen.borrow().requests;
+            stand_still(2_500_000_000);
+            shard::sleep(1).await;
+            flag.set(flag.get() || array.seen.borrow().requests > before);
+            target.stop().await;
+        }
+    });
+    carried_out.get()
+}
+
+#[test]
+fn a_target_that_stood_still_carries_out_nothing_of_a_host_that_was_silent_for_too_long() {
+    assert!(!carries_out_what_is_stale());
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_target_that_carries_out_what_is_stale_is_noticed() {
+    use pinstripe_nvme::mutants::{Mutant, activate};
+    activate(Some(Mutant::StaleCarriedOut));
+    let stale = carries_out_what_is_stale();
+    activate(None);
+    assert!(stale);
 }
 
 #[test]

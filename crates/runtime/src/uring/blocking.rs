@@ -103,9 +103,10 @@ impl Workers {
     fn staff(&'static self) {
         let mut state = lock(&self.state);
         if state.idle > 0 {
-            return self.there_is_work.notify_one();
+            self.there_is_work.notify_one();
         }
-        if state.queue.is_empty() || state.threads >= self.threads_max {
+        // One that was woken counts as idle until it runs, however many pieces of work come until then.
+        if state.queue.len() <= state.idle || state.threads >= self.threads_max {
             return;
         }
         // Threads end by themselves; nothing needs to join them. If there is none to be had, the next look
@@ -196,6 +197,23 @@ mod tests {
         assert_eq!(sum.unwrap(), COUNT * (COUNT - 1) / 2);
         assert!((1..=3).contains(&RUNNING_MAX.load(Ordering::SeqCst)), "{RUNNING_MAX:?} at a time");
         assert!(lock(&THREE.state).threads <= 3);
+    }
+
+    #[test]
+    fn work_that_comes_at_once_does_not_wait_for_one_idle_thread() {
+        static TWO: Workers = Workers::new("two", 2, 0);
+        let (done, all) = std::sync::mpsc::channel();
+        {
+            // A thread that was woken for the first piece of work and doesn't run yet.
+            let mut state = lock(&TWO.state);
+            (state.threads, state.idle) = (1, 1);
+            for _ in 0..2 {
+                let done = done.clone();
+                state.queue.push_back(Box::new(move || done.send(()).unwrap()));
+            }
+        }
+        TWO.staff();
+        assert!((0..2).all(|_| all.recv_timeout(Duration::from_secs(20)).is_ok()));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::{
     uring::{
         device::FileDevice,
         operation::File,
-        storage::{self, sysfs},
+        storage::{self, Storage, sysfs},
     },
 };
 
@@ -220,6 +220,11 @@ impl OpenFile {
     /// What the device says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// What it is, whatever its path is of by now (C30). May block.
+    pub fn storage(&self) -> io::Result<Storage> {
+        Storage::of(Path::new(&format!("/proc/self/fd/{}", self.file.fd.as_raw_fd())))
     }
 
     /// This shard's handle. Its going detaches the shard.

@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
@@ -51,8 +51,7 @@ impl Connection {
         if let Some(address) = address.and_then(|address| SocketAddr::try_from(address).ok()) {
             return Some(Peer::Address(address));
         }
-        let process = rustix::net::sockopt::socket_peercred(&self.fd).ok()?;
-        Some(Peer::Process(process.pid.as_raw_nonzero().get()))
+        process_of(&self.fd).map(Peer::Process)
     }
 
     /// Takes a connected stream socket over.
@@ -72,6 +71,19 @@ impl Connection {
         };
         Ok(Rc::new(SocketStream { descriptor: Descriptor::new(File::new(self.fd)), peer }))
     }
+}
+
+/// The process at the other end of a unix socket. The kernel says 0, which `rustix` doesn't expect, if there is none, as for a TCP
+/// connection that was reset before it was accepted, or if this process can't see it from its namespace.
+fn process_of(socket: &OwnedFd) -> Option<i32> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    // SAFETY: the kernel writes at most `length` bytes, all of which are within `credentials`, and takes any bytes for numbers.
+    let result = unsafe {
+        let place = (&raw mut credentials).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut length)
+    };
+    (result == 0 && credentials.pid > 0).then_some(credentials.pid)
 }
 
 /// A connection on one shard. It shuts down when it is dropped.
@@ -173,5 +185,30 @@ impl Drop for Pending {
         {
             self.descriptor.driver().cancel(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_of_a_connection_that_was_reset_before_it_was_accepted_is_unknown() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // Without waiting, an end is a reset.
+        sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).unwrap();
+        drop(client);
+        let (accepted, _) = listener.accept().unwrap();
+        assert_eq!(Connection::new(accepted).peer(), None);
+    }
+
+    #[test]
+    fn the_process_at_the_other_end_of_a_unix_socket_is_known() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(Connection::new(one).peer(), Some(Peer::Process(own)));
     }
 }

@@ -307,22 +307,37 @@ fn partition_uuid(folder: &Path, number: u64) -> Option<String> {
             let database = format!("/run/udev/data/b{major}:{minor}");
             said(Path::new(&database), "E:ID_PART_ENTRY_UUID=")
         })
-        .or_else(|| {
-            let links = fs::read_dir("/dev/disk/by-partuuid").into_iter().flatten().flatten();
-            let mut ours =
-                links.filter(|link| fs::metadata(link.path()).is_ok_and(|found| found.rdev() == number));
-            Some(ours.next()?.file_name().to_string_lossy().to_lowercase())
-        })
+        .or_else(|| link_to("by-partuuid", number))
 }
 
-/// What the file system of a file is on, if that is one device that has a name; else what the file system calls itself.
+/// How a folder of `/dev/disk` calls a device.
+fn link_to(folder: &str, number: u64) -> Option<String> {
+    let links = fs::read_dir(Path::new("/dev/disk").join(folder)).into_iter().flatten().flatten();
+    let mut ours = links.filter(|link| fs::metadata(link.path()).is_ok_and(|found| found.rdev() == number));
+    Some(ours.next()?.file_name().to_string_lossy().to_lowercase())
+}
+
+/// What the file system of a file is on, if that is one device that has a name; else what the file system calls itself, or udev
+/// calls it.
 fn name_of_file_system(device: u64, file: &Path) -> Option<String> {
     let folder = sysfs(device);
-    let on_device = if folder.exists() { name_of_device(&folder, device) } else { None };
-    on_device.or_else(|| {
-        let identifier = rustix::fs::statvfs(file).ok()?.f_fsid;
-        (identifier != 0).then(|| format!("fsid:{identifier:x}"))
-    })
+    let on_device = folder.exists();
+    let of_device = if on_device { name_of_device(&folder, device) } else { None };
+    let of_itself = || {
+        let (kind, identifier) =
+            (rustix::fs::statfs(file).ok()?.f_type, rustix::fs::statvfs(file).ok()?.f_fsid);
+        lasts(on_device, kind, identifier).then(|| format!("fsid:{identifier:x}"))
+    };
+    let by_udev = || Some(format!("fsuuid:{}", link_to("by-uuid", device)?));
+    of_device.or_else(of_itself).or_else(by_udev)
+}
+
+/// Whether a file system of this kind still calls itself that when its disk has another number. Most that lie on one device, XFS too,
+/// make their identifier of that number; ext makes it of its UUID.
+fn lasts(on_device: bool, kind: rustix::fs::FsWord, identifier: u64) -> bool {
+    const EXT: rustix::fs::FsWord = 0xef53;
+    // NFS and FUSE have none.
+    identifier != 0 && (!on_device || kind == EXT)
 }
 
 /// The number that a file of `/sys` holds.
@@ -355,6 +370,15 @@ mod tests {
         assert_eq!(shifted(&(10..20), 100, 50), 110..120);
         assert_eq!(shifted(&(10..u64::MAX), 100, u64::MAX), 110..u64::MAX);
         assert_eq!(shifted(&(60..70), 100, 50), 150..150, "behind the end there is nothing");
+    }
+
+    #[test]
+    fn what_a_file_system_makes_of_its_disks_number_is_no_lasting_name() {
+        let (ext, xfs, btrfs, nfs) = (0xef53, 0x5846_5342, 0x9123_683e_u32.into(), 0x6969);
+        assert!(lasts(true, ext, 0x1234));
+        assert!(!lasts(true, xfs, 0x0801));
+        assert!(lasts(false, btrfs, 0x1234), "it may be on several devices");
+        assert!(!lasts(false, nfs, 0));
     }
 
     #[test]
