@@ -81,6 +81,20 @@ const STEPS: &[Step] = &[
         arguments: &["test", "-p", "pinstripe-runtime", "--features", "mutants", "--lib", "--test", "stalls"],
     },
     Step {
+        name: "mutants-export",
+        program: "cargo",
+        arguments: &[
+            "test",
+            "-p",
+            "pinstripe-export",
+            "--features",
+            "mutants",
+            "--test",
+            "nbd",
+            "session::every_defect",
+        ],
+    },
+    Step {
         name: "mutants-nvme",
         program: "cargo",
         arguments: &["test", "-p", "pinstripe-nvme", "--features", "mutants", "--test", "simulated"],

@@ -400,7 +400,7 @@ pub(crate) async fn assemble(
         member.device = Bounded::around(member.device, options.member_timeout_ns);
         found.push(member);
     }
-    if !options.read_only {
+    if !options.read_only && is_settled(&found) {
         // No other host is kept from the members for a start that is refused.
         decide::decide(found.clone(), options)?;
     }
@@ -416,6 +416,14 @@ pub(crate) async fn assemble(
     assembled.bitmap = read_bitmap(freshest, seats, options.member_timeout_ns).await?;
     assembled.epoch = epoch;
     Ok(assembled)
+}
+
+/// Whether all superblocks are of one update. If not, another host may be in the middle of one, and what they say is worth nothing before
+/// the members are attached.
+fn is_settled(found: &[Found]) -> bool {
+    let mut events = found.iter().map(|member| member.superblock.array.events);
+    let first = events.next();
+    events.all(|others| Some(others) == first)
 }
 
 fn is_whole(member: &Found) -> bool {

@@ -383,6 +383,8 @@ fn a_payload_that_never_comes_holds_memory_for_a_while_only() {
 fn non_readers(length: u32) {
     const CLIENTS: u64 = 24;
     const BUDGET: usize = 96 << 20;
+    // In all several times the budget, and not more than this machine has, should nothing hold them back.
+    let requests = u64::from((16 << 20) / length).max(2);
     let random = Random::new(23);
     let inner = Rc::clone(&random);
     run(&random, move || async move {
@@ -397,7 +399,7 @@ fn non_readers(length: u32) {
             let sender = Rc::clone(&client);
             shard::spawn(async move {
                 let mut cookie = 0;
-                while sender.send_all(&request(0, READ, cookie, 0, length)).await {
+                while cookie < requests && sender.send_all(&request(0, READ, cookie, 0, length)).await {
                     cookie += 1;
                 }
             });
@@ -433,6 +435,25 @@ fn non_readers(length: u32) {
 fn clients_that_read_no_replies_share_one_budget_and_do_not_stop_others() {
     non_readers(32 << 20);
     non_readers(6 << 10);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn every_defect_in_what_a_client_may_hold_is_caught() {
+    use pinstripe_export::mutants::{Mutant, activate};
+    let scenes: [(Mutant, fn()); 2] = [
+        (Mutant::PatienceWithoutEnd, a_client_that_does_not_read_is_not_read_either_and_cut_off_at_last),
+        (Mutant::AnswersUncounted, || non_readers(6 << 10)),
+    ];
+    assert_eq!(scenes.map(|(mutant, _)| mutant), Mutant::OF_SESSIONS);
+    for (mutant, scene) in scenes {
+        // A thread of its own: a scene that fails leaves its shard behind.
+        let tried = std::thread::spawn(move || {
+            activate(Some(mutant));
+            scene();
+        });
+        assert!(tried.join().is_err(), "{mutant:?} was not found");
+    }
 }
 
 #[test]

@@ -339,7 +339,7 @@ fn try_mutants(arguments: &Mutants) -> bool {
     let elsewhere = |defect: &Defect| match defect {
         Defect::Engine(mutant) => of_tests.contains(mutant),
         Defect::Export(mutant) => pinstripe_export::mutants::Mutant::OF_SESSIONS.contains(mutant),
-        Defect::Nvme(_) => false,
+        Defect::Nvme(_) | Defect::Runtime(_) => false,
     };
     let wanted = |defect: &Defect| {
         let over_net = is_of_net(*defect) && arguments.search.is_none() && !is_known_over_net(*defect);
