@@ -288,9 +288,10 @@ fn name_of_device(folder: &Path, number: u64) -> Option<String> {
         (WWID, "device/wwid"),
         ("dm:", "dm/uuid"),
         ("md:", "md/uuid"),
+        // An SD card's serial number is a part of it, which others have too.
+        ("cid:", "device/cid"),
         ("serial:", "serial"),
         ("serial:", "device/serial"),
-        ("cid:", "device/cid"),
     ];
     known.iter().find_map(|(kind, name)| Some(format!("{kind}{}", text(name)?)))
 }
