@@ -162,14 +162,19 @@ pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<V
         let theirs = extents(object);
         let meets = |theirs: &Extent| all.iter().any(|ours| ours.meets(theirs));
         if theirs.iter().skip(1).any(meets) {
-            let stat = rustix::fs::stat(&device).map_err(|error| failed(&device, error))?;
+            let busy = || {
+                let holder = Holder::Device(device.display().to_string());
+                OpenError::Busy { path: path.to_owned(), holder }
+            };
+            let stat = rustix::fs::stat(&device).map_err(|error| match error {
+                // A container sees the host's devices in `/sys`, and can't claim them.
+                Errno::NOENT => busy(),
+                error => failed(&device, error),
+            })?;
             let claimed = open_below(&device, &stat, OFlags::RDONLY | OFlags::EXCL);
             claims.push(claimed.map_err(|error| match error {
                 // This user may not look who has it.
-                Errno::ACCESS | Errno::PERM => {
-                    let holder = Holder::Device(device.display().to_string());
-                    OpenError::Busy { path: path.to_owned(), holder }
-                }
+                Errno::ACCESS | Errno::PERM => busy(),
                 error => busy_or(path, &stat, None, error),
             })?);
         }
