@@ -2,7 +2,7 @@
 
 mod state;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc};
 
 use clap::{Args, ValueEnum, ValueHint};
 use pinstripe_nvme::{
@@ -104,9 +104,12 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
     let shards: Vec<ShardHandle> = context.shards().to_vec();
-    let Some(started) = until_ordered(start(&shards, &arguments)).await else { return Ok(()) };
+    let mut order = pin!(ordered());
+    let Some(started) = until_ordered(order.as_mut(), start(&shards, &arguments)).await else {
+        return Ok(());
+    };
     let (listener, subsystem) = started?;
-    accept(&listener, ordered(), in_turn(&shards, nvme_server::hand_over)).await;
+    accept(&listener, order, in_turn(&shards, nvme_server::hand_over)).await;
     drop(listener);
     nvme_server::stop(&shards).await;
     let done = report(&arguments, &subsystem);

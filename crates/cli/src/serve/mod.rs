@@ -28,7 +28,7 @@ mod sockets;
 mod stopping;
 mod upkeep;
 
-use std::{path::PathBuf, rc::Rc, sync::Arc};
+use std::{path::PathBuf, pin::pin, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::Array, assembly::AssembleError, maintenance::SyncSpeed, offload::fence::FenceError,
@@ -155,11 +155,12 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
-    match until_ordered(Box::pin(start(context, plan))).await {
+    let mut order = pin!(ordered());
+    match until_ordered(order.as_mut(), Box::pin(start(context, plan))).await {
         None => Ok(()),
         Some(started) => {
             let Started { served, sockets, nvme, opened } = started?;
-            served.run(sockets, nvme, opened).await
+            served.run(order, sockets, nvme, opened).await
         }
     }
 }
@@ -265,9 +266,10 @@ struct Served {
 }
 
 impl Served {
-    /// Serves until the end is wanted, then ends.
+    /// Serves until the end is wanted or `order` tells of it, then ends.
     async fn run(
         mut self,
+        order: impl Future<Output = ()>,
         sockets: Sockets,
         nvme: Option<Listener>,
         opened: devices::Opened,
@@ -295,7 +297,7 @@ impl Served {
         let told = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
         self.announce();
-        let why = match first_of(ordered(), self.stopping.wanted()).await {
+        let why = match first_of(order, self.stopping.wanted()).await {
             First::One(()) => "by a signal",
             First::Other(()) => "as asked for over the control socket",
         };

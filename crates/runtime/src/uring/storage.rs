@@ -58,17 +58,34 @@ struct Extent {
     mapped: bool,
     /// Where a loop device has it from: it is for us to lock.
     looped: Option<PathBuf>,
+    /// What no other disk says of itself, however many devices it is.
+    wwid: Option<String>,
 }
 
 impl Extent {
     fn whole(object: Object) -> Self {
-        Self { object, range: 0..u64::MAX, mapped: false, looped: None }
+        let wwid = match object {
+            Object::Device(number) => wwid(&sysfs(number)),
+            Object::File { .. } => None,
+        };
+        Self { object, range: 0..u64::MAX, mapped: false, looped: None, wwid }
     }
 
     /// Whether one could overwrite the other's bytes without the kernel's noticing.
     fn meets(&self, other: &Self) -> bool {
-        let meet = self.range.start < other.range.end && other.range.start < self.range.end;
-        self.object == other.object && meet && !(self.mapped && other.mapped)
+        self.object == other.object && self.crosses(other) && !(self.mapped && other.mapped)
+    }
+
+    /// The same of a disk on two ways through a storage network, which is two devices to the kernel.
+    fn meets_elsewhere(&self, other: &Self) -> bool {
+        self.wwid.is_some()
+            && self.wwid == other.wwid
+            && self.crosses(other)
+            && !(self.mapped && other.mapped)
+    }
+
+    fn crosses(&self, other: &Self) -> bool {
+        self.range.start < other.range.end && other.range.start < self.range.end
     }
 }
 
@@ -96,12 +113,13 @@ fn below(extent: &Extent) -> Vec<Extent> {
         let Some(disk) = device_number(&folder.join("..")) else { return Vec::new() };
         let bytes = |name: &str| number_in(&folder.join(name)).unwrap_or(0).saturating_mul(SECTOR);
         let range = shifted(&extent.range, bytes("start"), bytes("size"));
-        return vec![Extent { object: Object::Device(disk), range, mapped: extent.mapped, looped: None }];
+        return vec![Extent { range, mapped: extent.mapped, ..Extent::whole(Object::Device(disk)) }];
     }
     if let Some(backing) = Backing::of(&folder) {
         let Some(object) = backing.object() else { return Vec::new() };
         let range = shifted(&extent.range, backing.offset, backing.size);
-        return vec![Extent { object, range, mapped: extent.mapped, looped: Some(backing.path) }];
+        let looped = Some(backing.path);
+        return vec![Extent { range, mapped: extent.mapped, looped, ..Extent::whole(object) }];
     }
     let slaves = fs::read_dir(folder.join("slaves")).into_iter().flatten().flatten();
     let slaves = slaves.filter_map(|entry| device_number(&entry.path()));
@@ -162,14 +180,19 @@ pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<V
         let theirs = extents(object);
         let meets = |theirs: &Extent| all.iter().any(|ours| ours.meets(theirs));
         if theirs.iter().skip(1).any(meets) {
-            let stat = rustix::fs::stat(&device).map_err(|error| failed(&device, error))?;
+            let busy = || {
+                let holder = Holder::Device(device.display().to_string());
+                OpenError::Busy { path: path.to_owned(), holder }
+            };
+            let stat = rustix::fs::stat(&device).map_err(|error| match error {
+                // A container sees the host's devices in `/sys`, and can't claim them.
+                Errno::NOENT => busy(),
+                error => failed(&device, error),
+            })?;
             let claimed = open_below(&device, &stat, OFlags::RDONLY | OFlags::EXCL);
             claims.push(claimed.map_err(|error| match error {
                 // This user may not look who has it.
-                Errno::ACCESS | Errno::PERM => {
-                    let holder = Holder::Device(device.display().to_string());
-                    OpenError::Busy { path: path.to_owned(), holder }
-                }
+                Errno::ACCESS | Errno::PERM => busy(),
                 error => busy_or(path, &stat, None, error),
             })?);
         }
@@ -237,17 +260,16 @@ impl Storage {
 
     /// Whether what is written to one can be read from the other.
     pub fn overlaps(&self, other: &Self) -> bool {
-        // A disk on two ways through a storage network is two devices.
-        let same_disk = match (&self.lasting_name, &other.lasting_name) {
-            (Some(one), Some(other)) => one == other && one.starts_with(WWID),
-            _ => false,
-        };
-        same_disk || self.shares_with(other)
+        self.shares_with(other) || self.any(other, Extent::meets_elsewhere)
     }
 
     /// Whether the kernel knows that they have bytes in common.
     pub fn shares_with(&self, other: &Self) -> bool {
-        self.extents.iter().any(|one| other.extents.iter().any(|other| one.meets(other)))
+        self.any(other, Extent::meets)
+    }
+
+    fn any(&self, other: &Self, meet: fn(&Extent, &Extent) -> bool) -> bool {
+        self.extents.iter().any(|one| other.extents.iter().any(|other| meet(one, other)))
     }
 
     /// By what it can be recognized when it has other numbers and another path: a disk's WWID or serial number, a partition's
@@ -256,9 +278,6 @@ impl Storage {
         self.lasting_name.as_deref()
     }
 }
-
-/// How the lasting name of a disk begins whose vendor promises that there is no second one.
-const WWID: &str = "wwid:";
 
 fn lasting_name(object: Object, path: &Path) -> Option<String> {
     match object {
@@ -270,11 +289,6 @@ fn lasting_name(object: Object, path: &Path) -> Option<String> {
 }
 
 fn name_of_device(folder: &Path, number: u64) -> Option<String> {
-    let text = |name: &str| {
-        let text = fs::read_to_string(folder.join(name)).ok()?;
-        let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned();
-        (!text.is_empty()).then_some(text)
-    };
     if folder.join("partition").exists() {
         return partition_uuid(folder, number).map(|uuid| format!("partuuid:{uuid}"));
     }
@@ -283,16 +297,29 @@ fn name_of_device(folder: &Path, number: u64) -> Option<String> {
         let whole = backing.offset == 0 && backing.size == u64::MAX;
         return Some(if whole { below } else { format!("{below}@{}+{}", backing.offset, backing.size) });
     }
+    let by_vendor = || Some(format!("wwid:{}", wwid(folder)?));
     let known = [
-        (WWID, "wwid"),
-        (WWID, "device/wwid"),
         ("dm:", "dm/uuid"),
         ("md:", "md/uuid"),
+        // An SD card's serial number is a part of it, which others have too.
+        ("cid:", "device/cid"),
         ("serial:", "serial"),
         ("serial:", "device/serial"),
-        ("cid:", "device/cid"),
     ];
-    known.iter().find_map(|(kind, name)| Some(format!("{kind}{}", text(name)?)))
+    by_vendor()
+        .or_else(|| known.iter().find_map(|(kind, name)| Some(format!("{kind}{}", said(folder, name)?))))
+}
+
+/// What a disk's vendor promises that no other one says.
+fn wwid(folder: &Path) -> Option<String> {
+    said(folder, "wwid").or_else(|| said(folder, "device/wwid"))
+}
+
+/// What a device says of itself in a file of its folder in `/sys`.
+fn said(folder: &Path, name: &str) -> Option<String> {
+    let text = fs::read_to_string(folder.join(name)).ok()?;
+    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned();
+    (!text.is_empty()).then_some(text)
 }
 
 /// A partition's identifier: the kernel says it, or udev, or udev's links do.
@@ -379,6 +406,23 @@ mod tests {
         assert!(!lasts(true, xfs, 0x0801));
         assert!(lasts(false, btrfs, 0x1234), "it may be on several devices");
         assert!(!lasts(false, nfs, 0));
+    }
+
+    #[test]
+    fn parts_of_a_disk_on_two_ways_meet_if_they_have_bytes_in_common() {
+        let part = |number, range, wwid: Option<&str>| Storage {
+            extents: vec![Extent {
+                range,
+                wwid: wwid.map(str::to_owned),
+                ..Extent::whole(Object::Device(number))
+            }],
+            lasting_name: None,
+        };
+        let (one, other) = (part(7, 0..10, Some("naa.5")), part(8, 9..20, Some("naa.5")));
+        assert!(one.overlaps(&other) && !one.shares_with(&other));
+        assert!(!one.overlaps(&part(8, 10..20, Some("naa.5"))));
+        assert!(!one.overlaps(&part(8, 0..10, Some("naa.6"))));
+        assert!(!part(7, 0..10, None).overlaps(&part(8, 0..10, None)));
     }
 
     #[test]
