@@ -23,7 +23,10 @@ members=
 : >/tmp/one-way
 : >/tmp/wrong
 : >/tmp/impostor
-chmod 600 /tmp/secrets /tmp/one-way /tmp/wrong /tmp/impostor
+: >/tmp/moderate
+chmod 600 /tmp/secrets /tmp/one-way /tmp/wrong /tmp/impostor /tmp/moderate
+# The largest ones are used only where a line names them.
+groups=group=null,ffdhe2048,ffdhe3072,ffdhe4096,ffdhe6144,ffdhe8192
 for i in 0 1 2; do
     nqn=nqn.2026-01.com.example:disk$i
     mkdir $N/subsystems/$nqn
@@ -33,9 +36,10 @@ for i in 0 1 2; do
     echo 1 >$N/subsystems/$nqn/namespaces/1/enable
     ln -s $N/subsystems/$nqn $N/ports/1/subsystems/$nqn
     members="$members nvme-tcp://127.0.0.1:4421/$nqn?nsid=1"
-    echo "$nqn $secret $controller" >>/tmp/secrets
+    echo "$nqn $secret $controller $groups" >>/tmp/secrets
 done
-echo "* $secret" >>/tmp/one-way
+echo "* $secret $groups" >>/tmp/one-way
+echo "* $secret" >>/tmp/moderate
 echo "* $(nvme gen-dhchap-key --nqn=$HOST)" >>/tmp/wrong
 echo "* $secret $(nvme gen-dhchap-key)" >>/tmp/impostor
 one=nvme-tcp://127.0.0.1:4421/nqn.2026-01.com.example:disk0?nsid=1
@@ -54,6 +58,8 @@ pinstripe examine --json --dhchap-secrets /tmp/wrong "$one" >/tmp/out 2>&1 && di
 grep -q "it refuses this host" /tmp/out || die "with a wrong secret: $(cat /tmp/out)"
 pinstripe examine --json --dhchap-secrets /tmp/impostor "$one" >/tmp/out 2>&1 && die "another controller is believed"
 grep -q "can't prove" /tmp/out || die "another controller: $(cat /tmp/out)"
+agree sha256 ffdhe6144
+pinstripe examine --json --dhchap-secrets /tmp/moderate "$one" >/tmp/out 2>&1 && die "a large group is used unnamed"
 out refused yes
 
 say "every hash and group, one way and both ways"

@@ -116,6 +116,7 @@ fn main() {
         flag.set(true);
     });
     while !done.get() {
+        shard.turn();
         shard.deliver_mail();
         shard.fire_timers();
         while shard.poll_ready(0) {}

@@ -155,6 +155,7 @@ fn wish(level: Level) -> NewArray {
 /// Turns the shard until `done`.
 fn turn_until(shard: &Rc<Shard>, mut done: impl FnMut() -> bool) {
     while !done() {
+        shard.turn();
         shard.deliver_mail();
         shard.fire_timers();
         while shard.poll_ready(0) {}
