@@ -14,7 +14,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::BatchReversed, 0),
     (Mutant::FollowerLost, 0),
     (Mutant::BitClearedEarly, 19),
-    (Mutant::CleanWithoutFlush, 9),
+    (Mutant::CleanWithoutFlush, 12),
     (Mutant::FlushSkipped, 17),
     (Mutant::FuaOnDataOnly, 10),
     (Mutant::RecoveringNotWritten, 4),
@@ -36,7 +36,6 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::OverlaidTailLost, 0),
     (Mutant::RecoverTwoSwapped, 13),
     (Mutant::WrongExponentRecovered, 13),
-    (Mutant::ZeroesLeaveCache, 22),
     (Mutant::MarkCoversFirstRegion, 19),
     (Mutant::CommitServesLatecomers, 126),
     (Mutant::ResyncWithoutFlush, 9),
@@ -57,16 +56,17 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::SlowMemberDropped, 2_000_000),
     (Mutant::FailedFlushForgotten, 2719),
     (Mutant::AbsentMissReplay, 3083),
-    (Mutant::WriteErrorIgnored, 22),
+    (Mutant::WriteErrorIgnored, 2_000_164),
     (Mutant::RebuildingParityTrusted, 43),
     (Mutant::SpareCalledInSync, 21),
     (Mutant::JournalLossUnrecorded, 2_000_139),
+    (Mutant::FailedFlushNotAwaited, 3_000_075),
+    (Mutant::ZeroesBeforeIntent, 3_000_128),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
 pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::ClearingIgnored, 6),
-    (Mutant::FailedFlushNotAwaited, 13),
     (Mutant::RecoveryWithoutFlush, 2),
     (Mutant::GateOpenBeforeDirty, 4),
     (Mutant::UnevenNotLevelled, 28),
@@ -79,20 +79,21 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::CleanWithWriters, 4),
     (Mutant::FuaOfFirstOnly, 0),
     (Mutant::AssembledUnflushed, 2520),
-    (Mutant::AcknowledgeBeforeSuperblocks, 6),
+    (Mutant::AcknowledgeBeforeSuperblocks, 40),
     (Mutant::NotDrained, 29),
     (Mutant::LogWithoutForcing, 2),
+    (Mutant::ZeroesLeaveCache, 2),
 ];
 
 /// Defects of what the engine asks of servers that compute, which lives over the network find.
 pub const NET_KILLERS: &[(Mutant, u64)] = &[
     (Mutant::OffloadQForP, 4_000_000),
     (Mutant::OffloadCommitsEarly, 4_000_001),
-    (Mutant::OffloadUnresolved, 4_000_003),
+    (Mutant::OffloadUnresolved, 4_000_005),
     (Mutant::OffloadPartsCrossed, 4_000_005),
     (Mutant::OffloadWrongCoefficient, 4_000_006),
-    (Mutant::OffloadSuppliedForgotten, 4_000_008),
-    (Mutant::ReadBeforeAttach, 4_000_030),
+    (Mutant::OffloadSuppliedForgotten, 4_000_002),
+    (Mutant::ReadBeforeAttach, 4_000_325),
 ];
 
 /// Defects of NVMe/TCP, which they find too.
