@@ -152,7 +152,8 @@ fn devices_that_held_something_are_no_bug_of_ours() {
             std::fs::write(path, bytes).unwrap();
         }
         let devices = paths.into_iter().map(DeviceSpec::Path).collect();
-        let wish = BenchArgs { level, devices, assume_clean, force: true, depth: 4, ..arguments() };
+        // Short: rows that are written are made right, and some must stay as they were.
+        let wish = BenchArgs { level, devices, assume_clean, force: true, seconds: 0.01, ..arguments() };
         match run(&wish) {
             // Parity was believed to match.
             Err(error @ BenchError::NotClean { .. }) if level == Level::Raid5 && assume_clean => {
