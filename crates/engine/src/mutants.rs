@@ -363,6 +363,7 @@ impl Mutant {
         Self::FlushesCounted,
         Self::NeededTakenOut,
         Self::StopForgetsCommands,
+        Self::AssembledUnflushed,
     ];
 
     /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather than the swarm.

@@ -316,6 +316,30 @@ fn a_stop_ends_although_the_controller_waits_for_a_member_that_may_take_for_ever
     assert!(scene.world.now() < 120 * SECOND);
 }
 
+/// A process dies, and what it wrote lies in the disks' caches: the next one must not rest on what a power loss takes back.
+fn the_next_process_reads_what_lies_in_caches(seed: u64) {
+    let mut scene = array(seed, Level::Raid5, 4);
+    scene.write(0, 96, false).unwrap();
+    let unflushed = |scene: &Scene| scene.disks.iter().map(SimDisk::unflushed_sectors).sum::<usize>();
+    assert!(unflushed(&scene) > 0);
+    scene.world.kill();
+    scene.reassemble();
+    assert_eq!(unflushed(&scene), 0);
+}
+
+#[test]
+fn what_assembly_has_read_is_durable() {
+    (0..4).for_each(the_next_process_reads_what_lies_in_caches);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn an_assembly_that_rests_on_caches_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let scene = the_next_process_reads_what_lies_in_caches;
+    assert!(arrays::defects::find(Mutant::AssembledUnflushed, 4, scene).is_some());
+}
+
 #[test]
 fn that_an_array_has_failed_is_told_once() {
     let mut scene = array(5, Level::Raid5, 4);

@@ -78,7 +78,6 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::StaleMemberAccepted, 7),
     (Mutant::CleanWithWriters, 4),
     (Mutant::FuaOfFirstOnly, 0),
-    (Mutant::AssembledUnflushed, 2520),
     (Mutant::AcknowledgeBeforeSuperblocks, 40),
     (Mutant::NotDrained, 29),
     (Mutant::LogWithoutForcing, 2),
