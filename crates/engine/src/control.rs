@@ -238,7 +238,7 @@ impl Home {
             self.drop_failed().await;
         }
         if self.shared().has_failed() {
-            return Err(IoError::Failed.into());
+            return Err(self.shared().failure().into());
         }
         let snapshot = self.shared().snapshot();
         let Some(seat) = snapshot.seats.get(slot).filter(|seat| seat.member().is_some_and(|m| m.id == id))
@@ -258,7 +258,7 @@ impl Home {
             self.update_superblocks().await?;
             self.forgive();
         }
-        if self.shared().has_failed() { Err(IoError::Failed.into()) } else { Ok(()) }
+        if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
     }
 
     /// Takes the reported members out of the membership and records that.
