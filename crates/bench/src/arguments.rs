@@ -209,6 +209,8 @@ pub enum Pattern {
     Random,
     /// One stream over the array, which all clients feed.
     Sequential,
+    /// Reads of chunks of the members that --lost names, at multiples of the size.
+    Lost,
 }
 
 /// How parity updates are chosen.

@@ -31,6 +31,8 @@ pub(crate) struct Region {
     stream: AtomicU64,
     /// The next read of the sequential stream.
     read_stream: AtomicU64,
+    /// The units that are read, if not all.
+    lost: Vec<u64>,
 }
 
 /// The version of what [`Region::fill`] writes.
@@ -72,7 +74,13 @@ impl Region {
         let units = (end - start) / unit_bytes / clients * clients;
         let versions = (0..units).map(|_| AtomicU32::new(0)).collect();
         let (stream, read_stream) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { start, unit_bytes, versions, clients, pattern, stream, read_stream }
+        Self { start, unit_bytes, versions, clients, pattern, stream, read_stream, lost: Vec::new() }
+    }
+
+    /// Has [`Pattern::Lost`] read the units whose first byte `is_lost` says so of.
+    pub(crate) fn read_lost(&mut self, is_lost: impl Fn(u64) -> bool) {
+        let units = (0..self.versions.len()).filter(|&unit| is_lost(self.offset(unit)));
+        self.lost = units.map(|unit| unit as u64).collect();
     }
 
     /// Makes `units`, which lie side by side in `buffer` and in the array, what `writer` writes first of all.
@@ -81,6 +89,11 @@ impl Region {
         for (unit, bytes) in units.zip(buffer.chunks_exact_mut(unit_bytes)) {
             stamp(bytes, Target { unit, offset: self.offset(unit), version: FILLED }, writer);
         }
+    }
+
+    /// How many units [`Pattern::Lost`] reads.
+    pub(crate) fn lost_units(&self) -> usize {
+        self.lost.len()
     }
 
     /// Enters that every unit holds what [`Region::fill`] made.
@@ -99,7 +112,7 @@ impl Region {
     pub(crate) fn next_write(&self, client: u64, count: &mut u32, rng: &mut Rng) -> Target {
         let units = self.versions.len() as u64;
         let (unit, version) = match self.pattern {
-            Pattern::Random => {
+            Pattern::Random | Pattern::Lost => {
                 *count = count.wrapping_add(1).max(1);
                 (rng.below(units / self.clients) * self.clients + client, *count)
             }
@@ -116,6 +129,7 @@ impl Region {
         let units = self.versions.len() as u64;
         let unit = match self.pattern {
             Pattern::Random => rng.below(units),
+            Pattern::Lost => self.lost[index(rng.below(self.lost.len() as u64))],
             Pattern::Sequential => self.read_stream.fetch_add(1, Ordering::Relaxed) % units,
         };
         self.start + unit * self.unit_bytes
@@ -127,7 +141,7 @@ impl Region {
             let version = &self.versions[target.unit];
             match self.pattern {
                 // Only one client writes the unit.
-                Pattern::Random => version.store(target.version, Ordering::Relaxed),
+                Pattern::Random | Pattern::Lost => version.store(target.version, Ordering::Relaxed),
                 // A shard may enter an earlier round after another has entered a later one.
                 Pattern::Sequential => {
                     version.fetch_max(target.version, Ordering::Relaxed);

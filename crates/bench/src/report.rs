@@ -261,7 +261,11 @@ impl Report {
     fn fmt_load(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { settings: s, latency_ns: l, .. } = self;
         let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
-        let pattern = if s.pattern == Pattern::Random { "random" } else { "sequential" };
+        let pattern = match s.pattern {
+            Pattern::Random => "random",
+            Pattern::Sequential => "sequential",
+            Pattern::Lost => "lost",
+        };
         row(
             "array",
             format_args!(

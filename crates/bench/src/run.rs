@@ -20,7 +20,7 @@ use pinstripe_runtime::{
 use thiserror::Error;
 
 use crate::{
-    arguments::BenchArgs,
+    arguments::{BenchArgs, Pattern},
     attendance::{Stage, announce},
     fill::fill,
     ledger::{FILLED, Region},
@@ -175,6 +175,13 @@ fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     if arguments.rate.is_some_and(|rate| rate == 0) {
         return wrong("--rate must be at least one byte per second");
     }
+    if arguments.pattern == Pattern::Lost
+        && (arguments.lost.is_empty()
+            || arguments.reads < 100
+            || !arguments.chunk.is_multiple_of(arguments.size))
+    {
+        return wrong("--pattern lost needs --lost, --reads 100, and a size that divides the chunk");
+    }
     if arguments.limit && arguments.is_staged() {
         return Err(BenchError::LimitStaged);
     }
@@ -207,6 +214,9 @@ async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, Ben
     let regions = regions(arguments, &shared.geometry);
     if regions.iter().any(|region| region.units() < arguments.depth * UNITS_PER_CLIENT_MIN) {
         return Err(BenchError::TooSmall { depth: arguments.depth, size: arguments.size });
+    }
+    if arguments.pattern == Pattern::Lost && regions[0].lost_units() == 0 {
+        return Err(BenchError::Arguments("--pattern lost: the members of --lost hold no data, only parity"));
     }
     if arguments.fill {
         fill(&setup.array, &regions[0], FILLER).await?;
@@ -276,7 +286,15 @@ fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
     let stripes = geometry.array_bytes() / stripe_bytes;
     let region = |from: u64, to: u64, clients| {
         let (start, end) = (from * stripe_bytes, to * stripe_bytes);
-        Arc::new(Region::new(start, end, arguments.size, clients, arguments.pattern))
+        let mut region = Region::new(start, end, arguments.size, clients, arguments.pattern);
+        if let (Geometry::Parity(geometry), Pattern::Lost) = (geometry, arguments.pattern) {
+            region.read_lost(|offset| {
+                let (stripe, within) = geometry.locate(offset);
+                let (column, _) = geometry.column_of(within);
+                arguments.lost.contains(&geometry.slots(stripe).data_slot(column).index())
+            });
+        }
+        Arc::new(region)
     };
     if !arguments.limit {
         return vec![region(0, stripes, depth)];

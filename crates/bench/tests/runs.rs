@@ -103,6 +103,16 @@ fn members_that_were_lost_are_rebuilt_before_the_check() {
         assert!(counter(&report, "reconstructed_reads") > 0, "{level}: nobody read what is missing");
         assert!(report.verified.stripes > 0 && report.verified.units > 0);
     }
+    let alone = BenchArgs { lost: vec![1], fill: true, reads: 100, pattern: Pattern::Lost, ..arguments() };
+    let report = run(&alone).unwrap();
+    assert!(counter(&report, "reads") > 0);
+    assert!(
+        counter(&report, "reconstructed_reads") >= counter(&report, "reads"),
+        "some were of other members"
+    );
+    for wrong in [BenchArgs { lost: Vec::new(), ..alone.clone() }, BenchArgs { reads: 50, ..alone }] {
+        assert!(matches!(run(&wrong), Err(BenchError::Arguments(_))));
+    }
     let too_many = run(&BenchArgs { lost: vec![0, 1], ..arguments() });
     assert!(matches!(too_many, Err(BenchError::Membership(_))));
     assert!(matches!(run(&BenchArgs { lost: vec![6], ..arguments() }), Err(BenchError::Membership(_))));

@@ -173,7 +173,7 @@ fn rebuild(lab: &Lab) -> Result<String> {
 fn slow_link(lab: &Lab) -> Result<String> {
     let mut rates = equal_links(1, MBIT);
     rates[1].1.receive = Some(SLOW_MBIT);
-    let plain = Load { size: 1 << 20, depth: 4, sequential: true, ..Load::new(0, SECONDS) };
+    let plain = Load { size: 1 << 20, depth: 4, pattern: "sequential", ..Load::new(0, SECONDS) };
     let reads = Load { reads: 100, fill: true, ..plain.clone() };
     let writes = lab.measure(Arm::HostCentric, 1, &plain, &rates)?.bytes_per_second() * 8e-6;
     let reads = lab.measure(Arm::HostCentric, 1, &reads, &rates)?.bytes_per_second() * 8e-6;

@@ -30,8 +30,8 @@ pub struct Load {
     pub reads: u8,
     /// Requests at a time.
     pub depth: usize,
-    /// One stream, instead of anywhere.
-    pub sequential: bool,
+    /// Where requests go.
+    pub pattern: &'static str,
     /// Bytes per second that are asked for, if not as many as possible.
     pub rate: Option<u64>,
     /// The array is written before.
@@ -62,7 +62,7 @@ impl Load {
             size: 128 << 10,
             reads: 0,
             depth: 32,
-            sequential: false,
+            pattern: "random",
             rate: None,
             fill: false,
             lost: Vec::new(),
@@ -79,7 +79,7 @@ impl Load {
             format!("--level {} --chunk {} --size {}", self.level, self.chunk, self.size),
             format!("--reads {} --depth {} --seconds {}", self.reads, self.depth, self.seconds),
         ];
-        words.push(format!("--pattern {}", if self.sequential { "sequential" } else { "random" }));
+        words.push(format!("--pattern {}", self.pattern));
         words.extend(self.rate.map(|rate| format!("--rate {rate}")));
         words.extend(self.fill.then(|| "--fill".to_owned()));
         words.extend(self.lost.iter().map(|slot| format!("--lost {slot}")));

@@ -311,6 +311,11 @@ fn degraded(seconds: f64) -> Vec<Figure> {
         (point.load.lost, point.series) = (vec![0, 3], "RAID6, two lost".to_owned());
         point
     }));
+    let lost_alone = levels(seconds, &sizes, |point, kib| {
+        degrade(point);
+        set_size(point, kib);
+        point.load.pattern = "lost";
+    });
     let by_width = levels(seconds, &widths(), |point, width| {
         degrade(point);
         set_width(point, width);
@@ -326,6 +331,10 @@ fn degraded(seconds: f64) -> Vec<Figure> {
     });
     vec![
         Figure::plain("degraded-reads-by-size", "Degraded reads by I/O size", "I/O size, KiB", reads),
+        Figure {
+            about: "Every read is of a chunk whose member is missing, so every server sends as much as the client gets.",
+            ..Figure::plain("lost-chunks", "Reads of lost chunks alone", "I/O size, KiB", lost_alone)
+        },
         Figure::plain("degraded-reads-by-width", "Degraded reads by stripe width", "servers", by_width),
         Figure::plain("degraded-writes", "Degraded writes by I/O size", "I/O size, KiB", writes),
         Figure {

@@ -133,7 +133,8 @@ impl Lab<'_> {
 
     /// What one link carries: plain sequential writes to one member, and reads of it.
     fn goodput(&self) -> Result<Goodput> {
-        let plain = Load { size: 1 << 20, depth: 8, sequential: true, ..Load::new(0, self.wish.seconds) };
+        let plain =
+            Load { size: 1 << 20, depth: 8, pattern: "sequential", ..Load::new(0, self.wish.seconds) };
         let rates = equal_links(1, self.wish.mbit);
         let write = self.run(1, &plain, Arm::HostCentric, &rates)?.bytes_per_second();
         let reads = Load { reads: 100, fill: true, ..plain };

@@ -145,12 +145,23 @@ fn targets(known: &[(&Figure, Measured)]) -> Vec<Target> {
             "≤ 1.5",
             ratio(partial(Arm::Offload), partial(Arm::HostCentric), |row| row.servers_cpu),
         );
+        let small_chunks = |arm| row("writes-by-chunk", arm, 64.0);
+        target(
+            "the same in chunks of 64 KiB",
+            "≤ 1.5",
+            ratio(small_chunks(Arm::Offload), small_chunks(Arm::HostCentric), |row| row.servers_cpu),
+        );
         for (arm, wanted) in [(Arm::Offload, "≥ 0.95"), (Arm::HostCentric, "0.57 or less is its bound")] {
             let what = format!("degraded reads by healthy ones, {}", arm.name());
             let reads = |figure| row(figure, arm, 128.0);
             let found = ratio(reads("degraded-reads-by-size"), reads("reads-by-size"), |row| row.of_goodput);
             target(&what, wanted, found);
         }
+        target(
+            "reads of 64 KiB of lost chunks alone, offload, by goodput",
+            "≥ 0.90",
+            row("lost-chunks", Arm::Offload, 64.0).map(|row| number(row.of_goodput)),
+        );
         let reducers = |arm| row("reducers", arm, 8.0);
         target(
             "rebuild under unequal links, bandwidth-aware by uniform reducers",
