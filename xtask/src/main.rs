@@ -35,7 +35,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Run every check: format, lints, style, unit tests, the VM.
-    Test,
+    Test(steps::Test),
     /// Check the limits of the house style that a program can check.
     Tidy,
     /// Try the arrays against Debian's kernel and mdadm in QEMU.
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
     match task {
-        Task::Test => steps::run(root),
+        Task::Test(test) => steps::run(root, &test),
         Task::Fuzz(fuzz) => fuzz::run(root, &fuzz),
         Task::Soak(soak) => soak::run(root, &soak),
         Task::Sim(sim) => sim::run(root, &sim),

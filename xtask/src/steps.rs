@@ -1,126 +1,157 @@
 //! `cargo xtask test`: every check, in order, within one budget of time.
 //!
 //! Each step is a process of its own. Its whole output goes to `target/xtask/STEP.log`; on the terminal stand its name,
-//! its duration and its runners' own closing lines, and the end of the log if it failed. Later steps still run.
+//! its duration and its runners' own closing lines, and the end of the log if it failed. Later steps still run. What takes longer
+//! than CI has runs there as a fixed sample; `--all` runs it whole, and prints a table for the record.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 
 /// For all steps together, on two cores.
 const BUDGET: Duration = Duration::from_hours(1);
 /// Lines of a failed step's log that are shown.
 const TAIL_LINES: usize = 60;
 
-/// A step: its name and what it runs. `cargo` and `xtask` as the program mean this cargo and this very program.
-struct Step {
-    name: &'static str,
-    program: &'static str,
-    arguments: &'static [&'static str],
+/// Which steps run, and how much of each.
+#[derive(Args)]
+pub struct Test {
+    /// Only these steps [default: all]
+    #[arg(value_name = "STEP")]
+    steps: Vec<String>,
+    /// What a change needs before a commit: minutes, once everything is built
+    #[arg(long, conflicts_with = "all")]
+    quick: bool,
+    /// Long runs whole and not as samples, without a limit of time: many hours
+    #[arg(long)]
+    all: bool,
+    /// Show the steps, and run none
+    #[arg(long)]
+    list: bool,
 }
 
+/// A step: its name and what it runs. `cargo` and `xtask` as the first word mean this cargo and this very program.
+struct Step {
+    name: &'static str,
+    /// What it finds out.
+    about: &'static str,
+    /// What CI runs.
+    usual: &'static str,
+    /// What `--quick` runs, if anything.
+    quick: Option<&'static str>,
+    /// What `--all` runs, where CI runs only a sample.
+    whole: Option<&'static str>,
+}
+
+impl Step {
+    const fn new(name: &'static str, about: &'static str, usual: &'static str) -> Self {
+        Self { name, about, usual, quick: None, whole: None }
+    }
+
+    /// `--quick` runs this.
+    const fn quick(mut self, command: &'static str) -> Self {
+        self.quick = Some(command);
+        self
+    }
+
+    /// `--all` runs this instead.
+    const fn whole(mut self, command: &'static str) -> Self {
+        self.whole = Some(command);
+        self
+    }
+
+    /// What is run of it.
+    fn command(&self, test: &Test) -> Option<&'static str> {
+        match (test.quick, test.all) {
+            (true, _) => self.quick,
+            (_, true) => self.whole.or(Some(self.usual)),
+            _ => Some(self.usual),
+        }
+    }
+}
+
+const CLIPPY: &str = "cargo clippy --workspace --all-targets -- -D warnings";
+const UNIT: &str = "cargo test --workspace --no-fail-fast";
+
 const STEPS: &[Step] = &[
-    Step { name: "fmt", program: "cargo", arguments: &["fmt", "--all", "--check"] },
-    Step {
-        name: "clippy",
-        program: "cargo",
-        arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
-    },
-    Step { name: "tidy", program: "xtask", arguments: &["tidy"] },
-    Step { name: "unit", program: "cargo", arguments: &["test", "--workspace", "--no-fail-fast"] },
-    Step {
-        name: "shuttle",
-        program: "cargo",
-        arguments: &["test", "-p", "pinstripe-runtime", "--features", "shuttle", "--test", "shuttle"],
-    },
-    Step {
-        name: "shuttle-engine",
-        program: "cargo",
-        arguments: &["test", "-p", "pinstripe-engine", "--features", "shuttle", "--test", "shuttle"],
-    },
-    Step { name: "neon", program: "xtask", arguments: &["neon"] },
-    Step { name: "sim", program: "xtask", arguments: &["sim"] },
-    Step { name: "mutants", program: "xtask", arguments: &["mutants"] },
-    Step {
-        name: "mutants-engine",
-        program: "cargo",
-        arguments: &[
-            "test",
-            "-p",
-            "pinstripe-engine",
-            "--features",
-            "mutants",
-            "--test",
-            "fault_mutants",
-            "--test",
-            "log_crashes",
-            "--test",
-            "write_hole",
-            "--test",
-            "journal_crash",
-            "--test",
-            "replacement",
-            "--test",
-            "membership",
-            "--test",
-            "races",
-            "--test",
-            "checkpoints",
-            "--test",
-            "logs",
-            "--test",
-            "offload_mutants",
-        ],
-    },
-    Step {
-        name: "mutants-runtime",
-        program: "cargo",
-        arguments: &["test", "-p", "pinstripe-runtime", "--features", "mutants", "--lib", "--test", "stalls"],
-    },
-    Step {
-        name: "mutants-export",
-        program: "cargo",
-        arguments: &[
-            "test",
-            "-p",
-            "pinstripe-export",
-            "--features",
-            "mutants",
-            "--test",
-            "nbd",
-            "session::every_defect",
-        ],
-    },
-    Step {
-        name: "mutants-nvme",
-        program: "cargo",
-        arguments: &["test", "-p", "pinstripe-nvme", "--features", "mutants", "--test", "simulated"],
-    },
-    Step { name: "fuzz", program: "xtask", arguments: &["fuzz", "--seconds", "8"] },
-    Step { name: "soak", program: "xtask", arguments: &["soak", "kill", "--rounds", "7"] },
-    Step { name: "net", program: "xtask", arguments: &["net", "--unless-unprivileged"] },
-    Step { name: "vm", program: "xtask", arguments: &["vm"] },
+    Step::new("fmt", "format", "cargo fmt --all --check").quick("cargo fmt --all --check"),
+    Step::new("clippy", "lints", CLIPPY).quick(CLIPPY),
+    Step::new("tidy", "the house style, and the documents' links", "xtask tidy").quick("xtask tidy"),
+    Step::new("unit", "every crate's tests", UNIT).quick(UNIT),
+    Step::new(
+        "shuttle",
+        "orders of threads in the runtime",
+        "cargo test -p pinstripe-runtime --features shuttle --test shuttle",
+    ),
+    Step::new(
+        "shuttle-engine",
+        "orders of threads in the engine",
+        "cargo test -p pinstripe-engine --features shuttle --test shuttle",
+    ),
+    Step::new("neon", "parity kernels of AArch64 under qemu-user", "xtask neon"),
+    Step::new("sim", "whole lives of arrays on simulated disks", "xtask sim")
+        .quick("xtask sim --seeds 60")
+        .whole("xtask sim --states --seeds 4000"),
+    Step::new("mutants", "planned defects against the simulator", "xtask mutants"),
+    Step::new(
+        "mutants-engine",
+        "planned defects against the engine's tests",
+        "cargo test -p pinstripe-engine --features mutants --test fault_mutants --test log_crashes --test write_hole \
+         --test journal_crash --test replacement --test membership --test races --test checkpoints --test logs \
+         --test offload_mutants",
+    ),
+    Step::new(
+        "mutants-runtime",
+        "planned defects against the runtime's tests",
+        "cargo test -p pinstripe-runtime --features mutants --lib --test stalls",
+    ),
+    Step::new(
+        "mutants-export",
+        "planned defects against the tests of the NBD server",
+        "cargo test -p pinstripe-export --features mutants --test nbd session::every_defect",
+    ),
+    Step::new(
+        "mutants-nvme",
+        "planned defects against the tests of the NVMe/TCP peers",
+        "cargo test -p pinstripe-nvme --features mutants --test simulated",
+    ),
+    Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 8")
+        .whole("xtask fuzz --seconds 3600"),
+    Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 7")
+        .whole("xtask soak kill --rounds 500"),
+    Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
+    Step::new("vm", "the kernel and mdadm in QEMU", "xtask vm"),
 ];
 
-/// Runs every step; fails if one failed.
-pub fn run(root: &Path) -> Result<()> {
+/// Runs the steps; fails if one failed.
+pub fn run(root: &Path, test: &Test) -> Result<()> {
+    let steps = chosen(test)?;
+    if test.list {
+        for (step, command) in steps {
+            println!("{:15} {}\n{:15} {command}", step.name, step.about, "");
+        }
+        return Ok(());
+    }
     // Unit tests need some of them, too.
     crate::packages::ensure()?;
     let logs = root.join("target/xtask");
     fs::create_dir_all(&logs)?;
     let start = Instant::now();
-    let mut failed = Vec::new();
-    for step in STEPS {
+    let (mut failed, mut record) = (Vec::new(), String::new());
+    for (step, command) in &steps {
         println!("--- {}", step.name);
         let began = Instant::now();
         let log = logs.join(format!("{}.log", step.name));
-        let left = BUDGET.saturating_sub(start.elapsed());
-        let result = run_step(root, step, &log, left);
+        let left = if test.all { Duration::MAX } else { BUDGET.saturating_sub(start.elapsed()) };
+        let result = run_step(root, command, &log, left);
         print_log(&log, result.is_err());
         let seconds = began.elapsed().as_secs_f64();
+        let _ = writeln!(record, "| `{command}` | {} | {seconds:.0} |", ending(&log, result.is_ok()));
         match result {
             Ok(()) => println!("    {} ok in {seconds:.1} s", step.name),
             Err(error) => {
@@ -130,18 +161,40 @@ pub fn run(root: &Path) -> Result<()> {
         }
     }
     println!("{:.0} s in all", start.elapsed().as_secs_f64());
-    println!("{} passed, {} failed", STEPS.len() - failed.len(), failed.len());
+    if test.all {
+        println!("for docs/results/reliability.md:\n\n| run | ended | seconds |\n|---|---|---|\n{record}");
+    }
+    println!("{} passed, {} failed", steps.len() - failed.len(), failed.len());
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
 }
 
-fn run_step(root: &Path, step: &Step, log: &Path, left: Duration) -> Result<()> {
+/// The steps that were asked for, each with its command.
+fn chosen(test: &Test) -> Result<Vec<(&'static Step, &'static str)>> {
+    for name in &test.steps {
+        if !STEPS.iter().any(|step| step.name == name) {
+            bail!("there is no step {name}; `cargo xtask test --list` shows them");
+        }
+    }
+    let is_wanted = |step: &&Step| test.steps.is_empty() || test.steps.iter().any(|name| name == step.name);
+    Ok(STEPS.iter().filter(is_wanted).filter_map(|step| Some((step, step.command(test)?))).collect())
+}
+
+/// What the last closing line of a log says.
+fn ending(log: &Path, ok: bool) -> String {
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let last = text.lines().rev().find(|line| is_closing_line(line));
+    last.unwrap_or(if ok { "ok" } else { "failed" }).to_owned()
+}
+
+fn run_step(root: &Path, command: &str, log: &Path, left: Duration) -> Result<()> {
     if left.is_zero() {
         bail!("the budget of {} minutes is used up", BUDGET.as_secs() / 60);
     }
-    let program = match step.program {
+    let mut words = command.split_whitespace();
+    let program = match words.next().unwrap_or_default() {
         "cargo" => PathBuf::from(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())),
         _ => std::env::current_exe()?,
     };
@@ -149,9 +202,10 @@ fn run_step(root: &Path, step: &Step, log: &Path, left: Duration) -> Result<()> 
     // timeout ends the whole group of processes; setpriv ends timeout if we are killed ourselves.
     let status = Command::new("setpriv")
         .args(["--pdeathsig", "TERM", "--", "timeout", "--kill-after=10"])
-        .arg(left.as_secs().max(1).to_string())
+        // To timeout, 0 is no limit.
+        .arg(if left == Duration::MAX { 0 } else { left.as_secs().max(1) }.to_string())
         .arg(program)
-        .args(step.arguments)
+        .args(words)
         .current_dir(root)
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
@@ -208,17 +262,32 @@ mod tests {
     #[test]
     fn a_step_that_fails_is_reported_with_its_log() {
         let log = std::env::temp_dir().join(format!("step-{}.log", std::process::id()));
-        let step = Step { name: "bad", program: "cargo", arguments: &["no-such-subcommand"] };
-        let error = run_step(Path::new("."), &step, &log, Duration::from_mins(1)).unwrap_err();
+        let error =
+            run_step(Path::new("."), "cargo no-such-subcommand", &log, Duration::from_mins(1)).unwrap_err();
         assert!(error.to_string().contains("whole log"), "{error}");
         assert!(fs::read_to_string(&log).unwrap().contains("no-such-subcommand"));
         fs::remove_file(log).unwrap();
     }
 
     #[test]
+    fn steps_are_chosen_by_name_and_by_how_much_of_them_is_wanted() {
+        let test = |steps: &[&str], quick, all| Test {
+            steps: steps.iter().map(|&name| name.to_owned()).collect(),
+            quick,
+            all,
+            list: false,
+        };
+        let sim = |quick, all| chosen(&test(&["sim"], quick, all)).unwrap()[0].1;
+        assert_eq!(sim(false, false), "xtask sim");
+        assert_ne!(sim(true, false), sim(false, true));
+        assert!(chosen(&test(&["vm"], true, false)).unwrap().is_empty());
+        assert_eq!(chosen(&test(&[], false, false)).unwrap().len(), STEPS.len());
+        assert!(chosen(&test(&["no-such-step"], false, false)).is_err());
+    }
+
+    #[test]
     fn a_step_does_not_outlive_the_budget() {
-        let step = Step { name: "late", program: "cargo", arguments: &[] };
-        let error = run_step(Path::new("."), &step, Path::new("/dev/null"), Duration::ZERO).unwrap_err();
+        let error = run_step(Path::new("."), "cargo", Path::new("/dev/null"), Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("budget"), "{error}");
     }
 }
