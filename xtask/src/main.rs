@@ -4,6 +4,7 @@
 mod documents;
 mod fuzz;
 mod golden;
+mod imports;
 mod mutate;
 mod nbd;
 mod neon;

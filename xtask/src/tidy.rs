@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::documents;
+use crate::{documents, imports};
 
 /// Lines of a file, its tests not counted.
 const FILE_LINES_MAX: usize = 800;
@@ -51,10 +51,15 @@ pub fn run(root: &Path) -> Result<()> {
     let mut findings = Vec::new();
     let files = list_files(root, &["*.rs", "*.sh", "*Cargo.toml"])?;
     let documents = list_files(root, &["*.md"])?;
+    let mut sources = Vec::new();
     for file in &files {
         let text = fs::read_to_string(root.join(file)).with_context(|| format!("read {file}"))?;
         findings.extend(check(file, &text));
+        if file.starts_with("crates/") && !file.ends_with(".sh") && !file.ends_with(".toml") {
+            sources.push((file.clone(), text));
+        }
     }
+    findings.extend(imports::check(&sources)?);
     findings.extend(documents::check(root, &documents, &files)?);
     let count = files.len() + documents.len();
     for finding in &findings {

@@ -1,8 +1,10 @@
 //! The command line: what can be asked for, each value checked as it is read.
 
+mod remote;
+
 use std::{
     ffi::OsString,
-    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
     str::FromStr,
 };
@@ -14,7 +16,10 @@ use pinstripe_engine::consistency::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
-use crate::{control::upkeep::SyncChange, output::is_unseen, size::ByteSize};
+pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
+
+use crate::{control::upkeep::SyncChange, output::is_unseen};
+use pinstripe_bench::size::ByteSize;
 
 /// Parity RAID in user space, on Linux MD's on-disk format.
 ///
@@ -58,9 +63,9 @@ pub enum Command {
     ///
     /// Any NVMe/TCP host can use them, and `serve` as members of an array: nvme-tcp://HOST:PORT/NQN?nsid=N. Runs in the
     /// foreground; SIGTERM or SIGINT ends it.
-    Target(Box<crate::target::TargetArguments>),
+    Target(Box<TargetArguments>),
     /// Show the subsystems that an NVMe/TCP server offers.
-    Discover(crate::discover::DiscoverArguments),
+    Discover(DiscoverArguments),
     /// Show the arrays that are served.
     List(ListArguments),
     /// Show the state of an array that is served.
@@ -165,18 +170,6 @@ impl ShapeArguments {
     }
 }
 
-/// What every command has that opens members on servers.
-#[derive(Clone, Debug, Default, Args)]
-pub struct RemoteArguments {
-    /// Secrets by which this host and the NVMe/TCP servers of nvme-tcp:// members authenticate: a file of lines NQN HOST-SECRET
-    /// [CONTROLLER-SECRET], readable by its owner only
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub dhchap_secrets: Option<PathBuf>,
-    /// Connect to NVMe/TCP servers from this address of this host; several take turns, so that each carries a like share
-    #[arg(long, value_name = "ADDRESS")]
-    pub client_address: Vec<IpAddr>,
-}
-
 #[derive(Debug, Args)]
 pub struct CreateArguments {
     /// RAID level: 0, 4, 5 or 6
@@ -275,7 +268,7 @@ pub struct ServeArguments {
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
     /// Memory for parity that was written lately; 0 turns it off
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = crate::size::memory)]
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = pinstripe_bench::size::memory)]
     pub cache: ByteSize,
     /// Seconds that a member may take for a request; then it is dropped. 0: as long as it takes
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
@@ -661,7 +654,7 @@ const CHUNK_MIN: u64 = 4 << 10;
 const CHUNK_MAX: u64 = 1 << 20;
 
 fn chunk(text: &str) -> Result<ByteSize, String> {
-    let size: ByteSize = text.parse().map_err(|error: crate::size::BadSize| error.to_string())?;
+    let size: ByteSize = text.parse().map_err(|error: pinstripe_bench::size::BadSize| error.to_string())?;
     if !size.0.is_power_of_two() || !(CHUNK_MIN..=CHUNK_MAX).contains(&size.0) {
         return Err(format!("a chunk of {size}: a power of two from 4K to 1M is needed"));
     }

@@ -36,8 +36,8 @@ use crate::{
     member::{self, Member},
     output::{self, printable},
     probe::Contents,
-    size::ByteSize,
 };
+use pinstripe_bench::size::ByteSize;
 
 const CHUNK_DEFAULT: ByteSize = ByteSize(64 << 10);
 

@@ -1,6 +1,5 @@
 //! `pinstripe discover`: what an NVMe/TCP server offers.
 
-use clap::Args;
 use pinstripe_md::identity::Uuid;
 use pinstripe_nvme::{
     initiator::Address,
@@ -13,26 +12,11 @@ use pinstripe_runtime::uring::{self, RuntimeConfig};
 use serde_json::json;
 
 use crate::{
-    command_line::RemoteArguments,
+    command_line::DiscoverArguments,
     failure::Failure,
     member,
     output::{self, printable},
 };
-
-#[derive(Debug, Args)]
-pub struct DiscoverArguments {
-    /// The server: HOST:PORT, with an IPv6 address in brackets
-    #[arg(value_name = "HOST:PORT")]
-    pub server: String,
-    /// Connect to each subsystem, and show its namespaces and who has attached them
-    #[arg(long)]
-    pub namespaces: bool,
-    #[command(flatten)]
-    pub remote: RemoteArguments,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// A namespace of a subsystem.
 struct Found {

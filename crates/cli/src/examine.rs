@@ -21,8 +21,8 @@ use crate::{
     member,
     output::{self, printable},
     probe::{BadBlockSummary, BitmapSummary, Contents, Metadata, Probed},
-    size::ByteSize,
 };
+use pinstripe_bench::size::ByteSize;
 
 /// What is said of one device.
 #[derive(Serialize)]

@@ -50,7 +50,6 @@ mod zero_superblock;
 use std::process::ExitCode;
 
 use clap::Parser;
-use pinstripe_bench::size;
 
 use command_line::{Cli, Command};
 #[doc(hidden)]

@@ -13,8 +13,8 @@ use crate::{
     },
     failure::Failure,
     output::{self, printable},
-    size::ByteSize,
 };
+use pinstripe_bench::size::ByteSize;
 
 /// Time that a server gets to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);

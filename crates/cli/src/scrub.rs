@@ -20,9 +20,9 @@ use crate::{
     failure::Failure,
     output::{self, printable},
     progress::{LOOK, bar, show},
-    size::ByteSize,
     steer::fetch,
 };
+use pinstripe_bench::size::ByteSize;
 
 /// Places of corrections that are printed; JSON has them all.
 const PLACES_MAX: usize = 20;

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    output::{self, printable},
-    size::ByteSize,
-};
+use crate::output::{self, printable};
+use pinstripe_bench::size::ByteSize;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

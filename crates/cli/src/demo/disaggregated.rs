@@ -12,7 +12,8 @@ use super::{
     NAME, link::Traffic, load::Load, server::Server, shell::Shell, socket, step, store::Store, timed,
     write_while,
 };
-use crate::{failure::Failure, size::ByteSize};
+use crate::failure::Failure;
+use pinstripe_bench::size::ByteSize;
 
 const SERVERS: usize = 4;
 /// On each server; the RAID6 can do without those of one server.

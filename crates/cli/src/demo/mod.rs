@@ -23,7 +23,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use self::{load::Load, server::Server, shell::Shell};
-use crate::{command_line::DemoArguments, failure::Failure, size::ByteSize};
+use crate::{command_line::DemoArguments, failure::Failure};
+use pinstripe_bench::size::ByteSize;
 
 const MEMBERS: usize = 6;
 /// Bytes of a member, unless the user says otherwise.

@@ -16,8 +16,8 @@ use crate::{
     create::Shape,
     failure::Failure,
     member::{self, Member},
-    size::ByteSize,
 };
+use pinstripe_bench::size::ByteSize;
 
 /// How the path of a memory device begins.
 const MEMORY: &str = "mem:";

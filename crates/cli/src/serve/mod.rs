@@ -54,8 +54,8 @@ use crate::{
     first_of::{First, first_of},
     limits, member, nvme_server,
     output::printable,
-    size::ByteSize,
 };
+use pinstripe_bench::size::ByteSize;
 
 /// Time that connections get for their last replies when the server stops.
 const GRACE_NANOSECONDS: u64 = 5_000_000_000;
