@@ -218,8 +218,11 @@ mod tests {
             error: DeviceError::of(kind),
         };
         let failed = |kinds: &[DeviceErrorKind]| {
-            let errors: Vec<MemberError> = kinds.iter().map(|&kind| error(kind)).collect();
-            let slots = [slot("in-sync")];
+            // What left the array before is no member's any more.
+            let left = MemberError { name: "/dev/z".to_owned(), ..error(DeviceErrorKind::Media) };
+            let errors: Vec<MemberError> = kinds.iter().map(|&kind| error(kind)).chain([left]).collect();
+            let other = SlotDetail { device: Some("/dev/y".to_owned()), ..slot("in-sync") };
+            let slots = [other, slot("in-sync")];
             let facts = Facts {
                 failure: Some(IoError::Failed),
                 errors: &errors,

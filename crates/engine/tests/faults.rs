@@ -471,6 +471,14 @@ fn a_write_that_leaves_a_row_unreadable_is_not_acknowledged_and_the_array_goes_o
     let volume = scene.volume();
     let read = scene.run(async move { volume.read(40 * 512, shard::buffer(512)).await.0 });
     assert!(matches!(read, Err(IoError::Unreadable { .. })), "an error, never a wrong byte: {read:?}");
+    // The rows beside it are what they were, the lost member's chunks too.
+    for sector in
+        (0..4 * STRIPE_SECTORS).step_by(8).filter(|sector| *sector > STRIPE_SECTORS || sector % 32 != 8)
+    {
+        let volume = scene.volume();
+        let read = scene.run(async move { volume.read(sector * 512, shard::buffer(4096)).await.0 });
+        assert_eq!(read, Ok(()), "sector {sector}");
+    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ use pinstripe_engine::{
     options::ArrayOptions,
 };
 use pinstripe_md::{identity::Uuid, level::Level, superblock::Role};
+use pinstripe_sim::SimDiskConfig;
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
 
@@ -421,6 +422,51 @@ fn an_array_that_another_host_uses_is_not_started() {
     net.servers[2].refuses_attach.set(false);
     net.reassemble();
     net.assert_consistent();
+}
+
+#[test]
+fn a_host_that_was_killed_a_moment_ago_is_waited_for() {
+    let mut net = raid5(2);
+    fill(&mut net);
+    net.scene.stop();
+    net.servers[2].refuses_attach.set(true);
+    let server = Rc::clone(&net.servers[2]);
+    net.scene.world.spawn(0, "its connection ends", async move {
+        pinstripe_runtime::shard::sleep(300_000_000).await;
+        server.refuses_attach.set(false);
+    });
+    net.reassemble();
+    net.assert_consistent();
+}
+
+#[test]
+fn while_a_member_is_replaced_both_devices_get_what_is_written() {
+    for seed in 0..3 {
+        let mut wish = plan(Level::Raid6, "left-symmetric", 5);
+        wish.members.iter_mut().for_each(|member| member.sectors = 4096);
+        let slow = ArrayOptions {
+            leg_stripes: 4,
+            checkpoint_ns: 0,
+            maintenance_depth: 1,
+            gather_ns: 0,
+            ..options()
+        };
+        let mut net = Net::new(seed, wish, 2, slow);
+        fill(&mut net);
+        let target = net.scene.world.add_disk(SimDiskConfig::new("target", 4096 * 512));
+        let (array, source) = (net.scene.array.clone(), target.source());
+        net.scene.run(async move { array.replace(1, Some(source), Uuid([0x55; 16])).await }).unwrap();
+        let plain = net.scene.array.detail().offload.unwrap().plain.unwrap();
+        assert!(plain.contains("replaced"), "{plain}");
+        let before = net.statistics();
+        clients(&mut net.scene, 3, 20, 40);
+        let now = net.statistics().since(&before);
+        let array = net.scene.array.clone();
+        assert!(array.detail().slots[1].replacement.is_some(), "the copy was through before the writes were");
+        assert_eq!(now.offloaded_runs, 0, "the servers know of one place for each chunk");
+        net.scene.world.run_until(STEPS, |_| array.detail().slots[1].replacement.is_none()).unwrap();
+        net.assert_consistent();
+    }
 }
 
 #[test]

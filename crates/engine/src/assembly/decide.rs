@@ -46,7 +46,7 @@ pub(super) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
     newly_degraded::check(&freshest.array, &seated, options)?;
     // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
-    let dirty_from = dirty_from.filter(|_| missing == 0 || missing < geometry.redundancy());
+    let dirty_from = dirty_from.filter(|_| missing < geometry.redundancy());
     Ok(Assembled {
         geometry,
         seated,

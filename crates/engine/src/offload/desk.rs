@@ -172,6 +172,16 @@ mod tests {
     }
 
     #[test]
+    fn the_highest_number_is_given_out_and_none_beyond_it() {
+        let desk = Desk::default();
+        desk.locked().oldest = NUMBER_MAX - 1;
+        assert!(at_once(&desk, 2, vec![]).is_none());
+        let last = at_once(&desk, 1, vec![]).unwrap();
+        assert_eq!(last.ticket(0).operation, OperationId(NUMBER_MAX - 1));
+        assert!(at_once(&desk, 1, vec![]).is_none());
+    }
+
+    #[test]
     fn a_member_never_has_more_than_its_limit_and_who_does_not_fit_gets_nothing() {
         let desk = Desk::default();
         let held = at_once(&desk, 2, vec![demand(0, 2), demand(2, 1)]).unwrap();
