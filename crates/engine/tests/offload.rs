@@ -432,7 +432,7 @@ fn a_host_that_was_killed_a_moment_ago_is_waited_for() {
     net.servers[2].refuses_attach.set(true);
     let server = Rc::clone(&net.servers[2]);
     net.scene.world.spawn(0, "its connection ends", async move {
-        pinstripe_runtime::shard::sleep(300_000_000).await;
+        pinstripe_runtime::shard::sleep(2_800_000_000).await;
         server.refuses_attach.set(false);
     });
     net.reassemble();
