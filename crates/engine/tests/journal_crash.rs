@@ -444,6 +444,29 @@ fn a_stop_ends_although_the_journal_hangs_and_may_take_for_ever() {
     }
 }
 
+#[test]
+fn a_stop_ends_although_a_member_hangs_that_the_journal_is_to_be_drained_to() {
+    for seed in 0..4 {
+        let patient = ArrayOptions {
+            gather_ns: 0,
+            member_timeout_ns: 0,
+            journal_mode: JournalMode::WriteBack,
+            ..options()
+        };
+        let mut scene =
+            try_scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 8 * 400, 1, patient).unwrap();
+        clients(&mut scene, 4, 10, 60);
+        scene.disks[1].fault(&Fault::Hang);
+        let hung_at = scene.world.now();
+        let array = scene.array.clone();
+        let _ = scene.run(async move { array.stop().await });
+        assert!(scene.world.now() - hung_at < 100 * SECOND, "seed {seed}");
+        scene.disks[1].fault(&Fault::Release);
+        crash(&mut scene, &[0, 1, 2, 3, 4]).unwrap();
+        scene.read_all();
+    }
+}
+
 /// Whether assembly ends with an error if disk `which` hangs, or is gone, after so many of its steps.
 fn assembly_fails(scene: &mut Scene, which: usize, fault: &Fault, steps: u64) -> Option<AssembleError> {
     let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();

@@ -2,7 +2,7 @@
 //!
 //! A candidate names a range of bytes of the source and what is done with it. Only code that runs is looked at: constants,
 //! `const fn`, patterns, types, attributes, macros, tests and the seams of the deliberate defects (`active(Mutant::...)`) are
-//! left alone. A candidate need not compile: types are unknown here, and the build finds out.
+//! left alone, and so is what only the fuzzer calls. A candidate need not compile: types are unknown here, and the build finds out.
 
 use std::ops::Range;
 
@@ -174,7 +174,8 @@ impl Finder<'_> {
     }
 
     fn function(&mut self, signature: &syn::Signature, block: &Block, attributes: &[syn::Attribute]) {
-        if signature.constness.is_some() || is_left_out(attributes) {
+        let fuzzes = signature.ident.to_string().starts_with("fuzz");
+        if signature.constness.is_some() || is_left_out(attributes) || fuzzes {
             return;
         }
         self.within(signature.ident.to_string(), |finder| {
@@ -255,6 +256,13 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 
     fn visit_expr_if(&mut self, node: &'ast syn::ExprIf) {
+        if self.text(&node.cond).starts_with(SEAM) {
+            // What a deliberate defect does is no code of the product.
+            if let Some((_, other)) = &node.else_branch {
+                self.visit_expr(other);
+            }
+            return;
+        }
         self.condition(&node.cond);
         visit::visit_expr_if(self, node);
     }
@@ -440,7 +448,8 @@ mod tests {
             "fn f() { let Some(x) = y else { return; }; }",
             "fn f() { let [_, true] = x else { panic!() }; }",
             "fn f() -> [u8; 2 + 2] { [x; 1 + 1] }",
-            "fn f() { if active(Mutant::A) { return; } }".replace("return;", "{}").as_str(),
+            "fn f() { if active(Mutant::A) { g(); return; } }",
+            "fn fuzz(data: &[u8]) { g(); }",
             "impl Display for A { fn fmt(&self) { g(); } }",
         ] {
             assert_eq!(found(source), [], "{source}");
