@@ -255,6 +255,28 @@ mod tests {
     use pinstripe_runtime::Pool;
     use proptest::prelude::*;
 
+    #[test]
+    fn what_a_part_covers_to_the_end_is_not_filled() {
+        let pool = Pool::new(0);
+        let shard = pinstripe_runtime::Shard::new(&pinstripe_runtime::ShardConfig {
+            index: 0,
+            arena_bytes: 0,
+            clock: None,
+        });
+        let _entered = shard.enter();
+        let mut image = Image::default();
+        image.add(Piece { start: 2048, data: pool.zeroed(2048).freeze(), fua: false });
+        image.build_extents(4096);
+        image.fill(0, &pool.zeroed(4096).freeze());
+        let parts: Vec<_> = image.parts.iter().map(|(from, data)| (*from, data.len())).collect();
+        assert_eq!(parts, [(0, 2048), (2048, 2048)]);
+        let mut image = Image::default();
+        image.add(Piece { start: 0, data: pool.zeroed(4096).freeze(), fua: false });
+        image.build_extents(4096);
+        image.fill(0, &pool.zeroed(4096).freeze());
+        assert_eq!(image.parts.len(), 1, "an empty part is none");
+    }
+
     proptest! {
         #[test]
         fn pieces_merge_in_arrival_order_and_every_sector_is_there_once(

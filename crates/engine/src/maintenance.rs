@@ -257,12 +257,11 @@ impl Home {
             return;
         }
         loop {
-            let mut job = self.work.wait_for(|| self.job()).await;
-            if matches!(job, Job::Recover(..)) {
+            if matches!(self.work.wait_for(|| self.job()).await, Job::Recover(..)) {
                 self.until_attached().await;
-                let Some(now) = self.job() else { continue };
-                job = now;
             }
+            // Behind that wait it may be another.
+            let Some(job) = self.job() else { continue };
             let generation = self.shared().snapshot().generation;
             if !job.is(self.upkeep.unfinished.get()) {
                 self.upkeep.unfinished.set(None);

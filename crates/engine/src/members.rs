@@ -532,10 +532,10 @@ impl VolumeInner {
         if count <= self.shared.options.max_read_errors || active(Mutant::CorrectedReadsUnlimited) {
             return;
         }
-        if self.shared.snapshot().missing.len() < self.shared.geometry.redundancy() {
-            let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
-            self.report(view, slot, Operation::Read, member.data_offset + offset, error);
-        }
+        // Whether the array can do without it, the controller decides, behind all that was reported before
+        // (`spare_the_needed`).
+        let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
+        self.report(view, slot, Operation::Read, member.data_offset + offset, error);
     }
 }
 

@@ -314,6 +314,20 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_range_touches_no_row() {
+        let pool = Pool::new(0);
+        let cache = ParityCache::new(1 << 20);
+        cache.insert(key(7, 1), pool.zeroed(4096).freeze());
+        let inside = 3 * ROW_BYTES + 512;
+        for at in [0, inside] {
+            cache.remove_rows(7, at, at);
+            assert!(cache.contains(&key(7, 1)));
+        }
+        cache.remove_rows(7, inside, inside + 1);
+        assert!(!cache.contains(&key(7, 1)));
+    }
+
+    #[test]
     fn size_zero_turns_it_off() {
         let pool = Pool::new(0);
         let cache = ParityCache::new(0);

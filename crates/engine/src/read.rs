@@ -220,7 +220,8 @@ impl VolumeInner {
             let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair.is_some()), Ok(()));
             if !by_rows {
                 result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
-                by_rows = matches!(result, Err(IoError::Unreadable { .. })) && piece.length > ROW_BYTES;
+                by_rows =
+                    matches!(result, Err(IoError::Unreadable { .. })) && self.is_divisible(&view, piece);
             }
             if by_rows {
                 result = self.read_by_rows(&view, piece, &mut buffer, &mut row).await;
@@ -252,16 +253,23 @@ impl VolumeInner {
     /// made from the others then, which may be wrong where nobody looked yet.
     pub(crate) fn is_partly_there(&self, view: &View, piece: &Piece, is_refused: bool) -> bool {
         let geometry = self.parity_geometry();
-        let (from, end) = (piece.chunk_offset, piece.chunk_offset + piece.length);
-        let base = geometry.member_offset(piece.stripe);
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
-        let is_listed = view.snapshot.is_bad(slot, base + u64::from(from), piece.length.into());
-        let several = || (from / ROW_BYTES + 1) * ROW_BYTES < end;
-        let cut = || view.uniform(base, (from, end), geometry.logical_block()) < end;
+        let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+        let is_listed = view.snapshot.is_bad(slot, offset, piece.length.into());
         !view.snapshot.missing.contains(slot)
             && (is_refused || is_listed)
-            && (several() || cut())
+            && self.is_divisible(view, piece)
             && !active(Mutant::HealsWholeChunk)
+    }
+
+    /// Whether a part of a piece may be read where the whole of it can't be: it lies in several rows, or what
+    /// members list as bad changes in it.
+    fn is_divisible(&self, view: &View, piece: &Piece) -> bool {
+        let geometry = self.parity_geometry();
+        let (from, end) = (piece.chunk_offset, piece.chunk_offset + piece.length);
+        let several = (from / ROW_BYTES + 1) * ROW_BYTES < end;
+        let base = geometry.member_offset(piece.stripe);
+        several || view.uniform(base, (from, end), geometry.logical_block()) < end
     }
 
     /// Reads a part of one chunk row by row: sectors that several members can't read are lost only where they are in one row. The

@@ -285,7 +285,6 @@ impl Records {
         let book = self.book(id);
         book.slot = slot;
         book.state = if replaces { MemberState::Replacing } else { MemberState::Recovering };
-        book.valid_but_for_bits = 0;
         let member = &mut book.superblock.member;
         member.recovery_offset = Some(Sector(0)).filter(|_| !active(Mutant::SpareCalledInSync));
         member.recovery_by_bitmap = how == Seating::Bitmap;

@@ -99,11 +99,10 @@ impl Home {
     /// Spares take the empty slots.
     pub(crate) async fn take_over(&self) {
         while let Some((spare, slot)) = self.spare_wanted() {
-            // One that can't be written is no spare any more, and the next one is tried.
+            // One that can't be written is no spare any more, and the next one is tried; where the array has
+            // failed, none is wanted.
             let how = if active(Mutant::SpareTakenForFormer) { Seating::Bitmap } else { Seating::Full };
-            if self.seat(spare, slot, how).await.is_err() && self.shared().has_failed() {
-                break;
-            }
+            let _ = self.seat(spare, slot, how).await;
         }
     }
 

@@ -7,11 +7,11 @@ use std::{cell::RefCell, ops::Range, rc::Rc};
 
 use arrays::{
     STEPS, options,
-    scene::{DATA_SECTOR, Scene, client, clients, spawn, superblock_on, wish, write},
+    scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    array::CommandError, assembly::AssembleError, error::IoError, geometry::StripeId, options::ArrayOptions,
-    shared::Shared, statistics::Statistics,
+    array::CommandError, assembly::AssembleError, create::create_placed, error::IoError, geometry::StripeId,
+    options::ArrayOptions, shared::Shared, statistics::Statistics,
 };
 use pinstripe_md::{
     level::Level,
@@ -20,7 +20,7 @@ use pinstripe_md::{
     units::MemberSlot,
 };
 use pinstripe_runtime::shard;
-use pinstripe_sim::{Fault, World};
+use pinstripe_sim::{Fault, SimDisk, World, WorldConfig};
 
 const REGION: u64 = 64 << 10;
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
@@ -247,7 +247,10 @@ fn past_redundancy_writes_fail_reads_go_on_and_nothing_is_written_down() {
     for stripe in 0..4 {
         assert_eq!(scene.write(stripe * 96, 96, false), Err(IoError::Failed));
     }
+    let flushes = |scene: &Scene| [2, 3].map(|disk: usize| scene.disks[disk].counters().flushes);
+    let before = flushes(&scene);
     assert_eq!(scene.flush(), Err(IoError::Failed));
+    assert_eq!(flushes(&scene), before, "who is left isn't asked, and so can't keep the answer waiting");
     assert_eq!(scene.array.detail().state, "failed");
     let (mut answered, mut lost) = (0, 0);
     for sector in (384..1024).step_by(8) {
@@ -328,6 +331,106 @@ fn the_bitmap_is_swapped_under_64_writers() {
         scene.reassemble();
         scene.read_all();
     }
+}
+
+/// Its flush may take so long that its bitmap is gone behind it, and another one, of other regions, is there.
+#[test]
+fn a_sweep_clears_no_bit_of_the_bitmap_that_has_taken_the_place_of_its_own() {
+    const MILLISECOND: u64 = 1_000_000;
+    for seed in 0..4 {
+        let options = ArrayOptions {
+            sweep_ns: Some(200 * MILLISECOND),
+            safe_mode_delay_ns: 10_000 * MILLISECOND,
+            ..options()
+        };
+        let wish = wish(Level::Raid5, 4, 16 << 10, BITMAP, InitialSync::AssumeClean);
+        let mut scene = Scene::with_options(seed, wish, 1, options);
+        scene.write(0, 8, false).unwrap();
+        let slow = scene.disks[2].clone();
+        slow.fault(&Fault::SlowBy(800));
+        let before = slow.counters().flushes;
+        scene.world.run_until(STEPS, |_| slow.counters().flushes > before).unwrap();
+        slow.fault(&Fault::SlowBy(1));
+        let (array, until) = (scene.array.clone(), scene.world.now() + 150 * MILLISECOND);
+        scene.run(async move {
+            array.remove_bitmap().await.unwrap();
+            array.add_bitmap(128 << 10).await.unwrap();
+        });
+        assert!(scene.world.now() < until - 100 * MILLISECOND, "the flush is over before: seed {seed}");
+        scene.world.run_until(STEPS, |world| world.now() >= until).unwrap();
+        for disk in 0..4 {
+            assert_eq!(scene.bitmap(disk).unwrap().set_bits().count(), 7, "seed {seed}: it began all set");
+        }
+    }
+}
+
+/// A crash in the middle of making an array leaves none whose superblock names a bitmap that isn't there.
+#[test]
+fn an_array_that_is_being_made_has_its_bitmaps_before_the_first_superblock() {
+    for seed in 0..4 {
+        let mut world = World::new(WorldConfig::new(seed, 1));
+        let wish = wish(Level::Raid5, 4, 16 << 10, BITMAP, InitialSync::AssumeClean);
+        let disks = plain_disks(&mut world, wish.members.iter().map(|member| member.sectors));
+        let placed = wish.place().unwrap();
+        let place = placed.superblocks[0].bitmap_sector().unwrap().0 * 512;
+        let devices = disks.clone();
+        world.spawn(0, "create", async move {
+            let devices: Vec<_> = devices.iter().map(SimDisk::attach).collect();
+            create_placed(placed, &devices).await.unwrap();
+        });
+        let is_there = |disk: &&SimDisk| disk.peek_durable(4096, 4) != [0; 4];
+        let has_bitmap = |disk: &&SimDisk| disk.peek_durable(place, 4) != [0; 4];
+        let whole = |_: &World| {
+            let (superblocks, bitmaps) =
+                (disks.iter().filter(is_there).count(), disks.iter().filter(has_bitmap).count());
+            assert!(superblocks == 0 || bitmaps == 4, "{superblocks} superblocks and {bitmaps} bitmaps");
+            superblocks == 4
+        };
+        world.run_until(STEPS, whole).unwrap();
+    }
+}
+
+/// What `detail` shows of members is what their devices were asked for.
+#[test]
+fn what_members_are_asked_for_is_counted() {
+    let mut scene = raid5(20, 2);
+    let told = |scene: &Scene| -> Vec<[u64; 3]> {
+        let slots = scene.array.detail().slots;
+        slots.iter().map(|slot| slot.statistics).map(|of| [of.reads, of.writes, of.flushes]).collect()
+    };
+    let asked = |scene: &Scene| -> Vec<[u64; 3]> {
+        let counted = scene.disks.iter().map(SimDisk::counters);
+        counted.map(|of| [of.reads, of.writes, of.flushes]).collect()
+    };
+    let start = asked(&scene);
+    clients(&mut scene, 4, 30, 60);
+    scene.read_all();
+    scene.flush().unwrap();
+    let array = scene.array.clone();
+    scene.world.run_until(STEPS, |_| array.detail().state == "clean").unwrap();
+    let since: Vec<[u64; 3]> = (asked(&scene).iter().zip(&start))
+        .map(|(now, before)| std::array::from_fn(|i| now[i] - before[i]))
+        .collect();
+    assert_eq!(told(&scene), since);
+    assert!(since.iter().flatten().all(|&count| count > 0), "{since:?}");
+    // Of reads, none is the array's own business.
+    let sum = statistics(scene.array.shared());
+    assert_eq!(sum.member_reads, since.iter().map(|of| of[0]).sum::<u64>());
+}
+
+/// A plan goes by what reads of the members take, those of users too.
+#[test]
+fn what_reads_cost_is_measured_by_the_reads_of_users() {
+    let mut scene = raid5(21, 1);
+    let volume = scene.volume();
+    scene.run(async move {
+        for at in 0..1000 {
+            volume.read(at * 7 % 600 * 4096, shard::buffer(4096)).await.0.unwrap();
+        }
+    });
+    let slots = scene.array.detail().slots;
+    let latencies: Vec<u64> = slots.iter().map(|slot| slot.read_latency_ns.into()).collect();
+    assert!(latencies.iter().all(|latency| (10_000..1_000_000).contains(latency)), "{latencies:?}");
 }
 
 /// A crash with one dirty region: that one is read and no other.

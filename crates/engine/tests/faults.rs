@@ -109,6 +109,18 @@ fn a_member_that_hangs_is_dropped_and_comes_back_only_when_its_requests_are_over
 }
 
 #[test]
+fn zeroes_that_a_member_missed_are_answered_when_the_superblocks_say_so() {
+    for seed in 0..4 {
+        let mut scene = raid5(seed);
+        fill(&mut scene);
+        scene.disks[1].fault(&Fault::Gone);
+        let volume = scene.volume();
+        scene.run(async move { volume.write_zeroes(0, STRIPE_SECTORS * 512, false).await }).unwrap();
+        assert!([0, 2, 3].iter().all(|&disk| role_on(&scene, disk, 1) == Role::Faulty), "C2, seed {seed}");
+    }
+}
+
+#[test]
 fn a_member_that_is_slow_is_told_of_and_kept() {
     let mut scene = raid5(1);
     fill(&mut scene);

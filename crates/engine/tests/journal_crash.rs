@@ -761,6 +761,26 @@ fn what_is_cached_when_the_journal_is_lost_is_written_out() {
     }
 }
 
+/// A flush must not say of what was only in the journal that it is durable.
+#[test]
+fn a_flush_says_that_the_journal_is_lost_while_something_can_not_be_written_out() {
+    for seed in 0..4 {
+        let mut scene = write_back_scene(seed, 400, 1 << 20, 1 << 10);
+        scene.write(9, 9, false).unwrap();
+        assert!(cached(&scene) > 0);
+        // To write a part of a row out, some of the rest must be read.
+        for disk in &scene.disks[..4] {
+            let data = superblock_on(disk).member.data_offset.0 * 512;
+            disk.fault(&Fault::UnreadableRange(data..data + (64 << 10)));
+        }
+        scene.disks[4].fault(&Fault::Gone);
+        let heard = (0..2).map(|_| scene.write(700, 4, false)).find(Result::is_err);
+        assert_eq!(heard, Some(Err(IoError::JournalLost)));
+        assert_eq!(scene.flush(), Err(IoError::JournalLost), "seed {seed}");
+        assert!(cached(&scene) > 0);
+    }
+}
+
 /// P is wrong, a write of its row goes on from it and is in the journal, and then it is put right. What a check finds after a crash.
 fn wrong_after_a_repair(seed: u64, level: Level, action: ScrubAction, mode: JournalMode) -> u64 {
     const STRIPE: StripeId = StripeId(1);

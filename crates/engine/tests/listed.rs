@@ -27,8 +27,9 @@ const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
 const CHUNK: u64 = 16 << 10;
 /// Of a column.
 const SECTORS: u64 = CHUNK / 512;
-/// The stripe that everything is done to.
-const STRIPE: u64 = 3;
+/// The stripe that everything is done to. Far from the beginning, where a number that is off by a little is off by
+/// sectors.
+const STRIPE: u64 = 43;
 const ROW: u64 = 8;
 
 fn scene(level: Level, members: u8, initial: InitialSync) -> Scene {
@@ -50,7 +51,7 @@ fn raid5() -> Scene {
 }
 
 fn fill(scene: &mut Scene) {
-    for stripe in 0..8 {
+    for stripe in STRIPE - 3..STRIPE + 5 {
         scene.write(stripe * 3 * SECTORS, 3 * SECTORS, false).unwrap();
     }
     scene.flush().unwrap();
@@ -232,6 +233,60 @@ fn a_read_error_costs_its_row_and_no_other() {
     let unreadable = bytes(&scene, 10..11);
     scene.disks[a.index()].fault(&Fault::UnreadableRange(unreadable));
     read(&mut scene, sector(0, 4), 4).unwrap();
+}
+
+#[test]
+fn a_small_read_is_refused_only_where_its_rows_are_lost() {
+    // Over two rows, in each of which another member has a sector that can't be read.
+    let mut scene = raid6();
+    let map = map(&scene);
+    for (column, at) in [(1, 5), (2, 9)] {
+        let unreadable = bytes(&scene, at..at + 1);
+        scene.disks[map.data_slot(column).index()].fault(&Fault::UnreadableRange(unreadable));
+    }
+    fail(&mut scene, map.data_slot(0));
+    read(&mut scene, sector(0, 4), ROW).unwrap();
+    // In one row, of which two members list a sector each.
+    let mut scene = raid6();
+    list(&mut scene, 1, 2);
+    list(&mut scene, 2, 5);
+    fail(&mut scene, map.data_slot(0));
+    read(&mut scene, sector(0, 0), ROW).unwrap();
+}
+
+#[test]
+fn a_sector_that_can_not_be_read_is_asked_for_once() {
+    let mut scene = raid5();
+    let slot = map(&scene).data_slot(0).index();
+    let unreadable = bytes(&scene, 3..4);
+    scene.disks[slot].fault(&Fault::UnreadableRange(unreadable));
+    read(&mut scene, sector(0, 0), ROW).unwrap();
+    let statistics = scene.array.detail().slots[slot].statistics;
+    assert_eq!(
+        (statistics.read_errors, statistics.corrected_reads),
+        (1, 1),
+        "a drive may take seconds for it"
+    );
+}
+
+#[test]
+fn a_chunk_of_a_member_that_is_being_rebuilt_is_made_by_one_read_of_each_other_whatever_it_lists() {
+    let mut scene = raid5();
+    let slot = map(&scene).data_slot(1);
+    scene.array.pause_sync(true);
+    let spare = scene.fail_and_add(slot.index());
+    let refused = bytes(&scene, 3..4);
+    spare.fault(&Fault::UnwritableRange(refused));
+    scene.write(sector(1, 0), ROW, false).unwrap();
+    let before = scene.array.detail();
+    assert_eq!((before.slots[slot.index()].state, before.missing), ("recovering", 1));
+    assert!(before.slots[slot.index()].bad_sectors > 0);
+    let reads = |scene: &Scene| scene.disks.iter().map(|disk| disk.counters().reads).sum::<u64>();
+    let asked = reads(&scene);
+    read(&mut scene, sector(1, 0), SECTORS).unwrap();
+    assert_eq!(reads(&scene) - asked, 3);
+    let made = scene.array.detail().statistics.reconstructed_reads - before.statistics.reconstructed_reads;
+    assert_eq!(made, 1);
 }
 
 #[test]

@@ -219,6 +219,24 @@ fn a_spare_is_found_at_assembly_and_takes_over_there() {
 }
 
 #[test]
+fn a_read_only_array_leaves_its_spare_alone() {
+    let mut scene = raid5(13);
+    let spare = scene.disk();
+    scene.add(&spare).unwrap();
+    clients(&mut scene, 2, 20, 32);
+    scene.stop();
+    let written = |scene: &Scene| scene.disks.iter().map(|disk| disk.counters().writes).collect::<Vec<_>>();
+    let before = written(&scene);
+    let without: Vec<_> = [0, 1, 3, 4].map(|disk: usize| scene.disks[disk].source()).to_vec();
+    let read_only = ArrayOptions { read_only: true, ..options() };
+    scene.array = arrays::assemble(&mut scene.world, without, read_only).unwrap();
+    scene.read_all();
+    let detail = scene.array.detail();
+    assert_eq!((detail.slots[2].state, detail.spares), ("missing", vec!["disk4".to_owned()]));
+    assert_eq!(written(&scene), before);
+}
+
+#[test]
 fn a_member_that_comes_back_gets_only_what_was_dirtied_since() {
     let mut scene = raid5(3);
     clients(&mut scene, 4, 40, 32);

@@ -679,6 +679,70 @@ fn a_member_that_comes_back_is_rebuilt_and_takes_part_again() {
 }
 
 #[test]
+fn a_member_with_an_epoch_of_its_own_joins_under_a_higher_one_and_any_other_under_the_arrays() {
+    let mut net = raid5(5);
+    fill(&mut net);
+    let comes_back = |net: &mut Net, epoch: u64| {
+        net.lose(3);
+        net.servers[3].come_back();
+        net.servers[3].forge_epoch(epoch);
+        let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+        net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+        let array = net.scene.array.clone();
+        net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        net.attach();
+    };
+    let own = net.epoch();
+    comes_back(&mut net, own);
+    assert_eq!(net.epoch(), own);
+    // It was a member of another array meanwhile.
+    comes_back(&mut net, own + 7);
+    assert!(net.epoch() == own + 8 && net.servers.iter().all(|server| server.epoch() == own + 8));
+    clients(&mut net.scene, 3, 12, 40);
+    net.assert_consistent();
+    net.assert_settled();
+}
+
+#[test]
+fn the_first_member_that_computes_is_taken_up_as_it_joins() {
+    let mut net = raid5(6);
+    fill(&mut net);
+    net.scene.stop();
+    // All by their disks, past the servers.
+    net.scene.reassemble();
+    assert!(net.scene.array.detail().offload.is_none());
+    let array = net.scene.array.clone();
+    net.scene.run(async move { array.fail(3).await }).unwrap();
+    let (array, source) = (net.scene.array.clone(), ServerSource::of(&net.servers[3]));
+    net.scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    let array = net.scene.array.clone();
+    net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+    net.attach();
+    let detail = net.scene.array.detail();
+    assert!(detail.offload.unwrap().epoch > 0);
+    assert_eq!(detail.slots[3].offload.as_ref().unwrap().plain, None);
+    clients(&mut net.scene, 3, 12, 40);
+    net.assert_consistent();
+}
+
+#[test]
+fn a_server_that_dies_as_it_is_attached_is_dropped_and_the_others_are_attached() {
+    let mut steps = 0;
+    for step in 0.. {
+        let mut net = raid6(step);
+        net.script.dies_at.set(Some(net.script.steps.get() + step));
+        net.lose(0);
+        net.sleep(2_000);
+        let Some(died) = net.script.died.get() else { break };
+        let detail = net.scene.array.detail();
+        assert_eq!((detail.slots[died].state, detail.missing), ("missing", 2), "step {step}");
+        net.attach();
+        steps = step;
+    }
+    assert!(steps > 6, "{steps}");
+}
+
+#[test]
 fn a_lost_member_is_rebuilt_from_sums_of_the_servers() {
     for (seed, level, members) in [(1, Level::Raid5, 4), (2, Level::Raid6, 5), (3, Level::Raid4, 4)] {
         for second in [None, Some(2)].into_iter().take(if level == Level::Raid6 { 2 } else { 1 }) {

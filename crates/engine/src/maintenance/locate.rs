@@ -43,9 +43,9 @@ pub(crate) fn locate(p: &[u8], q: &[u8], exponents: usize) -> Option<Culprit> {
         (true, false) => Some(Culprit::P),
         (false, true) => Some(Culprit::Q),
         (true, true) => {
-            let first = p.iter().zip(q).find(|(p, q)| **p != 0 || **q != 0)?;
-            // A data chunk shows in both.
-            let ratio = if *first.0 == 0 || *first.1 == 0 { return None } else { divide(*first.1, *first.0) };
+            // A data chunk shows in both: where one is zero and the other isn't, nothing agrees below.
+            let (first_p, first_q) = p.iter().zip(q).find(|(p, _)| **p != 0)?;
+            let ratio = divide(*first_q, *first_p);
             let exponent = (0..u8::try_from(exponents).ok()?).find(|&z| power_of_two(z) == ratio)?;
             let agrees = |(p, q): (&u8, &u8)| *q == multiply(*p, ratio);
             (p.iter().zip(q).all(agrees) || active(Mutant::LocateGuesses))

@@ -55,8 +55,6 @@ pub(crate) struct Attaching {
     epoch: Cell<u64>,
     /// Of the table of peers.
     generation: Cell<u64>,
-    /// The array has ended.
-    ended: Cell<bool>,
 }
 
 impl Attaching {
@@ -395,7 +393,7 @@ impl Home {
     /// The array has ended: whoever takes up its members next needs no higher epoch if it ended well.
     pub(crate) async fn detach_members(&self, give_up: bool) {
         self.shared().offload.changed.notify();
-        if self.attaching.epoch.get() == 0 || self.attaching.ended.replace(true) {
+        if self.attaching.epoch.get() == 0 {
             return;
         }
         let view = self.volume.inner.view();
