@@ -220,6 +220,7 @@ impl Shared {
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.durable_changed.notify();
+        self.snapshot().log.wake();
     }
 
     /// Whether the controller has ended.

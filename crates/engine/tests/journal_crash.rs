@@ -28,7 +28,7 @@ use pinstripe_md::{
     superblock::{ResyncOffset, Role},
     units::Sector,
 };
-use pinstripe_runtime::{DeviceErrorKind, DeviceSource};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
@@ -707,6 +707,35 @@ fn the_mode_is_switched_under_writers_and_write_through_has_nothing_cached() {
         scene.read_all();
         assert_eq!(scene.check(), 0);
     }
+}
+
+/// The mode is switched back just as the array stops, and something is cached by then: the journal has it for the next start.
+#[test]
+fn what_is_cached_while_the_array_stops_keeps_nothing_from_ending() {
+    let mut left = 0;
+    for seed in 0..40 {
+        let mut scene = write_back_scene(2 * seed, 400, 1 << 20, 1 << 10);
+        scene.write(0, 9, false).unwrap();
+        let (array, volume, ledger) = (scene.array.clone(), scene.volume(), Rc::clone(&scene.ledger));
+        scene.world.spawn(0, "switch", async move {
+            // The drain of the stop comes first.
+            while array.journal_mode() == Some(JournalMode::WriteBack) {
+                shard::sleep(1000).await;
+            }
+            shard::sleep(seed * 20_000).await;
+            let _ = array.set_journal_mode(JournalMode::WriteBack).await;
+            let _ = write(&volume, &ledger, 400, 9, false).await;
+        });
+        scene.stop();
+        left += usize::from(cached(&scene) > 0);
+        let array = scene.array.clone();
+        assert_eq!(scene.run(async move { array.stop().await }), Err(IoError::Stopping));
+        let _ = set_mode(&mut scene, JournalMode::WriteThrough);
+        scene.reassemble();
+        scene.read_all();
+        assert_eq!(scene.check(), 0, "seed {seed}");
+    }
+    assert!(left > 0, "nothing was cached after any of the stops");
 }
 
 /// C18: what is in memory is written out before the array is read-only for good.
