@@ -7,8 +7,8 @@ mod arrays;
 use std::{rc::Rc, sync::Arc};
 
 use arrays::{
-    assemble, options,
-    scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, superblock_on, wish, write},
+    STEPS, assemble, options,
+    scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     geometry::{MemberSlot, StripeId},
@@ -131,10 +131,15 @@ fn forced_without_its_journal_an_array_makes_nothing_of_torn_rows() {
 
 /// A RAID6 with the double-parity log; the first disk has blocks of `block` bytes, the others of 512.
 fn logged_scene(seed: u64, members: u8, chunk: u64, block: u32) -> Scene {
+    logged_scene_with_data_at(4096, seed, members, chunk, block)
+}
+
+/// The same with what is before `data_sector` for superblock and log.
+fn logged_scene_with_data_at(data_sector: u64, seed: u64, members: u8, chunk: u64, block: u32) -> Scene {
     let mut world = World::new(WorldConfig { arena_bytes: 16 << 20, ..WorldConfig::new(seed, 1) });
     let wish = NewArray {
         members: (1..=members).map(|i| NewDevice { sectors: 8192, uuid: Uuid([i; 16]) }).collect(),
-        data_offset: Some(Sector(4096)),
+        data_offset: Some(Sector(data_sector)),
         logical_block_bytes: block.into(),
         ..wish(Level::Raid6, members, chunk, NewBitmap::None, InitialSync::AssumeClean)
     };
@@ -220,4 +225,33 @@ fn a_log_does_not_bring_back_the_parity_that_was_put_right() {
     crash(&mut scene, &[0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(scene.check(), 0);
     scene.read_all();
+}
+
+/// One sector here and one there, so that each sector of the chunk is another run: twice as many as those of one column.
+#[test]
+fn a_batch_that_the_log_has_no_room_for_is_written_in_parts() {
+    const CHUNK: u64 = 32 << 10;
+    const SECTORS: u64 = CHUNK / 512;
+    for seed in 0..12 {
+        // The log has room for every other sector of one column, and little more.
+        let mut scene = logged_scene_with_data_at(208, seed, 5, CHUNK, 512);
+        assert_eq!(scene.array.consistency_policy(), "double-parity-log");
+        scene.write(0, 3 * SECTORS, false).unwrap();
+        let done = spawn(&mut scene, SECTORS, |number, volume, ledger, _| async move {
+            write(&volume, &ledger, number % 2 * SECTORS + number, 1, false).await.unwrap();
+        });
+        if seed % 4 == 0 {
+            scene.world.run_until(STEPS, |_| *done.borrow() == SECTORS).unwrap();
+            assert!(scene.array.detail().statistics.joins > SECTORS / 2);
+            scene.read_all();
+            crash(&mut scene, &[0, 2, 4]);
+            scene.read_all();
+        } else {
+            let _ = scene.world.run_until(60 * seed, |_| false);
+            crash(&mut scene, &[0, 1, 2, 3, 4]);
+            assert_eq!(scene.array.detail().regions_to_resync, 0, "seed {seed}");
+            assert_eq!(scene.check(), 0, "seed {seed}");
+            scene.read_all();
+        }
+    }
 }
