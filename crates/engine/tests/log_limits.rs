@@ -255,3 +255,72 @@ fn a_batch_that_the_log_has_no_room_for_is_written_in_parts() {
         }
     }
 }
+
+const STRIPE_SECTORS: u64 = 5 * (16 << 10) / 512;
+
+/// Of seven members and chunks of 16 KiB, all stripes of which are written.
+fn written_scene() -> Scene {
+    let mut scene = logged_scene(7, 7, 16 << 10, 512);
+    for stripe in 0..64 {
+        scene.write(stripe * STRIPE_SECTORS, STRIPE_SECTORS, false).unwrap();
+    }
+    scene
+}
+
+/// Begins a write; it may take as long as it likes.
+fn begin(scene: &mut Scene, sector: u64, sectors: u64) {
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "held up", async move {
+        write(&volume, &ledger, sector, sectors, false).await.unwrap();
+    });
+}
+
+/// How long a write takes, in nanoseconds.
+fn time_of(scene: &mut Scene, sector: u64, sectors: u64) -> u64 {
+    let begun = scene.world.now();
+    scene.write(sector, sectors, false).unwrap();
+    scene.world.now() - begun
+}
+
+fn pause(scene: &mut Scene) {
+    scene.run(async { shard::sleep(5_000_000).await });
+}
+
+/// Two stripes with the same P and the same Q. The one that comes first waits for one of its data members.
+#[test]
+fn a_stripe_that_waits_for_a_member_keeps_no_other_out_of_the_log() {
+    let mut scene = written_scene();
+    let [first, second] = [0, 7].map(|stripe| scene.geometry().slots(StripeId(stripe)));
+    assert_eq!((first.p_slot(), first.q_slot()), (second.p_slot(), second.q_slot()));
+    let disk = scene.disks[first.data_slot(0).index()].clone();
+    disk.fault(&Fault::Hang);
+    begin(&mut scene, 0, STRIPE_SECTORS);
+    pause(&mut scene);
+    let took = time_of(&mut scene, 7 * STRIPE_SECTORS + 32, 8);
+    disk.fault(&Fault::Release);
+    pause(&mut scene);
+    assert!(took < 100_000_000, "{took} ns");
+}
+
+/// Decision 17. Many writes are under way that may come, and wait for a member before they could.
+#[test]
+fn a_record_waits_for_others_no_longer_than_a_few_writes_take() {
+    let mut scene = written_scene();
+    let disk = scene.disks[3].clone();
+    disk.fault(&Fault::Hang);
+    let column_of = |scene: &Scene, stripe| {
+        let map = scene.geometry().slots(StripeId(stripe));
+        (0..5).find(|&column| map.data_slot(column).index() == 3).map(|column| column as u64)
+    };
+    for stripe in 1..50 {
+        if let Some(column) = column_of(&scene, stripe) {
+            begin(&mut scene, stripe * STRIPE_SECTORS + column * 32, 1);
+        }
+    }
+    pause(&mut scene);
+    let stripe = (50..60).find(|&stripe| column_of(&scene, stripe).is_some_and(|column| column > 0)).unwrap();
+    let took = time_of(&mut scene, stripe * STRIPE_SECTORS, 1);
+    disk.fault(&Fault::Release);
+    pause(&mut scene);
+    assert!(took < 100_000_000, "{took} ns");
+}
