@@ -27,8 +27,8 @@ use pinstripe_md::{
     units::{SECTOR_BYTES, SectorCount},
 };
 use pinstripe_runtime::{
-    Device, DeviceError, DeviceErrorKind, Signal,
-    atomics::{AtomicBool, AtomicU64, Ordering},
+    Device, DeviceError, DeviceErrorKind,
+    atomics::{AtomicU64, Ordering},
     shard,
 };
 
@@ -100,9 +100,6 @@ pub struct Reports {
     queue: Mutex<(VecDeque<Report>, u64)>,
     /// Every report up to this ticket is dealt with.
     done: AtomicU64,
-    /// The controller has ended.
-    closed: AtomicBool,
-    changed: Signal,
 }
 
 impl Reports {
@@ -122,20 +119,9 @@ impl Reports {
         locked(&self.queue).0.pop_front()
     }
 
-    fn settle(&self, ticket: u64) {
+    /// Every report up to this ticket is dealt with. To be told by [`Shared::settle_bad`].
+    pub(crate) fn settle(&self, ticket: u64) {
         self.done.store(ticket, Ordering::SeqCst);
-        self.changed.notify();
-    }
-
-    /// Whoever waits looks again.
-    pub(crate) fn wake(&self) {
-        self.changed.notify();
-    }
-
-    /// Nothing is dealt with any more.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.changed.notify();
     }
 }
 
@@ -178,18 +164,7 @@ impl VolumeInner {
     pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<(), IoError> {
         let shared: &Shared = &self.shared;
         let reports = &shared.bad_reports;
-        let settled = || {
-            reports.done.load(Ordering::SeqCst) >= listing.ticket
-                || reports.closed.load(Ordering::SeqCst)
-                || shared.has_failed()
-        };
-        reports.changed.wait_until(settled).await;
-        if shared.has_failed() {
-            return Err(IoError::Failed);
-        }
-        if reports.done.load(Ordering::SeqCst) < listing.ticket {
-            return Err(IoError::Stopping);
-        }
+        shared.until(|| reports.done.load(Ordering::SeqCst) >= listing.ticket).await?;
         let missing = self.view().unreadable(listing.offset, listing.length).len();
         if missing > shared.geometry.redundancy() {
             return Err(IoError::Unreadable { stripe, missing });
@@ -251,7 +226,7 @@ impl Home {
                     let _ = self.update_superblocks().await;
                 }
             }
-            self.shared().bad_reports.settle(ticket);
+            self.shared().settle_bad(ticket);
         }
     }
 

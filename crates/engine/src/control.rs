@@ -203,7 +203,6 @@ impl Home {
                     self.keep_bad_blocks().await;
                 }
                 self.stopped.set(true);
-                self.shared().bad_reports.close();
                 self.keep_place();
                 let stopped = self.write_clean().await;
                 self.shared().end();

@@ -181,6 +181,11 @@ impl Image {
         std::mem::swap(&mut self.parts, &mut self.scratch);
     }
 
+    /// How many parts the image has. Some may touch.
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
     /// Cuts the image into images of one column and at most `parts_max` parts each, and gives all but the first.
     pub fn split(&mut self, chunk: u32, parts_max: usize) -> Vec<Parts> {
         let mut images: Vec<Parts> = Vec::new();

@@ -206,8 +206,8 @@ impl Shared {
     }
 
     /// Waits until the controller has brought that about. It may end before, or the array fail.
-    async fn until(&self, is_so: impl Fn() -> bool) -> Result<(), IoError> {
-        let is_over = || self.has_failed() || self.ended.load(Ordering::SeqCst);
+    pub(crate) async fn until(&self, is_so: impl Fn() -> bool) -> Result<(), IoError> {
+        let is_over = || self.has_failed() || self.has_ended();
         self.durable_changed.wait_until(|| is_so() || is_over()).await;
         match self.has_failed() {
             true => Err(self.failure()),
@@ -219,6 +219,18 @@ impl Shared {
     /// The controller ends: what waits for it is told so.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
+        self.durable_changed.notify();
+        self.snapshot().log.wake();
+    }
+
+    /// Whether the controller has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// The controller has dealt with the bad blocks that were reported up to this ticket.
+    pub(crate) fn settle_bad(&self, ticket: u64) {
+        self.bad_reports.settle(ticket);
         self.durable_changed.notify();
     }
 
@@ -301,7 +313,6 @@ impl Shared {
         self.admission.halt();
         self.durable_changed.notify();
         self.snapshot().log.wake();
-        self.bad_reports.wake();
         self.offload.changed.notify();
     }
 

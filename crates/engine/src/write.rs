@@ -302,6 +302,8 @@ impl VolumeInner {
             Box::pin(self.cut_to_rows(view, stripe, context)).await?;
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
+        } else if !view.snapshot.log.has_room_for(self, view, stripe, context.image.parts()) {
+            context.split(self.parity_geometry().chunk_bytes());
         }
         let facts = self.facts(view, stripe, context);
         let servers = self.servers_for(view, &facts, context);
@@ -326,9 +328,7 @@ impl VolumeInner {
         let chunk = self.parity_geometry().chunk_bytes();
         context.image.build_extents(chunk);
         if consistency::takes_several_entries(context.image.extents()) {
-            let rest = context.image.split(chunk, ROOM);
-            context.rest.extend(rest);
-            context.is_split = true;
+            context.split(chunk);
             context.image.build_extents(chunk);
         }
         let ragged: Vec<_> = consistency::ragged_rows(context.image.extents()).collect();
@@ -765,6 +765,13 @@ impl WriteContext {
             self.image.add(piece);
         }
         self.avoid = Set64::EMPTY;
+    }
+
+    /// Leaves one column in the image, for a log that can't take all of it in one. What else there is comes after it.
+    fn split(&mut self, chunk: u32) {
+        let rest = self.image.split(chunk, ROOM);
+        self.rest.extend(rest);
+        self.is_split = true;
     }
 
     /// Lets go of every buffer; the vectors are used again.

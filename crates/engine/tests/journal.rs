@@ -291,7 +291,11 @@ fn what_a_journal_says_of_other_places_than_the_array_has_is_refused() {
         Payload::Data { location: Sector(4), checksums: vec![1], discard: false },
         Payload::Parity { location: Sector(22528), checksums: vec![1], discard: false },
         Payload::Parity { location: Sector(8), checksums: vec![1, 2], discard: false },
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|payload| [(payload.clone(), false), (payload, true)])
+    {
+        let (payload, goes_on) = payload;
         let golden = golden_array("r5-journal-clean");
         let ring = Ring::of(&golden);
         let page = vec![9; BLOCK];
@@ -306,7 +310,10 @@ fn what_a_journal_says_of_other_places_than_the_array_has_is_refused() {
             flush @ Payload::Flush { .. } => flush,
         };
         let pages = vec![page; payload.page_checksums().len()];
-        ring.append(ring.tail(), 5, vec![(payload, pages)]);
+        let next = ring.append(ring.tail(), 5, vec![(payload, pages)]);
+        if goes_on {
+            ring.append(next, 6, vec![ring.data(3, &[0x77; BLOCK])]);
+        }
         let error = golden.serve(&golden.all(), options()).err().unwrap();
         assert!(
             matches!(error, AssembleError::Journal { problem: JournalProblem::Outside(_), .. }),

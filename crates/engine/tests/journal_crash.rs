@@ -26,9 +26,9 @@ use pinstripe_md::{
     level::Level,
     placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, journal::add_journal},
     superblock::{ResyncOffset, Role},
-    units::Sector,
+    units::{Sector, SectorCount},
 };
-use pinstripe_runtime::{DeviceErrorKind, DeviceSource};
+use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 use pinstripe_sim::{Fault, Rng, SimDisk, World, WorldConfig};
 
 const CHUNK: u64 = 16 << 10;
@@ -189,6 +189,17 @@ fn a_journal_that_runs_full_makes_writers_wait_and_goes_on() {
     }
 }
 
+#[test]
+fn the_journal_is_reclaimed_when_half_of_it_is_used_and_not_when_a_writer_waits() {
+    let mut scene = scene(2, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 8 * 100, 1);
+    for round in 0..20 {
+        scene.write(round * 96, 96, false).unwrap();
+        scene.run(async { shard::sleep(100_000_000).await });
+        let journal = scene.array.detail().journal.unwrap();
+        assert!(journal.used_bytes <= journal.size_bytes / 2, "round {round}: {}", journal.used_bytes);
+    }
+}
+
 /// Room can only be had by flushing, and the member that can't flush can only be dropped when no writer waits for room.
 #[test]
 fn a_member_that_fails_its_flush_while_writers_wait_for_room_is_dropped() {
@@ -313,6 +324,27 @@ fn a_journal_smaller_than_a_stripe_is_refused() {
     let refused =
         try_scene(1, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 256, 1, options()).err().unwrap();
     assert!(matches!(refused, CreateError::JournalTooSmall { .. }), "{refused}");
+}
+
+/// As another program may leave it, which changed what the superblock says.
+#[test]
+fn a_journal_that_is_smaller_than_a_stripe_by_now_is_refused_at_the_start() {
+    for (blocks, is_enough) in [(37, false), (38, true)] {
+        let mut scene = scene(1, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1);
+        scene.stop();
+        let mut superblock = superblock_on(&scene.disks[4]);
+        superblock.member.data_size = SectorCount(8 * blocks);
+        scene.disks[4].poke(4096, &superblock.encode(512).unwrap());
+        let started = crash(&mut scene, &[0, 1, 2, 3, 4]);
+        let is_refused = |error: &AssembleError| {
+            matches!(
+                error,
+                AssembleError::Journal { problem: JournalProblem::TooSmall { needed: 38, blocks: 37 }, .. }
+            )
+        };
+        assert_eq!(started.is_ok(), is_enough);
+        assert!(started.err().as_ref().is_none_or(is_refused));
+    }
 }
 
 /// With a journal the superblocks stay clean under writes, and a crash needs no resync; before the first resync is over
@@ -469,6 +501,17 @@ fn a_stop_ends_although_a_member_hangs_that_the_journal_is_to_be_drained_to() {
 
 /// Whether assembly ends with an error if disk `which` hangs, or is gone, after so many of its steps.
 fn assembly_fails(scene: &mut Scene, which: usize, fault: &Fault, steps: u64) -> Option<AssembleError> {
+    assembly_meets(scene, which, fault, steps, || false)
+}
+
+/// The same, or as soon as it is time.
+fn assembly_meets(
+    scene: &mut Scene,
+    which: usize,
+    fault: &Fault,
+    steps: u64,
+    mut is_time: impl FnMut() -> bool,
+) -> Option<AssembleError> {
     let sources: Vec<Arc<dyn DeviceSource>> = scene.disks.iter().map(SimDisk::source).collect();
     let shards = (0..scene.world.shards()).map(|i| scene.world.shard(i).handle()).collect();
     let (options, answer) = (scene.options.clone(), Rc::new(RefCell::new(None)));
@@ -477,7 +520,7 @@ fn assembly_fails(scene: &mut Scene, which: usize, fault: &Fault, steps: u64) ->
         let array = pinstripe_engine::array::Array::assemble(sources, options, shards).await;
         *told.borrow_mut() = Some(array.err());
     });
-    let _ = scene.world.run_until(steps, |_| answer.borrow().is_some());
+    let _ = scene.world.run_until(steps, |_| is_time() || answer.borrow().is_some());
     scene.disks[which].fault(fault);
     scene.world.run_until(STEPS, |_| answer.borrow().is_some()).unwrap();
     answer.take().unwrap()
@@ -541,6 +584,33 @@ fn a_member_that_hangs_in_the_replay_of_its_log_is_an_error_and_the_replay_can_b
         scene.read_all();
     }
     assert!(named > 6, "{named} of the replays were cut short");
+}
+
+/// C4: what a replay has brought to the members is flushed on each of them, before superblocks say that it is there.
+#[test]
+fn a_replay_that_can_not_be_flushed_is_an_error_whichever_member_it_is() {
+    for (level, members, log) in [(Level::Raid5, 4, NewLog::Ppl), (Level::Raid6, 5, NewLog::DoubleParity)] {
+        for which in 0..usize::from(members) {
+            let mut scene = logged_scene(7, level, members, log);
+            writers(&mut scene, 4);
+            let _ = scene.world.run_until(3000, |_| false);
+            power_loss(&mut scene);
+            let disk = scene.disks[which].clone();
+            let (before, mut reads) = (disk.counters().flushes, None);
+            // Assembly flushes what it reads, and goes on to read the logs: the next flush is that of the replay.
+            let is_time = move || {
+                let now = disk.counters();
+                now.flushes > before && now.reads > *reads.get_or_insert(now.reads)
+            };
+            let error = assembly_meets(&mut scene, which, &Fault::FailFlushes(1), STEPS, is_time);
+            let Some(AssembleError::Device { name, .. }) = error else {
+                panic!("{level}, {which}: {error:?}")
+            };
+            assert_eq!(name, format!("disk{which}"));
+            crash(&mut scene, &(0..members.into()).collect::<Vec<_>>()).unwrap();
+            scene.read_all();
+        }
+    }
 }
 
 fn logged_scene(seed: u64, level: Level, members: u8, log: NewLog) -> Scene {
@@ -674,6 +744,19 @@ fn a_cache_that_is_full_is_written_through() {
     }
 }
 
+/// Long before it would, for want of anything to do: a full stripe doesn't fit what is left for the cache.
+#[test]
+fn a_write_that_finds_no_room_has_the_cache_written_out() {
+    let mut scene = write_back_scene(0, 40, 1 << 20, 1 << 10);
+    scene.write(200, 8, false).unwrap();
+    assert_eq!(cached(&scene), 4096);
+    scene.write(0, 96, false).unwrap();
+    scene.run(async { shard::sleep(100_000_000).await });
+    assert_eq!(cached(&scene), 0);
+    scene.read_all();
+    assert_eq!(scene.check(), 0);
+}
+
 #[test]
 fn what_is_cached_goes_to_the_members_when_nothing_comes_any_more() {
     let mut scene = write_back_scene(1, 600, 1 << 20, 1 << 10);
@@ -730,6 +813,35 @@ fn the_mode_is_switched_under_writers_and_write_through_has_nothing_cached() {
         scene.read_all();
         assert_eq!(scene.check(), 0);
     }
+}
+
+/// The mode is switched back just as the array stops, and something is cached by then: the journal has it for the next start.
+#[test]
+fn what_is_cached_while_the_array_stops_keeps_nothing_from_ending() {
+    let mut left = 0;
+    for seed in 0..40 {
+        let mut scene = write_back_scene(2 * seed, 400, 1 << 20, 1 << 10);
+        scene.write(0, 9, false).unwrap();
+        let (array, volume, ledger) = (scene.array.clone(), scene.volume(), Rc::clone(&scene.ledger));
+        scene.world.spawn(0, "switch", async move {
+            // The drain of the stop comes first.
+            while array.journal_mode() == Some(JournalMode::WriteBack) {
+                shard::sleep(1000).await;
+            }
+            shard::sleep(seed * 20_000).await;
+            let _ = array.set_journal_mode(JournalMode::WriteBack).await;
+            let _ = write(&volume, &ledger, 400, 9, false).await;
+        });
+        scene.stop();
+        left += usize::from(cached(&scene) > 0);
+        let array = scene.array.clone();
+        assert_eq!(scene.run(async move { array.stop().await }), Err(IoError::Stopping));
+        let _ = set_mode(&mut scene, JournalMode::WriteThrough);
+        scene.reassemble();
+        scene.read_all();
+        assert_eq!(scene.check(), 0, "seed {seed}");
+    }
+    assert!(left > 0, "nothing was cached after any of the stops");
 }
 
 /// C18: what is in memory is written out before the array is read-only for good.

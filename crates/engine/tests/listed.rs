@@ -235,6 +235,18 @@ fn a_read_error_costs_its_row_and_no_other() {
     read(&mut scene, sector(0, 4), 4).unwrap();
 }
 
+/// The rewriting finds nothing any more that could list the sector, and must not wait for it.
+#[test]
+fn a_sector_that_can_be_neither_read_nor_rewritten_is_read_though_the_array_has_stopped() {
+    let mut scene = raid5();
+    let (member, refused) = (map(&scene).data_slot(0).index(), bytes(&scene, 3..4));
+    scene.stop();
+    for fault in [Fault::UnreadableRange(refused.clone()), Fault::UnwritableRange(refused)] {
+        scene.disks[member].fault(&fault);
+    }
+    read(&mut scene, sector(0, 0), ROW).unwrap();
+}
+
 #[test]
 fn a_small_read_is_refused_only_where_its_rows_are_lost() {
     // Over two rows, in each of which another member has a sector that can't be read.

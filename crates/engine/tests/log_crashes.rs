@@ -4,7 +4,7 @@
 
 mod arrays;
 
-use std::{cell::Cell, rc::Rc};
+use std::{cell::Cell, ops::Range, rc::Rc};
 
 use arrays::{
     STEPS, options,
@@ -70,12 +70,17 @@ impl Story {
         arrays::assemble(&mut self.world, sources, options)
     }
 
-    /// A page of a disk's log, counted from its beginning or end, can't be read.
-    fn spoil_log(&self, disk: usize, page: i64) {
+    /// The bytes of a disk that are its log.
+    fn log(&self, disk: usize) -> Range<u64> {
         let superblock = superblock_on(&self.disks[disk]);
         let area = superblock.member.ppl.or(superblock.member.double_parity_log).unwrap();
         let start = (8 + u64::try_from(area.offset).unwrap()) * 512;
-        let end = start + u64::from(area.size) * 512;
+        start..start + u64::from(area.size) * 512
+    }
+
+    /// A page of a disk's log, counted from its beginning or end, can't be read.
+    fn spoil_log(&self, disk: usize, page: i64) {
+        let Range { start, end } = self.log(disk);
         let base = if page < 0 { end } else { start };
         let at = base.checked_add_signed(page * 4096).unwrap();
         self.disks[disk].fault(&Fault::UnreadableRange(at + 512..at + 1024));
@@ -422,6 +427,26 @@ fn a_log_from_before_a_resync_is_not_believed_after_it_was_cut_off() {
         assert!(story.array().detail().regions_to_resync > 0, "seed {seed}");
         assert_eq!(story.check(), 0, "seed {seed}");
         assert_eq!(story.array().detail().consistency_policy, "ppl", "and it is used again");
+    }
+}
+
+/// Each time that the array turns dirty while the log waits for the resync.
+#[test]
+fn a_log_from_before_a_resync_is_emptied_once() {
+    const MARK: [u8; 512] = [0x5a; 512];
+    let (mut story, _) = a_log_is_damaged_by_a_crash(1, Level::Raid5, NewLog::Ppl, 0);
+    story.assemble();
+    let array = story.array();
+    array.pause_sync(true);
+    let at = story.log(0).end - 512;
+    story.disks[0].poke(at, &MARK);
+    for is_first in [true, false] {
+        let volume = array.volume().clone();
+        let write = async move { volume.write(0, shard::zeroed(4096).freeze(), false).await };
+        story.world.block_on(0, "write", STEPS, write).unwrap().unwrap();
+        assert_eq!(story.disks[0].peek(at, 512) == MARK, !is_first);
+        story.disks[0].poke(at, &MARK);
+        story.world.run_until(STEPS, |_| array.detail().state == "clean").unwrap();
     }
 }
 

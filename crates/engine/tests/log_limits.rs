@@ -7,8 +7,8 @@ mod arrays;
 use std::{rc::Rc, sync::Arc};
 
 use arrays::{
-    assemble, options,
-    scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, superblock_on, wish, write},
+    STEPS, assemble, options,
+    scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
     geometry::{MemberSlot, StripeId},
@@ -131,10 +131,15 @@ fn forced_without_its_journal_an_array_makes_nothing_of_torn_rows() {
 
 /// A RAID6 with the double-parity log; the first disk has blocks of `block` bytes, the others of 512.
 fn logged_scene(seed: u64, members: u8, chunk: u64, block: u32) -> Scene {
+    logged_scene_with_data_at(4096, seed, members, chunk, block)
+}
+
+/// The same with what is before `data_sector` for superblock and log.
+fn logged_scene_with_data_at(data_sector: u64, seed: u64, members: u8, chunk: u64, block: u32) -> Scene {
     let mut world = World::new(WorldConfig { arena_bytes: 16 << 20, ..WorldConfig::new(seed, 1) });
     let wish = NewArray {
         members: (1..=members).map(|i| NewDevice { sectors: 8192, uuid: Uuid([i; 16]) }).collect(),
-        data_offset: Some(Sector(4096)),
+        data_offset: Some(Sector(data_sector)),
         logical_block_bytes: block.into(),
         ..wish(Level::Raid6, members, chunk, NewBitmap::None, InitialSync::AssumeClean)
     };
@@ -220,4 +225,102 @@ fn a_log_does_not_bring_back_the_parity_that_was_put_right() {
     crash(&mut scene, &[0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(scene.check(), 0);
     scene.read_all();
+}
+
+/// One sector here and one there, so that each sector of the chunk is another run: twice as many as those of one column.
+#[test]
+fn a_batch_that_the_log_has_no_room_for_is_written_in_parts() {
+    const CHUNK: u64 = 32 << 10;
+    const SECTORS: u64 = CHUNK / 512;
+    for seed in 0..12 {
+        // The log has room for every other sector of one column, and little more.
+        let mut scene = logged_scene_with_data_at(208, seed, 5, CHUNK, 512);
+        assert_eq!(scene.array.consistency_policy(), "double-parity-log");
+        scene.write(0, 3 * SECTORS, false).unwrap();
+        let done = spawn(&mut scene, SECTORS, |number, volume, ledger, _| async move {
+            write(&volume, &ledger, number % 2 * SECTORS + number, 1, false).await.unwrap();
+        });
+        if seed % 4 == 0 {
+            scene.world.run_until(STEPS, |_| *done.borrow() == SECTORS).unwrap();
+            assert!(scene.array.detail().statistics.joins > SECTORS / 2);
+            scene.read_all();
+            crash(&mut scene, &[0, 2, 4]);
+            scene.read_all();
+        } else {
+            let _ = scene.world.run_until(60 * seed, |_| false);
+            crash(&mut scene, &[0, 1, 2, 3, 4]);
+            assert_eq!(scene.array.detail().regions_to_resync, 0, "seed {seed}");
+            assert_eq!(scene.check(), 0, "seed {seed}");
+            scene.read_all();
+        }
+    }
+}
+
+const STRIPE_SECTORS: u64 = 5 * (16 << 10) / 512;
+
+/// Of seven members and chunks of 16 KiB, all stripes of which are written.
+fn written_scene() -> Scene {
+    let mut scene = logged_scene(7, 7, 16 << 10, 512);
+    for stripe in 0..64 {
+        scene.write(stripe * STRIPE_SECTORS, STRIPE_SECTORS, false).unwrap();
+    }
+    scene
+}
+
+/// Begins a write; it may take as long as it likes.
+fn begin(scene: &mut Scene, sector: u64, sectors: u64) {
+    let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
+    scene.world.spawn(0, "held up", async move {
+        write(&volume, &ledger, sector, sectors, false).await.unwrap();
+    });
+}
+
+/// How long a write takes, in nanoseconds.
+fn time_of(scene: &mut Scene, sector: u64, sectors: u64) -> u64 {
+    let begun = scene.world.now();
+    scene.write(sector, sectors, false).unwrap();
+    scene.world.now() - begun
+}
+
+fn pause(scene: &mut Scene) {
+    scene.run(async { shard::sleep(5_000_000).await });
+}
+
+/// Two stripes with the same P and the same Q. The one that comes first waits for one of its data members.
+#[test]
+fn a_stripe_that_waits_for_a_member_keeps_no_other_out_of_the_log() {
+    let mut scene = written_scene();
+    let [first, second] = [0, 7].map(|stripe| scene.geometry().slots(StripeId(stripe)));
+    assert_eq!((first.p_slot(), first.q_slot()), (second.p_slot(), second.q_slot()));
+    let disk = scene.disks[first.data_slot(0).index()].clone();
+    disk.fault(&Fault::Hang);
+    begin(&mut scene, 0, STRIPE_SECTORS);
+    pause(&mut scene);
+    let took = time_of(&mut scene, 7 * STRIPE_SECTORS + 32, 8);
+    disk.fault(&Fault::Release);
+    pause(&mut scene);
+    assert!(took < 100_000_000, "{took} ns");
+}
+
+/// Decision 17. Many writes are under way that may come, and wait for a member before they could.
+#[test]
+fn a_record_waits_for_others_no_longer_than_a_few_writes_take() {
+    let mut scene = written_scene();
+    let disk = scene.disks[3].clone();
+    disk.fault(&Fault::Hang);
+    let column_of = |scene: &Scene, stripe| {
+        let map = scene.geometry().slots(StripeId(stripe));
+        (0..5).find(|&column| map.data_slot(column).index() == 3).map(|column| column as u64)
+    };
+    for stripe in 1..50 {
+        if let Some(column) = column_of(&scene, stripe) {
+            begin(&mut scene, stripe * STRIPE_SECTORS + column * 32, 1);
+        }
+    }
+    pause(&mut scene);
+    let stripe = (50..60).find(|&stripe| column_of(&scene, stripe).is_some_and(|column| column > 0)).unwrap();
+    let took = time_of(&mut scene, stripe * STRIPE_SECTORS, 1);
+    disk.fault(&Fault::Release);
+    pause(&mut scene);
+    assert!(took < 100_000_000, "{took} ns");
 }

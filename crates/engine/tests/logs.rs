@@ -11,7 +11,7 @@ use arrays::{
     superblock_of,
 };
 use pinstripe_engine::{
-    array::CommandError, assembly::AssembleError, consistency::Policy, create::create_with,
+    array::CommandError, assembly::AssembleError, consistency::Policy, create::create_with, error::IoError,
     options::ArrayOptions, volume::Volume,
 };
 use pinstripe_md::{
@@ -286,6 +286,19 @@ fn a_log_is_kept_where_there_is_no_room_for_the_bitmap_that_is_to_come_instead()
         assert_eq!(superblock_of(&memories[0]).array.events, events, "nothing was written");
         let mut again = after_crash(&memories, &[1], options()).unwrap();
         assert_eq!(again.read(4096, 8192).unwrap(), [7; 8192], "dirty, and without a member");
+    }
+}
+
+#[test]
+fn a_policy_that_can_not_be_given_up_any_more_is_not_said_to_be() {
+    for (level, log) in [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)] {
+        let (mut served, memories) = served(array(level, 5, NewBitmap::None), log, 512);
+        served.stop();
+        let array = served.array.clone();
+        let changed = served.run("policy", async move { array.set_policy(Policy::Resync).await });
+        assert!(matches!(changed, Err(CommandError::Io(IoError::Stopping))), "{changed:?}");
+        let member = superblock_of(&memories[0]).member;
+        assert!(member.ppl.or(member.double_parity_log).is_some());
     }
 }
 

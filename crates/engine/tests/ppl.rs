@@ -6,9 +6,13 @@ mod arrays;
 use std::collections::BTreeSet;
 
 use arrays::{Golden, golden_array, options, read_only};
-use pinstripe_engine::{assembly::AssembleError, error::IoError};
+use pinstripe_engine::{
+    assembly::AssembleError,
+    error::IoError,
+    geometry::{Geometry, StripeId},
+};
 use pinstripe_md::{
-    ppl::{FoundRecord, newest_record},
+    ppl::{FoundRecord, PplEntry, encode_record, newest_record},
     superblock::{ResyncOffset, Superblock},
     units::Sector,
 };
@@ -183,6 +187,57 @@ fn a_log_ends_no_resync_that_a_stop_cut_short() {
     assert!(served.array.detail().regions_to_resync > 0);
     served.settle();
     assert_eq!(served.check(), 0);
+}
+
+#[test]
+fn what_one_record_can_say_is_written_in_one() {
+    let golden = golden_array("r5-ppl-clean");
+    let mut served = golden.read_all(&golden.all(), options());
+    served.write(0, &[1; 512]).unwrap();
+    let chunk = golden.case.chunk_sectors * 512;
+    // A whole stripe; the end of a chunk and the beginning of the next one.
+    for (offset, length) in [(0, 3 * chunk), (chunk - 1536, 3072)] {
+        let before = served.array.detail().statistics;
+        served.write(offset, &vec![7; usize::try_from(length).unwrap()]).unwrap();
+        let written = served.array.detail().statistics.since(&before);
+        assert_eq!((written.log_writes, written.batches), (1, 1), "{length} bytes at {offset}");
+    }
+}
+
+/// No writer that we know makes one: rows are logged whole.
+#[test]
+fn an_entry_of_one_sector_says_what_that_sector_s_parity_is_and_no_other_s() {
+    let golden = golden_array("r5-ppl-clean");
+    let geometry = {
+        let served = golden.serve(&golden.all(), read_only()).unwrap();
+        let Geometry::Parity(geometry) = &served.array.shared().geometry else { panic!("no parity") };
+        *geometry
+    };
+    make_dirty(&golden);
+    let stripe = StripeId(5);
+    let (map, p) = (geometry.slots(stripe), geometry.slots(stripe).p_slot().index());
+    let place =
+        |slot: usize| golden.superblock(slot).member.data_offset.0 * 512 + geometry.member_offset(stripe);
+    let mut unwritten = vec![0; 512];
+    for column in 1..map.columns() {
+        let slot = map.data_slot(column).index();
+        let data = golden.bytes(slot, place(slot)..place(slot) + 512);
+        unwritten.iter_mut().zip(data).for_each(|(sum, byte)| *sum ^= byte);
+    }
+    let entry = PplEntry {
+        data_sector: Sector(geometry.array_offset(stripe, 0) / 512),
+        parity_bytes: 0,
+        data_bytes: 512,
+        parity_slot: u32::try_from(p).unwrap(),
+        checksum: 0,
+    };
+    let record = encode_record(golden.superblock(p).array.set_uuid, 1, &[(entry, &unwritten)]).unwrap();
+    let (start, bytes) = area(&golden, p);
+    golden.members[p].copy_in(start, &vec![0; bytes.len()]).unwrap();
+    golden.members[p].copy_in(start, &record).unwrap();
+    golden.members[p].copy_in(place(p), &[0x5a; 512]).unwrap();
+    let mut served = golden.read_all(&golden.all(), options());
+    assert_eq!((served.array.detail().regions_to_resync, served.check()), (0, 0));
 }
 
 /// As mdadm makes it, before a kernel has said in the superblock that records follow each other.

@@ -58,7 +58,7 @@ pub struct Mutate {
     /// Only files whose path contains one of these.
     #[arg(long)]
     only: Vec<String>,
-    /// Show the sample, and run nothing.
+    /// Show the sample with the keys that the list of explained survivors has, and run nothing.
     #[arg(long)]
     list: bool,
     /// Only the mutant of this number, with each run that it meets.
@@ -108,7 +108,7 @@ pub fn run(root: &Path, arguments: &Mutate) -> Result<()> {
     let mut mutants = sample(everything(root, &arguments.only)?, arguments.seed, arguments.sample);
     if arguments.list {
         for mutant in &mutants {
-            println!("{}", mutant.words());
+            println!("{}\n    {}", mutant.words(), mutant.key);
         }
         return Ok(());
     }

@@ -138,6 +138,23 @@ impl DoubleParityLog {
         self.queues.wake();
     }
 
+    /// Whether the logs of a stripe take what a batch of so many parts has to say.
+    pub(super) fn has_room_for(
+        &self,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+        parts: usize,
+    ) -> bool {
+        let (map, block) = (volume.parity_geometry().slots(stripe), self.rules.block);
+        let chunk = u64::from(volume.parity_geometry().chunk_bytes());
+        // A part begins one run and ends one.
+        let runs = (2 * parts as u64 + 1).min(chunk / block);
+        let areas = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
+        let areas = areas.filter_map(|slot| view.member(slot.index())?.0.log_area());
+        areas.into_iter().all(|area| takes_runs(runs, chunk, area, block))
+    }
+
     /// Makes a batch known, durably.
     pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let runs = batch.plan.runs().iter().zip(batch.parity);
@@ -217,7 +234,7 @@ impl DoubleParityLog {
             }
             let total: u64 = parts.iter().map(|part| part.bytes + self.rules.header(1)).sum();
             if member.log_area().is_none_or(|area| total > room(area)) {
-                // Never: a log is used only where what one batch can be fits it.
+                // Never: a log is used only where one column fits it, and a batch that may not fit is cut into columns.
                 return Err(LogError::Fatal(IoError::Failed));
             }
             made.push((slot, parts));
@@ -237,13 +254,17 @@ fn room(area: LogArea) -> u64 {
     area.length.saturating_sub(ANCHOR_BYTES as u64) / 8 * 5
 }
 
-/// Whether what one stripe write may log fits an area: a chunk, in pieces with a header each.
+/// Whether what a stripe write of one column may log fits an area: what writes several, and doesn't fit, is cut into columns.
 pub(super) fn takes_chunks_of(chunk_bytes: u64, area: LogArea, block: u64) -> bool {
-    let gap = gap_bytes(area.length, block);
+    // Every other sector of the column may be a run of its own; what is between is not written.
+    takes_runs(chunk_bytes / (2 * block), chunk_bytes, area, block)
+}
+
+/// Whether a chunk in so many runs fits an area: in pieces with a header each.
+fn takes_runs(runs: u64, chunk_bytes: u64, area: LogArea, block: u64) -> bool {
     let header = (HEADER_BYTES as u64 + ENTRY_BYTES as u64).next_multiple_of(block);
-    let piece = gap.saturating_sub(header);
-    // Every sector of a chunk may be a run of its own; what is between is not written.
-    let pieces = if piece == 0 { u64::MAX } else { chunk_bytes.div_ceil(piece) + chunk_bytes / (2 * block) };
+    let piece = gap_bytes(area.length, block).saturating_sub(header);
+    let pieces = if piece == 0 { u64::MAX } else { chunk_bytes.div_ceil(piece).saturating_add(runs) };
     pieces.saturating_mul(header).saturating_add(chunk_bytes) <= room(area)
 }
 

@@ -244,6 +244,21 @@ impl Log {
         matches!(self, Self::Ppl(_))
     }
 
+    /// Whether what a batch of so many parts has to say fits the log, wherever in the stripe they lie. Else it is to be cut.
+    pub(crate) fn has_room_for(
+        &self,
+        volume: &VolumeInner,
+        view: &View,
+        stripe: StripeId,
+        parts: usize,
+    ) -> bool {
+        match self {
+            // What a partial parity log can take, rows tell; a journal takes any stripe.
+            Self::None | Self::Ppl(_) | Self::Journal(_) => true,
+            Self::DoubleParity(log) => log.has_room_for(volume, view, stripe, parts),
+        }
+    }
+
     /// Makes the batch known to the log, durably.
     pub(crate) async fn write_ahead(&self, batch: &Batch<'_>) -> Result<Logged, LogError> {
         match self {

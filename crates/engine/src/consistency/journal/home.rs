@@ -170,7 +170,6 @@ impl Home {
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
         if active(Mutant::JournalLossUnrecorded) {
-            journal.set_loss_recorded();
             return journal.set_loss_durable();
         }
         self.note_journal_loss(&journal);

@@ -21,7 +21,7 @@ use pinstripe_md::{
     journal::{BLOCK_BYTES, BLOCK_SECTORS, JournalEntry, JournalWalk, Payload},
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use super::ring::{Page, Place, Ring, meta_blocks_max};
 use crate::{
@@ -134,7 +134,7 @@ impl<'a> Replay<'a> {
         problem(self.journal, which)
     }
 
-    async fn read_ring(&self, at: Sector, blocks: u64) -> Result<Vec<u8>, AssembleError> {
+    async fn read_ring(&self, at: Sector, blocks: u64) -> Result<Buffer, AssembleError> {
         let read = self.ring.read(&*self.journal.device, at, blocks).await;
         read.map_err(|error| self.refuse(JournalProblem::Read(error)))
     }
@@ -234,7 +234,7 @@ impl<'a> Replay<'a> {
         if self.ring.seed.checksum(&bytes) != page.checksum && !active(Mutant::JournalChecksumIgnored) {
             return Err(self.refuse(JournalProblem::Damaged(page.at)));
         }
-        Ok(own(&bytes))
+        Ok(bytes.freeze())
     }
 
     /// Whether the members of a row's parity are all missing, and so those of its data all there. Such rows are logged without
@@ -494,10 +494,4 @@ const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
 
 fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {
     AssembleError::Journal { name: journal.device.info().name.clone(), problem }
-}
-
-fn own(bytes: &[u8]) -> Slice {
-    let mut buffer = shard::buffer(bytes.len());
-    buffer.copy_from_slice(bytes);
-    buffer.freeze()
 }

@@ -11,7 +11,7 @@ use pinstripe_md::{
     superblock::Superblock,
     units::{SECTOR_BYTES, Sector, SectorCount},
 };
-use pinstripe_runtime::{Device, DeviceError, Slice, shard};
+use pinstripe_runtime::{Buffer, Device, DeviceError, Slice, shard};
 
 /// Where a page belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,14 +91,20 @@ impl Ring {
         device: &dyn Device,
         place: Sector,
         blocks: u64,
-    ) -> Result<Vec<u8>, DeviceError> {
-        let mut bytes = Vec::new();
-        for (offset, length) in self.parts(place, blocks).into_iter().filter(|part| part.1 > 0) {
-            let outcome = device.read(offset, shard::buffer(length)).await;
+    ) -> Result<Buffer, DeviceError> {
+        let parts = self.parts(place, blocks);
+        let mut rest = shard::buffer(parts[0].1 + parts[1].1);
+        let mut whole: Option<Buffer> = None;
+        for (offset, length) in parts.into_iter().filter(|part| part.1 > 0) {
+            let outcome = device.read(offset, rest.split_to(length)).await;
             outcome.result?;
-            bytes.extend_from_slice(outcome.buffer.as_deref().unwrap_or_default());
+            let Some(part) = outcome.buffer else { unreachable!("a read gives its buffer back") };
+            match &mut whole {
+                None => whole = Some(part),
+                Some(whole) => whole.unsplit(part),
+            }
         }
-        Ok(bytes)
+        Ok(whole.unwrap_or(rest))
     }
 
     /// Writes whole blocks at `place`; they are durable when this returns.

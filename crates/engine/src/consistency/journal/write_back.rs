@@ -191,7 +191,6 @@ impl Journal {
         }
         self.note_cache(&state);
         drop(state);
-        drop(reservation);
         self.out.notify();
         Ok(true)
     }
@@ -223,14 +222,14 @@ impl Journal {
         state.cache.oldest(ROUND, whole)
     }
 
-    /// Waits until nothing is cached any more. False if something can't be written out.
+    /// Waits until nothing is cached any more. False if something can't be written out, or isn't any more: the array has stopped.
     pub(crate) async fn drained(&self, shared: &Shared) -> bool {
         let over = || {
             let state = self.state();
             if state.cache.is_empty() {
                 return Some(true);
             }
-            (shared.has_failed() || state.cache.is_stuck()).then_some(false)
+            (shared.has_failed() || shared.has_ended() || state.cache.is_stuck()).then_some(false)
         };
         self.changed.wait_for(over).await
     }
@@ -296,9 +295,6 @@ impl Home {
     /// Before the array stops everything is to be on the members.
     pub(crate) async fn drain_journal(&self) {
         let Some(journal) = self.journal() else { return };
-        if self.is_static() || self.stopped.get() {
-            return;
-        }
         journal.set_mode(JournalMode::WriteThrough);
         journal.drained(self.shared()).await;
     }
