@@ -134,8 +134,34 @@ fn raid0_records_its_layout_only_where_sizes_differ() {
     assert!(!equal.superblocks[0].array.is_dirty());
     raid0.members[3].sectors += 4096;
     assert_eq!(raid0.place().unwrap().superblocks[0].feature_map(), 0x1000);
-    raid0.bitmap = BITMAP_64K;
-    assert!(matches!(raid0.place(), Err(PlacementError::WithoutRedundancy(..))));
+    let without = |what| Err(PlacementError::WithoutRedundancy(Level::Raid0, what));
+    let with_bitmap = NewArray { bitmap: BITMAP_64K, ..raid0.clone() };
+    assert_eq!(with_bitmap.place(), without("a bitmap"));
+    let with_spare = NewArray { spares: vec![device(24576)], ..raid0 };
+    assert_eq!(with_spare.place(), without("spares"));
+}
+
+#[test]
+fn a_log_has_all_the_room_that_there_is_before_the_data_and_no_more_than_it_needs() {
+    let logs = [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)];
+    // A superblock of 1.2 ends at sector 16, and the bad-block log has 8.
+    let rooms =
+        [(None, 2048), (Some(4096), 2048), (Some(2072), 2048), (Some(2048), 2024), (Some(1047), 1016)];
+    for (level, log) in logs {
+        for (data_offset, room) in rooms {
+            let mut wish = wish(MetadataVersion::V1_2, 24576, 128, NewBitmap::None);
+            wish.level = level;
+            wish.layout = Layout::Parity(ParityLayout::from_name(level, "left-symmetric").unwrap());
+            wish.data_offset = data_offset.map(Sector);
+            let placed = wish.place_with(log).unwrap().superblocks.remove(0);
+            let member = &placed.member;
+            let area = member.ppl.or(member.double_parity_log).unwrap();
+            assert_eq!((area.offset, area.size), (8, room), "{level}, data at {data_offset:?}");
+            let behind = placed.bad_block_log_sector().unwrap().0;
+            assert_eq!(behind, 16 + u64::from(room), "{level}, data at {data_offset:?}");
+            assert!(behind + 8 <= member.data_offset.0);
+        }
+    }
 }
 
 #[test]
