@@ -141,6 +141,31 @@ fn raid0_records_its_layout_only_where_sizes_differ() {
     assert_eq!(with_spare.place(), without("spares"));
 }
 
+/// What the error says is needed is enough, and no sector less is.
+#[test]
+fn a_device_that_is_too_small_is_told_the_least_that_would_do() {
+    use MetadataVersion::{V1_0, V1_1, V1_2};
+    for (version, size, data_offset, needed, too_small) in [
+        // In front of a superblock of 1.0 there are 8 sectors for the bad-block log, and from 128 sectors on 8 for a bitmap.
+        (V1_0, None, None, 56, [0, 23, 24, 40]),
+        (V1_0, Some(640), None, 672, [128, 400, 600, 670]),
+        (V1_0, Some(641), None, 680, [128, 400, 672, 678]),
+        (V1_1, None, None, 2080, [0, 24, 2047, 2048]),
+        (V1_2, Some(640), None, 2688, [0, 24, 2080, 2600]),
+        (V1_2, Some(32), Some(5000), 5032, [0, 24, 5000, 5020]),
+    ] {
+        let mut wish = wish(version, 24576, 32, NewBitmap::None);
+        (wish.size, wish.data_offset) = (size.map(SectorCount), data_offset.map(Sector));
+        for sectors in too_small.into_iter().chain([needed - 1]) {
+            wish.members[2].sectors = sectors;
+            let told = PlacementError::DeviceTooSmall { index: 2, sectors, needed };
+            assert_eq!(wish.place(), Err(told), "{version}, {size:?}");
+        }
+        wish.members[2].sectors = needed;
+        assert!(wish.place().unwrap().superblocks[0].array.size >= SectorCount(32));
+    }
+}
+
 #[test]
 fn a_log_has_all_the_room_that_there_is_before_the_data_and_no_more_than_it_needs() {
     let logs = [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)];
