@@ -131,6 +131,16 @@ pub enum PlacementError {
         /// The least it would need.
         needed: u64,
     },
+    /// An array of no whole chunk.
+    #[error(
+        "{size} sectors of each member are less than a chunk, which has {chunk}: choose a larger size or a smaller chunk"
+    )]
+    SizeBelowChunk {
+        /// Sectors that were asked for.
+        size: u64,
+        /// The chunk's.
+        chunk: u64,
+    },
     /// More devices than a superblock can list.
     #[error("{0} devices, more than a superblock can list")]
     TooManyDevices(usize),
@@ -229,6 +239,9 @@ impl NewArray {
         }
         if count > DEVICES_MAX {
             return Err(PlacementError::TooManyDevices(count));
+        }
+        if let Some(size) = self.size.filter(|size| *size < self.chunk) {
+            return Err(PlacementError::SizeBelowChunk { size: size.0, chunk: self.chunk.0 });
         }
         if self.version == MetadataVersion::V1_0 && self.data_offset.is_some_and(|offset| offset != Sector(0))
         {

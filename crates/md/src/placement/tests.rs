@@ -116,6 +116,11 @@ fn bad_wishes_are_refused() {
         with(&|w| w.members.truncate(1)),
         Err(PlacementError::Rule(Violation::RaidDisks { raid_disks: 1, .. }))
     ));
+    let less = |size| Err(PlacementError::SizeBelowChunk { size, chunk: 32 });
+    assert_eq!(with(&|w| w.size = Some(SectorCount(0))), less(0));
+    assert_eq!(with(&|w| w.size = Some(SectorCount(31))), less(31));
+    let one_chunk = with(&|w| w.size = Some(SectorCount(32))).unwrap();
+    assert_eq!(one_chunk.superblocks[0].array.size, SectorCount(32));
     let layout = Layout::Parity(ParityLayout::DdfNRestart);
     assert!(matches!(
         with(&|w| w.layout = layout),
