@@ -132,7 +132,6 @@ impl VolumeInner {
         written_out: bool,
     ) -> Answer {
         let mut context = self.write_contexts.take();
-        context.begin(None);
         context.is_written_out = written_out;
         for (start, data) in data {
             context.image.add(Piece { start, data, fua: false });
