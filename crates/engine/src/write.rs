@@ -144,7 +144,9 @@ impl VolumeInner {
             Entered::Joined(answer) => answer.unwrap_or(Err(IoError::Stopping)),
             Entered::Owner(claim, piece) => {
                 let mut context = self.write_contexts.take();
-                context.begin(piece);
+                if let Some(piece) = piece {
+                    context.image.add(piece);
+                }
                 let answer = self.write_batch(stripe, claim, &mut context).await;
                 context.end();
                 self.write_contexts.give(context);
@@ -760,13 +762,6 @@ impl Shared {
 }
 
 impl WriteContext {
-    fn begin(&mut self, piece: Option<Piece>) {
-        if let Some(piece) = piece {
-            self.image.add(piece);
-        }
-        self.avoid = Set64::EMPTY;
-    }
-
     /// Leaves one column in the image, for a log that can't take all of it in one. What else there is comes after it.
     fn split(&mut self, chunk: u32) {
         let rest = self.image.split(chunk, ROOM);
@@ -774,11 +769,12 @@ impl WriteContext {
         self.is_split = true;
     }
 
-    /// Lets go of every buffer; the vectors are used again.
+    /// Lets go of every buffer and of all that was found out; the vectors are used again.
     fn end(&mut self) {
         self.image.clear();
         self.held.clear();
         self.parity.clear();
+        self.avoid = Set64::EMPTY;
         self.set.clear();
         self.requests.clear();
         self.dropped.clear();

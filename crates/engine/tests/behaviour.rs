@@ -11,7 +11,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     array::CommandError, assembly::AssembleError, create::create_placed, error::IoError, geometry::StripeId,
-    options::ArrayOptions, shared::Shared, statistics::Statistics,
+    options::ArrayOptions, plan::WritePolicy, shared::Shared, statistics::Statistics,
 };
 use pinstripe_md::{
     level::Level,
@@ -118,6 +118,31 @@ fn long_writes_of_many_clients_have_few_tasks() {
     scene.world.run_until(STEPS, all_done).unwrap();
     assert!((4096..4500).contains(&tasks), "{tasks} tasks at a time");
     scene.is_right_and_stays_so();
+}
+
+/// Parity that was just written is at hand, of each row by itself, however many were written together.
+#[test]
+fn a_row_that_is_written_again_is_read_without_its_parity() {
+    const ROW: u64 = 8;
+    for (level, members, parities) in [(Level::Raid5, 4, 1), (Level::Raid6, 5, 2)] {
+        let options = ArrayOptions { policy: WritePolicy::AlwaysRmw, ..options() };
+        let wish = wish(level, members, 16 << 10, BITMAP, InitialSync::AssumeClean);
+        let mut scene = Scene::with_options(11, wish, 1, options);
+        let mut rows_read = |first_row: u64, rows: u64| {
+            let before = statistics(scene.array.shared());
+            scene.write(first_row * ROW, rows * ROW, false).unwrap();
+            statistics(scene.array.shared()).since(&before).pre_read_bytes / 4096
+        };
+        assert_eq!((rows_read(0, 1), rows_read(0, 1)), (1 + parities, 1));
+        // One run of several rows.
+        assert_eq!(rows_read(1, 2), 2 * (1 + parities));
+        assert_eq!((rows_read(1, 1), rows_read(2, 1)), (1, 1));
+        // The last row of one chunk and the first of the next: two runs. The parity of the first row is known.
+        assert_eq!(rows_read(3, 2), 1 + parities + 1);
+        assert_eq!((rows_read(3, 1), rows_read(4, 1), rows_read(0, 4)), (1, 1, 4));
+        scene.read_all();
+        assert_eq!(scene.check(), 0);
+    }
 }
 
 #[test]

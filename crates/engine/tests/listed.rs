@@ -210,6 +210,29 @@ fn rows_beside_listed_sectors_of_two_members_are_read_and_written() {
     assert!(matches!(refused, Err(IoError::Unreadable { .. })), "{refused:?}");
 }
 
+/// Beside listed sectors a write goes to the members in parts. The first one fails here, and the others were never tried.
+#[test]
+fn of_a_write_that_failed_in_parts_nothing_is_left_for_the_next_one() {
+    let mut scene = raid5();
+    let map = map(&scene);
+    list(&mut scene, 0, 2);
+    for slot in [map.p_slot(), map.data_slot(1)] {
+        let unreadable = bytes(&scene, 0..2);
+        scene.disks[slot.index()].fault(&Fault::UnreadableRange(unreadable));
+    }
+    let refused = scene.write(sector(2, 0), 2 * ROW, false);
+    assert!(matches!(refused, Err(IoError::Unreadable { .. })), "{refused:?}");
+    // Of this stripe all can be read.
+    let before = scene.array.detail().statistics;
+    let other = 3 * SECTORS;
+    for column in 0..3 {
+        scene.write(other + column * SECTORS + 3 * ROW, ROW, false).unwrap();
+    }
+    let now = scene.array.detail().statistics.since(&before);
+    assert_eq!((now.replans, now.batches, now.member_writes), (0, 3, 6), "{now:?}");
+    read(&mut scene, other, 3 * SECTORS).unwrap();
+}
+
 #[test]
 fn a_read_error_costs_its_row_and_no_other() {
     let mut scene = raid5();

@@ -72,6 +72,24 @@ fn partial_writes_send_each_byte_once_and_full_stripes_stay_with_the_client() {
     }
 }
 
+/// Rows that are written whole are the client's to write, and the others the servers'.
+#[test]
+fn a_forced_write_outlives_a_crash_whoever_writes_which_of_its_rows() {
+    for seed in 0..6 {
+        let mut net = if seed % 2 == 0 { raid5(seed) } else { raid6(seed) };
+        fill(&mut net);
+        let before = net.statistics();
+        net.scene.write(0, 3 * CHUNK_SECTORS - 8, true).unwrap();
+        let now = net.statistics().since(&before);
+        let (offloaded, own) = (now.offloaded_runs, now.member_writes);
+        assert!(offloaded == 1 && own > 3, "seed {seed}: {offloaded} runs offloaded, {own} writes");
+        net.scene.world.crash();
+        net.scene.ledger.borrow_mut().crash();
+        net.restart();
+        net.scene.read_all();
+    }
+}
+
 #[test]
 fn random_writes_of_every_level_and_layout_keep_data_and_parity() {
     for (seed, layout) in (0..).zip(ParityLayout::all()) {

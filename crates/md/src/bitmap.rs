@@ -548,6 +548,15 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_bitmap_that_is_kept_is_just_as_long_as_the_limit() {
+        let bits = (BITMAP_BYTES_MAX - HEADER_BYTES as u64) * 8;
+        let decode = |sectors| BitmapImage::decode(&header(sectors, 512).encode());
+        let needed = BITMAP_BYTES_MAX;
+        assert_eq!(decode(bits), Err(BitmapError::Truncated { needed, present: HEADER_BYTES }));
+        assert_eq!(decode(bits + 1), Err(BitmapError::TooLarge(bits + 1)));
+    }
+
+    #[test]
     fn a_bitmap_older_than_the_superblock_is_not_valid() {
         let mut image = BitmapImage::new(header(1000, 65536), Fill::Clean).unwrap();
         image.set_events(20, 18);

@@ -463,6 +463,50 @@ mod tests {
         assert_eq!(find(&area, IDENTITY.set_uuid, 512).unwrap().live.len(), 1, "torn header");
     }
 
+    /// The checksum says only that the bytes are those that were written.
+    #[test]
+    fn an_entry_that_no_writer_makes_voids_its_record_whatever_the_checksum_says() {
+        const NEWEST: usize = 4096;
+        let alone = |change: &dyn Fn(&mut RawEntry)| {
+            let mut area = area();
+            put(&mut area, NEWEST, 1, &[vec![1; 1024]]);
+            let (header, rest) = area[NEWEST..].split_at_mut(HEADER_BYTES);
+            change(RawEntry::mut_from_bytes(&mut rest[..ENTRY_BYTES]).unwrap());
+            let sum = IDENTITY.checksum(&[header, &rest[..ENTRY_BYTES]].concat());
+            header[CHECKSUM_AT].copy_from_slice(&sum.to_le_bytes());
+            find(&area, IDENTITY.set_uuid, 512).unwrap().live.len() == 1
+        };
+        let good: [&dyn Fn(&mut RawEntry); 5] = [
+            &|_| {},
+            &|entry| entry.copies = Parity::Q.bit(),
+            &|entry| (entry.parity, entry.copies) = (Parity::P.bit(), Parity::P.bit()),
+            &|entry| entry.parity = Parity::P.bit(),
+            &|entry| entry.start.set(u32::MAX - 511 - 1024),
+        ];
+        for (number, change) in good.into_iter().enumerate() {
+            assert!(alone(change), "{number}");
+        }
+        let bad: [&dyn Fn(&mut RawEntry); 14] = [
+            &|entry| entry.copies = Parity::P.bit(),
+            &|entry| (entry.parity, entry.copies) = (Parity::P.bit(), Parity::Q.bit()),
+            &|entry| entry.copies = 0,
+            &|entry| entry.copies = 7,
+            &|entry| entry.parity = 0,
+            &|entry| entry.parity = 3,
+            &|entry| entry.written.set(0),
+            &|entry| entry.length.set(0),
+            &|entry| entry.length.set(1023),
+            &|entry| entry.length.set(512),
+            &|entry| entry.start.set(1),
+            &|entry| entry.start.set(u32::MAX - 511),
+            &|entry| entry.payload_bytes.set(512),
+            &|entry| entry.reserved[21] = 1,
+        ];
+        for (number, change) in bad.into_iter().enumerate() {
+            assert!(!alone(change), "{number}");
+        }
+    }
+
     /// Blocks of 4096 bytes: headers are longer, and the gap is shorter.
     #[test]
     fn a_record_is_read_whatever_blocks_there_are_now() {

@@ -131,6 +131,16 @@ pub enum PlacementError {
         /// The least it would need.
         needed: u64,
     },
+    /// An array of no whole chunk.
+    #[error(
+        "{size} sectors of each member are less than a chunk, which has {chunk}: choose a larger size or a smaller chunk"
+    )]
+    SizeBelowChunk {
+        /// Sectors that were asked for.
+        size: u64,
+        /// The chunk's.
+        chunk: u64,
+    },
     /// More devices than a superblock can list.
     #[error("{0} devices, more than a superblock can list")]
     TooManyDevices(usize),
@@ -230,6 +240,9 @@ impl NewArray {
         if count > DEVICES_MAX {
             return Err(PlacementError::TooManyDevices(count));
         }
+        if let Some(size) = self.size.filter(|size| *size < self.chunk) {
+            return Err(PlacementError::SizeBelowChunk { size: size.0, chunk: self.chunk.0 });
+        }
         if self.version == MetadataVersion::V1_0 && self.data_offset.is_some_and(|offset| offset != Sector(0))
         {
             return Err(PlacementError::DataOffset);
@@ -311,11 +324,11 @@ impl NewArray {
     /// Sectors per member: what the smallest has, or what was asked for, in whole chunks; 0 for RAID0.
     fn choose_size(&self, data_offset: u64, gap: u64) -> Result<SectorCount, PlacementError> {
         let mut size = self.size.unwrap_or(SectorCount(u64::MAX));
-        let wanted = self.size.map_or(self.chunk.0.max(16), |size| size.0);
+        let wanted = self.size.map_or(0, |size| size.0).max(self.chunk.0).max(16);
         for (index, device) in self.members.iter().chain(&self.spares).enumerate() {
             let room = self.data_size(data_offset, gap, device);
-            if room < wanted || room < self.chunk.0.max(16) {
-                let needed = device.sectors.saturating_sub(room).max(data_offset) + wanted;
+            if room < wanted {
+                let needed = self.device_sectors(data_offset, gap, wanted);
                 return Err(PlacementError::DeviceTooSmall { index, sectors: device.sectors, needed });
             }
             size = size.min(SectorCount(room));
@@ -329,6 +342,17 @@ impl NewArray {
                 self.version.super_offset(device.sectors).map_or(0, |s| s.0.saturating_sub(gap))
             }
             MetadataVersion::V1_1 | MetadataVersion::V1_2 => device.sectors.saturating_sub(data_offset),
+        }
+    }
+
+    /// The sectors of the smallest device with room for so much data: the inverse of [`NewArray::data_size`].
+    fn device_sectors(&self, data_offset: u64, gap: u64, data_size: u64) -> u64 {
+        match self.version {
+            MetadataVersion::V1_0 => data_size
+                .saturating_add(gap)
+                .checked_next_multiple_of(8)
+                .map_or(u64::MAX, |s| s.saturating_add(16)),
+            MetadataVersion::V1_1 | MetadataVersion::V1_2 => data_offset.saturating_add(data_size),
         }
     }
 

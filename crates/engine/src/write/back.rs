@@ -8,7 +8,7 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 use super::{Again, WriteContext};
 use crate::{
     consistency::{
-        JournalMode, Log, LogError,
+        Log, LogError,
         journal::{
             Journal,
             cache::Key,
@@ -79,8 +79,8 @@ impl VolumeInner {
         // Nothing is written to a member here, and the journal looks for itself whether the membership is still the one.
         let inside = self.enter().await?;
         let view = inside.view();
-        let goes = journal.mode() == JournalMode::WriteBack && view.snapshot.is_complete();
-        if !goes {
+        // The mode is the journal's own affair, which looks at it when it sets room aside.
+        if !view.snapshot.is_complete() {
             return Ok(None);
         }
         self.join(claim, context);
@@ -132,7 +132,6 @@ impl VolumeInner {
         written_out: bool,
     ) -> Answer {
         let mut context = self.write_contexts.take();
-        context.begin(None);
         context.is_written_out = written_out;
         for (start, data) in data {
             context.image.add(Piece { start, data, fua: false });

@@ -116,6 +116,11 @@ fn bad_wishes_are_refused() {
         with(&|w| w.members.truncate(1)),
         Err(PlacementError::Rule(Violation::RaidDisks { raid_disks: 1, .. }))
     ));
+    let less = |size| Err(PlacementError::SizeBelowChunk { size, chunk: 32 });
+    assert_eq!(with(&|w| w.size = Some(SectorCount(0))), less(0));
+    assert_eq!(with(&|w| w.size = Some(SectorCount(31))), less(31));
+    let one_chunk = with(&|w| w.size = Some(SectorCount(32))).unwrap();
+    assert_eq!(one_chunk.superblocks[0].array.size, SectorCount(32));
     let layout = Layout::Parity(ParityLayout::DdfNRestart);
     assert!(matches!(
         with(&|w| w.layout = layout),
@@ -134,8 +139,59 @@ fn raid0_records_its_layout_only_where_sizes_differ() {
     assert!(!equal.superblocks[0].array.is_dirty());
     raid0.members[3].sectors += 4096;
     assert_eq!(raid0.place().unwrap().superblocks[0].feature_map(), 0x1000);
-    raid0.bitmap = BITMAP_64K;
-    assert!(matches!(raid0.place(), Err(PlacementError::WithoutRedundancy(..))));
+    let without = |what| Err(PlacementError::WithoutRedundancy(Level::Raid0, what));
+    let with_bitmap = NewArray { bitmap: BITMAP_64K, ..raid0.clone() };
+    assert_eq!(with_bitmap.place(), without("a bitmap"));
+    let with_spare = NewArray { spares: vec![device(24576)], ..raid0 };
+    assert_eq!(with_spare.place(), without("spares"));
+}
+
+/// What the error says is needed is enough, and no sector less is.
+#[test]
+fn a_device_that_is_too_small_is_told_the_least_that_would_do() {
+    use MetadataVersion::{V1_0, V1_1, V1_2};
+    for (version, size, data_offset, needed, too_small) in [
+        // In front of a superblock of 1.0 there are 8 sectors for the bad-block log, and from 128 sectors on 8 for a bitmap.
+        (V1_0, None, None, 56, [0, 23, 24, 40]),
+        (V1_0, Some(640), None, 672, [128, 400, 600, 670]),
+        (V1_0, Some(641), None, 680, [128, 400, 672, 678]),
+        (V1_1, None, None, 2080, [0, 24, 2047, 2048]),
+        (V1_2, Some(640), None, 2688, [0, 24, 2080, 2600]),
+        (V1_2, Some(32), Some(5000), 5032, [0, 24, 5000, 5020]),
+    ] {
+        let mut wish = wish(version, 24576, 32, NewBitmap::None);
+        (wish.size, wish.data_offset) = (size.map(SectorCount), data_offset.map(Sector));
+        for sectors in too_small.into_iter().chain([needed - 1]) {
+            wish.members[2].sectors = sectors;
+            let told = PlacementError::DeviceTooSmall { index: 2, sectors, needed };
+            assert_eq!(wish.place(), Err(told), "{version}, {size:?}");
+        }
+        wish.members[2].sectors = needed;
+        assert!(wish.place().unwrap().superblocks[0].array.size >= SectorCount(32));
+    }
+}
+
+#[test]
+fn a_log_has_all_the_room_that_there_is_before_the_data_and_no_more_than_it_needs() {
+    let logs = [(Level::Raid5, NewLog::Ppl), (Level::Raid6, NewLog::DoubleParity)];
+    // A superblock of 1.2 ends at sector 16, and the bad-block log has 8.
+    let rooms =
+        [(None, 2048), (Some(4096), 2048), (Some(2072), 2048), (Some(2048), 2024), (Some(1047), 1016)];
+    for (level, log) in logs {
+        for (data_offset, room) in rooms {
+            let mut wish = wish(MetadataVersion::V1_2, 24576, 128, NewBitmap::None);
+            wish.level = level;
+            wish.layout = Layout::Parity(ParityLayout::from_name(level, "left-symmetric").unwrap());
+            wish.data_offset = data_offset.map(Sector);
+            let placed = wish.place_with(log).unwrap().superblocks.remove(0);
+            let member = &placed.member;
+            let area = member.ppl.or(member.double_parity_log).unwrap();
+            assert_eq!((area.offset, area.size), (8, room), "{level}, data at {data_offset:?}");
+            let behind = placed.bad_block_log_sector().unwrap().0;
+            assert_eq!(behind, 16 + u64::from(room), "{level}, data at {data_offset:?}");
+            assert!(behind + 8 <= member.data_offset.0);
+        }
+    }
 }
 
 #[test]

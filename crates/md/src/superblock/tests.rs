@@ -243,6 +243,67 @@ fn what_the_kernel_refuses_is_not_written() {
 }
 
 #[test]
+fn the_longest_roles_table_is_written_and_read() {
+    let mut longest = sample();
+    longest.array.roles.resize(1920, Role::Spare);
+    longest.array.roles[1919] = Role::Slot(MemberSlot(2));
+    longest.member.dev_number = DeviceNumber(1919);
+    // A superblock of eight sectors ends where the bitmap begins.
+    let bytes = longest.encode(512).unwrap();
+    assert_eq!(bytes.len(), SUPERBLOCK_BYTES_MAX);
+    let back = decode(&bytes).unwrap();
+    assert_eq!((&back.array, &back.member), (&longest.array, &longest.member));
+}
+
+#[test]
+fn a_reshape_leaves_members_and_comes_from_some() {
+    let reshape = |delta: i32| forged(&[(8, &[5]), (112, &delta.to_le_bytes())]);
+    for delta in [3, 1, 0, -1, -3] {
+        assert_eq!(decode(&reshape(delta)).unwrap().array.reshape.unwrap().delta_disks, delta);
+    }
+    for delta_disks in [4, 5, i32::MAX, -4, -5, i32::MIN] {
+        let refused = Violation::ReshapeMembers { raid_disks: 4, delta_disks };
+        assert_eq!(decode(&reshape(delta_disks)), Err(refused.into()));
+    }
+}
+
+/// A superblock with a log of 1000 sectors, `offset` sectors behind it, and a bad-block log at 16..24.
+fn with_log(level: Level, offset: i16) -> Superblock {
+    let mut superblock = sample();
+    let area = Some(PplArea { offset, size: 1000, multiple: true });
+    superblock.array.bitmap_offset = None;
+    match level {
+        Level::Raid5 => superblock.member.ppl = area,
+        _ => superblock.member.double_parity_log = area,
+    }
+    superblock.array.level = level;
+    superblock.array.layout = Layout::Parity(ParityLayout::from_name(level, "left-symmetric").unwrap());
+    superblock
+}
+
+#[test]
+fn a_log_lies_on_nothing_else() {
+    let logs = [(Level::Raid5, "partial parity log"), (Level::Raid6, "double-parity log")];
+    for (level, log) in logs {
+        // From the superblock, at sector 8; the bad-block log is 16 sectors behind it and the data 2040.
+        for offset in [24, 1040] {
+            let bytes = with_log(level, offset).encode(512).unwrap();
+            let member = decode(&bytes).unwrap().member;
+            let area = Some(PplArea { offset, size: 1000, multiple: true });
+            assert_eq!(member.ppl.or(member.double_parity_log), area);
+        }
+        let refusal = |offset| with_log(level, offset).encode(512).unwrap_err();
+        assert_eq!(refusal(23), Violation::Overlap { first: log, second: "bad-block log" });
+        assert_eq!(refusal(1041), Violation::Overlap { first: "data region", second: log });
+        assert_eq!(refusal(i16::MAX), Violation::OutsideDevice(log));
+    }
+    let overlap = Violation::Overlap { first: "superblock", second: "partial parity log" };
+    assert_eq!(with_log(Level::Raid5, 0).encode(512), Err(overlap));
+    let outside = Violation::OutsideDevice("partial parity log");
+    assert_eq!(with_log(Level::Raid5, -9).encode(512), Err(outside));
+}
+
+#[test]
 fn contradicting_flags_are_damage() {
     assert_eq!(decode(&forged(&[(8, &[0, 0x0c])])), Err(Violation::BothPplFlags.into()));
     assert_eq!(decode(&forged(&[(8, &[1, 0x04])])), Err(Violation::PplWithOther("a bitmap").into()));
