@@ -1,6 +1,7 @@
 //! Target and initiator against each other, and the target against a host that speaks in bytes.
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]
 
+mod admin;
 mod auth;
 mod both;
 mod host;
