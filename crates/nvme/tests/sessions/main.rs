@@ -6,6 +6,7 @@ mod auth;
 mod both;
 mod host;
 mod offload;
+mod strict;
 mod target;
 #[path = "../../../export/tests/nbd/world.rs"]
 #[allow(dead_code, reason = "the tests of NBD use more of it")]
