@@ -81,3 +81,34 @@ impl Keyring {
         if keys.is_empty() { Err(KeyFileProblem::Empty { path: at() }) } else { Ok(keys) }
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn secrets_that_others_can_read_or_exchange_are_refused() {
+        let directory = std::env::temp_dir().join(format!("pinstripe-secrets-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let path = directory.join("keys");
+        let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        fs::write(&path, "* DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+        mode(&directory, 0o755);
+        mode(&path, 0o640);
+        assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Exposed { mode: 0o640, .. })));
+        mode(&path, 0o600);
+        assert!(Keyring::read(&path).is_ok());
+        mode(&directory, 0o777);
+        assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Exchangeable { .. })));
+        mode(&directory, 0o755);
+        fs::write(&path, "# nobody\n").unwrap();
+        assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Empty { .. })));
+        fs::write(&path, "one two three four five six\n").unwrap();
+        assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Line { .. })));
+        fs::remove_dir_all(&directory).unwrap();
+        assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Read { .. })));
+    }
+}

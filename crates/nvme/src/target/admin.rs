@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use pinstripe_export::BlockService;
-use pinstripe_runtime::shard;
 
 use super::session::{EVENT_REQUESTS_MAX, Session};
 use super::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
@@ -208,8 +207,9 @@ fn set_feature<S>(session: &Session<S>, command: &Command) -> Result<u64, Status
             Ok(0)
         }
         feature::KEEP_ALIVE => {
-            controller.heard.store(shard::now(), Ordering::Relaxed);
+            // It counts from this command on, of which the session has noted that it came.
             controller.keep_alive_ms.store(value.into(), Ordering::Relaxed);
+            controller.changed.notify();
             Ok(0)
         }
         _ if controller.discovery => Err(Status::INVALID_FIELD),

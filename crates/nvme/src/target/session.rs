@@ -675,7 +675,8 @@ impl<S: BlockService> Session<S> {
     /// Ends the session when its controller has died, and tells events.
     async fn watch(&self) {
         loop {
-            let next = self.controller.changed.wait_for(|| self.news());
+            let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed);
+            let next = self.controller.changed.wait_for(|| self.news(allowed));
             let news = if self.queue == 0 {
                 let mut left = self.silence_left().unwrap_or(LOOK_NANOSECONDS);
                 if let Some(server) = self.inner.subsystem.offload() {
@@ -691,14 +692,15 @@ impl<S: BlockService> Session<S> {
                 Some(News::Dead) if self.queue > 0 && active(Mutant::QueuesOutliveController) => return,
                 Some(News::Dead) => return self.link.cut(),
                 Some(News::Event(id, result)) => self.respond(id, Status::SUCCESS, result),
-                // The host may have been heard of meanwhile, or have set another time.
+                // The host may have been heard of meanwhile.
                 None if self.silence_left() == Some(0) => self.controller.kill(),
-                None => {}
+                Some(News::OtherTime) | None => {}
             }
         }
     }
 
-    fn news(&self) -> Option<News> {
+    /// `allowed` is the keep-alive time by which the watcher waits.
+    fn news(&self, allowed: u64) -> Option<News> {
         if self.ended.get() {
             return Some(News::Ended);
         }
@@ -712,7 +714,8 @@ impl<S: BlockService> Session<S> {
         {
             return Some(News::Event(requests.remove(0), result));
         }
-        None
+        let same = self.controller.keep_alive_ms.load(Ordering::Relaxed) == allowed;
+        (self.queue == 0 && !same).then_some(News::OtherTime)
     }
 
     /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
@@ -727,6 +730,8 @@ enum News {
     Ended,
     Dead,
     Event(u16, u64),
+    /// The host has set another keep-alive time.
+    OtherTime,
 }
 
 /// A buffer for a read, with room for a header before it.

@@ -730,6 +730,11 @@ mod tests {
             bytes.resize(length, 0);
             assert_eq!(Attach::parse(&bytes), Err(Status::DATA_LENGTH_INVALID), "{length}");
         }
+        for host in ["", "/", "a/b", "a b", "a\n", "\u{e4}"] {
+            let peer = PeerAddress { host: host.to_owned(), ..attach.peers[0].clone().unwrap() };
+            let bad = Attach { peers: vec![Some(peer)], ..attach.clone() };
+            assert_eq!(Attach::parse(&bad.encode()), Err(Status::INVALID_FIELD), "{host:?}");
+        }
         let nothing = Attach { epoch: 0, ..attach };
         assert_eq!(Attach::parse(&nothing.encode()), Err(Status::INVALID_FIELD));
     }

@@ -183,6 +183,76 @@ fn flush_fua_zeroes_and_discard_reach_the_server() {
 }
 
 #[test]
+fn zeroes_and_discards_reach_their_blocks_and_no_others() {
+    seeds(3, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        let size = SIZE as u64;
+        let mut expected = vec![1; SIZE];
+        array.seen.borrow_mut().data.fill(1);
+        for (discards, offset, length) in
+            [(true, size / 2, 4096), (false, 512, 512), (true, size - 512, 512), (false, size / 4, 1 << 20)]
+        {
+            let asked =
+                if discards { device.discard(offset, length) } else { device.write_zeroes(offset, length) };
+            assert_eq!(asked.await.result, Ok(0));
+            let start = usize::try_from(offset).unwrap();
+            expected[start..start + usize::try_from(length).unwrap()].fill(0);
+            assert!(
+                array.seen.borrow().data == expected,
+                "{length} bytes at {offset}, discarded: {discards}"
+            );
+        }
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
+fn what_is_outside_or_no_whole_blocks_is_refused_and_never_sent() {
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let target = network(&random, std::slice::from_ref(&array));
+        let source = initiator().open(&address("")).await.unwrap();
+        let device = source.attach().unwrap();
+        assert_eq!(device.flush().await.result, Ok(0));
+        let size = SIZE as u64;
+        let ranges = [
+            (1, 512),
+            (0, 511),
+            (256, 256),
+            (size, 512),
+            (size - 512, 1024),
+            (u64::MAX - 511, 512),
+            (size, 1),
+        ];
+        // Whatever is sent after this is told to be gone.
+        cut();
+        let kind = |result: Result<usize, pinstripe_runtime::DeviceError>| result.unwrap_err().kind;
+        assert_eq!(kind(device.flush().await.result), DeviceErrorKind::Gone);
+        for (offset, length) in ranges {
+            let words = format!("{length} bytes at {offset}");
+            let data = filled(usize::try_from(length).unwrap(), &random);
+            let read = device.read(offset, data).await;
+            assert_eq!(kind(read.result), DeviceErrorKind::Invalid, "a read of {words}");
+            let written = device.write(offset, read.buffer.unwrap().freeze(), true).await.result;
+            assert_eq!(kind(written), DeviceErrorKind::Invalid, "a write of {words}");
+        }
+        for (offset, length) in ranges.into_iter().chain([(0, 0), (512, 0), (512, u64::MAX - 511)]) {
+            let words = format!("{length} bytes at {offset}");
+            let zeroed = device.write_zeroes(offset, length).await.result;
+            assert_eq!(kind(zeroed), DeviceErrorKind::Invalid, "zeroes for {words}");
+            let discarded = device.discard(offset, length).await.result;
+            assert_eq!(kind(discarded), DeviceErrorKind::Invalid, "a discard of {words}");
+        }
+        drop((device, source));
+        leave(target).await;
+    });
+}
+
+#[test]
 fn a_lost_server_decides_every_request_and_stays_lost() {
     seeds(20, |random| async move {
         let array = Array::new(&random, SIZE, 0);

@@ -8,16 +8,22 @@ use pinstripe_nvme::wire::command::{Command, Completion, Sgl, admin, fabrics};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, ConnectData, property};
 use pinstripe_nvme::wire::pdu::{CommandCapsule, InitializeConnection, Transfer, flag, kind};
 use pinstripe_nvme::wire::status::Status;
+use pinstripe_runtime::shard;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::world::{Array, Pipe, Random};
 use crate::{NQN, dial};
+
+/// Longest time that a host waits for the target.
+const PATIENCE_NANOSECONDS: u64 = 1_000_000_000_000;
 
 /// One queue of a host.
 pub struct Host {
     pub pipe: Rc<Pipe>,
     pub encoding: Encoding,
     framer: Framer,
+    /// Of Connect.
+    pub subsystem: &'static str,
     pub controller: u16,
     /// Of Connect.
     pub attributes: u8,
@@ -43,6 +49,7 @@ impl Host {
             pipe: dial(random, target),
             encoding: Encoding::default(),
             framer: Framer::new(Role::Host),
+            subsystem: NQN,
             controller: CONTROLLER_ANY,
             attributes: 0,
             flags: 0,
@@ -74,9 +81,10 @@ impl Host {
         }
     }
 
-    /// The next thing that the target says.
+    /// The next thing that the target says. A test in which it never says it fails.
     pub async fn hear(&mut self) -> Heard {
-        match self.pdu().await {
+        let pdu = shard::timeout(PATIENCE_NANOSECONDS, self.pdu()).await;
+        match pdu.expect("the target says nothing") {
             None => Heard::Closed,
             Some(Pdu::Response(completion)) => Heard::Completed(completion),
             Some(Pdu::Ready(transfer)) => Heard::Ready(transfer),
@@ -150,16 +158,21 @@ impl Host {
 
     /// Answers an R2T with some data.
     pub async fn answer(&self, ready: &Transfer, offset: u32, data: &[u8], last: bool) -> bool {
+        self.send(&self.data(ready, offset, data, last)).await
+    }
+
+    /// The bytes of that.
+    pub fn data(&self, ready: &Transfer, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
         let length = u32::try_from(data.len()).unwrap();
         let transfer = Transfer { common: BLANK, offset: offset.into(), length: length.into(), ..*ready };
         let flags = if last { flag::LAST } else { 0 };
-        self.send(&self.with_data(kind::H2C_DATA, flags, &transfer, data)).await
+        self.with_data(kind::H2C_DATA, flags, &transfer, data)
     }
 
     /// Connect.
     pub async fn connect(&mut self, host: u8, queue: u16, controller: u16, keep_alive_ms: u32) -> Completion {
         let nqn = format!("nqn.2026-01.com.example:host{host}");
-        let data = ConnectData::new([host; 16], controller, NQN, &nqn);
+        let data = ConnectData::new([host; 16], controller, self.subsystem, &nqn);
         let command = Command::fabrics(fabrics::CONNECT)
             .with_dword(10, u32::from(queue) << 16)
             .with_dword(11, u32::from(self.attributes) << 16 | 31)

@@ -1,10 +1,12 @@
 //! Target and initiator against each other, and the target against a host that speaks in bytes.
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]
 
+mod admin;
 mod auth;
 mod both;
 mod host;
 mod offload;
+mod strict;
 mod target;
 #[path = "../../../export/tests/nbd/world.rs"]
 #[allow(dead_code, reason = "the tests of NBD use more of it")]

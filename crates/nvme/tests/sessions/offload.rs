@@ -4,11 +4,13 @@ use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_export::budget::Budget;
 use pinstripe_nvme::initiator::{Connecting, Connector};
 use pinstripe_nvme::target::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
-use pinstripe_nvme::wire::command::{Command, nvm};
-use pinstripe_nvme::wire::offload::{Announcement, Attach, admin, feature};
+use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
+use pinstripe_nvme::wire::offload::{Announcement, Attach, Blocks, Request, admin, feature};
 use pinstripe_nvme::wire::status::Status;
+use pinstripe_runtime::{OperationId, Ticket, shard};
 
 use crate::host::{Host, identify};
 use crate::world::{Array, Random};
@@ -23,6 +25,10 @@ impl Connector for Nowhere {
 }
 
 fn computing(arrays: &[Array]) -> Target<Array> {
+    computing_within(arrays, Arc::default())
+}
+
+fn computing_within(arrays: &[Array], budget: Arc<Budget>) -> Target<Array> {
     let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "0123456789abcdef".to_owned(),
@@ -37,7 +43,8 @@ fn computing(arrays: &[Array]) -> Target<Array> {
         connector: Arc::new(Nowhere),
         peers: OffloadConfig::peer_options(NQN, 1),
     };
-    Target::new(Subsystem::with(config, None, Some(offload)).unwrap(), arrays.to_vec())
+    let subsystem = Subsystem::with(config, None, Some(offload)).unwrap();
+    Target::with_budget(subsystem, arrays.to_vec(), budget)
 }
 
 fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
@@ -79,6 +86,64 @@ fn an_attach_to_a_server_that_was_started_anew_is_refused_and_fences_nobody() {
         let second = Host::admin(&random, &target, 2).await;
         let mut other = second.io(&random, &target, 2, 1, 0).await;
         assert_eq!(other.status(write, &[3; 512]).await, Status::FENCED);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn giving_an_epoch_up_is_answered_when_writes_that_were_admitted_before_are_over() {
+    seeds(4, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let target = computing(std::slice::from_ref(&array));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        let second = Host::admin(&random, &target, 2).await;
+        let mut other = second.io(&random, &target, 2, 1, 0).await;
+        let write = Command::new(nvm::WRITE, 1).with_blocks(0, 1);
+        array.close();
+        io.command(write, &[1; 512]).await;
+        shard::sleep(1_000_000).await;
+        assert_eq!(array.seen.borrow().running, 1);
+        let before = first.pipe.messages_of_peer();
+        first.command(Command::new(admin::DETACH, 1).with_dword(10, 1), &[]).await;
+        shard::sleep(1_000_000_000).await;
+        assert_eq!(first.pipe.messages_of_peer(), before, "an older write may come after another host's");
+        assert_eq!(other.status(write, &[2; 512]).await, Status::FENCED);
+        array.open();
+        assert_eq!(first.completion().await.status(), Status::SUCCESS);
+        assert_eq!(io.completion().await.status(), Status::SUCCESS);
+        assert_eq!(other.status(write, &[3; 512]).await, Status::SUCCESS);
+        assert_eq!(array.seen.borrow().data[..512], [3; 512]);
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_host_that_goes_while_sums_wait_for_memory_gives_back_what_it_holds_and_no_more() {
+    const SUM: u32 = 512 << 10;
+    seeds(3, |random: Rc<Random>| async move {
+        let array = Array::new(&random, 1 << 20, 0);
+        let budget = Arc::new(Budget::new(SUM as usize));
+        let target = computing_within(std::slice::from_ref(&array), Arc::clone(&budget));
+        let mut first = Host::admin(&random, &target, 1).await;
+        assert_eq!(attached(&mut first, &attach(1, 9)).await, Status::SUCCESS);
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        for operation in 1..4 {
+            let ticket = Ticket { operation: OperationId(operation), oldest: OperationId(1) };
+            let blocks = Blocks { start: 0, count: SUM / 512 };
+            let mut reduce = Request::Reduce { blocks, coefficient: 1, wait: 0 }.command(1, ticket);
+            reduce.sgl = Sgl::transport(SUM);
+            io.command(reduce, &[]).await;
+        }
+        // It takes none of them.
+        shard::sleep(1_000_000_000).await;
+        assert_eq!(budget.held(), SUM as usize);
+        io.close();
+        shard::sleep(1_000_000_000).await;
+        assert_eq!((target.connections(), budget.held()), (1, 0));
+        let mut io = first.io(&random, &target, 1, 1, 0).await;
+        assert!(io.read(Command::new(nvm::READ, 1).with_blocks(0, 1), 512).await.is_ok());
         target.stop().await;
     });
 }

@@ -132,6 +132,134 @@ fn data_that_nobody_asked_for_ends_the_connection() {
 }
 
 #[test]
+fn of_data_that_was_asked_for_and_came_damaged_nothing_is_written_and_no_memory_is_kept() {
+    seeds(5, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let budget = Arc::new(Budget::new(8 << 20));
+        let subsystem = crate::subsystem(std::slice::from_ref(&array), None);
+        let target = Target::with_budget(subsystem, vec![array.clone()], Arc::clone(&budget));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 2).await;
+        let mut large = write(8, 16);
+        large.sgl = Sgl::transport(8192);
+        for _ in 0..3 {
+            io.command(large, &[]).await;
+            let Heard::Ready(ready) = io.hear().await else { panic!("no R2T") };
+            let mut bytes = io.data(&ready, 0, &[8; 8192], true);
+            *bytes.last_mut().unwrap() ^= 1;
+            io.send(&bytes).await;
+            assert_eq!(io.completion().await.status(), Status::TRANSIENT_TRANSPORT);
+            assert_eq!(budget.held(), 0);
+        }
+        // Of several parts the others would have no place.
+        io.command(large, &[]).await;
+        let Heard::Ready(ready) = io.hear().await else { panic!("no R2T") };
+        let mut bytes = io.data(&ready, 0, &[8; 4096], false);
+        *bytes.last_mut().unwrap() ^= 1;
+        io.send(&bytes).await;
+        let Heard::Terminated(status) = io.hear().await else { panic!("no C2HTermReq") };
+        assert_eq!(status, FatalError::DataOutOfRange as u16);
+        assert!(array.seen.borrow().data.iter().all(|&b| b == 0));
+        assert!(matches!(io.hear().await, Heard::Closed));
+        admin.close();
+        target.stop().await;
+        assert_eq!(budget.held(), 0);
+    });
+}
+
+#[test]
+fn a_host_that_breaks_the_protocol_is_told_so_before_its_commands_are_over() {
+    seeds(3, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let (_, target) = target(std::slice::from_ref(&array));
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 1).await;
+        array.close();
+        io.command(write(0, 1), &[1; 512]).await;
+        let mut bytes = io.capsule(Command::new(nvm::FLUSH, 1), &[]);
+        bytes[20] ^= 1;
+        io.send(&bytes).await;
+        let begun = shard::now();
+        let opener = array.clone();
+        shard::spawn(async move {
+            shard::sleep(60_000_000_000).await;
+            opener.open();
+        });
+        assert!(matches!(io.hear().await, Heard::Terminated(_)));
+        assert!(matches!(io.hear().await, Heard::Closed));
+        assert!(shard::now() - begun < 1_000_000_000, "it was told when the array had carried its write out");
+        // The queue is not another connection's before that.
+        let mut again = Host::initialize(&random, &target, 0).await;
+        let connected = again.connect(1, 1, admin.controller, 0).await;
+        assert_eq!(connected.status(), Status::CONNECT_INVALID_PARAMETERS);
+        again.close();
+        shard::sleep(61_000_000_000).await;
+        admin.io(&random, &target, 1, 1, 0).await.close();
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn a_host_that_breaks_the_protocol_and_takes_nothing_is_cut_off_soon() {
+    seeds(2, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = admin.io(&random, &target, 1, 1, 0).await;
+        // More than the connection takes at once.
+        let mut read = Command::new(nvm::READ, 1).with_blocks(0, 2048);
+        read.sgl = Sgl::transport(1 << 20);
+        io.command(read, &[]).await;
+        shard::sleep(1_000_000_000).await;
+        io.send(&[0xff; 8]).await;
+        shard::sleep(4_000_000_000).await;
+        assert_eq!(target.connections(), 2, "it has had no time to hear why");
+        shard::sleep(2_000_000_000).await;
+        assert_eq!(target.connections(), 1);
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn completions_tell_how_far_the_queue_was_taken() {
+    seeds(2, |random| async move {
+        let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let admin = Host::admin(&random, &target, 1).await;
+        let mut io = Host::initialize(&random, &target, 0).await;
+        // Connect is the first entry of 32.
+        assert_eq!(io.connect(1, 1, admin.controller, 0).await.queue_head.get(), 1);
+        for taken in 2..70_u16 {
+            let flushed = io.ask(Command::new(nvm::FLUSH, 1), &[]).await;
+            assert_eq!(flushed.queue_head.get(), taken % 32);
+        }
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
+fn an_io_queue_may_disconnect_and_the_admin_queue_may_not() {
+    seeds(4, |random| async move {
+        let (subsystem, target) = target(&[Array::new(&random, SIZE, 0)]);
+        let mut admin = Host::admin(&random, &target, 1).await;
+        let disconnect = Command::fabrics(fabrics::DISCONNECT);
+        for _ in 0..2 {
+            let mut io = admin.io(&random, &target, 1, 1, 0).await;
+            assert_eq!(admin.status(disconnect, &[]).await, Status::INVALID_QUEUE_TYPE);
+            assert_eq!(io.status(Command::new(nvm::FLUSH, 1), &[]).await, Status::SUCCESS);
+            assert_eq!(io.status(disconnect, &[]).await, Status::SUCCESS);
+            assert!(matches!(io.hear().await, Heard::Closed));
+            shard::sleep(1_000_000).await;
+            assert_eq!(admin.status(Command::new(admin::KEEP_ALIVE, 0), &[]).await, Status::SUCCESS);
+            assert_eq!((target.connections(), subsystem.controller_count()), (1, 1));
+        }
+        admin.close();
+        target.stop().await;
+    });
+}
+
+#[test]
 fn ranges_lengths_and_namespaces_are_checked() {
     seeds(3, |random| async move {
         let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
@@ -510,8 +638,10 @@ fn preempt_and_abort_is_answered_when_the_preempted_hosts_writes_are_over() {
         assert_eq!(old.completion().await.status(), Status::SUCCESS);
         assert_eq!(old.status(write(0, 1), &[3; 512]).await, Status::RESERVATION_CONFLICT);
         assert_eq!(array.seen.borrow().data[0], 2);
-        let report = Command::new(nvm::RESERVATION_REPORT, 1).with_dword(10, 255).with_dword(11, 1);
-        let report = new.read(report, 1024).await.unwrap();
+        let report = Command::new(nvm::RESERVATION_REPORT, 1).with_dword(10, 255);
+        // Without the extended identifiers there is no room for those of hosts over fabrics.
+        assert_eq!(new.read(report, 1024).await, Err(Status::HOST_IDENTIFIER_INVALID));
+        let report = new.read(report.with_dword(11, 1), 1024).await.unwrap();
         assert_eq!((report[4], report[5], report[66]), (1, 1, 1));
         first.close();
         second.close();

@@ -88,3 +88,25 @@ impl Drop for Running<'_> {
         self.0.stages.fetch_sub(1, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_overlaps_only_what_has_not_ended() {
+        let counters = Counters::default();
+        for _ in 0..3 {
+            drop(counters.stage());
+        }
+        let alone = OffloadStatistics { stages_alone: 3, ..OffloadStatistics::default() };
+        assert_eq!(counters.read(), alone);
+        let first = counters.stage();
+        let second = counters.stage();
+        drop(first);
+        drop(counters.stage());
+        drop(second);
+        drop(counters.stage());
+        assert_eq!(counters.read(), OffloadStatistics { stages_alone: 5, stages_overlapped: 2, ..alone });
+    }
+}

@@ -187,4 +187,23 @@ mod tests {
         assert!(files.load(&[1; 16]).unwrap_err().to_string().contains("damaged"));
         fs::remove_dir_all(&directory).unwrap();
     }
+
+    #[test]
+    fn a_record_that_takes_no_place_is_an_error_and_the_one_before_stays() {
+        let directory = std::env::temp_dir().join(format!("pinstripe-places-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let files = EpochFiles::open(&directory).unwrap();
+        let path = files.path(&[1; 16]);
+        let bytes = encode(&record(8));
+        // The new file can be written, and not be given the name.
+        fs::create_dir_all(path.join("there")).unwrap();
+        assert!(replace(&path, &bytes).is_err());
+        fs::remove_dir_all(&path).unwrap();
+        replace(&path, &encode(&record(7))).unwrap();
+        // The new file can't be made.
+        fs::create_dir(path.with_extension("new")).unwrap();
+        assert!(replace(&path, &bytes).is_err());
+        assert_eq!(files.load(&[1; 16]).unwrap(), Some(record(7)));
+        fs::remove_dir_all(&directory).unwrap();
+    }
 }

@@ -1,0 +1,257 @@
+//! The initiator against a server that takes the standard by the letter: it grants the queues that it is asked for and no more, gives as
+//! much as a command says and refuses one that says two lengths, and may come up late, in error or never.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
+use pinstripe_nvme::initiator::{Connecting, Connector, Initiator, InitiatorError, Options};
+use pinstripe_nvme::wire::command::{Command, Completion, DataPlace, admin, fabrics};
+use pinstripe_nvme::wire::fabrics::{bits, property};
+use pinstripe_nvme::wire::identify::{ControllerInfo, NamespaceInfo, cns};
+use pinstripe_nvme::wire::log::{DiscoveryEntry, discovery};
+use pinstripe_nvme::wire::pdu::{InitializeConnection, ResponseCapsule, Transfer, flag, kind};
+use pinstripe_nvme::wire::status::Status;
+use pinstripe_runtime::{Stream, shard};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+use crate::NQN;
+use crate::both::address;
+use crate::seeds;
+use crate::world::{Pipe, Random, pipe};
+
+/// How the server behaves, and what it saw.
+#[derive(Default)]
+struct Server {
+    /// Answers of the status property in their order; the last one stays.
+    statuses: Vec<u32>,
+    asked: Cell<usize>,
+    enabled: Cell<bool>,
+    /// Commands that it took before it was ready.
+    early: Cell<usize>,
+    entries: Vec<DiscoveryEntry>,
+}
+
+thread_local! {
+    static SERVER: RefCell<Option<(Rc<Random>, Rc<Server>)>> = const { RefCell::new(None) };
+}
+
+struct ToServer;
+
+impl Connector for ToServer {
+    fn connect(&self, _: &str, _: u16) -> Connecting {
+        Box::pin(async {
+            let (random, server) = SERVER.with_borrow(|server| server.clone().unwrap());
+            let (ours, theirs) = pipe(&random, 1 << 16);
+            shard::spawn(async move { Session::new(theirs, server).run().await });
+            let stream: Rc<dyn Stream> = ours;
+            Ok(stream)
+        })
+    }
+}
+
+fn initiator(random: &Rc<Random>, server: &Rc<Server>, queues: u16) -> Arc<Initiator> {
+    SERVER.set(Some((Rc::clone(random), Rc::clone(server))));
+    let options = Options::new("nqn.2026-01.com.example:host5".to_owned(), [5; 16], queues);
+    Initiator::new(options, Arc::new(ToServer))
+}
+
+struct Session {
+    pipe: Rc<Pipe>,
+    server: Rc<Server>,
+    framer: Framer,
+}
+
+impl Session {
+    fn new(pipe: Rc<Pipe>, server: Rc<Server>) -> Self {
+        Self { pipe, server, framer: Framer::new(Role::Controller) }
+    }
+
+    async fn run(&mut self) {
+        while let Some(byte) = self.pipe.receive_exactly(1).await {
+            match self.framer.receive(&byte).event {
+                None => {}
+                Some(Event::Pdu(Pdu::Initialize(_))) => {
+                    let mut response = InitializeConnection::new_zeroed();
+                    response.limit = 4096.into();
+                    self.send(kind::IC_RESP, 0, &response, &[]).await;
+                }
+                Some(Event::Pdu(Pdu::Command(command, length))) => {
+                    if length > 0 {
+                        let data = self.pipe.receive_exactly(length as usize).await.unwrap();
+                        assert_eq!(self.framer.data_received(&data), Some(false));
+                    }
+                    self.command(&command).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        self.pipe.shutdown();
+    }
+
+    fn status(&self) -> u32 {
+        let statuses = &self.server.statuses;
+        statuses.get(self.server.asked.get().saturating_sub(1)).or(statuses.last()).copied().unwrap_or(1)
+    }
+
+    async fn command(&self, command: &Command) {
+        if command.opcode == fabrics::OPCODE {
+            return self.fabrics(command).await;
+        }
+        if self.status() != bits::CSTS_READY || !self.server.enabled.get() {
+            self.server.early.update(|count| count + 1);
+            return self.complete(command, Status::COMMAND_SEQUENCE, 0).await;
+        }
+        match command.opcode {
+            admin::IDENTIFY => match command.dword(10).to_le_bytes()[0] {
+                cns::CONTROLLER => self.give(command, &controller(), 4096).await,
+                _ => self.give(command, &namespace(), 4096).await,
+            },
+            admin::SET_FEATURES => self.complete(command, Status::SUCCESS, command.dword(11).into()).await,
+            admin::GET_LOG_PAGE => {
+                let page = discovery(1, &self.server.entries);
+                let length = 4 * (1 + (command.dword(10) >> 16) as usize);
+                let from = page.get(command.dword(12) as usize..).unwrap_or_default();
+                self.give(command, from, length).await;
+            }
+            admin::KEEP_ALIVE => self.complete(command, Status::SUCCESS, 0).await,
+            _ => self.complete(command, Status::INVALID_OPCODE, 0).await,
+        }
+    }
+
+    async fn fabrics(&self, command: &Command) {
+        match (command.fabrics_kind(), command.dword(11)) {
+            (fabrics::CONNECT, _) => self.complete(command, Status::SUCCESS, 1).await,
+            (fabrics::PROPERTY_SET, property::CC) => {
+                self.server.enabled.set(command.dword(12) & bits::CC_ENABLE != 0);
+                self.complete(command, Status::SUCCESS, 0).await;
+            }
+            (fabrics::PROPERTY_GET, property::CSTS) => {
+                self.server.asked.update(|count| count + 1);
+                self.complete(command, Status::SUCCESS, self.status().into()).await;
+            }
+            _ => self.complete(command, Status::INVALID_FIELD, 0).await,
+        }
+    }
+
+    /// Gives so many bytes of `data`, with zeroes behind it, if the host has just the room for them.
+    async fn give(&self, command: &Command, data: &[u8], length: usize) {
+        if command.data() != Ok(DataPlace::Transport(u32::try_from(length).unwrap())) {
+            return self.complete(command, Status::DATA_LENGTH_INVALID, 0).await;
+        }
+        let mut bytes = data[..data.len().min(length)].to_vec();
+        bytes.resize(length, 0);
+        let header = Transfer {
+            common: BLANK,
+            command_id: command.id,
+            tag: 0.into(),
+            offset: 0.into(),
+            length: u32::try_from(length).unwrap().into(),
+            reserved: 0.into(),
+        };
+        self.send(kind::C2H_DATA, flag::LAST, &header, &bytes).await;
+        self.complete(command, Status::SUCCESS, 0).await;
+    }
+
+    async fn complete(&self, command: &Command, status: Status, result: u64) {
+        let completion = Completion::new(command.id.get(), status, result);
+        self.send(kind::CAPSULE_RESP, 0, &ResponseCapsule { common: BLANK, completion }, &[]).await;
+    }
+
+    async fn send<T: IntoBytes + Immutable>(&self, kind: u8, flags: u8, header: &T, data: &[u8]) {
+        let header = Encoding::default().header(kind, flags, header, u32::try_from(data.len()).unwrap());
+        self.pipe.send_all(&[header.bytes(), data].concat()).await;
+    }
+}
+
+fn controller() -> Vec<u8> {
+    let info = ControllerInfo {
+        serial: "1".to_owned(),
+        model: "Strict".to_owned(),
+        firmware: "1".to_owned(),
+        controller: 1,
+        discovery: false,
+        transfer_shift: 1,
+        volatile_cache: false,
+        commands_max: 8,
+        namespaces_max: 1,
+        optional_commands: 0,
+        events: 0,
+        capsule_data_bytes: 0,
+        event_requests: 0,
+        subsystem: NQN.to_owned(),
+    };
+    info.encode().to_vec()
+}
+
+fn namespace() -> Vec<u8> {
+    let info = NamespaceInfo {
+        blocks: 2048,
+        block_shift: 9,
+        metadata_bytes: 0,
+        reservations: false,
+        read_only: false,
+        preferred_blocks: 0,
+        nguid: [9; 16],
+    };
+    info.encode().to_vec()
+}
+
+#[test]
+fn a_server_that_grants_what_it_is_asked_for_is_asked_for_a_queue_of_each_shard() {
+    for queues in [1, 2, 7] {
+        seeds(1, move |random| async move {
+            let server = Rc::new(Server::default());
+            let opened = initiator(&random, &server, queues).open(&address("")).await;
+            assert!(opened.is_ok(), "{}", opened.err().unwrap());
+            SERVER.set(None);
+        });
+    }
+}
+
+#[test]
+fn a_controller_gets_its_time_to_become_ready_and_no_command_before() {
+    seeds(2, |random| async move {
+        let server = Rc::new(Server { statuses: vec![0, 0, 0, bits::CSTS_READY], ..Server::default() });
+        let source = initiator(&random, &server, 1).open(&address("")).await.unwrap();
+        assert_eq!((server.asked.get(), server.early.get()), (4, 0));
+        drop(source);
+        SERVER.set(None);
+    });
+}
+
+#[test]
+fn a_controller_that_fails_or_never_becomes_ready_is_not_used() {
+    seeds(2, |random| async move {
+        let failed = Rc::new(Server { statuses: vec![0, bits::CSTS_FATAL], ..Server::default() });
+        let error = initiator(&random, &failed, 1).open(&address("")).await.err().unwrap();
+        assert!(matches!(error, InitiatorError::Unusable { .. }), "{error}");
+        let silent = Rc::new(Server { statuses: vec![0], ..Server::default() });
+        let begun = shard::now();
+        let error = initiator(&random, &silent, 1).open(&address("")).await.err().unwrap();
+        assert!(matches!(error, InitiatorError::Silent { .. }), "{error}");
+        assert!((10..12).contains(&((shard::now() - begun) / 1_000_000_000)));
+        let error = initiator(&random, &failed, 1).discover(&address("")).await.err().unwrap();
+        assert!(matches!(error, InitiatorError::Unusable { .. }), "{error}");
+        assert_eq!((failed.early.get(), silent.early.get()), (0, 0));
+        SERVER.set(None);
+    });
+}
+
+#[test]
+fn a_discovery_log_is_read_in_parts_each_as_long_as_its_command_says() {
+    seeds(2, |random| async move {
+        for count in [0, 1, 3, 4, 20] {
+            let entry = |port| DiscoveryEntry {
+                subsystem: format!("nqn.2026-01.com.example:{port}"),
+                address: ([192, 0, 2, 7], port).into(),
+            };
+            let entries: Vec<DiscoveryEntry> = (1..=count).map(entry).collect();
+            let server = Rc::new(Server { entries: entries.clone(), ..Server::default() });
+            let found = initiator(&random, &server, 1).discover(&address("")).await.unwrap();
+            assert_eq!(found, entries);
+        }
+        SERVER.set(None);
+    });
+}
