@@ -20,6 +20,7 @@ use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 pub use crate::membership::{Added, CommandError, Removed};
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble},
+    bounded::Newcomers,
     consistency::{self, Log, OldLog, journal::home::log_of},
     control::{Command, Reply},
     error::{IoError, MemberError},
@@ -69,6 +70,8 @@ pub(crate) struct Home {
     pub(crate) spares_rest: Cell<bool>,
     /// The members' servers that compute.
     pub(crate) attaching: crate::offload::Attaching,
+    /// Devices that are no members yet.
+    pub(crate) newcomers: Newcomers,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -289,6 +292,7 @@ impl Array {
             upkeep,
             events,
             attaching: crate::offload::Attaching::under(epoch),
+            newcomers: Newcomers::default(),
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),

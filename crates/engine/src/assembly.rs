@@ -25,7 +25,6 @@ use crate::{
     bounded::Bounded,
     consistency::{Log, LogArea, OldLog},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
-    members::answered,
     mutants::{Mutant, active},
     newly_degraded,
     offload::fence::{self, FenceError},
@@ -394,11 +393,9 @@ pub(crate) async fn assemble(
 ) -> Result<Assembled, AssembleError> {
     let mut found = Vec::new();
     for source in sources {
-        let name = source.name();
-        let member = answered(options.member_timeout_ns, read_member(source)).await;
-        let mut member = member.map_err(|error| AssembleError::Device { name, error })??;
-        member.device = Bounded::around(member.device, options.member_timeout_ns);
-        found.push(member);
+        let attached = source.attach();
+        let device = attached.map_err(|error| AssembleError::Device { name: source.name(), error })?;
+        found.push(read_member(source, Bounded::around(device, options.member_timeout_ns)).await?);
     }
     if !options.read_only && is_settled(&found) {
         // No other host is kept from the members for a start that is refused.
@@ -413,7 +410,7 @@ pub(crate) async fn assemble(
     }
     let mut assembled = decide::decide(found, options)?;
     let (freshest, seats) = (&assembled.freshest, &assembled.seated.seats);
-    assembled.bitmap = read_bitmap(freshest, seats, options.member_timeout_ns).await?;
+    assembled.bitmap = read_bitmap(freshest, seats).await?;
     assembled.epoch = epoch;
     Ok(assembled)
 }
@@ -430,8 +427,11 @@ fn is_whole(member: &Found) -> bool {
     member.superblock.member.recovery_offset.is_none()
 }
 
-pub(crate) async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleError> {
-    let device = source.attach().map_err(|error| AssembleError::Device { name: source.name(), error })?;
+/// What the superblock of `device` says, which is attached from `source` and [bounded](Bounded).
+pub(crate) async fn read_member(
+    source: Arc<dyn DeviceSource>,
+    device: Rc<dyn Device>,
+) -> Result<Found, AssembleError> {
     let superblock = read_superblock_of_member(&*device).await?;
     let bad_blocks = read_bad_blocks(&*device, &superblock).await?;
     Ok(Found { source, device, superblock, bad_blocks })
@@ -723,7 +723,6 @@ fn disown_journal(superblock: &mut Superblock) {
 async fn read_bitmap(
     freshest: &Superblock,
     seats: &[Option<Found>],
-    limit_ns: u64,
 ) -> Result<Option<BitmapImage>, AssembleError> {
     if freshest.array.bitmap_offset.is_none() {
         return Ok(None);
@@ -733,9 +732,7 @@ async fn read_bitmap(
         let name = &member.device.info().name;
         let wrap = |error| AssembleError::Bitmap { name: name.clone(), error };
         let Some(sector) = member.superblock.bitmap_sector() else { continue };
-        let silent = |error| AssembleError::Device { name: name.clone(), error };
-        let head = answered(limit_ns, read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512)).await;
-        let head = head.map_err(silent)??;
+        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
         let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
         let array = &freshest.array;
         if header.set_uuid != array.set_uuid
@@ -745,8 +742,7 @@ async fn read_bitmap(
             return Err(AssembleError::ForeignBitmap { name: name.clone() });
         }
         let length = header.sectors().0 * SECTOR_BYTES;
-        let bytes = answered(limit_ns, read_bytes(&*member.device, sector.0 * SECTOR_BYTES, length)).await;
-        let bytes = bytes.map_err(silent)??;
+        let bytes = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, length).await?;
         let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;
         if !image.header().is_valid_for(freshest.array.events) || image.header().stale {
             image.set_range(0..image.header().bit_count());

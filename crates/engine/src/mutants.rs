@@ -227,6 +227,8 @@ pinstripe_runtime::mutants! {
     LateMemberAsked,
     /// A device may join although it still has requests of an earlier membership under way (C16).
     LateMemberAdded,
+    /// A device that holds no slot is written to without an end to the wait.
+    SpareUnsupervised,
     /// A member is kept however many of its reads had to be corrected.
     CorrectedReadsUnlimited,
     /// A bad block is heeded, but not written down.
@@ -309,6 +311,7 @@ impl Mutant {
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
         Self::LateMemberAdded,
+        Self::SpareUnsupervised,
         Self::CorrectedReadsUnlimited,
         Self::BadBlockForgotten,
         Self::BadBlockFreedEarly,

@@ -131,6 +131,20 @@ fn late_member(seed: u64) -> bool {
     !rebuilt
 }
 
+/// A spare falls silent, and a member is to be taken out.
+fn silent_spare(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let disk = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
+    let (array, source) = (scene.array.clone(), disk.source());
+    scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    disk.fault(&Fault::Hang);
+    let (array, over) = (scene.array.clone(), Rc::new(std::cell::Cell::new(false)));
+    let told = Rc::clone(&over);
+    scene.world.spawn(0, "fail", async move { told.set(array.fail(1).await.is_ok()) });
+    sleep(&mut scene, 100);
+    over.get() && is_right(&mut scene)
+}
+
 fn corrected_reads(seed: u64) -> bool {
     let mut scene = raid5(seed);
     for number in 0..40 {
@@ -350,7 +364,7 @@ fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
 #[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 15] = [
+    let scenes: [(Mutant, Holds); 16] = [
         (Mutant::LastStrawDropped, short_outage),
         (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),
@@ -359,6 +373,7 @@ fn every_defect_in_the_handling_of_failures_is_caught() {
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),
+        (Mutant::SpareUnsupervised, silent_spare),
         (Mutant::CorrectedReadsUnlimited, corrected_reads),
         (Mutant::BadBlockForgotten, bad_block),
         (Mutant::BadBlockFreedEarly, freed_block),
