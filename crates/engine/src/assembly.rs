@@ -325,6 +325,8 @@ pub(crate) struct Assembled {
     pub(crate) old_log: OldLog,
     /// Under which the members' servers are attached; 0 if none is.
     pub(crate) epoch: u64,
+    /// All devices whose servers are attached. A start that fails gives them up, on whatever road.
+    pub(crate) attached: Vec<Rc<dyn Device>>,
 }
 
 impl Assembled {
@@ -402,7 +404,24 @@ pub(crate) async fn assemble(
         decide::decide(found.clone(), options)?;
     }
     let epoch = if options.read_only { 0 } else { attach(&found, options).await? };
-    if epoch > 0 && !active(Mutant::ReadBeforeAttach) {
+    let servers = found.iter().filter(|member| epoch > 0 && member.device.offload().is_some());
+    let attached: Vec<_> = servers.map(|member| Rc::clone(&member.device)).collect();
+    match assemble_attached(found, epoch > 0, options).await {
+        Ok(assembled) => Ok(Assembled { epoch, attached, ..assembled }),
+        Err(error) => {
+            give_up(&attached).await;
+            Err(error)
+        }
+    }
+}
+
+/// The same, when the servers are attached.
+async fn assemble_attached(
+    mut found: Vec<Found>,
+    is_attached: bool,
+    options: &ArrayOptions,
+) -> Result<Assembled, AssembleError> {
+    if is_attached && !active(Mutant::ReadBeforeAttach) {
         read_again(&mut found).await?;
     }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
@@ -411,8 +430,15 @@ pub(crate) async fn assemble(
     let mut assembled = decide::decide(found, options)?;
     let (freshest, seats) = (&assembled.freshest, &assembled.seated.seats);
     assembled.bitmap = read_bitmap(freshest, seats).await?;
-    assembled.epoch = epoch;
     Ok(assembled)
+}
+
+/// A start has failed, and no array will give up what it has attached: else other hosts would find a host there that isn't. A device
+/// that may still do what it was asked for in vain isn't told: its epoch keeps that out.
+pub(crate) async fn give_up(attached: &[Rc<dyn Device>]) {
+    if !active(Mutant::FailedStartStaysAttached) {
+        fence::give_up(attached.iter()).await;
+    }
 }
 
 /// Whether all superblocks are of one update. If not, another host may be in the middle of one, and what they say is worth nothing before

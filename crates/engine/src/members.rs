@@ -614,6 +614,14 @@ impl Home {
         }
     }
 
+    /// Whether a device of this name may still do what it was asked for in vain.
+    pub(crate) fn is_late(&self, name: &str) -> bool {
+        let records = self.records.borrow();
+        let journal = records.journal.iter().map(|book| &book.member);
+        let mut members = records.members.iter().map(|book| &book.member).chain(journal);
+        members.any(|member| member.name == name && member.health.late_requests() > 0)
+    }
+
     /// From now on no member may take for ever, for the array is to end.
     pub(crate) fn bound_waits(&self) {
         let shared = self.shared();

@@ -227,6 +227,8 @@ pinstripe_runtime::mutants! {
     LateMemberAsked,
     /// A device may join although it still has requests of an earlier membership under way (C16).
     LateMemberAdded,
+    /// A start that fails leaves its host attached at the members' servers.
+    FailedStartStaysAttached,
     /// A device that holds no slot is written to without an end to the wait.
     SpareUnsupervised,
     /// A member is kept however many of its reads had to be corrected.
@@ -381,6 +383,7 @@ impl Mutant {
         Self::OffloadWrongCoefficient,
         Self::TakeoverUnnoticed,
         Self::AttachedAsGiven,
+        Self::FailedStartStaysAttached,
     ];
 
     /// Those that lives over the network find (`pinstripe-sim`).

@@ -398,7 +398,9 @@ impl Home {
         let slots = offers(&view).slots;
         // Whoever doesn't answer keeps an epoch that the next one raises.
         ask(&view, slots, |server| server.detach(give_up)).await;
-        for device in self.others(&view) {
+        let journal = self.records.borrow().journal.as_ref().map(|book| Rc::clone(&book.device));
+        let journal = journal.map(|device| device as Rc<dyn Device>);
+        for device in self.others(&view).into_iter().chain(journal) {
             if let Some(server) = device.offload() {
                 let _ = server.detach(give_up).await;
             }
