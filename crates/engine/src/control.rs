@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Replace { slot: usize, spare: MemberId, reply: Reply },
     /// Takes out the member of a slot, as if it had failed.
     Fail { slot: usize, member: MemberId, reply: Reply<CommandError> },
+    /// Takes out the journal device, as if it had failed.
+    FailJournal { reply: Reply<CommandError> },
     /// Takes a device that holds no slot out of the array.
     Remove { member: MemberId, reply: Reply },
     /// A recovering member, or the target of a replacement, has everything.
@@ -167,6 +169,7 @@ impl Home {
                     reply.send(self.take_out(slot, member).await);
                 }
             }
+            Command::FailJournal { reply } => reply.send(self.take_out_journal().await),
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
                 let is_idle = !self.records.borrow().members[member.0].is_seated()
@@ -234,12 +237,7 @@ impl Home {
     /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all failures that were reported
     /// and all commands that came before: neither two commands at once nor one beside a failure take the array past redundancy (C31).
     async fn take_out(&self, slot: usize, id: MemberId) -> Result<(), CommandError> {
-        while self.shared().has_failures() && !self.shared().has_failed() {
-            self.drop_failed().await;
-        }
-        if self.shared().has_failed() {
-            return Err(self.shared().failure().into());
-        }
+        self.drop_reported().await?;
         let snapshot = self.shared().snapshot();
         let Some(seat) = snapshot.seats.get(slot).filter(|seat| seat.member().is_some_and(|m| m.id == id))
         else {
@@ -259,6 +257,14 @@ impl Home {
             self.forgive();
         }
         if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
+    }
+
+    /// Takes the reported members out until none is left; an error if the array has failed.
+    pub(crate) async fn drop_reported(&self) -> Result<(), IoError> {
+        while self.shared().has_failures() && !self.shared().has_failed() {
+            self.drop_failed().await;
+        }
+        if self.shared().has_failed() { Err(self.shared().failure()) } else { Ok(()) }
     }
 
     /// Takes the reported members out of the membership and records that.

@@ -111,6 +111,8 @@ pinstripe_runtime::mutants! {
     FlushesCounted,
     /// A command takes a member out that the array can't do without (C31).
     NeededTakenOut,
+    /// A command takes the journal out while a member is missing (C31).
+    NeededJournalTakenOut,
     /// What waits behind a stop is left without an answer.
     StopForgetsCommands,
     /// A recovery's progress is recorded without a flush (C4).
@@ -367,6 +369,7 @@ impl Mutant {
         Self::BitsReadUndrained,
         Self::FlushesCounted,
         Self::NeededTakenOut,
+        Self::NeededJournalTakenOut,
         Self::StopForgetsCommands,
         Self::AssembledUnflushed,
     ];
