@@ -239,6 +239,8 @@ pinstripe_runtime::mutants! {
     BadBlockForgotten,
     /// A bad block is taken off the list before what was written there is durable (C4).
     BadBlockFreedEarly,
+    /// A bad block is freed although another flush has lost what was written there (C33).
+    BadBlockFreedPastLoss,
     /// Who asks for a turn while maintenance is held up prolongs it.
     PaceNeverLetsGo,
     /// The bitmap's header does not say when bits could be cleared last (C9).
@@ -319,6 +321,7 @@ impl Mutant {
         Self::CorrectedReadsUnlimited,
         Self::BadBlockForgotten,
         Self::BadBlockFreedEarly,
+        Self::BadBlockFreedPastLoss,
         Self::LogBeforeSync,
         Self::LargerBlocksJoin,
         Self::FailedRowsTrusted,
