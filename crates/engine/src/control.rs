@@ -20,7 +20,6 @@ use crate::{
     error::{IoError, MemberError, Operation},
     events::EventKind,
     members::spare_the_needed,
-    membership::{can_do_without, is_ailing},
     mutants::{Mutant, active},
     records::{Newcomer, Seating},
     shared::{Failure, Shared},
@@ -245,8 +244,8 @@ impl Home {
             return Ok(());
         };
         let redundancy = self.shared().geometry.redundancy();
-        let ails = |other: &Member| is_ailing(self.shared(), other);
-        let is_needed = seat.is_whole() && !can_do_without(&snapshot, id, redundancy, ails);
+        let goes = |other: &Member| other.id == id || self.shared().is_ailing(other);
+        let is_needed = seat.is_whole() && !snapshot.can_do_without(redundancy, goes);
         if is_needed && !active(Mutant::NeededTakenOut) {
             return Err(CommandError::SlotNeeded(slot));
         }
@@ -299,7 +298,7 @@ impl Home {
             return false;
         }
         let snapshot = self.shared().snapshot();
-        spare_the_needed(&snapshot, self.shared().geometry.redundancy(), &mut leaving);
+        spare_the_needed(self.shared(), &snapshot, &mut leaving);
         if leaving.is_empty() {
             return false;
         }

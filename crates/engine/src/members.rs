@@ -38,7 +38,7 @@ use crate::{
     mutants::{Mutant, active},
     records::{MemberBook, MemberState},
     shared::{Failure, Shared},
-    snapshot::{Member, MemberId, Seat, Snapshot, View},
+    snapshot::{Member, MemberId, Snapshot, View},
     statistics::Counter,
     volume::{VolumeInner, give_up_everywhere},
 };
@@ -533,23 +533,24 @@ impl VolumeInner {
         if count <= self.shared.options.max_read_errors || active(Mutant::CorrectedReadsUnlimited) {
             return;
         }
-        if self.shared.snapshot().missing.len() < self.shared.geometry.redundancy() {
+        let (shared, id) = (&self.shared, member.id);
+        let goes = |other: &Member| other.id == id || shared.is_ailing(other);
+        if shared.snapshot().can_do_without(shared.geometry.redundancy(), goes) {
             let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
             self.report(view, slot, Operation::Read, member.data_offset + offset, error);
         }
     }
 }
 
-/// A member that only had too many errors, each of them mended, stays if the array can't do without it.
-pub(crate) fn spare_the_needed(snapshot: &Snapshot, redundancy: usize, leaving: &mut Vec<Failure>) {
+/// A member that only had too many errors, each of them mended, stays if the array can't do without it, or could not if those that
+/// hang are lost.
+pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &mut Vec<Failure>) {
     let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
     loop {
-        let is_whole = |failure: &&Failure| {
-            let holds = |seat: &Seat| seat.member().is_some_and(|member| member.id == failure.member);
-            snapshot.seats.iter().any(|seat| seat.is_whole() && holds(seat))
+        let goes = |member: &Member| {
+            shared.is_ailing(member) || leaving.iter().any(|failure| failure.member == member.id)
         };
-        let lost = leaving.iter().filter(is_whole).count();
-        if snapshot.missing.len() + lost <= redundancy {
+        if snapshot.can_do_without(shared.geometry.redundancy(), goes) {
             return;
         }
         let Some(place) = leaving.iter().position(is_tired) else { return };

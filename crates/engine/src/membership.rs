@@ -22,8 +22,7 @@ use crate::{
     intent::IntentTable,
     mutants::{Mutant, active},
     records::{MemberBook, MemberState, Newcomer},
-    shared::Shared,
-    snapshot::{Member, MemberId, Seat, Snapshot},
+    snapshot::{Member, MemberId, Seat},
     volume::give_up_everywhere,
 };
 
@@ -203,29 +202,6 @@ pub enum Removed {
     Slot(usize),
 }
 
-/// Whether enough members are left without one, and without those that are going.
-pub(crate) fn can_do_without(
-    snapshot: &Snapshot,
-    id: MemberId,
-    redundancy: usize,
-    is_going: impl Fn(&Member) -> bool,
-) -> bool {
-    let stays = |seat: &&Seat| {
-        seat.is_whole() && seat.member().is_some_and(|member| member.id != id && !is_going(member))
-    };
-    snapshot.seats.iter().filter(stays).count() + redundancy >= snapshot.seats.len()
-}
-
-/// Whether a member may be about to be dropped because it doesn't answer.
-fn is_hanging(member: &Member) -> bool {
-    member.health.is_slow() || member.health.late_requests() > 0
-}
-
-/// Whether a member is lost or may be: what hangs may have failed.
-pub(crate) fn is_ailing(shared: &Shared, member: &Member) -> bool {
-    is_hanging(member) || shared.is_leaving(member.id)
-}
-
 impl Array {
     pub(crate) fn check_change(&self) -> Result<(), CommandError> {
         if matches!(self.shared().geometry, Geometry::Raid0(_)) {
@@ -251,9 +227,9 @@ impl Array {
             }
             // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can do without it.
             let snapshot = self.shared().snapshot();
-            let ails = |other: &Member| is_ailing(self.shared(), other);
+            let goes = |other: &Member| other.id == member.id || self.shared().is_ailing(other);
             if snapshot.slot_of(member.id).is_some()
-                && !can_do_without(&snapshot, member.id, self.shared().geometry.redundancy(), ails)
+                && !snapshot.can_do_without(self.shared().geometry.redundancy(), goes)
             {
                 return Err(CommandError::SlotNeeded(slot));
             }

@@ -233,6 +233,8 @@ pinstripe_runtime::mutants! {
     FailedStartStaysAttached,
     /// A device that holds no slot is written to without an end to the wait.
     SpareUnsupervised,
+    /// A member that doesn't answer counts as one that does, when another is about to lose its place (C31).
+    SilentMemberCounted,
     /// A member is kept however many of its reads had to be corrected.
     CorrectedReadsUnlimited,
     /// A bad block is heeded, but not written down.
@@ -318,6 +320,7 @@ impl Mutant {
         Self::LateMemberAsked,
         Self::LateMemberAdded,
         Self::SpareUnsupervised,
+        Self::SilentMemberCounted,
         Self::CorrectedReadsUnlimited,
         Self::BadBlockForgotten,
         Self::BadBlockFreedEarly,

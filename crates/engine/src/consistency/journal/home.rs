@@ -24,7 +24,6 @@ use crate::{
     events::EventKind,
     geometry::Geometry,
     members::{Health, Supervised},
-    membership::is_ailing,
     mutants::{Mutant, active},
     records::JournalBook,
     snapshot::{Member, MemberId, Seat},
@@ -80,7 +79,7 @@ impl Home {
             ));
         }
         let snapshot = self.shared().snapshot();
-        let ails = |seat: &Seat| seat.member().is_some_and(|member| is_ailing(self.shared(), member));
+        let ails = |seat: &Seat| seat.member().is_some_and(|member| self.shared().is_ailing(member));
         let is_needed = !snapshot.is_complete() || snapshot.seats.iter().any(ails);
         if is_needed && !active(Mutant::NeededJournalTakenOut) {
             return Err(refused(
