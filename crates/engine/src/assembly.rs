@@ -433,8 +433,9 @@ async fn assemble_attached(
     Ok(assembled)
 }
 
-/// A start has failed, and no array will give up what it has attached: else other hosts would find a host there that isn't. A device
-/// that may still do what it was asked for in vain isn't told: its epoch keeps that out.
+/// A start has failed, and no array will give up what it has attached: else other hosts would find a host
+/// there that isn't. A device that may still do what it was asked for in vain isn't told: its epoch keeps
+/// that out.
 pub(crate) async fn give_up(attached: &[Rc<dyn Device>]) {
     if !active(Mutant::FailedStartStaysAttached) {
         fence::give_up(attached.iter()).await;

@@ -1,8 +1,9 @@
 //! Devices that are no members yet: what is asked of them has an end too.
 //!
 //! Assembly reads superblocks, bitmaps and logs, and replays the logs, before any device is a member and
-//! [supervised](crate::members); a device that is to join is read, attached and given a bitmap before it is one. A device that hangs there must be an error that names it, not a wait without end. A request that
-//! was given up stays with its memory (C16), and until it is over the device is asked nothing more.
+//! [supervised](crate::members); a device that is to join is read, attached and given a bitmap before it is
+//! one. A device that hangs there must be an error that names it, not a wait without end. A request that was
+//! given up stays with its memory (C16), and until it is over the device is asked nothing more.
 
 use std::{
     cell::{Cell, RefCell},
@@ -42,7 +43,8 @@ impl Bounded {
         Self::observed(device, limit_ns).0
     }
 
-    /// The same, and how it does: that can be asked as long as requests are under way, whether or not the handle is kept.
+    /// The same, and how it does: that can be asked as long as requests are under way, whether or not the
+    /// handle is kept.
     pub(crate) fn observed(device: Rc<dyn Device>, limit_ns: u64) -> (Rc<dyn Device>, Rc<Patience>) {
         let patience = Rc::new(Patience { limit_ns, late: Cell::new(0) });
         if limit_ns == 0 {
@@ -72,7 +74,8 @@ impl Bounded {
     }
 }
 
-/// Devices that are joining, or were to: by name, how each does. What one was asked for in vain it may still do (C16).
+/// Devices that are joining, or were to: by name, how each does. What one was asked for in vain it may still
+/// do (C16).
 #[derive(Default)]
 pub(crate) struct Newcomers(RefCell<Vec<(String, Rc<Patience>)>>);
 

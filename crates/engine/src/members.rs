@@ -542,8 +542,8 @@ impl VolumeInner {
     }
 }
 
-/// A member that only had too many errors, each of them mended, stays if the array can't do without it, or could not if those that
-/// hang are lost.
+/// A member that only had too many errors, each of them mended, stays if the array can't do without it, or
+/// could not if those that hang are lost.
 pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &mut Vec<Failure>) {
     let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
     loop {
@@ -559,8 +559,9 @@ pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &m
 }
 
 impl Home {
-    /// The books use the home shard's supervised handles. To be called after every change of the membership, and when a device
-    /// has joined: one that holds no slot gets superblocks, and must not hold the controller for ever either.
+    /// The books use the home shard's supervised handles. To be called after every change of the membership,
+    /// and when a device has joined: one that holds no slot gets superblocks, and must not hold the
+    /// controller for ever either.
     pub(crate) fn supervise_books(&self) {
         let view = self.volume.inner.view();
         let mut records = self.records.borrow_mut();

@@ -301,7 +301,8 @@ impl Array {
         Ok(name)
     }
 
-    /// Why a device that was to join is none of the array's, if so: its own failure rather than what came of it.
+    /// Why a device that was to join is none of the array's, if so: its own failure rather than what came of
+    /// it.
     fn check_entered(&self, identity: Uuid, entered: Result<(), IoError>) -> Result<(), CommandError> {
         if !matches!(entered, Ok(()) | Err(IoError::MembershipChanged)) {
             return Ok(entered?);

@@ -272,8 +272,8 @@ impl Shared {
         can
     }
 
-    /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs another one its place if
-    /// the array could then not do without this one (C31).
+    /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs
+    /// another one its place if the array could then not do without this one (C31).
     pub(crate) fn is_ailing(&self, member: &Member) -> bool {
         let hangs = member.health.is_slow() || member.health.late_requests() > 0;
         (hangs && !active(Mutant::SilentMemberCounted)) || self.is_leaving(member.id)

@@ -373,7 +373,8 @@ impl VolumeInner {
         Rc::clone(devices[index].get_or_insert_with(|| self.supervised(member)))
     }
 
-    /// A handle of its own to a device, which may hold no slot: those of [`VolumeInner::device`] go when the view has no place for them.
+    /// A handle of its own to a device, which may hold no slot: those of [`VolumeInner::device`] go when the
+    /// view has no place for them.
     pub(crate) fn supervised(&self, member: &Arc<Member>) -> Rc<Supervised> {
         let device = member.attach();
         let device = device.unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));

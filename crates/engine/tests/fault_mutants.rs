@@ -362,6 +362,19 @@ fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
 }
 
 #[test]
+fn defects_beside_something_that_goes_wrong_elsewhere_are_caught() {
+    use arrays::failures::{freed_beside_a_flush_that_fails, worn_out_beside_a_silent_one};
+    type Scene = fn(u64);
+    let scenes: [(Mutant, Scene); 2] = [
+        (Mutant::SilentMemberCounted, worn_out_beside_a_silent_one),
+        (Mutant::BadBlockFreedPastLoss, freed_beside_a_flush_that_fails),
+    ];
+    for (mutant, scene) in scenes {
+        assert!(arrays::defects::find(mutant, 40, scene).is_some(), "{mutant:?} survives");
+    }
+}
+
+#[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
     let scenes: [(Mutant, Holds); 16] = [

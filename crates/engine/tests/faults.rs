@@ -317,8 +317,8 @@ fn a_device_that_hangs_at_assembly_is_an_error_and_one_that_is_to_join_too() {
     scene.write(0, STRIPE_SECTORS, false).unwrap();
 }
 
-/// A device falls silent at one of its requests after another, while it is added. Whatever it was asked for then, the command ends, says
-/// which device it is, and everything else goes on.
+/// A device falls silent at one of its requests after another, while it is added. Whatever it was asked for
+/// then, the command ends, says which device it is, and everything else goes on.
 #[test]
 fn a_device_that_falls_silent_while_it_is_added_is_told_by_its_name_and_holds_nothing() {
     for slot_is_empty in [false, true] {
@@ -610,68 +610,9 @@ fn a_member_with_too_many_corrected_reads_is_dropped_and_what_was_long_ago_count
     assert_eq!(detail(&scene).missing, 1);
 }
 
-/// A member has one corrected read too many, while another one is slow to answer. It stays as long as that may be lost.
-fn a_worn_out_member_beside_a_silent_one(seed: u64) {
-    // Soon slow, and far from being given up.
-    let mut scene = raid5_with(seed, ArrayOptions { slow_member_ns: SECOND / 100, ..options() });
-    fill(&mut scene);
-    let chunks: Vec<u64> = (0..40 * STRIPE_SECTORS).step_by(32).collect();
-    let on = |scene: &Scene, disk: usize| {
-        chunks.iter().copied().filter(|&sector| place(scene, sector).0 == disk).collect::<Vec<_>>()
-    };
-    let (worn, silent) = (on(&scene, 1), on(&scene, 2));
-    let read = |scene: &mut Scene, sector: u64| {
-        let (_, bytes) = place(scene, sector);
-        scene.disks[1].fault(&Fault::UnreadableRange(bytes));
-        let volume = scene.volume();
-        scene.run(async move { volume.read(sector * 512, shard::buffer(512)).await.0 }).unwrap();
-    };
-    worn[..20].iter().for_each(|&sector| read(&mut scene, sector));
-    scene.disks[2].fault(&Fault::SlowBy(2000));
-    let volume = scene.volume();
-    let sector = silent[0];
-    scene.world.spawn(0, "read", async move {
-        volume.read(sector * 512, shard::buffer(512)).await.0.unwrap();
-    });
-    wait_for(&mut scene, |detail| detail.slots[2].slow);
-    scene.disks[2].fault(&Fault::SlowBy(1));
-    read(&mut scene, worn[20]);
-    let is_slow = detail(&scene).slots[2].slow;
-    assert!(!is_slow || detail(&scene).missing == 0, "the other one may be lost");
-    // Also where it is reported all the same: the controller decides.
-    let error = MemberError {
-        slot: 1,
-        name: "disk1".to_owned(),
-        operation: Operation::Read,
-        offset: 0,
-        error: DeviceError::of(DeviceErrorKind::TooManyErrors),
-    };
-    let (array, id) = (scene.array.clone(), scene.array.members()[1].0);
-    if is_slow {
-        scene.run(async move {
-            array.shared().report(id, error);
-            shard::sleep(SECOND / 1000).await;
-        });
-        let now = detail(&scene);
-        assert!(!now.slots[2].slow || now.missing == 0, "the other one may be lost");
-    }
-    wait_for(&mut scene, |detail| !detail.slots[2].slow);
-    read(&mut scene, worn[21]);
-    wait_for(&mut scene, |detail| detail.missing == 1);
-    scene.read_all();
-}
-
 #[test]
 fn a_worn_out_member_stays_while_another_one_does_not_answer() {
-    (0..4).for_each(a_worn_out_member_beside_a_silent_one);
-}
-
-#[cfg(feature = "mutants")]
-#[test]
-fn a_silent_member_that_counts_as_one_that_answers_is_found() {
-    use pinstripe_engine::mutants::Mutant;
-    let found = arrays::defects::find(Mutant::SilentMemberCounted, 8, a_worn_out_member_beside_a_silent_one);
-    assert!(found.is_some());
+    (0..4).for_each(arrays::failures::worn_out_beside_a_silent_one);
 }
 
 #[test]

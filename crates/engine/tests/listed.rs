@@ -4,11 +4,11 @@
 
 mod arrays;
 
-use std::{future::poll_fn, ops::Range, pin::pin, rc::Rc, task::Poll};
+use std::ops::Range;
 
 use arrays::{
     STEPS, options,
-    scene::{DATA_SECTOR, Scene, plain_disks, wish, write},
+    scene::{DATA_SECTOR, Scene, plain_disks, wish},
 };
 use pinstripe_engine::{
     error::IoError,
@@ -120,54 +120,9 @@ fn scrub(scene: &mut Scene, action: ScrubAction) -> CheckReport {
     scene.run(async move { array.scrub(ScrubRequest { action, from: 0, to: None }).await }).unwrap()
 }
 
-/// A listed sector is written anew, and of two flushes then, a user's and the one that goes before the sector is taken off the list, one
-/// fails, as the disk tells it once. Power fails as soon as the sector is off the list, or its member out of the array.
-fn freed_beside_a_flush_that_fails(seed: u64) {
-    let wish = wish(Level::Raid5, 4, CHUNK, BITMAP, InitialSync::AssumeClean);
-    let mut scene = Scene::with_options(seed, wish, 1, options());
-    fill(&mut scene);
-    list(&mut scene, 0, 2);
-    scene.flush().unwrap();
-    let slot = map(&scene).data_slot(0).index();
-    let (disk, volume, ledger) = (scene.disks[slot].clone(), scene.volume(), Rc::clone(&scene.ledger));
-    disk.fault(&Fault::FailFlushes(1));
-    scene.world.spawn(0, "write and flush", async move {
-        write(&volume, &ledger, sector(0, 2), 1, false).await.unwrap();
-        disk.fault(&Fault::SlowBy(4));
-        let mut flush = pin!(volume.flush());
-        let _ = poll_fn(|cx| Poll::Ready(flush.as_mut().poll(cx))).await;
-        disk.fault(&Fault::SlowBy(1));
-        let _ = flush.await;
-    });
-    let array = scene.array.clone();
-    scene.world.run_until(STEPS, |_| array.detail().slots[slot].bad_sectors == 0).unwrap();
-    scene.world.crash();
-    scene.ledger.borrow_mut().crash();
-    scene.disks.iter().for_each(|disk| disk.fault(&Fault::Heal));
-    let sources = scene.disks.iter().map(pinstripe_sim::SimDisk::source).collect();
-    // It may be dirty and degraded by then, and is refused.
-    let Ok(array) = arrays::assemble(&mut scene.world, sources, options()) else { return };
-    scene.array = array;
-    for at in 0..SECTORS {
-        // Of a listed sector in a row that may be half written nothing is known: an error, and never a wrong byte.
-        let answer = read(&mut scene, sector(0, at), 1);
-        assert!(matches!(answer, Ok(()) | Err(IoError::Unreadable { .. })), "{answer:?}");
-    }
-}
-
 #[test]
 fn a_listed_sector_is_freed_only_when_no_flush_has_lost_what_was_written_there() {
-    (0..40).for_each(freed_beside_a_flush_that_fails);
-}
-
-#[cfg(feature = "mutants")]
-#[test]
-fn a_listed_sector_that_is_freed_past_a_lost_write_is_found() {
-    use pinstripe_engine::mutants::Mutant;
-    for mutant in [Mutant::BadBlockFreedPastLoss, Mutant::BadBlockFreedEarly] {
-        let found = arrays::defects::find(mutant, 100, freed_beside_a_flush_that_fails);
-        assert!(found.is_some(), "{mutant:?}");
-    }
+    (0..40).for_each(arrays::failures::freed_beside_a_flush_that_fails);
 }
 
 #[test]

@@ -430,7 +430,8 @@ fn an_array_that_another_host_uses_is_not_started() {
     net.assert_consistent();
 }
 
-/// An array whose log is to be replayed: members' partial parity logs, or a journal, which is the last device.
+/// An array whose log is to be replayed: members' partial parity logs, or a journal, which is the last
+/// device.
 fn logged(seed: u64, journal: bool) -> Net {
     let mut wish = plan(Level::Raid5, "left-symmetric", 4 + u8::from(journal));
     wish.bitmap = NewBitmap::None;
@@ -461,8 +462,8 @@ fn logged(seed: u64, journal: bool) -> Net {
     net
 }
 
-/// A member, or the journal device, fails at one of its requests after another, while the array is assembled. A start that fails
-/// then leaves no host attached at a server, however far it has come.
+/// A member, or the journal device, fails at one of its requests after another, while the array is assembled.
+/// A start that fails then leaves no host attached at a server, however far it has come.
 #[test]
 fn a_start_that_fails_gives_up_all_that_it_has_attached() {
     let requests = |disk: &SimDisk| {

@@ -65,8 +65,8 @@ fn refused(why: &str) -> CommandError {
 }
 
 impl Home {
-    /// Takes the journal out, if the array can do without it. That is decided behind all failures that were reported and all commands
-    /// that came before, as of a member (C31). The controller's.
+    /// Takes the journal out, if the array can do without it. That is decided behind all failures that were
+    /// reported and all commands that came before, as of a member (C31). The controller's.
     pub(crate) async fn take_out_journal(&self) -> Result<(), CommandError> {
         self.drop_reported().await?;
         let Some(journal) = self.journal() else { return Err(refused(NO_JOURNAL)) };
