@@ -1,8 +1,9 @@
 //! Whether a file is what its reader put there: no other user may be able to change or exchange it.
 //!
-//! In a user namespace (`unshare -r`, a container without root) the kernel shows every owner that the namespace doesn't know as one and
-//! the same user, mostly 65534. That may be root of the machine or anyone, and a process whose own user isn't known there
-//! is shown as that too. So what belongs to such an owner is not trusted, whoever asks.
+//! In a user namespace (`unshare -r`, a container without root) the kernel shows every owner that the
+//! namespace doesn't know as one and the same user, mostly 65534. That may be root of the machine or anyone,
+//! and a process whose own user isn't known there is shown as that too. So what belongs to such an owner is
+//! not trusted, whoever asks.
 
 use std::{
     fs, io,
@@ -74,8 +75,9 @@ pub fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), Distrust>
     Err(Distrust::Owner { path, owner })
 }
 
-/// What users are shown as that this process's user namespace doesn't know; `None` if it knows all, as the machine's own does. `map`
-/// has a line for each range of known users: the first one, the first one outside, how many.
+/// What users are shown as that this process's user namespace doesn't know; `None` if it knows all, as the
+/// machine's own does. `map` has a line for each range of known users: the first one, the first one outside,
+/// how many.
 fn strangers(map: &str, shown_as: &str) -> Option<u32> {
     const USUAL: u32 = 65534;
     let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());

@@ -763,7 +763,8 @@ fn parts_of_a_device_behind_loop_devices_are_apart_from_each_other_but_not_from_
     drop(other);
     refuses("the first part of it is held");
     drop(one);
-    // What holds the device for another reason keeps all parts out, and so does what holds a part that crosses.
+    // What holds the device for another reason keeps all parts out, and so does what holds a part that
+    // crosses.
     let held = opened(&disk.0);
     refused(&first.0, "the device below is held");
     drop(held);

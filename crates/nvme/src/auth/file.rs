@@ -62,7 +62,8 @@ fn instead(why: &pinstripe_runtime::trust::Distrust) -> &'static str {
 }
 
 impl Keyring {
-    /// Reads a file that only its owner can read, who is root or this user, and that no other user can exchange.
+    /// Reads a file that only its owner can read, who is root or this user, and that no other user can
+    /// exchange.
     pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
         let at = || path.to_owned();
         let failed = |error| KeyFileProblem::Read { path: at(), error };

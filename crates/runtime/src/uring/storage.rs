@@ -6,8 +6,9 @@
 //! open. A loop device claims nothing: so whoever opens one locks the file below, and whoever opens a file claims the loop
 //! devices over it ([`claim`]).
 //!
-//! The kernel lets one claim a device at a time. Where two of ours have a right to it, because each uses another part of it, or of what
-//! is under it, or because both only read that, the second one joins the first ([`Mark`]).
+//! The kernel lets one claim a device at a time. Where two of ours have a right to it, because each uses
+//! another part of it, or of what is under it, or because both only read that, the second one joins the first
+//! ([`Mark`]).
 
 use std::{
     fs, io,
@@ -256,8 +257,9 @@ impl Mark {
     }
 }
 
-/// Claims a device, so that the kernel keeps everything else out. Where others of ours have claimed it for the same reason, one more
-/// doesn't need the kernel's claim: the locks and claims on what each of them uses keep them apart, and keep out what uses the device.
+/// Claims a device, so that the kernel keeps everything else out. Where others of ours have claimed it for
+/// the same reason, one more doesn't need the kernel's claim: the locks and claims on what each of them uses
+/// keep them apart, and keep out what uses the device.
 fn claim_device(path: &Path, stat: &Stat, mark: Mark) -> Result<OwnedFd, Errno> {
     let (fd, joins) = match open_below(path, stat, OFlags::RDONLY | OFlags::EXCL) {
         Err(Errno::BUSY) => (open_below(path, stat, OFlags::RDONLY)?, true),
@@ -272,7 +274,8 @@ fn claim_device(path: &Path, stat: &Stat, mark: Mark) -> Result<OwnedFd, Errno> 
     Ok(fd)
 }
 
-/// Whether neither the kernel nor a partition has a part in a device: a process that has a partition isn't seen here.
+/// Whether neither the kernel nor a partition has a part in a device: a process that has a partition isn't
+/// seen here.
 fn is_free_of_others(device: u64) -> bool {
     let entries = fs::read_dir(sysfs(device)).into_iter().flatten().flatten();
     let has_partitions = entries.into_iter().any(|entry| entry.path().join("partition").exists());
