@@ -19,7 +19,8 @@ use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 
 pub use crate::membership::{Added, CommandError, Removed};
 use crate::{
-    assembly::{AssembleError, Assembled, StaleMember, assemble},
+    assembly::{AssembleError, Assembled, StaleMember, assemble, give_up},
+    bounded::Newcomers,
     consistency::{self, Log, OldLog, journal::home::log_of},
     control::{Command, Reply},
     error::{IoError, MemberError},
@@ -69,6 +70,8 @@ pub(crate) struct Home {
     pub(crate) spares_rest: Cell<bool>,
     /// The members' servers that compute.
     pub(crate) attaching: crate::offload::Attaching,
+    /// Devices that are no members yet.
+    pub(crate) newcomers: Newcomers,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -184,22 +187,27 @@ impl Array {
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
         let mut assembled = assemble(sources, &options).await?;
-        consistency::replay(&mut assembled, &options).await?;
+        let mut attached = std::mem::take(&mut assembled.attached);
+        if let Err(error) = Self::take_logs(&mut assembled, &mut options).await {
+            give_up(&attached).await;
+            return Err(error);
+        }
         // A journal that was left out isn't to be found again by the next start: what is done without it, it doesn't know.
         let refreshes = assembled.old_log == OldLog::Replayed || assembled.journal_left_out;
         let journal = assembled.journal.take();
-        options.read_only |= assembled.read_only.is_some();
-        if let Some(journal) = journal.as_ref().filter(|_| !options.read_only) {
-            assembled.log = log_of(journal, &assembled.geometry, options.journal_cache_bytes)?;
-        }
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
             assembled.bitmap.as_ref().map_or(5, |b| u64::from(b.header().daemon_sleep_seconds)).max(1)
                 * 1_000_000_000
         });
         let array = Self::start(assembled, options, shards);
-        if let Some(journal) = journal {
-            array.home.begin_journal(journal).await?;
+        if let Some(journal) = journal
+            && let Err(error) = array.home.begin_journal(journal).await
+        {
+            attached.retain(|device| !array.home.is_late(&device.info().name));
+            give_up(&attached).await;
+            return Err(error);
         }
+        drop(attached);
         let home = &array.home;
         let settles = home.bits_frozen.get() && !home.is_static();
         let offered = home.is_offered();
@@ -230,6 +238,16 @@ impl Array {
             let _ = home.command(|reply| Command::Refresh { reply }).await;
         }
         Ok(array)
+    }
+
+    /// Replays the members' logs, and sees whether the journal can be used.
+    async fn take_logs(assembled: &mut Assembled, options: &mut ArrayOptions) -> Result<(), AssembleError> {
+        consistency::replay(assembled, options).await?;
+        options.read_only |= assembled.read_only.is_some();
+        if let Some(journal) = assembled.journal.as_ref().filter(|_| !options.read_only) {
+            assembled.log = log_of(journal, &assembled.geometry, options.journal_cache_bytes)?;
+        }
+        Ok(())
     }
 
     fn start(assembled: Assembled, options: ArrayOptions, shards: Vec<ShardHandle>) -> Self {
@@ -289,6 +307,7 @@ impl Array {
             upkeep,
             events,
             attaching: crate::offload::Attaching::under(epoch),
+            newcomers: Newcomers::default(),
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),

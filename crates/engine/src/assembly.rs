@@ -25,7 +25,6 @@ use crate::{
     bounded::Bounded,
     consistency::{Log, LogArea, OldLog},
     geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
-    members::answered,
     mutants::{Mutant, active},
     newly_degraded,
     offload::fence::{self, FenceError},
@@ -326,6 +325,8 @@ pub(crate) struct Assembled {
     pub(crate) old_log: OldLog,
     /// Under which the members' servers are attached; 0 if none is.
     pub(crate) epoch: u64,
+    /// All devices whose servers are attached. A start that fails gives them up, on whatever road.
+    pub(crate) attached: Vec<Rc<dyn Device>>,
 }
 
 impl Assembled {
@@ -394,18 +395,33 @@ pub(crate) async fn assemble(
 ) -> Result<Assembled, AssembleError> {
     let mut found = Vec::new();
     for source in sources {
-        let name = source.name();
-        let member = answered(options.member_timeout_ns, read_member(source)).await;
-        let mut member = member.map_err(|error| AssembleError::Device { name, error })??;
-        member.device = Bounded::around(member.device, options.member_timeout_ns);
-        found.push(member);
+        let attached = source.attach();
+        let device = attached.map_err(|error| AssembleError::Device { name: source.name(), error })?;
+        found.push(read_member(source, Bounded::around(device, options.member_timeout_ns)).await?);
     }
     if !options.read_only && is_settled(&found) {
         // No other host is kept from the members for a start that is refused.
         decide::decide(found.clone(), options)?;
     }
     let epoch = if options.read_only { 0 } else { attach(&found, options).await? };
-    if epoch > 0 && !active(Mutant::ReadBeforeAttach) {
+    let servers = found.iter().filter(|member| epoch > 0 && member.device.offload().is_some());
+    let attached: Vec<_> = servers.map(|member| Rc::clone(&member.device)).collect();
+    match assemble_attached(found, epoch > 0, options).await {
+        Ok(assembled) => Ok(Assembled { epoch, attached, ..assembled }),
+        Err(error) => {
+            give_up(&attached).await;
+            Err(error)
+        }
+    }
+}
+
+/// The same, when the servers are attached.
+async fn assemble_attached(
+    mut found: Vec<Found>,
+    is_attached: bool,
+    options: &ArrayOptions,
+) -> Result<Assembled, AssembleError> {
+    if is_attached && !active(Mutant::ReadBeforeAttach) {
         read_again(&mut found).await?;
     }
     if !options.read_only && !active(Mutant::AssembledUnflushed) {
@@ -413,9 +429,17 @@ pub(crate) async fn assemble(
     }
     let mut assembled = decide::decide(found, options)?;
     let (freshest, seats) = (&assembled.freshest, &assembled.seated.seats);
-    assembled.bitmap = read_bitmap(freshest, seats, options.member_timeout_ns).await?;
-    assembled.epoch = epoch;
+    assembled.bitmap = read_bitmap(freshest, seats).await?;
     Ok(assembled)
+}
+
+/// A start has failed, and no array will give up what it has attached: else other hosts would find a host
+/// there that isn't. A device that may still do what it was asked for in vain isn't told: its epoch keeps
+/// that out.
+pub(crate) async fn give_up(attached: &[Rc<dyn Device>]) {
+    if !active(Mutant::FailedStartStaysAttached) {
+        fence::give_up(attached.iter()).await;
+    }
 }
 
 /// Whether all superblocks are of one update. If not, another host may be in the middle of one, and what they say is worth nothing before
@@ -430,8 +454,11 @@ fn is_whole(member: &Found) -> bool {
     member.superblock.member.recovery_offset.is_none()
 }
 
-pub(crate) async fn read_member(source: Arc<dyn DeviceSource>) -> Result<Found, AssembleError> {
-    let device = source.attach().map_err(|error| AssembleError::Device { name: source.name(), error })?;
+/// What the superblock of `device` says, which is attached from `source` and [bounded](Bounded).
+pub(crate) async fn read_member(
+    source: Arc<dyn DeviceSource>,
+    device: Rc<dyn Device>,
+) -> Result<Found, AssembleError> {
     let superblock = read_superblock_of_member(&*device).await?;
     let bad_blocks = read_bad_blocks(&*device, &superblock).await?;
     Ok(Found { source, device, superblock, bad_blocks })
@@ -723,7 +750,6 @@ fn disown_journal(superblock: &mut Superblock) {
 async fn read_bitmap(
     freshest: &Superblock,
     seats: &[Option<Found>],
-    limit_ns: u64,
 ) -> Result<Option<BitmapImage>, AssembleError> {
     if freshest.array.bitmap_offset.is_none() {
         return Ok(None);
@@ -733,9 +759,7 @@ async fn read_bitmap(
         let name = &member.device.info().name;
         let wrap = |error| AssembleError::Bitmap { name: name.clone(), error };
         let Some(sector) = member.superblock.bitmap_sector() else { continue };
-        let silent = |error| AssembleError::Device { name: name.clone(), error };
-        let head = answered(limit_ns, read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512)).await;
-        let head = head.map_err(silent)??;
+        let head = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, 512).await?;
         let header = pinstripe_md::bitmap::BitmapHeader::decode(&head).map_err(wrap)?;
         let array = &freshest.array;
         if header.set_uuid != array.set_uuid
@@ -745,8 +769,7 @@ async fn read_bitmap(
             return Err(AssembleError::ForeignBitmap { name: name.clone() });
         }
         let length = header.sectors().0 * SECTOR_BYTES;
-        let bytes = answered(limit_ns, read_bytes(&*member.device, sector.0 * SECTOR_BYTES, length)).await;
-        let bytes = bytes.map_err(silent)??;
+        let bytes = read_bytes(&*member.device, sector.0 * SECTOR_BYTES, length).await?;
         let mut image = BitmapImage::decode(&bytes).map_err(wrap)?;
         if !image.header().is_valid_for(freshest.array.events) || image.header().stale {
             image.set_range(0..image.header().bit_count());

@@ -1,14 +1,19 @@
-//! Devices of an array that isn't in service yet: what is asked of them has an end too.
+//! Devices that are no members yet: what is asked of them has an end too.
 //!
-//! Assembly reads superblocks, bitmaps and logs, and replays the logs, before anybody is a member and
-//! [supervised](crate::members). A device that hangs there must be an error that names it, not a wait without end. A request that
-//! was given up stays with its memory (C16), and until it is over the device is asked nothing more.
+//! Assembly reads superblocks, bitmaps and logs, and replays the logs, before any device is a member and
+//! [supervised](crate::members); a device that is to join is read, attached and given a bitmap before it is
+//! one. A device that hangs there must be an error that names it, not a wait without end. A request that was
+//! given up stays with its memory (C16), and until it is over the device is asked nothing more.
 
-use std::{cell::Cell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 use pinstripe_runtime::{
-    About, Attachment, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer,
-    Offload, OffloadLimits, Reducers, Slice, Submission, Ticket, Verdict, Watch, completion::Payload,
+    About, Attachment, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource,
+    Observer, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket, Verdict, Watch,
+    completion::Payload,
 };
 
 /// See the module.
@@ -19,21 +24,34 @@ pub(crate) struct Bounded {
 }
 
 /// How long the device may take, and whether it took longer.
-struct Patience {
+pub(crate) struct Patience {
     limit_ns: u64,
     /// Requests that were given up and are not over.
     late: Cell<usize>,
 }
 
+impl Patience {
+    /// Requests that were given up and are not over: the device may still do what they asked for.
+    pub(crate) fn late_requests(&self) -> u64 {
+        self.late.get() as u64
+    }
+}
+
 impl Bounded {
     /// `device`, which may take `limit_ns` for a request; 0 for ever.
     pub(crate) fn around(device: Rc<dyn Device>, limit_ns: u64) -> Rc<dyn Device> {
-        if limit_ns == 0 {
-            return device;
-        }
+        Self::observed(device, limit_ns).0
+    }
+
+    /// The same, and how it does: that can be asked as long as requests are under way, whether or not the
+    /// handle is kept.
+    pub(crate) fn observed(device: Rc<dyn Device>, limit_ns: u64) -> (Rc<dyn Device>, Rc<Patience>) {
         let patience = Rc::new(Patience { limit_ns, late: Cell::new(0) });
+        if limit_ns == 0 {
+            return (device, patience);
+        }
         let watch = Watch::new(Rc::clone(&patience) as Rc<dyn Observer>, limit_ns);
-        Rc::new(Self { device, patience, watch })
+        (Rc::new(Self { device, patience: Rc::clone(&patience), watch }), patience)
     }
 
     fn refused(&self) -> Option<DeviceError> {
@@ -53,6 +71,33 @@ impl Bounded {
             Some(error) => Submission::done(Err(error), None),
             None => self.watched(request(&*self.device), About::default()),
         }
+    }
+}
+
+/// Devices that are joining, or were to: by name, how each does. What one was asked for in vain it may still
+/// do (C16).
+#[derive(Default)]
+pub(crate) struct Newcomers(RefCell<Vec<(String, Rc<Patience>)>>);
+
+impl Newcomers {
+    /// A handle to a device that may take `limit_ns` for a request; 0 for ever.
+    pub(crate) fn attach(
+        &self,
+        source: &dyn DeviceSource,
+        limit_ns: u64,
+    ) -> Result<Rc<dyn Device>, DeviceError> {
+        let (device, patience) = Bounded::observed(source.attach()?, limit_ns);
+        let mut known = self.0.borrow_mut();
+        known.retain(|(_, patience)| patience.late_requests() > 0 || Rc::strong_count(patience) > 1);
+        known.push((source.name(), patience));
+        Ok(device)
+    }
+
+    /// Requests to a device of this name that were given up and are not over.
+    pub(crate) fn late_requests(&self, name: &str) -> u64 {
+        let known = self.0.borrow();
+        let same = known.iter().filter(|(device, _)| device == name);
+        same.map(|(_, patience)| patience.late_requests()).sum()
     }
 }
 

@@ -20,7 +20,6 @@ use crate::{
     error::{IoError, MemberError, Operation},
     events::EventKind,
     members::spare_the_needed,
-    membership::{can_do_without, is_ailing},
     mutants::{Mutant, active},
     records::{Newcomer, Seating},
     shared::{Failure, Shared},
@@ -36,6 +35,8 @@ pub(crate) enum Command {
     Replace { slot: usize, spare: MemberId, reply: Reply },
     /// Takes out the member of a slot, as if it had failed.
     Fail { slot: usize, member: MemberId, reply: Reply<CommandError> },
+    /// Takes out the journal device, as if it had failed.
+    FailJournal { reply: Reply<CommandError> },
     /// Takes a device that holds no slot out of the array.
     Remove { member: MemberId, reply: Reply },
     /// A recovering member, or the target of a replacement, has everything.
@@ -167,6 +168,7 @@ impl Home {
                     reply.send(self.take_out(slot, member).await);
                 }
             }
+            Command::FailJournal { reply } => reply.send(self.take_out_journal().await),
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
                 let is_idle = !self.records.borrow().members[member.0].is_seated()
@@ -233,12 +235,7 @@ impl Home {
     /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all failures that were reported
     /// and all commands that came before: neither two commands at once nor one beside a failure take the array past redundancy (C31).
     async fn take_out(&self, slot: usize, id: MemberId) -> Result<(), CommandError> {
-        while self.shared().has_failures() && !self.shared().has_failed() {
-            self.drop_failed().await;
-        }
-        if self.shared().has_failed() {
-            return Err(self.shared().failure().into());
-        }
+        self.drop_reported().await?;
         let snapshot = self.shared().snapshot();
         let Some(seat) = snapshot.seats.get(slot).filter(|seat| seat.member().is_some_and(|m| m.id == id))
         else {
@@ -246,8 +243,8 @@ impl Home {
             return Ok(());
         };
         let redundancy = self.shared().geometry.redundancy();
-        let ails = |other: &Member| is_ailing(self.shared(), other);
-        let is_needed = seat.is_whole() && !can_do_without(&snapshot, id, redundancy, ails);
+        let goes = |other: &Member| other.id == id || self.shared().is_ailing(other);
+        let is_needed = seat.is_whole() && !snapshot.can_do_without(redundancy, goes);
         if is_needed && !active(Mutant::NeededTakenOut) {
             return Err(CommandError::SlotNeeded(slot));
         }
@@ -258,6 +255,14 @@ impl Home {
             self.forgive();
         }
         if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
+    }
+
+    /// Takes the reported members out until none is left; an error if the array has failed.
+    pub(crate) async fn drop_reported(&self) -> Result<(), IoError> {
+        while self.shared().has_failures() && !self.shared().has_failed() {
+            self.drop_failed().await;
+        }
+        if self.shared().has_failed() { Err(self.shared().failure()) } else { Ok(()) }
     }
 
     /// Takes the reported members out of the membership and records that.
@@ -292,7 +297,7 @@ impl Home {
             return false;
         }
         let snapshot = self.shared().snapshot();
-        spare_the_needed(&snapshot, self.shared().geometry.redundancy(), &mut leaving);
+        spare_the_needed(self.shared(), &snapshot, &mut leaving);
         if leaving.is_empty() {
             return false;
         }

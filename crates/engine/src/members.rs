@@ -36,8 +36,9 @@ use crate::{
     error::{MemberError, Operation},
     geometry::Geometry,
     mutants::{Mutant, active},
+    records::{MemberBook, MemberState},
     shared::{Failure, Shared},
-    snapshot::{Member, MemberId, Seat, Snapshot, View},
+    snapshot::{Member, MemberId, Snapshot, View},
     statistics::Counter,
     volume::{VolumeInner, give_up_everywhere},
 };
@@ -539,16 +540,15 @@ impl VolumeInner {
     }
 }
 
-/// A member that only had too many errors, each of them mended, stays if the array can't do without it.
-pub(crate) fn spare_the_needed(snapshot: &Snapshot, redundancy: usize, leaving: &mut Vec<Failure>) {
+/// A member that only had too many errors, each of them mended, stays if the array can't do without it, or
+/// could not if those that hang are lost.
+pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &mut Vec<Failure>) {
     let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
     loop {
-        let is_whole = |failure: &&Failure| {
-            let holds = |seat: &Seat| seat.member().is_some_and(|member| member.id == failure.member);
-            snapshot.seats.iter().any(|seat| seat.is_whole() && holds(seat))
+        let goes = |member: &Member| {
+            shared.is_ailing(member) || leaving.iter().any(|failure| failure.member == member.id)
         };
-        let lost = leaving.iter().filter(is_whole).count();
-        if snapshot.missing.len() + lost <= redundancy {
+        if snapshot.can_do_without(shared.geometry.redundancy(), goes) {
             return;
         }
         let Some(place) = leaving.iter().position(is_tired) else { return };
@@ -557,20 +557,42 @@ pub(crate) fn spare_the_needed(snapshot: &Snapshot, redundancy: usize, leaving: 
 }
 
 impl Home {
-    /// The books use the home shard's supervised handles. To be called after every change of the membership.
+    /// The books use the home shard's supervised handles. To be called after every change of the membership,
+    /// and when a device has joined: one that holds no slot gets superblocks, and must not hold the
+    /// controller for ever either.
     pub(crate) fn supervise_books(&self) {
         let view = self.volume.inner.view();
         let mut records = self.records.borrow_mut();
         for slot in 0..view.devices.len() {
             if let Some((member, device)) = view.member(slot) {
-                records.book(member.id).device = Rc::clone(device);
+                let book = records.book(member.id);
+                book.device = Rc::clone(device);
+                book.waiting = None;
             }
+        }
+        let waits = |book: &&mut MemberBook| book.state == MemberState::Spare && book.waiting.is_none();
+        for book in records.members.iter_mut().filter(waits) {
+            if active(Mutant::SpareUnsupervised) {
+                book.device = book.member.attach().unwrap_or_else(|_| Rc::clone(&book.device));
+                continue;
+            }
+            let device = self.volume.inner.supervised(&book.member);
+            book.device = Rc::clone(&device) as Rc<dyn Device>;
+            book.waiting = Some(device);
         }
     }
 
-    /// Nobody waits for a member any more that is about to leave the membership.
+    /// Nothing waits any more for a device that is about to leave the array.
     pub(crate) fn put_out(&self, member: MemberId) {
-        self.records.borrow().members[member.0].member.health.put_out();
+        let waiting = {
+            let records = self.records.borrow();
+            let book = &records.members[member.0];
+            book.member.health.put_out();
+            book.waiting.clone()
+        };
+        if let Some(device) = waiting {
+            device.give_up(DeviceErrorKind::Removed);
+        }
         give_up_everywhere(self.shared(), member, DeviceErrorKind::Removed);
     }
 
@@ -583,12 +605,21 @@ impl Home {
     ) -> Result<(), CommandError> {
         let records = self.records.borrow();
         let same = records.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
-        let late: u64 = same.map(|book| book.member.health.late_requests()).sum();
+        let known: u64 = same.map(|book| book.member.health.late_requests()).sum();
+        let late = known + self.newcomers.late_requests(name);
         if late == 0 || active(Mutant::LateMemberAdded) {
             Ok(())
         } else {
             Err(CommandError::RequestsUnderWay { name: name.to_owned(), late })
         }
+    }
+
+    /// Whether a device of this name may still do what it was asked for in vain.
+    pub(crate) fn is_late(&self, name: &str) -> bool {
+        let records = self.records.borrow();
+        let journal = records.journal.iter().map(|book| &book.member);
+        let mut members = records.members.iter().map(|book| &book.member).chain(journal);
+        members.any(|member| member.name == name && member.health.late_requests() > 0)
     }
 
     /// From now on no member may take for ever, for the array is to end.
@@ -597,19 +628,13 @@ impl Home {
         if shared.member_limit_ns() == 0 {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
             crate::volume::look_again_everywhere(shared);
-            if let Some(journal) = &self.records.borrow().journal {
-                journal.device.look_again();
+            let records = self.records.borrow();
+            let waiting = records.members.iter().filter_map(|book| book.waiting.as_ref());
+            for device in records.journal.iter().map(|journal| &journal.device).chain(waiting) {
+                device.look_again();
             }
         }
     }
-}
-
-/// The value of `future`, or the error that `name` did not answer in `limit_ns` (0: for ever). For devices that are no members yet.
-pub(crate) async fn answered<F: Future>(limit_ns: u64, future: F) -> Result<F::Output, DeviceError> {
-    if limit_ns == 0 {
-        return Ok(future.await);
-    }
-    shard::timeout(limit_ns, future).await.ok_or(DeviceError::of(DeviceErrorKind::TimedOut))
 }
 
 #[cfg(test)]

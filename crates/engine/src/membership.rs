@@ -1,6 +1,6 @@
 //! The commands that change who belongs to an array in service, and its bitmap.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, rc::Rc, sync::Arc};
 
 use pinstripe_md::{
     bad_block_table::BadBlockTable,
@@ -10,21 +10,19 @@ use pinstripe_md::{
     superblock::{Role, Superblock},
     units::{SECTOR_BYTES, SectorCount},
 };
-use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, shard};
+use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource, shard};
 use thiserror::Error;
 
 use crate::{
     array::{Array, REGION_BYTES_WITHOUT_BITMAP},
-    assembly::{Found, read_member},
+    assembly::{AssembleError, Found, read_member},
     control::{Command, IntentChange},
-    error::IoError,
+    error::{IoError, MemberError},
     geometry::Geometry,
     intent::IntentTable,
-    members::answered,
     mutants::{Mutant, active},
     records::{MemberBook, MemberState, Newcomer},
-    shared::Shared,
-    snapshot::{Member, MemberId, Seat, Snapshot},
+    snapshot::{Member, MemberId, Seat},
     volume::give_up_everywhere,
 };
 
@@ -108,6 +106,11 @@ pub enum CommandError {
         /// What it was attached under.
         epoch: u64,
     },
+    /// The device failed, or did not answer, while it was taken in.
+    #[error(
+        "{0}. It was not taken in: see to the device, then add it again (`pinstripe detail` lists it as failed), or add another one"
+    )]
+    NotTakenIn(MemberError),
     /// The device is in use.
     #[error("{name} can't be removed: it is in use in slot {slot}; take it out with `pinstripe fail` first")]
     InUse {
@@ -199,29 +202,6 @@ pub enum Removed {
     Slot(usize),
 }
 
-/// Whether enough members are left without one, and without those that are going.
-pub(crate) fn can_do_without(
-    snapshot: &Snapshot,
-    id: MemberId,
-    redundancy: usize,
-    is_going: impl Fn(&Member) -> bool,
-) -> bool {
-    let stays = |seat: &&Seat| {
-        seat.is_whole() && seat.member().is_some_and(|member| member.id != id && !is_going(member))
-    };
-    snapshot.seats.iter().filter(stays).count() + redundancy >= snapshot.seats.len()
-}
-
-/// Whether a member may be about to be dropped because it doesn't answer.
-fn is_hanging(member: &Member) -> bool {
-    member.health.is_slow() || member.health.late_requests() > 0
-}
-
-/// Whether a member is lost or may be: what hangs may have failed.
-pub(crate) fn is_ailing(shared: &Shared, member: &Member) -> bool {
-    is_hanging(member) || shared.is_leaving(member.id)
-}
-
 impl Array {
     pub(crate) fn check_change(&self) -> Result<(), CommandError> {
         if matches!(self.shared().geometry, Geometry::Raid0(_)) {
@@ -247,9 +227,9 @@ impl Array {
             }
             // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can do without it.
             let snapshot = self.shared().snapshot();
-            let ails = |other: &Member| is_ailing(self.shared(), other);
+            let goes = |other: &Member| other.id == member.id || self.shared().is_ailing(other);
             if snapshot.slot_of(member.id).is_some()
-                && !can_do_without(&snapshot, member.id, self.shared().geometry.redundancy(), ails)
+                && !snapshot.can_do_without(self.shared().geometry.redundancy(), goes)
             {
                 return Err(CommandError::SlotNeeded(slot));
             }
@@ -267,7 +247,8 @@ impl Array {
         let (newcomer, comes_back) = self.newcomer(source, uuid).await?;
         let identity = newcomer.superblock.member.device_uuid;
         let newcomer = Box::new(newcomer);
-        self.home.command(|reply| Command::Enter { newcomer, comes_back, reply }).await?;
+        let entered = self.home.command(|reply| Command::Enter { newcomer, comes_back, reply }).await;
+        self.check_entered(identity, entered)?;
         let records = self.records();
         let book = records.find(identity).find(|book| book.is_active()).ok_or(IoError::MembershipChanged)?;
         let slot = book.slot;
@@ -302,15 +283,35 @@ impl Array {
                     return Err(CommandError::OtherSlotEmpty { slot, empty });
                 }
                 let newcomer = Box::new(self.blank(source, uuid).await?);
-                self.home.command(|reply| Command::Enter { newcomer, comes_back: None, reply }).await?;
+                let enter = |reply| Command::Enter { newcomer, comes_back: None, reply };
+                let entered = self.home.command(enter).await;
+                self.check_entered(uuid, entered)?;
                 self.check_replaceable(slot)?;
                 let records = self.records();
                 let entered = records.find(uuid).find(|book| self.home.fits(book));
                 entered.ok_or(IoError::MembershipChanged)?.member.id
             }
         };
-        self.home.command(|reply| Command::Replace { slot, spare, reply }).await?;
-        Ok(self.records().members[spare.0].member.name.clone())
+        let replaced = self.home.command(|reply| Command::Replace { slot, spare, reply }).await;
+        let (name, identity) = {
+            let book = &self.records().members[spare.0];
+            (book.member.name.clone(), book.superblock.member.device_uuid)
+        };
+        self.check_entered(identity, replaced)?;
+        Ok(name)
+    }
+
+    /// Why a device that was to join is none of the array's, if so: its own failure rather than what came of
+    /// it.
+    fn check_entered(&self, identity: Uuid, entered: Result<(), IoError>) -> Result<(), CommandError> {
+        if !matches!(entered, Ok(()) | Err(IoError::MembershipChanged)) {
+            return Ok(entered?);
+        }
+        let records = self.records();
+        match records.find(identity).last().map(|book| &book.state) {
+            Some(MemberState::Failed(error)) => Err(CommandError::NotTakenIn(error.clone())),
+            _ => Ok(entered?),
+        }
     }
 
     fn check_replaceable(&self, slot: usize) -> Result<(), CommandError> {
@@ -380,14 +381,24 @@ impl Array {
     /// What a device was, if it says so. Refused if it is a member, or knows more than the array, or may still be written
     /// by requests that were given up (C16).
     async fn former(&self, source: &Arc<dyn DeviceSource>) -> Result<Option<Found>, CommandError> {
-        let limit = self.shared().options.member_timeout_ns;
-        let read = answered(limit, read_member(Arc::clone(source))).await;
-        let read = read.map_err(|error| CommandError::Device { name: source.name(), error })?;
-        let Ok(found) = read else { return Ok(None) };
+        let device = self.attach(source)?;
+        let found = match read_member(Arc::clone(source), device).await {
+            Ok(found) => found,
+            Err(AssembleError::Device { name, error }) if error.kind == DeviceErrorKind::TimedOut => {
+                return Err(CommandError::Device { name, error });
+            }
+            Err(_) => return Ok(None),
+        };
         let device = found.superblock.member.device_uuid;
         self.home.refuse_late(&source.name(), |superblock| superblock.member.device_uuid == device)?;
         self.check_former(&found)?;
         Ok(Some(found))
+    }
+
+    /// A handle to a device that is no member: what it is asked for has an end.
+    fn attach(&self, source: &Arc<dyn DeviceSource>) -> Result<Rc<dyn Device>, CommandError> {
+        let attached = self.home.newcomers.attach(&**source, self.shared().options.member_timeout_ns);
+        attached.map_err(|error| CommandError::Device { name: source.name(), error })
     }
 
     /// Refuses a device that is a member, or knows more than the array.
@@ -449,7 +460,7 @@ impl Array {
     async fn blank(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Newcomer, CommandError> {
         self.home.refuse_late(&source.name(), |_| false)?;
         let former = self.former(&source).await?;
-        let device = source.attach().map_err(|error| CommandError::Device { name: source.name(), error })?;
+        let device = self.attach(&source)?;
         self.home.admit_server(&*device).await?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();
@@ -460,9 +471,7 @@ impl Array {
         let ours = self.records().array.set_uuid;
         let former = former.filter(|found| found.superblock.array.set_uuid == ours);
         let formerly = former.map(|found| found.superblock.member.device_uuid);
-        let limit = self.shared().options.member_timeout_ns;
-        let written = answered(limit, self.write_new_bitmap(&name, &*device, &superblock)).await;
-        written.map_err(|error| CommandError::Device { name: name.clone(), error })??;
+        self.write_new_bitmap(&name, &*device, &superblock).await?;
         Ok(Newcomer { formerly, source, device, superblock, bad_blocks: BadBlockTable::default() })
     }
 

@@ -111,6 +111,8 @@ pinstripe_runtime::mutants! {
     FlushesCounted,
     /// A command takes a member out that the array can't do without (C31).
     NeededTakenOut,
+    /// A command takes the journal out while a member is missing (C31).
+    NeededJournalTakenOut,
     /// What waits behind a stop is left without an answer.
     StopForgetsCommands,
     /// A recovery's progress is recorded without a flush (C4).
@@ -227,12 +229,20 @@ pinstripe_runtime::mutants! {
     LateMemberAsked,
     /// A device may join although it still has requests of an earlier membership under way (C16).
     LateMemberAdded,
+    /// A start that fails leaves its host attached at the members' servers.
+    FailedStartStaysAttached,
+    /// A device that holds no slot is written to without an end to the wait.
+    SpareUnsupervised,
+    /// A member that doesn't answer counts as one that does, when another is about to lose its place (C31).
+    SilentMemberCounted,
     /// A member is kept however many of its reads had to be corrected.
     CorrectedReadsUnlimited,
     /// A bad block is heeded, but not written down.
     BadBlockForgotten,
     /// A bad block is taken off the list before what was written there is durable (C4).
     BadBlockFreedEarly,
+    /// A bad block is freed although another flush has lost what was written there (C33).
+    BadBlockFreedPastLoss,
     /// Who asks for a turn while maintenance is held up prolongs it.
     PaceNeverLetsGo,
     /// The bitmap's header does not say when bits could be cleared last (C9).
@@ -309,9 +319,12 @@ impl Mutant {
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
         Self::LateMemberAdded,
+        Self::SpareUnsupervised,
+        Self::SilentMemberCounted,
         Self::CorrectedReadsUnlimited,
         Self::BadBlockForgotten,
         Self::BadBlockFreedEarly,
+        Self::BadBlockFreedPastLoss,
         Self::LogBeforeSync,
         Self::LargerBlocksJoin,
         Self::FailedRowsTrusted,
@@ -362,6 +375,7 @@ impl Mutant {
         Self::BitsReadUndrained,
         Self::FlushesCounted,
         Self::NeededTakenOut,
+        Self::NeededJournalTakenOut,
         Self::StopForgetsCommands,
         Self::AssembledUnflushed,
     ];
@@ -378,6 +392,7 @@ impl Mutant {
         Self::OffloadWrongCoefficient,
         Self::TakeoverUnnoticed,
         Self::AttachedAsGiven,
+        Self::FailedStartStaysAttached,
     ];
 
     /// Those that lives over the network find (`pinstripe-sim`).

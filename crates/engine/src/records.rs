@@ -57,6 +57,8 @@ pub enum Seating {
 pub(crate) struct MemberBook {
     pub(crate) member: Arc<Member>,
     pub(crate) device: Rc<dyn Device>,
+    /// The same while it holds no slot: the view of the members has no handle to it then.
+    pub(crate) waiting: Option<Rc<Supervised>>,
     pub(crate) superblock: Superblock,
     /// [`NO_SLOT`] for a spare.
     pub(crate) slot: usize,
@@ -197,6 +199,7 @@ impl Records {
         self.members.push(MemberBook {
             member: book,
             device,
+            waiting: None,
             superblock,
             slot,
             state,
@@ -258,6 +261,7 @@ impl Records {
         let book = self.book(id);
         book.member.release();
         book.device = Rc::new(Unattached::new(&error.name, error.error));
+        book.waiting = None;
         book.state = MemberState::Failed(error);
     }
 
@@ -273,6 +277,7 @@ impl Records {
         book.member.release();
         let error = DeviceError::of(DeviceErrorKind::Removed);
         book.device = Rc::new(Unattached::new(&book.member.name, error));
+        book.waiting = None;
         book.state = MemberState::Removed;
     }
 

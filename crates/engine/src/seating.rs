@@ -48,6 +48,7 @@ impl Home {
         }
         self.spares_rest.set(false);
         let id = self.records.borrow_mut().enter(newcomer, NO_SLOT, MemberState::Spare).id;
+        self.supervise_books();
         if let Some(slot) = slot {
             return self.seat(id, slot, Seating::Bitmap).await;
         }
@@ -127,8 +128,10 @@ impl Home {
         }
         self.records.borrow_mut().seat(id, slot, how);
         if let Err(failed) = self.introduce(id).await {
-            // Nobody else has heard of it.
+            // No other superblock names it.
             self.note(&failed.error);
+            self.put_out(id);
+            self.events.add(EventKind::Fail(failed.error.clone()));
             self.records.borrow_mut().fail(id, failed.error);
             self.update_superblocks().await?;
             return Err(IoError::MembershipChanged);

@@ -14,9 +14,10 @@ use crate::{
     error::{IoError, MemberError},
     geometry::Geometry,
     image::Piece,
+    mutants::{Mutant, active},
     options::ArrayOptions,
     parity_cache::ParityCache,
-    snapshot::{MemberId, Seat, Snapshot},
+    snapshot::{Member, MemberId, Snapshot},
     statistics::Counters,
     stripe_table::StripeTable,
 };
@@ -275,17 +276,19 @@ impl Shared {
     /// on, so that two shards that ask for two members at a time don't both hear yes.
     pub(crate) fn can_spare(&self, member: MemberId) -> bool {
         let mut leaving = locked(&self.leaving);
-        let stays = |seat: &Seat| {
-            let seat = leaving.iter().chain([&member]).fold(seat.clone(), |seat, gone| seat.without(*gone));
-            seat.is_whole()
-        };
-        let snapshot = self.snapshot();
-        let lost = snapshot.seats.iter().filter(|seat| !stays(seat)).count();
-        let can = lost <= self.geometry.redundancy();
+        let goes = |other: &Member| other.id == member || leaving.contains(&other.id);
+        let can = self.snapshot().can_do_without(self.geometry.redundancy(), goes);
         if can {
             leaving.push(member);
         }
         can
+    }
+
+    /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs
+    /// another one its place if the array could then not do without this one (C31).
+    pub(crate) fn is_ailing(&self, member: &Member) -> bool {
+        let hangs = member.health.is_slow() || member.health.late_requests() > 0;
+        (hangs && !active(Mutant::SilentMemberCounted)) || self.is_leaving(member.id)
     }
 
     /// Waits until `member` is out of the membership, durably; an error if the array can't do without it.

@@ -187,6 +187,13 @@ impl Snapshot {
         self.missing.is_empty()
     }
 
+    /// Whether enough members that have everything stay when all go of which `goes` says so: whatever may
+    /// cost a member its place asks this, and says which others it takes for lost.
+    pub(crate) fn can_do_without(&self, redundancy: usize, goes: impl Fn(&Member) -> bool) -> bool {
+        let stays = |seat: &&Seat| seat.is_whole() && seat.member().is_some_and(|member| !goes(member));
+        self.seats.iter().filter(stays).count() + redundancy >= self.seats.len()
+    }
+
     /// The slot that `member` holds, or is to take over.
     pub fn slot_of(&self, member: MemberId) -> Option<usize> {
         let is = |m: &Arc<Member>| m.id == member;

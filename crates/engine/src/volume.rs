@@ -370,12 +370,15 @@ impl VolumeInner {
         if devices.len() <= index {
             devices.resize(index + 1, None);
         }
-        let attach = || {
-            let device = member.attach();
-            let device = device.unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
-            Supervised::new(device, member, &self.shared)
-        };
-        Rc::clone(devices[index].get_or_insert_with(attach))
+        Rc::clone(devices[index].get_or_insert_with(|| self.supervised(member)))
+    }
+
+    /// A handle of its own to a device, which may hold no slot: those of [`VolumeInner::device`] go when the
+    /// view has no place for them.
+    pub(crate) fn supervised(&self, member: &Arc<Member>) -> Rc<Supervised> {
+        let device = member.attach();
+        let device = device.unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
+        Supervised::new(device, member, &self.shared)
     }
 
     /// Whether the next request shall be timed.

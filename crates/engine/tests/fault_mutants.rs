@@ -131,6 +131,20 @@ fn late_member(seed: u64) -> bool {
     !rebuilt
 }
 
+/// A spare falls silent, and a member is to be taken out.
+fn silent_spare(seed: u64) -> bool {
+    let mut scene = raid5(seed);
+    let disk = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
+    let (array, source) = (scene.array.clone(), disk.source());
+    scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+    disk.fault(&Fault::Hang);
+    let (array, over) = (scene.array.clone(), Rc::new(std::cell::Cell::new(false)));
+    let told = Rc::clone(&over);
+    scene.world.spawn(0, "fail", async move { told.set(array.fail(1).await.is_ok()) });
+    sleep(&mut scene, 100);
+    over.get() && is_right(&mut scene)
+}
+
 fn corrected_reads(seed: u64) -> bool {
     let mut scene = raid5(seed);
     for number in 0..40 {
@@ -348,9 +362,22 @@ fn time_that_is_charged_to_members_although_nothing_ran_is_caught() {
 }
 
 #[test]
+fn defects_beside_something_that_goes_wrong_elsewhere_are_caught() {
+    use arrays::failures::{freed_beside_a_flush_that_fails, worn_out_beside_a_silent_one};
+    type Scene = fn(u64);
+    let scenes: [(Mutant, Scene); 2] = [
+        (Mutant::SilentMemberCounted, worn_out_beside_a_silent_one),
+        (Mutant::BadBlockFreedPastLoss, freed_beside_a_flush_that_fails),
+    ];
+    for (mutant, scene) in scenes {
+        assert!(arrays::defects::find(mutant, 40, scene).is_some(), "{mutant:?} survives");
+    }
+}
+
+#[test]
 fn every_defect_in_the_handling_of_failures_is_caught() {
     type Holds = fn(u64) -> bool;
-    let scenes: [(Mutant, Holds); 15] = [
+    let scenes: [(Mutant, Holds); 16] = [
         (Mutant::LastStrawDropped, short_outage),
         (Mutant::LossToldLate, lost_and_silent),
         (Mutant::LastStripeAnswers, two_stripes),
@@ -359,6 +386,7 @@ fn every_defect_in_the_handling_of_failures_is_caught() {
         (Mutant::TimeOutAcknowledged, time_out),
         (Mutant::LateMemberAsked, late_write),
         (Mutant::LateMemberAdded, late_member),
+        (Mutant::SpareUnsupervised, silent_spare),
         (Mutant::CorrectedReadsUnlimited, corrected_reads),
         (Mutant::BadBlockForgotten, bad_block),
         (Mutant::BadBlockFreedEarly, freed_block),

@@ -24,7 +24,7 @@ use pinstripe_md::{
     superblock::Role,
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
-use pinstripe_sim::{Fault, Trigger};
+use pinstripe_sim::{Fault, SimDiskConfig, Trigger};
 
 const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
 const SECOND: u64 = 1_000_000_000;
@@ -329,6 +329,77 @@ fn a_device_that_hangs_at_assembly_is_an_error_and_one_that_is_to_join_too() {
     scene.write(0, STRIPE_SECTORS, false).unwrap();
 }
 
+/// A device falls silent at one of its requests after another, while it is added. Whatever it was asked for
+/// then, the command ends, says which device it is, and everything else goes on.
+#[test]
+fn a_device_that_falls_silent_while_it_is_added_is_told_by_its_name_and_holds_nothing() {
+    for slot_is_empty in [false, true] {
+        let mut told = Vec::new();
+        for request in 0.. {
+            let mut scene = raid5(11);
+            fill(&mut scene);
+            let array = scene.array.clone();
+            if slot_is_empty {
+                scene.run(async move { array.fail(1).await }).unwrap();
+            }
+            let disk = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
+            disk.plan(Trigger::AtRequest(request), Fault::Hang);
+            let (array, began) = (scene.array.clone(), scene.world.now());
+            let source = disk.source();
+            let added = scene.run(async move { array.add(source, Uuid([0x55; 16])).await });
+            assert!(scene.world.now() - began < 50 * SECOND);
+            let Err(error) = added else { break };
+            assert!(error.to_string().contains("spare"), "{error}");
+            told.push(matches!(error, CommandError::NotTakenIn(_)));
+            if let CommandError::NotTakenIn(error) = error {
+                assert_eq!(error.error.kind, DeviceErrorKind::TimedOut);
+                let now = detail(&scene);
+                assert!(now.spares.is_empty() && now.failed.iter().any(|failed| failed.error == error));
+            }
+            // It may still do what it was asked for (C16).
+            let (array, source) = (scene.array.clone(), disk.source());
+            let again = scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap_err();
+            assert!(matches!(again, CommandError::RequestsUnderWay { .. }), "{again}");
+            let now = scene.world.now();
+            scene.write(0, STRIPE_SECTORS, false).unwrap();
+            let array = scene.array.clone();
+            scene.run(async move { array.remove_bitmap().await }).unwrap();
+            assert!(scene.world.now() - now < SECOND, "it is waited for");
+            disk.fault(&Fault::Release);
+            scene.run(async { shard::sleep(SECOND).await });
+            let (array, source) = (scene.array.clone(), disk.source());
+            scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+            wait_for(&mut scene, |detail| detail.missing == 0);
+            assert_eq!(scene.check(), 0);
+            scene.read_all();
+        }
+        assert!(told.contains(&true) && told.contains(&false), "{told:?}");
+    }
+}
+
+#[test]
+fn a_spare_that_falls_silent_is_left_out_and_a_stop_waits_for_it_no_longer_than_for_a_member() {
+    for (limit, at_stop) in [(options().member_timeout_ns, false), (0, true)] {
+        let mut scene = raid5_with(12, ArrayOptions { member_timeout_ns: limit, ..options() });
+        fill(&mut scene);
+        let disk = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512));
+        let (array, source) = (scene.array.clone(), disk.source());
+        scene.run(async move { array.add(source, Uuid([0x55; 16])).await }).unwrap();
+        disk.fault(&Fault::Hang);
+        let began = scene.world.now();
+        if at_stop {
+            scene.stop();
+        } else {
+            let array = scene.array.clone();
+            scene.run(async move { array.fail(1).await }).unwrap();
+            assert_eq!(detail(&scene).failed.len(), 2);
+            scene.write(0, STRIPE_SECTORS, false).unwrap();
+            scene.read_all();
+        }
+        assert!(scene.world.now() - began < 100 * SECOND);
+    }
+}
+
 #[test]
 fn level_0_answers_with_an_error_and_asks_nothing_more_until_late_writes_are_over() {
     let mut wish = wish(Level::Raid5, 3, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
@@ -557,6 +628,11 @@ fn a_member_with_too_many_corrected_reads_is_dropped_and_what_was_long_ago_count
     let array = scene.array.clone();
     scene.run(async move { array.fail(3).await }).unwrap();
     assert_eq!(detail(&scene).missing, 1);
+}
+
+#[test]
+fn a_worn_out_member_stays_while_another_one_does_not_answer() {
+    (0..4).for_each(arrays::failures::worn_out_beside_a_silent_one);
 }
 
 #[test]

@@ -122,6 +122,11 @@ fn scrub(scene: &mut Scene, action: ScrubAction) -> CheckReport {
 }
 
 #[test]
+fn a_listed_sector_is_freed_only_when_no_flush_has_lost_what_was_written_there() {
+    (0..40).for_each(arrays::failures::freed_beside_a_flush_that_fails);
+}
+
+#[test]
 fn what_parity_that_nobody_made_yet_says_of_a_listed_sector_it_says_of_no_other() {
     let mut scene = scene(Level::Raid5, 4, InitialSync::Resync);
     scene.array.pause_sync(true);

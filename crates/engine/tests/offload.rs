@@ -14,11 +14,17 @@ use arrays::{
     servers::ServerSource,
 };
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, error::IoError, geometry::ParityLayout, offload::OffloadMode,
-    options::ArrayOptions,
+    array::Array, assembly::AssembleError, create::create_placed, error::IoError, geometry::ParityLayout,
+    offload::OffloadMode, options::ArrayOptions,
 };
-use pinstripe_md::{identity::Uuid, level::Level, superblock::Role};
-use pinstripe_sim::SimDiskConfig;
+use pinstripe_md::{
+    identity::Uuid,
+    level::Level,
+    placement::{NewBitmap, NewLog, journal::add_journal},
+    superblock::Role,
+    units::Sector,
+};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger};
 
 const CHUNK_SECTORS: u64 = CHUNK / 512;
 
@@ -440,6 +446,81 @@ fn an_array_that_another_host_uses_is_not_started() {
     net.servers[2].refuses_attach.set(false);
     net.reassemble();
     net.assert_consistent();
+}
+
+/// An array whose log is to be replayed: members' partial parity logs, or a journal, which is the last
+/// device.
+fn logged(seed: u64, journal: bool) -> Net {
+    let mut wish = plan(Level::Raid5, "left-symmetric", 4 + u8::from(journal));
+    wish.bitmap = NewBitmap::None;
+    wish.data_offset = Some(Sector(4096));
+    wish.members.iter_mut().for_each(|member| member.sectors = 6 << 11);
+    let mut net = Net::made_by(seed, wish, 1, options(), 64, move |mut wish, devices| async move {
+        let log = if journal { NewLog::None } else { NewLog::Ppl };
+        let device = journal.then(|| wish.members.pop().unwrap());
+        let mut placed = wish.place_with(log).unwrap();
+        if let Some(device) = device {
+            add_journal(&mut placed, device, 512).unwrap();
+        }
+        create_placed(placed, &devices).await.unwrap();
+    });
+    net.scene.write(0, 8, false).unwrap();
+    let volume = net.scene.volume();
+    for sector in [96, 192] {
+        let (volume, ledger) = (volume.clone(), Rc::clone(&net.scene.ledger));
+        net.scene.world.spawn(0, "write", async move {
+            let _ = write(&volume, &ledger, sector, 8, false).await;
+        });
+    }
+    let until = net.scene.world.now() + 1_000_000;
+    net.scene.world.run_until(STEPS, |world| world.now() >= until).unwrap();
+    net.scene.world.crash();
+    net.scene.ledger.borrow_mut().crash();
+    net.servers.iter().for_each(|server| server.host_gone());
+    net
+}
+
+/// A member, or the journal device, fails at one of its requests after another, while the array is assembled.
+/// A start that fails then leaves no host attached at a server, however far it has come.
+#[test]
+fn a_start_that_fails_gives_up_all_that_it_has_attached() {
+    let requests = |disk: &SimDisk| {
+        let counters = disk.counters();
+        counters.reads + counters.writes + counters.flushes
+    };
+    for (journal, victim) in [(false, 1), (true, 2), (true, 4)] {
+        let mut failed = 0;
+        for request in 0.. {
+            let mut net = logged(5, journal);
+            let disk = net.scene.disks[victim].clone();
+            let begins = requests(&disk);
+            disk.plan(Trigger::AtRequest(begins + request), Fault::UnwritableRange(0..disk.info().size));
+            disk.plan(Trigger::AtRequest(begins + request), Fault::FailFlushes(1));
+            let was_attached = net.script.attached.borrow().len();
+            match net.try_reassemble() {
+                Ok(()) if requests(&disk) <= begins + request => break,
+                Ok(()) => continue,
+                Err(_) => {}
+            }
+            if net.script.attached.borrow().len() > was_attached {
+                failed += 1;
+                let held: Vec<_> = net.servers.iter().map(|server| !server.is_given_up()).collect();
+                assert!(!held.contains(&true), "journal {journal}, request {request}: {held:?}");
+            }
+            disk.fault(&Fault::Heal);
+            net.reassemble();
+            net.scene.read_all();
+        }
+        assert!(failed > 2, "journal {journal}, device {victim}: {failed}");
+    }
+}
+
+#[test]
+fn a_journal_devices_server_is_given_up_when_the_array_stops() {
+    let mut net = logged(6, true);
+    net.reassemble();
+    net.scene.stop();
+    assert!(net.servers.iter().all(|server| server.is_given_up()));
 }
 
 #[test]

@@ -146,9 +146,18 @@ fn another_order(seed: u64) -> bool {
     net.script.attached.borrow().starts_with(&[0, 1, 2, 3])
 }
 
+/// A start that fails when the servers are attached already.
+fn failed_start(seed: u64) -> bool {
+    let mut net = array(seed, Level::Raid5);
+    net.scene.stop();
+    net.scene.disks[usize::try_from(seed).unwrap() % 4].fault(&pinstripe_sim::Fault::FailFlushes(1));
+    assert!(net.try_reassemble().is_err());
+    net.servers.iter().all(|server| server.is_given_up())
+}
+
 #[test]
 fn every_defect_in_what_servers_are_asked_for_is_caught() {
-    let scenes: [(Mutant, Scene); 10] = [
+    let scenes: [(Mutant, Scene); 11] = [
         (Mutant::OffloadCommitsEarly, healthy),
         (Mutant::OffloadQForP, healthy),
         (Mutant::OffloadKeepsParity, cached_parity),
@@ -159,6 +168,7 @@ fn every_defect_in_what_servers_are_asked_for_is_caught() {
         (Mutant::OffloadWrongCoefficient, missing_column),
         (Mutant::TakeoverUnnoticed, taken_and_left),
         (Mutant::AttachedAsGiven, another_order),
+        (Mutant::FailedStartStaysAttached, failed_start),
     ];
     assert_eq!(scenes.map(|(mutant, _)| mutant).as_slice(), Mutant::OF_OFFLOAD);
     for (mutant, scene) in scenes {

@@ -22,7 +22,7 @@ use pinstripe_engine::{
 use pinstripe_md::{
     identity::Uuid,
     level::Level,
-    placement::{InitialSync, NewArray, NewBitmap, NewLog},
+    placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, journal::add_journal},
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, shard};
 use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, World, WorldConfig};
@@ -235,6 +235,44 @@ fn a_needed_member_that_is_taken_out_is_found() {
     use pinstripe_engine::mutants::Mutant;
     let found = arrays::defects::find(Mutant::NeededTakenOut, 2, commands_at_once_stay_within_redundancy);
     assert!(found.is_some());
+}
+
+/// A member and the journal are to be taken out at once, in this order.
+fn a_member_and_the_journal_are_failed_at_once(seed: u64) {
+    let mut world = World::new(WorldConfig::new(seed, 2));
+    let mut placed = NewArray { bitmap: NewBitmap::None, ..shape(Level::Raid5, 4) }.place().unwrap();
+    add_journal(&mut placed, NewDevice { sectors: 2048, uuid: Uuid([0x4a; 16]) }, 512).unwrap();
+    let disks = arrays::scene::plain_disks(&mut world, [2048; 5]);
+    lay_out(&mut world, placed, &disks).unwrap();
+    let mut scene = Scene::over(world, disks, 5, options());
+    scene.write(0, 96, true).unwrap();
+    let owner = scene.array.clone();
+    let (member, journal) = scene.run(async move {
+        let mut member = std::pin::pin!(owner.fail(2));
+        let is_asked =
+            std::future::poll_fn(|cx| std::task::Poll::Ready(member.as_mut().poll(cx).is_pending()));
+        assert!(is_asked.await, "the controller has not come to it");
+        let journal = owner.fail_journal().await;
+        (member.await, journal)
+    });
+    member.unwrap();
+    let refused = journal.map_err(|error| error.to_string()).unwrap_err();
+    assert!(refused.contains("the journal is needed"), "{refused}");
+    scene.write(0, 96, true).unwrap();
+    scene.read_all();
+}
+
+#[test]
+fn a_journal_is_not_taken_out_beside_a_member() {
+    (0..2).for_each(a_member_and_the_journal_are_failed_at_once);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_needed_journal_that_is_taken_out_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let scene = a_member_and_the_journal_are_failed_at_once;
+    assert!(arrays::defects::find(Mutant::NeededJournalTakenOut, 1, scene).is_some());
 }
 
 #[test]

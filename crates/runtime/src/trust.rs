@@ -1,4 +1,9 @@
-//! Whether a file is what its reader put there: nobody else may be able to change or exchange it.
+//! Whether a file is what its reader put there: no other user may be able to change or exchange it.
+//!
+//! In a user namespace (`unshare -r`, a container without root) the kernel shows every owner that the
+//! namespace doesn't know as one and the same user, mostly 65534. That may be root of the machine or anyone,
+//! and a process whose own user isn't known there is shown as that too. So what belongs to such an owner is
+//! not trusted, whoever asks.
 
 use std::{
     fs, io,
@@ -24,6 +29,17 @@ pub enum Distrust {
         /// The user's number.
         owner: u32,
     },
+    /// Its owner can't be told from any other user that this user namespace doesn't know.
+    #[error(
+        "{} belongs to a user that this user namespace doesn't know and shows as {owner}, so it may be anyone: run this outside of the namespace, or in one that has the owner mapped",
+        path.display()
+    )]
+    Unmapped {
+        /// The file, folder or link.
+        path: PathBuf,
+        /// What such users are shown as.
+        owner: u32,
+    },
     /// Others may write a folder.
     #[error(
         "the folder {} can be written by other users (mode {mode:04o}), who could exchange what is in it: chmod go-w it",
@@ -47,11 +63,27 @@ pub enum Distrust {
 
 /// Refuses an owner other than root and this user.
 pub fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), Distrust> {
-    let owner = metadata.uid();
+    let (owner, path) = (metadata.uid(), path.to_owned());
+    let text = |path| fs::read_to_string(path).unwrap_or_default();
+    let strangers = strangers(&text("/proc/self/uid_map"), &text("/proc/sys/kernel/overflowuid"));
+    if strangers == Some(owner) {
+        return Err(Distrust::Unmapped { path, owner });
+    }
     if owner == 0 || owner == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
-    Err(Distrust::Owner { path: path.to_owned(), owner })
+    Err(Distrust::Owner { path, owner })
+}
+
+/// What users are shown as that this process's user namespace doesn't know; `None` if it knows all, as the
+/// machine's own does. `map` has a line for each range of known users: the first one, the first one outside,
+/// how many.
+fn strangers(map: &str, shown_as: &str) -> Option<u32> {
+    const USUAL: u32 = 65534;
+    let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+    let known = counts.fold(0_u64, u64::saturating_add);
+    // The highest number is no user's.
+    if known >= u64::from(u32::MAX) { None } else { Some(shown_as.trim().parse().unwrap_or(USUAL)) }
 }
 
 /// Refuses a file or folder that others could exchange: it or a folder above belongs to another user,
@@ -148,6 +180,39 @@ mod tests {
         mode(&folder.0.join("a"), 0o755);
         symlink("round", folder.0.join("round")).unwrap();
         assert!(matches!(check_place(&folder.0.join("round")), Err(Distrust::Unknown { .. })));
+    }
+
+    #[test]
+    fn a_user_namespace_shows_users_that_it_does_not_know_as_one() {
+        assert_eq!(strangers("         0          0 4294967295\n", "65534\n"), None);
+        assert_eq!(strangers("         0       1000          1\n", "65534\n"), Some(65534));
+        assert_eq!(strangers("0 1000 1\n1 100000 65536\n", "99\n"), Some(99));
+        assert_eq!(strangers("", ""), Some(65534), "without a map no user is known");
+        assert_eq!(strangers("0 0 2147483648\n2147483648 2147483648 2147483647\n", "65534\n"), None);
+    }
+
+    /// There the process's own user is shown as the owner of everything is.
+    #[test]
+    fn where_no_user_is_known_nothing_is_trusted() {
+        let folder = Folder::new("namespace");
+        let program = std::env::current_exe().unwrap();
+        let judge = ["--exact", "trust::tests::judges_a_file_for_another_test", "--nocapture"];
+        let mut command = std::process::Command::new("unshare");
+        command.arg("-U").arg(program).args(judge).env("PINSTRIPE_JUDGE", folder.0.join("a/b/file"));
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        if !said.contains("JUDGED") {
+            eprintln!("skipped: no user namespaces here");
+            return;
+        }
+        assert!(said.contains("Err(Unmapped") && !said.contains("Ok"), "{said}");
+    }
+
+    /// Does nothing unless the test above has started it.
+    #[test]
+    fn judges_a_file_for_another_test() {
+        let Some(path) = std::env::var_os("PINSTRIPE_JUDGE").map(PathBuf::from) else { return };
+        let owner = check_owner(&path, &fs::metadata(&path).unwrap());
+        println!("JUDGED {owner:?} {:?}", check_place(&path));
     }
 
     #[test]

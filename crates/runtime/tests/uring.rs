@@ -676,6 +676,25 @@ fn opened(path: &Path) -> Arc<OpenFile> {
     }
 }
 
+/// Claims a device as a program does that knows nothing of our locks and marks, such as a mount.
+fn claimed(device: &Path) -> std::fs::File {
+    drop(opened(device));
+    let mut claiming = std::fs::OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut claiming, libc::O_EXCL);
+    let begun = std::time::Instant::now();
+    loop {
+        match claiming.read(true).open(device) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::ResourceBusy
+                    && begun.elapsed() < Duration::from_secs(5) =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            claimed => return claimed.unwrap(),
+        }
+    }
+}
+
 #[test]
 fn a_file_and_the_loop_devices_over_it_are_one_member() {
     let folder = Folder::disk();
@@ -697,12 +716,9 @@ fn a_file_and_the_loop_devices_over_it_are_one_member() {
     refused(&other.0, "a loop device over it is held");
     refused(&file, "a loop device over a loop device over it is held");
     drop(open);
-    // A program that knows nothing of our locks, such as a mount.
-    let mut claiming = std::fs::OpenOptions::new();
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut claiming, libc::O_EXCL);
-    let claimed = claiming.read(true).open(&one.0).unwrap();
+    let held = claimed(&one.0);
     refused(&file, "a loop device over it is claimed");
-    drop(claimed);
+    drop(held);
     opened(&file);
 }
 
@@ -722,6 +738,72 @@ fn parts_of_a_file_behind_loop_devices_are_apart_from_each_other_but_not_from_th
     drop(held);
     let names = [&all, &one, &two].map(|storage| storage.lasting_name().unwrap().to_owned());
     assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{names:?}");
+}
+
+#[test]
+fn parts_of_a_device_behind_loop_devices_are_apart_from_each_other_but_not_from_the_device() {
+    let folder = Folder::disk();
+    let file = folder.file("backing", 8 << 20);
+    let Some(disk) = Loop::new(&file, &[]) else { return };
+    let first = Loop::new(&disk.0, &["--sizelimit", "4194304"]).unwrap();
+    let second = Loop::new(&disk.0, &["--offset", "4194304"]).unwrap();
+    let across = Loop::new(&disk.0, &["--offset", "2097152", "--sizelimit", "4194304"]).unwrap();
+    let one = opened(&first.0);
+    let other = opened(&second.0);
+    let refuses = |held: &str| {
+        refused(&disk.0, held);
+        refused(&file, held);
+        refused(&across.0, held);
+    };
+    refuses("two parts of it are held");
+    // The one that is left has joined the one that claimed the device.
+    drop(one);
+    refuses("the second part of it is held");
+    let one = opened(&first.0);
+    drop(other);
+    refuses("the first part of it is held");
+    drop(one);
+    // What holds the device for another reason keeps all parts out, and so does what holds a part that
+    // crosses.
+    let held = opened(&disk.0);
+    refused(&first.0, "the device below is held");
+    drop(held);
+    let held = opened(&across.0);
+    refused(&first.0, "a part that crosses it is held");
+    refused(&second.0, "a part that crosses it is held");
+    drop(held);
+    let held = claimed(&disk.0);
+    refused(&first.0, "the device below is claimed by a program that knows nothing of our marks");
+    drop(held);
+    opened(&first.0);
+}
+
+#[test]
+fn a_file_below_a_loop_device_is_read_by_many_and_written_by_none_of_them() {
+    let folder = Folder::disk();
+    let file = folder.file("backing", 8 << 20);
+    let Some(over) = Loop::new(&file, &[]) else { return };
+    let reader = || OpenFile::open(&file, &OpenOptions { read_only: true, ..OpenOptions::default() });
+    drop(opened(&file));
+    let first = reader().unwrap();
+    let second = reader().unwrap();
+    let refuses = |held: &str| {
+        refused(&file, held);
+        refused(&over.0, held);
+    };
+    refuses("two read it");
+    drop(first);
+    refuses("one reads it that found another there");
+    let third = reader().unwrap();
+    drop(second);
+    refuses("the last one reads it");
+    drop(third);
+    let writer = opened(&over.0);
+    assert!(matches!(reader(), Err(OpenError::Busy { .. })), "a loop device over it is written");
+    drop(writer);
+    let held = claimed(&over.0);
+    assert!(matches!(reader(), Err(OpenError::Busy { .. })), "a loop device over it is claimed");
+    drop(held);
 }
 
 #[test]

@@ -60,5 +60,6 @@ pub(super) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         log: Log::None,
         old_log: OldLog::Silent,
         epoch: 0,
+        attached: Vec::new(),
     })
 }

@@ -29,7 +29,6 @@ use crate::{
     detail::{MemberOffload, OffloadDetail},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
-    members::answered,
     mutants::{Mutant, active},
     shared::Failure,
     snapshot::{Snapshot, View},
@@ -282,7 +281,8 @@ impl Home {
         is_lost
     }
 
-    /// Attaches the server of a device that is about to join: while it has an epoch of another time, it takes no write without that.
+    /// Attaches the server of a device that is about to join and is [bounded](crate::bounded): while it has
+    /// an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
         let options = &self.shared().options;
         // Where nothing is offloaded the servers take no write without it all the same, once they were attached.
@@ -291,17 +291,15 @@ impl Home {
             return Ok(());
         };
         // If it was a member, nobody will commit what it had prepared when it was dropped.
-        let _ = answered(options.member_timeout_ns, server.detach(false)).await;
+        let _ = server.detach(false).await;
         let name = || device.info().name.clone();
         let failed = |error| CommandError::Device { name: name(), error };
-        let answer = answered(options.member_timeout_ns, server.epoch()).await.map_err(failed)?;
-        let (known, own) = (answer.result.map_err(failed)? as u64, self.attaching.epoch.get());
+        let answer = server.epoch().await.result.map_err(failed)?;
+        let (known, own) = (answer as u64, self.attaching.epoch.get());
         let view = self.volume.inner.view();
         // What this host began over a connection that it has lost must not land on what it writes from now on.
         let mut attachment = self.next_attachment(&view, offers(&view).slots, true);
-        let attach = async |attachment: &Attachment| {
-            answered(options.member_timeout_ns, server.attach(attachment)).await?.result
-        };
+        let attach = async |attachment: &Attachment| server.attach(attachment).await.result;
         let mut raises = own == 0 || known > own;
         if !raises {
             match attach(&attachment).await {
@@ -334,8 +332,7 @@ impl Home {
     async fn attach_others(&self, view: &View, attachment: &Attachment) {
         for device in self.others(view) {
             if let Some(server) = device.offload() {
-                let limit = self.shared().options.member_timeout_ns;
-                let _ = answered(limit, server.attach(attachment)).await;
+                let _ = server.attach(attachment).await;
             }
         }
     }
@@ -400,9 +397,11 @@ impl Home {
         let slots = offers(&view).slots;
         // Whoever doesn't answer keeps an epoch that the next one raises.
         ask(&view, slots, |server| server.detach(give_up)).await;
-        for device in self.others(&view) {
+        let journal = self.records.borrow().journal.as_ref().map(|book| Rc::clone(&book.device));
+        let journal = journal.map(|device| device as Rc<dyn Device>);
+        for device in self.others(&view).into_iter().chain(journal) {
             if let Some(server) = device.offload() {
-                let _ = answered(self.shared().options.member_timeout_ns, server.detach(give_up)).await;
+                let _ = server.detach(give_up).await;
             }
         }
     }

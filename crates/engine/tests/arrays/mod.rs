@@ -3,6 +3,7 @@
 
 #[cfg(feature = "mutants")]
 pub mod defects;
+pub mod failures;
 pub mod net;
 pub mod scene;
 pub mod servers;

@@ -31,7 +31,7 @@ pub enum KeyFileProblem {
     },
     /// Others may exchange it.
     #[cfg(unix)]
-    #[error("the secrets in {path} can't be trusted: {why}")]
+    #[error("the secrets in {path} can't be trusted: {why}{}", instead(why))]
     Exchangeable {
         /// The file.
         path: PathBuf,
@@ -54,8 +54,16 @@ pub enum KeyFileProblem {
     },
 }
 
+/// What else can be done where no file can be trusted.
+#[cfg(unix)]
+fn instead(why: &pinstripe_runtime::trust::Distrust) -> &'static str {
+    let is_unmapped = matches!(why, pinstripe_runtime::trust::Distrust::Unmapped { .. });
+    if is_unmapped { "; or name a pipe instead of the file, such as a shell's <(cat FILE)" } else { "" }
+}
+
 impl Keyring {
-    /// Reads a file that only its owner can read, who is root or this user, and that nobody else can exchange.
+    /// Reads a file that only its owner can read, who is root or this user, and that no other user can
+    /// exchange.
     pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
         let at = || path.to_owned();
         let failed = |error| KeyFileProblem::Read { path: at(), error };

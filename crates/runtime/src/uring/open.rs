@@ -296,6 +296,21 @@ pub(super) fn lock(fd: &OwnedFd, shared: bool, bytes: &Range<u64>) -> Result<(),
     }
 }
 
+/// Whether another open file description has a lock on any of these bytes.
+pub(super) fn is_locked(fd: &OwnedFd, bytes: &Range<u64>) -> Result<bool, Errno> {
+    // SAFETY: all of it is integers, for which zero is a value; some platforms have padding fields.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = i16::try_from(libc::F_WRLCK).map_err(|_| Errno::INVAL)?;
+    range.l_whence = i16::try_from(libc::SEEK_SET).map_err(|_| Errno::INVAL)?;
+    range.l_start = i64::try_from(bytes.start).map_err(|_| Errno::INVAL)?;
+    range.l_len = i64::try_from(bytes.end.saturating_sub(bytes.start).max(1)).unwrap_or(0);
+    // SAFETY: an open descriptor and a valid range, which the kernel overwrites.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } == 0 {
+        return Ok(i32::from(range.l_type) != libc::F_UNLCK);
+    }
+    Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
 pub(super) fn failed(path: &Path, error: Errno) -> OpenError {
     let path = path.to_owned();
     match error {
@@ -389,7 +404,7 @@ fn holder(stat: &Stat, asking: Option<&OwnedFd>) -> Holder {
 }
 
 /// The array, device or mount on top of a block device or of one of its partitions.
-fn holder_above(device: u64) -> Option<Holder> {
+pub(super) fn holder_above(device: u64) -> Option<Holder> {
     let folder = sysfs(device);
     let parts = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let parts = parts.filter(|path| path.join("partition").exists());

@@ -5,6 +5,10 @@
 //! The kernel keeps a partition apart from its disk, and what a mapping uses from everything else, if all claim what they
 //! open. A loop device claims nothing: so whoever opens one locks the file below, and whoever opens a file claims the loop
 //! devices over it ([`claim`]).
+//!
+//! The kernel lets one claim a device at a time. Where two of ours have a right to it, because each uses
+//! another part of it, or of what is under it, or because both only read that, the second one joins the first
+//! ([`Mark`]).
 
 use std::{
     fs, io,
@@ -18,7 +22,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::open::{Holder, OpenError, OpenOptions, busy_or, failed, lock};
+use super::open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock};
 
 /// Devices on top of each other that are followed; more are a mistake.
 const EXTENTS_MAX: usize = 64;
@@ -175,6 +179,9 @@ pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<V
     for (number, device) in loops() {
         let object = Object::Device(number);
         if all.iter().any(|extent| extent.object == object) {
+            if is_used_below(&device) {
+                return Err(OpenError::Busy { path: path.to_owned(), holder: Holder::Unknown });
+            }
             continue;
         }
         let theirs = extents(object);
@@ -189,8 +196,7 @@ pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<V
                 Errno::NOENT => busy(),
                 error => failed(&device, error),
             })?;
-            let claimed = open_below(&device, &stat, OFlags::RDONLY | OFlags::EXCL);
-            claims.push(claimed.map_err(|error| match error {
+            claims.push(claim_device(&device, &stat, Mark::Over).map_err(|error| match error {
                 // This user may not look who has it.
                 Errno::ACCESS | Errno::PERM => busy(),
                 error => busy_or(path, &stat, None, error),
@@ -226,13 +232,61 @@ fn claim_below(
         if extent.mapped {
             return Ok(None);
         }
-        let claimed = open_below(under, &stat, OFlags::RDONLY | OFlags::EXCL);
-        return claimed.map(Some).map_err(|error| busy(error, None));
+        // Parts of it that have bytes in common are kept apart by the claims on the loop devices.
+        return claim_device(under, &stat, Mark::Below).map(Some).map_err(|error| busy(error, None));
     }
     let access = if shared { OFlags::RDONLY } else { OFlags::RDWR };
     let fd = open_below(under, &stat, access).map_err(cannot)?;
     lock(&fd, shared, &extent.range).map_err(|error| busy(error, Some(&fd)))?;
     Ok(Some(fd))
+}
+
+/// Why a device is claimed that isn't used itself. A lock far behind its end says so to others of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    /// A part of it is used, by way of a loop device over that part.
+    Below,
+    /// It is a loop device, and what is under it is used: it must not be itself.
+    Over,
+}
+
+impl Mark {
+    fn bytes(self) -> Range<u64> {
+        let at = (1 << 62) + u64::from(self == Self::Over);
+        at..at + 1
+    }
+}
+
+/// Claims a device, so that the kernel keeps everything else out. Where others of ours have claimed it for
+/// the same reason, one more doesn't need the kernel's claim: the locks and claims on what each of them uses
+/// keep them apart, and keep out what uses the device.
+fn claim_device(path: &Path, stat: &Stat, mark: Mark) -> Result<OwnedFd, Errno> {
+    let (fd, joins) = match open_below(path, stat, OFlags::RDONLY | OFlags::EXCL) {
+        Err(Errno::BUSY) => (open_below(path, stat, OFlags::RDONLY)?, true),
+        claimed => (claimed?, false),
+    };
+    let is_marked = joins && is_locked(&fd, &mark.bytes())?;
+    lock(&fd, true, &mark.bytes())?;
+    // Behind the mark: what comes to be over the device from now on sees that.
+    if joins && !(is_marked && is_free_of_others(stat.st_rdev)) {
+        return Err(Errno::BUSY);
+    }
+    Ok(fd)
+}
+
+/// Whether neither the kernel nor a partition has a part in a device: a process that has a partition isn't
+/// seen here.
+fn is_free_of_others(device: u64) -> bool {
+    let entries = fs::read_dir(sysfs(device)).into_iter().flatten().flatten();
+    let has_partitions = entries.into_iter().any(|entry| entry.path().join("partition").exists());
+    !has_partitions && holder_above(device).is_none()
+}
+
+/// Whether what is under a loop device is used by others of ours, as far as this process may see.
+fn is_used_below(device: &Path) -> bool {
+    let Ok(stat) = rustix::fs::stat(device) else { return false };
+    let found = open_below(device, &stat, OFlags::RDONLY).and_then(|fd| is_locked(&fd, &Mark::Over.bytes()));
+    found.unwrap_or(false)
 }
 
 /// Opens what `stat` was of.

@@ -24,7 +24,6 @@ use crate::{
     events::EventKind,
     geometry::Geometry,
     members::{Health, Supervised},
-    membership::is_ailing,
     mutants::{Mutant, active},
     records::JournalBook,
     snapshot::{Member, MemberId, Seat},
@@ -52,27 +51,46 @@ impl Array {
     /// crash would cost it what a journal is for. The device's name.
     pub async fn fail_journal(&self) -> Result<String, CommandError> {
         self.check_change()?;
-        let refused = |why: &str| Err(CommandError::Policy(why.to_owned()));
-        let Some(journal) = self.home.journal() else { return refused("the array has no journal") };
+        let Some(journal) = self.home.journal() else { return Err(refused(NO_JOURNAL)) };
         self.set_journal_mode(JournalMode::WriteThrough).await?;
-        if journal.failure().is_some() {
-            return refused("the journal is out of the array already");
-        }
-        // Looked at last, and with what isn't recorded yet: nothing comes between this and the loss.
-        let snapshot = self.shared().snapshot();
-        let ails = |seat: &Seat| seat.member().is_some_and(|member| is_ailing(self.shared(), member));
-        if self.shared().has_failures() || !snapshot.is_complete() || snapshot.seats.iter().any(ails) {
-            return refused(
-                "the journal is needed: a member is missing, doesn't answer or is being rebuilt, and after a crash the array could not do without it; nothing was done",
-            );
-        }
-        self.home.lose_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));
-        self.home.command(|reply| Command::Refresh { reply }).await?;
+        self.home.command(|reply| Command::FailJournal { reply }).await?;
         Ok(journal.name().to_owned())
     }
 }
 
+const NO_JOURNAL: &str = "the array has no journal";
+
+fn refused(why: &str) -> CommandError {
+    CommandError::Policy(why.to_owned())
+}
+
 impl Home {
+    /// Takes the journal out, if the array can do without it. That is decided behind all failures that were
+    /// reported and all commands that came before, as of a member (C31). The controller's.
+    pub(crate) async fn take_out_journal(&self) -> Result<(), CommandError> {
+        self.drop_reported().await?;
+        let Some(journal) = self.journal() else { return Err(refused(NO_JOURNAL)) };
+        if journal.failure().is_some() {
+            return Err(refused("the journal is out of the array already"));
+        }
+        if journal.caches() {
+            return Err(refused(
+                "the journal was set to write-back again meanwhile, and may have what the members lack; nothing was done",
+            ));
+        }
+        let snapshot = self.shared().snapshot();
+        let ails = |seat: &Seat| seat.member().is_some_and(|member| self.shared().is_ailing(member));
+        let is_needed = !snapshot.is_complete() || snapshot.seats.iter().any(ails);
+        if is_needed && !active(Mutant::NeededJournalTakenOut) {
+            return Err(refused(
+                "the journal is needed: a member is missing, doesn't answer or is being rebuilt, and after a crash the array could not do without it; nothing was done",
+            ));
+        }
+        self.lose_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));
+        self.record_journal_loss().await;
+        if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
+    }
+
     /// Replays the journal that assembly found, or, where nothing may be written, sees that there is nothing to replay. Then
     /// starts what works on it.
     pub(crate) async fn begin_journal(self: &Rc<Self>, mut found: Found) -> Result<(), AssembleError> {
