@@ -3,7 +3,7 @@
 pinstripe_runtime::mutants! {
     /// A write is answered before it is done.
     ReplyBeforeWrite,
-    /// FUA is not passed on.
+    /// FUA of a write is not passed on.
     FuaDropped,
     /// FUA of a trim is not passed on.
     TrimFuaDropped,

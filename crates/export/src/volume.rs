@@ -81,7 +81,7 @@ impl BlockService for VolumeService {
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
-        self.answer(self.volume.write(offset, data, fua).await)
+        self.answer(self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await)
     }
 
     async fn flush(&self) -> Result<(), ServiceError> {

@@ -209,7 +209,6 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                     if early {
                         requests.answer(cookie, Ok(()));
                     }
-                    let fua = fua && !active(Mutant::FuaDropped);
                     let result = requests.service.write(offset, data, fua).await;
                     if !early {
                         requests.answer(cookie, result);

@@ -6,4 +6,5 @@ mod fragments;
 mod handshake;
 mod session;
 mod transmission;
+mod volume;
 mod world;

@@ -2,12 +2,14 @@
 
 use pinstripe_export::{BlockService, VolumeService, mutants::Mutant};
 use pinstripe_md::{level::Level, placement::NewBitmap};
+use pinstripe_runtime::shard;
 
 use super::{Verdict, scenes::Scenario};
 use crate::scene::{STEPS, Scene};
 
 /// A defect of the exports, and the scene that finds it and passes without it.
 pub const EXPORT_SCENES: &[(Mutant, Scenario)] = &[
+    (Mutant::FuaDropped, a_forced_write_outlives_a_crash),
     (Mutant::TrimFuaDropped, a_forced_trim_outlives_a_crash),
     (Mutant::ZeroesFuaDropped, forced_zeroes_outlive_a_crash),
 ];
@@ -20,7 +22,7 @@ fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
     if holds { Ok(()) } else { Err(Verdict::Scene(what.to_owned())) }
 }
 
-/// Writes two stripes, has them made zero by `act`, and lets the power fail as soon as that is answered. The bytes that are there then.
+/// Writes two stripes, has them changed by `act`, and lets the power fail as soon as that is answered. The bytes that are there then.
 fn after_a_crash<F>(seed: u64, act: impl FnOnce(VolumeService) -> F) -> Result<[u8; 2], Verdict>
 where
     F: Future<Output = Result<(), pinstripe_export::ServiceError>> + 'static,
@@ -39,6 +41,20 @@ where
     let bytes = [scene.read(&array, 4096)?, scene.read(&array, STRIPE + 4096)?];
     scene.crash(array);
     Ok(bytes)
+}
+
+fn a_forced_write_outlives_a_crash() -> Result<(), Verdict> {
+    const TWO_STRIPES: usize = 96 << 10;
+    for seed in 0..SEEDS {
+        let write = |service: VolumeService| async move {
+            let mut data = shard::buffer(TWO_STRIPES);
+            data.fill(0x33);
+            service.write(0, data.freeze(), true).await
+        };
+        let bytes = after_a_crash(seed, write)?;
+        expect("a forced write is gone after a crash", bytes == [0x33, 0x33])?;
+    }
+    Ok(())
 }
 
 fn a_forced_trim_outlives_a_crash() -> Result<(), Verdict> {
