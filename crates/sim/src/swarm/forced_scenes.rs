@@ -44,9 +44,10 @@ where
 }
 
 fn a_forced_write_outlives_a_crash() -> Result<(), Verdict> {
+    const TWO_STRIPES: usize = 96 << 10;
     for seed in 0..SEEDS {
         let write = |service: VolumeService| async move {
-            let mut data = shard::buffer(2 * STRIPE as usize);
+            let mut data = shard::buffer(TWO_STRIPES);
             data.fill(0x33);
             service.write(0, data.freeze(), true).await
         };
