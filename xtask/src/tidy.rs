@@ -55,7 +55,7 @@ pub fn run(root: &Path) -> Result<()> {
     for file in &files {
         let text = fs::read_to_string(root.join(file)).with_context(|| format!("read {file}"))?;
         findings.extend(check(file, &text));
-        if file.starts_with("crates/") && !file.ends_with(".sh") && !file.ends_with(".toml") {
+        if file.starts_with("crates/") && is_rust(file) {
             sources.push((file.clone(), text));
         }
     }
@@ -92,7 +92,7 @@ pub fn check(file: &str, text: &str) -> Vec<Finding> {
     scan.unfinished();
     if file.ends_with("Cargo.toml") {
         scan.manifest();
-    } else if Path::new(file).extension().is_some_and(|extension| extension == "rs") {
+    } else if is_rust(file) {
         scan.name();
         scan.header();
         scan.allowances();
@@ -103,6 +103,10 @@ pub fn check(file: &str, text: &str) -> Vec<Finding> {
         }
     }
     scan.findings
+}
+
+fn is_rust(file: &str) -> bool {
+    Path::new(file).extension().is_some_and(|extension| extension == "rs")
 }
 
 fn is_test_file(file: &str) -> bool {
