@@ -281,9 +281,7 @@ impl Array {
         let distrusted = unclean && records.distrust_copies(dirty);
         let snapshot = Snapshot::new(1, records.seats(geometry.members()), intent, now);
         if distrusted || !snapshot.is_complete() {
-            // What a missing member may have missed stays marked until it is rebuilt (C8).
-            let all = (0..snapshot.intent.len()).filter(|&region| snapshot.intent.is_set(region));
-            all.for_each(|region| snapshot.intent.set_missed(region..=region));
+            keep_all(&snapshot.intent);
         }
         let (upkeep, events) = (Upkeep::new(options.sync_speed), Events::new(options.wall_clock));
         if !snapshot.absent().is_empty() {
@@ -423,6 +421,12 @@ fn initial_intent(
         intent.resynced_to(from.saturating_mul(SECTOR_BYTES));
     }
     intent
+}
+
+/// What a missing member may have missed stays marked until it is rebuilt (C8).
+fn keep_all(intent: &IntentTable) {
+    let set = (0..intent.len()).filter(|&region| intent.is_set(region));
+    set.for_each(|region| intent.set_missed(region..=region));
 }
 
 /// The first member byte that may have been under write at a crash.
