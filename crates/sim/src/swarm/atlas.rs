@@ -372,6 +372,7 @@ impl Swarm {
                         CommandError::NotReplaceable { .. }
                         | CommandError::OtherSlotEmpty { .. }
                         | CommandError::NoSpare
+                        | CommandError::NotTakenIn(_)
                         | CommandError::Io(IoError::MembershipChanged),
                     ),
                     _,
@@ -511,6 +512,7 @@ impl Swarm {
 fn joined(disk: &SimDisk, is_sick: bool, error: CommandError) -> Result<(), String> {
     match error {
         CommandError::Io(IoError::MembershipChanged)
+        | CommandError::NotTakenIn(_)
         | CommandError::RequestsUnderWay { .. }
         | CommandError::AlreadyMember(_) => Ok(()),
         CommandError::Device { .. } if is_sick || disk.is_gone() || disk.is_hung() => Ok(()),

@@ -227,7 +227,9 @@ impl Swarm {
             };
             match added {
                 // Another spare was faster, or this one failed on its way in.
-                Ok(_) | Err(CommandError::Io(IoError::MembershipChanged)) => Ok(()),
+                Ok(_) | Err(CommandError::Io(IoError::MembershipChanged) | CommandError::NotTakenIn(_)) => {
+                    Ok(())
+                }
                 Err(_) if reach.is_troubled() => Ok(()),
                 Err(error) => Err(error.to_string()),
             }
