@@ -39,6 +39,12 @@ const RACES: u64 = 80;
 const NET: u64 = 100;
 /// And so many of the wider lives.
 const WIDE: u64 = 60;
+/// And so many whose members are far larger than what is written of them.
+const VAST: u64 = 40;
+/// And so many over the network in which hosts meet, servers stand still and requests come late.
+const WILD_NET: u64 = 30;
+/// And so many with every flag of NBD and lists of bad blocks that outlive crashes.
+const MARKS: u64 = 30;
 
 /// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
 #[derive(Args)]
@@ -68,6 +74,9 @@ pub fn run(root: &Path, sim: &Sim) -> Result<()> {
         ("--races", if usual { RACES * sim.seeds / SEEDS } else { 0 }),
         ("--net", if usual { NET * sim.seeds / SEEDS } else { 0 }),
         ("--wide", if usual { WIDE * sim.seeds / SEEDS } else { 0 }),
+        ("--vast", if usual { VAST * sim.seeds / SEEDS } else { 0 }),
+        ("--wild-net", if usual { WILD_NET * sim.seeds / SEEDS } else { 0 }),
+        ("--marks", if usual { MARKS * sim.seeds / SEEDS } else { 0 }),
         ("--floor", if usual { FLOOR } else { 0 }),
     ];
     let numbers = numbers.map(|(name, number)| format!("{name}={number}"));

@@ -56,6 +56,9 @@ impl Home {
         }
         pages.sort_unstable();
         pages.dedup();
+        if active(Mutant::FirstPageOnly) {
+            pages.retain(|page| *page == 0);
+        }
         pages
     }
 

@@ -311,6 +311,12 @@ pinstripe_runtime::mutants! {
     AttachedAsGiven,
     /// A sector that is listed as bad makes the whole chunk one that can't be read (C10).
     ListedTakesChunk,
+    /// Only the first page of a bitmap is written (C7).
+    FirstPageOnly,
+    /// Where a region lies that a rebuild needs is counted in 32 bits.
+    RegionPlaceWraps,
+    /// Where the data lies that a partial parity log protects is counted in 32 bits of bytes.
+    LogPlaceWraps,
 }
 
 impl Mutant {

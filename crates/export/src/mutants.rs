@@ -9,6 +9,8 @@ pinstripe_runtime::mutants! {
     TrimFuaDropped,
     /// FUA of a zeroing is not passed on.
     ZeroesFuaDropped,
+    /// A zeroing that can't be fast is refused when it is done.
+    SlowZeroesDone,
     /// A flush does nothing on a connection that has no other request under way: it covers its own connection at best.
     FlushOfIdleConnectionSkipped,
     /// The pieces in which a payload arrives are put together with an overlap.

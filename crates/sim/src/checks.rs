@@ -6,6 +6,7 @@
 
 use pinstripe_engine::geometry::{MemberSlot, ParityGeometry, StripeId, StripeMap};
 use pinstripe_md::{
+    bad_blocks::BadBlocks,
     bitmap::{BitmapHeader, BitmapImage},
     superblock::{ResyncOffset, Role, SUPERBLOCK_BYTES_MAX, Superblock, candidate_sectors},
 };
@@ -46,6 +47,24 @@ pub struct Survey {
     pub freshest: Superblock,
     /// By slot: the disk's number and its superblock, for those who are current.
     pub seats: Vec<Option<(usize, Superblock)>>,
+}
+
+/// A whole member as its superblock tells it.
+pub struct Held<'d, P> {
+    /// Its disk.
+    pub disk: &'d P,
+    /// Where its data begins, in bytes.
+    pub data: u64,
+    /// Sectors that it lists as bad: what they hold says nothing.
+    pub listed: BadBlocks,
+}
+
+impl<P> Held<'_, P> {
+    /// Whether it lists a sector of these bytes of its data.
+    pub fn is_listed(&self, offset: u64, length: u64) -> bool {
+        let sectors = (self.data + offset) / SECTOR..(self.data + offset + length).div_ceil(SECTOR);
+        self.listed.first_overlap(sectors).is_some()
+    }
 }
 
 /// What is wrong on the members.
@@ -92,6 +111,17 @@ pub fn superblock(disk: &impl Platter) -> Option<Superblock> {
         let bytes = disk.peek(place.0 * SECTOR, SUPERBLOCK_BYTES_MAX);
         Superblock::decode(&bytes, place, sectors).ok()
     })
+}
+
+/// The sectors that a disk lists as bad.
+fn listed(disk: &impl Platter, superblock: &Superblock) -> Result<BadBlocks, Damage> {
+    let wrong = |error: &dyn ToString| Damage::Superblocks(format!("bad-block log: {}", error.to_string()));
+    let log = superblock.member.bad_block_log.filter(|log| log.in_use);
+    let Some((log, place)) = log.zip(superblock.bad_block_log_sector()) else {
+        return BadBlocks::new(0).map_err(|error| wrong(&error));
+    };
+    let bytes = disk.peek(place.0 * SECTOR, index(u64::from(log.size) * SECTOR));
+    BadBlocks::decode(&bytes, log.shift).map_err(|error| wrong(&error))
 }
 
 /// Reads the superblocks of `disks` (number and disk) and seats who is current.
@@ -190,7 +220,7 @@ impl Survey {
             ResyncOffset::Clean => None,
             ResyncOffset::DirtyFrom(sector) => Some(sector.0 * SECTOR),
         };
-        let members = self.members(disks);
+        let members = self.members(disks)?;
         for_each_mismatch(geometry, &members, stripes, |stripe, row| {
             let at = geometry.member_offset(StripeId(stripe)) + row;
             let Some(from) = dirty_from else {
@@ -206,33 +236,36 @@ impl Survey {
         })
     }
 
-    /// By slot: the disk and where its data begins, for whole members.
-    pub fn members<'d, P: Platter>(&self, disks: &'d [P]) -> Vec<Option<(&'d P, u64)>> {
+    /// By slot: the members that are whole.
+    pub fn members<'d, P: Platter>(&self, disks: &'d [P]) -> Result<Vec<Option<Held<'d, P>>>, Damage> {
         let member = |seat: &Option<(usize, Superblock)>| {
-            seat.as_ref()
-                .filter(|(_, superblock)| superblock.member.recovery_offset.is_none())
-                .map(|(number, superblock)| (&disks[*number], superblock.member.data_offset.0 * SECTOR))
+            let whole = seat.as_ref().filter(|(_, superblock)| superblock.member.recovery_offset.is_none());
+            let held = |(number, superblock): &(usize, Superblock)| {
+                let disk = &disks[*number];
+                let data = superblock.member.data_offset.0 * SECTOR;
+                Ok(Held { disk, data, listed: listed(disk, superblock)? })
+            };
+            whole.map(held).transpose()
         };
         self.seats.iter().map(member).collect()
     }
 }
 
-/// Checks the parity of every row by the disks' current contents.
+/// Checks the parity of every row of some stripes by the disks' current contents.
 pub fn check_parity(
     geometry: &ParityGeometry,
-    members: &[Option<(&impl Platter, u64)>],
+    members: &[Option<Held<'_, impl Platter>>],
+    stripes: impl Iterator<Item = u64>,
     why: &'static str,
 ) -> Result<(), Damage> {
-    for_each_mismatch(geometry, members, 0..geometry.stripes(), |stripe, row| {
-        Err(Damage::Parity { stripe, row, why })
-    })
+    for_each_mismatch(geometry, members, stripes, |stripe, row| Err(Damage::Parity { stripe, row, why }))
 }
 
 /// Calls `found` for every sector row whose chunks contradict each other. Members that are not there are worked out
-/// if that leaves something to compare.
+/// if that leaves something to compare; so is what a member lists as bad.
 fn for_each_mismatch(
     geometry: &ParityGeometry,
-    members: &[Option<(&impl Platter, u64)>],
+    members: &[Option<Held<'_, impl Platter>>],
     stripes: impl Iterator<Item = u64>,
     mut found: impl FnMut(u64, u64) -> Result<(), Damage>,
 ) -> Result<(), Damage> {
@@ -243,12 +276,27 @@ fn for_each_mismatch(
     let chunk = geometry.chunk_bytes() as usize;
     for stripe in stripes {
         let offset = geometry.member_offset(StripeId(stripe));
-        let chunks: Vec<Option<Vec<u8>>> =
-            members.iter().map(|member| member.map(|(disk, data)| disk.peek(data + offset, chunk))).collect();
+        let peek = |held: &Held<'_, _>| Platter::peek(held.disk, held.data + offset, chunk);
+        let chunks: Vec<Option<Vec<u8>>> = members.iter().map(|held| held.as_ref().map(peek)).collect();
         let map = geometry.slots(StripeId(stripe));
         let wrong = contradictions(map, &chunks, chunk);
         for (sector, _) in wrong.iter().enumerate().filter(|(_, wrong)| **wrong) {
-            found(stripe, sector as u64 * SECTOR)?;
+            let row = sector as u64 * SECTOR;
+            let is_listed = |slot: &usize| {
+                members[*slot].as_ref().is_some_and(|held| held.is_listed(offset + row, SECTOR))
+            };
+            let listed: Vec<usize> = (0..members.len()).filter(is_listed).collect();
+            if !listed.is_empty() {
+                if missing + listed.len() >= geometry.redundancy() {
+                    continue;
+                }
+                let rest =
+                    (0..chunks.len()).map(|slot| chunks[slot].clone().filter(|_| !listed.contains(&slot)));
+                if !contradictions(map, &rest.collect::<Vec<_>>(), chunk)[sector] {
+                    continue;
+                }
+            }
+            found(stripe, row)?;
         }
     }
     Ok(())

@@ -17,6 +17,7 @@ pub use crash_point::{CrashImage, CrashPoint, Doubtful, Outcome, Stage};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    ops::Range,
     rc::Rc,
     sync::Arc,
 };
@@ -232,6 +233,11 @@ impl SimDisk {
         let mut bytes = vec![0; length];
         self.shared.state.borrow().medium.current().read(offset, &mut bytes);
         bytes
+    }
+
+    /// The pages that were ever written, in bytes, ascending: all others are zero.
+    pub fn touched(&self) -> Vec<Range<u64>> {
+        self.shared.state.borrow().medium.current().pages().collect()
     }
 
     /// `length` bytes from `offset` that a power loss now would leave, were the cache lost as a whole.

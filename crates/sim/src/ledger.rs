@@ -264,6 +264,20 @@ impl Ledger {
         }
     }
 
+    /// A zeroing was refused untried: it never was.
+    pub fn revoke(&mut self, id: WriteId) {
+        self.tick();
+        let Some(write) = self.writes.remove(&id) else { return };
+        for sector in write.sectors {
+            if let Some(versions) = self.versions.get_mut(&sector) {
+                versions.retain(|version| version.write != id);
+                for version in versions {
+                    version.before.retain(|after| *after != id);
+                }
+            }
+        }
+    }
+
     /// A flush is about to be submitted.
     pub fn begin_flush(&mut self) -> FlushId {
         let (id, issued) = (FlushId(self.take_id()), self.tick());
@@ -633,6 +647,18 @@ mod tests {
         fn legal(&self, ids: &[WriteId]) {
             assert_eq!(self.ledger.legal(AT), ids.iter().map(|id| id.0).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_zeroing_that_was_refused_untried_never_was() {
+        let mut client = Client::new();
+        let written = client.write();
+        let zeroed = client.ledger.begin_zeroes(AT..AT + 1, false);
+        assert_eq!(client.sees(ORIGIN), Ok(()), "while it is under way");
+        client.ledger.revoke(zeroed);
+        assert_eq!(client.sees(ORIGIN), Err(Wrong::Stale));
+        assert_eq!(client.sees(written), Ok(()));
+        client.legal(&[written]);
     }
 
     #[test]

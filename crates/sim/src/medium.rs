@@ -21,23 +21,47 @@ use crate::{
 pub const SECTOR: u64 = 512;
 const PAGE: usize = 4096;
 
-/// Bytes that are zero until written, in pages that exist once touched.
+/// Pages of a block, which exists once one of them does.
+const BLOCK: usize = 512;
+
+type Page = Option<Box<[u8; PAGE]>>;
+
+/// Bytes that are zero until written, in pages that exist once touched: a disk may be far larger than what is written of it.
 #[derive(Clone)]
 pub(crate) struct Image {
-    pages: Vec<Option<Box<[u8; PAGE]>>>,
+    /// In whole pages.
+    size: u64,
+    blocks: BTreeMap<usize, Box<[Page]>>,
 }
 
 impl Image {
     fn new(size: u64) -> Self {
-        Self { pages: vec![None; index(size).div_ceil(PAGE)] }
+        Self { size: size.next_multiple_of(PAGE as u64), blocks: BTreeMap::new() }
+    }
+
+    fn page(&self, number: usize) -> Option<&[u8; PAGE]> {
+        self.blocks.get(&(number / BLOCK))?[number % BLOCK].as_deref()
+    }
+
+    /// The pages that exist, in bytes, ascending.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = Range<u64>> {
+        self.numbered().map(|(number, _)| (number * PAGE) as u64..((number + 1) * PAGE) as u64)
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (usize, &[u8; PAGE])> {
+        self.blocks.iter().flat_map(|(block, pages)| {
+            let there = pages.iter().enumerate();
+            there.filter_map(move |(page, bytes)| Some((block * BLOCK + page, bytes.as_deref()?)))
+        })
     }
 
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        assert!(offset + bytes.len() as u64 <= self.size, "a read beyond the end of the disk");
         let (mut at, mut rest) = (index(offset), bytes);
         while !rest.is_empty() {
             let inside = at % PAGE;
             let (part, next) = rest.split_at_mut((PAGE - inside).min(rest.len()));
-            match &self.pages[at / PAGE] {
+            match self.page(at / PAGE) {
                 Some(page) => part.copy_from_slice(&page[inside..inside + part.len()]),
                 None => part.fill(0),
             }
@@ -47,11 +71,14 @@ impl Image {
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {
+        assert!(offset + bytes.len() as u64 <= self.size, "a write beyond the end of the disk");
         let (mut at, mut rest) = (index(offset), bytes);
         while !rest.is_empty() {
             let inside = at % PAGE;
             let (part, next) = rest.split_at((PAGE - inside).min(rest.len()));
-            let page = self.pages[at / PAGE].get_or_insert_with(|| Box::new([0; PAGE]));
+            let number = at / PAGE;
+            let block = self.blocks.entry(number / BLOCK).or_insert_with(|| vec![None; BLOCK].into());
+            let page = block[number % BLOCK].get_or_insert_with(|| Box::new([0; PAGE]));
             page[inside..inside + part.len()].copy_from_slice(part);
             at += part.len();
             rest = next;
@@ -59,10 +86,8 @@ impl Image {
     }
 
     fn hash(&self) -> u64 {
-        self.pages
-            .iter()
-            .enumerate()
-            .filter_map(|(number, page)| page.as_ref().map(|page| mix(number as u64 ^ hash_of(&page[..]))))
+        self.numbered()
+            .map(|(number, page)| mix(number as u64 ^ hash_of(&page[..])))
             .fold(0, u64::wrapping_add)
     }
 }

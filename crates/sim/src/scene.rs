@@ -172,7 +172,8 @@ impl Scene {
     pub fn check_parity(&self) -> Result<(), Verdict> {
         let survey = checks::survey(self.disks.iter().enumerate())?;
         let Some(geometry) = self.geometry(&survey) else { return Ok(()) };
-        Ok(checks::check_parity(&geometry, &survey.members(&self.disks), "the scene is over")?)
+        let (members, stripes) = (survey.members(&self.disks)?, 0..geometry.stripes());
+        Ok(checks::check_parity(&geometry, &members, stripes, "the scene is over")?)
     }
 
     /// Checks that the bitmap covers every row that does not match, past the engine.

@@ -80,6 +80,8 @@ struct State {
     /// Direction 0 leads from end 0 to end 1.
     pipes: [Pipe; 2],
     reset: bool,
+    /// By end: whether it alone has lost the connection.
+    lost: [bool; 2],
     /// Its shards are dead.
     orphaned: bool,
     /// By end: whether its shard has died alone.
@@ -122,6 +124,7 @@ pub(crate) fn pair(
         rng,
         pipes: Default::default(),
         reset: false,
+        lost: [false; 2],
         orphaned: false,
         dead: [false; 2],
         bytes_per_second: 0,
@@ -137,6 +140,12 @@ impl SimStream {
     /// Breaks the connection: what travels is lost, and every call of both ends fails.
     pub fn reset(&self) {
         self.shared.state.borrow_mut().reset();
+    }
+
+    /// This end loses the connection; the other one gets what was sent to it, and hears nothing of the loss before
+    /// [`SimStream::reset`].
+    pub fn lose(&self) {
+        self.shared.state.borrow_mut().lost[self.end] = true;
     }
 
     /// From now on the connection carries so many bytes per second each way; 0 for any number.
@@ -229,7 +238,10 @@ impl State {
     /// Whether the sender of a direction learns that what it sends goes nowhere.
     fn is_over(&self, direction: usize) -> bool {
         let (pipe, back) = (&self.pipes[direction], &self.pipes[1 - direction]);
-        self.reset || pipe.closed || (pipe.deaf && !back.held)
+        self.reset
+            || self.lost[direction]
+            || pipe.closed
+            || (pipe.deaf && !back.held && !self.lost[1 - direction])
     }
 
     fn can(&self, direction: usize, step: Step, now: u64) -> bool {
@@ -242,7 +254,8 @@ impl State {
             }
             Step::Receive => {
                 let parted = pipe.closed && pipe.travelling.is_empty() && !pipe.held;
-                let end = self.reset || pipe.deaf || parted;
+                let parted = parted && !self.lost[direction];
+                let end = self.reset || self.lost[1 - direction] || pipe.deaf || parted;
                 pipe.receive.is_some() && (end || !pipe.arrived.is_empty())
             }
         }
@@ -295,7 +308,7 @@ impl State {
     /// A waiting receive goes on: its completion, its result and its bytes.
     fn receive(&mut self, direction: usize) -> Option<(Completion, Result<usize, DeviceErrorKind>, Vec<u8>)> {
         let (length, completion) = self.pipes[direction].receive.take()?;
-        if self.reset {
+        if self.reset || self.lost[1 - direction] {
             return Some((completion, Err(DeviceErrorKind::Gone), Vec::new()));
         }
         let most = self.pipes[direction].arrived.len().min(length);
@@ -514,6 +527,32 @@ mod tests {
             assert!(!told.get(), "the peer has heard of it");
             a.hold(false);
             world.run_until(10_000, |_| told.get()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_was_sent_arrives_although_its_sender_has_lost_the_connection() {
+        for seed in 0..10 {
+            let (mut world, a, b) = world(seed);
+            let (sender, there) = (Rc::clone(&a), Rc::new(Cell::new((0, false))));
+            world.spawn(0, "send", async move {
+                send_all(&sender, &numbered(1)).await.unwrap();
+                sender.lose();
+                sender.shutdown();
+                assert!(send_all(&sender, &numbered(1)).await.is_err());
+                assert!(receive_all(&sender).await.is_err());
+            });
+            let seen = Rc::clone(&there);
+            world.spawn(1, "receive", async move {
+                let outcome = b.receive(shard::buffer(3)).await;
+                seen.set((outcome.result.unwrap(), false));
+                let end = receive_all(&b).await;
+                seen.set((1, end.is_err()));
+            });
+            world.run_until_idle(10_000).unwrap();
+            assert_eq!(there.get(), (1, false), "it hears of the loss");
+            a.reset();
+            world.run_until(10_000, |_| there.get() == (1, true)).unwrap();
         }
     }
 

@@ -244,8 +244,12 @@ fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
     let within = u32::try_from(first).unwrap_or(u32::MAX) * geometry.chunk_bytes() + run.start;
     let columns = u32::try_from(run.written.len()).unwrap_or(u32::MAX);
     let wrong = if active(Mutant::LogWrongRange) { u64::from(ROW_BYTES) / SECTOR_BYTES } else { 0 };
+    let mut at = geometry.array_offset(batch.stripe, within);
+    if active(Mutant::LogPlaceWraps) {
+        at &= u64::from(u32::MAX);
+    }
     let entry = PplEntry {
-        data_sector: Sector(geometry.array_offset(batch.stripe, within) / SECTOR_BYTES + wrong),
+        data_sector: Sector(at / SECTOR_BYTES + wrong),
         parity_bytes: 0,
         data_bytes: run.length() * columns,
         parity_slot: u32::from(map.p_slot().0),

@@ -83,7 +83,10 @@ impl Home {
         let intent = &snapshot.intent;
         let mut skips = active(Mutant::ReaddSkipsRegion);
         for region in (0..intent.len()).filter(|&region| intent.is_set(region)) {
-            let start = region as u64 * intent.region_bytes();
+            let mut start = region as u64 * intent.region_bytes();
+            if active(Mutant::RegionPlaceWraps) {
+                start &= u64::from(u32::MAX);
+            }
             let end = start + intent.region_bytes();
             let range = (start.max(from) / chunk)..end.div_ceil(chunk).min(first_whole);
             if range.is_empty() || std::mem::take(&mut skips) {

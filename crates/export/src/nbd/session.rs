@@ -232,6 +232,9 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 let length = u64::from(length);
                 shard::spawn(async move {
                     if fast_only && !requests.service.zeroes_fast(offset, length, may_punch) {
+                        if active(Mutant::SlowZeroesDone) {
+                            let _ = requests.service.write_zeroes(offset, length, fua, may_punch).await;
+                        }
                         requests.refuse(
                             cookie,
                             ErrorCode::Unsupported,

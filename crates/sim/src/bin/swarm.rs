@@ -49,6 +49,15 @@ struct Run {
     /// And so many of the wider lives.
     #[arg(long, default_value_t = 0)]
     wide: u64,
+    /// And so many of those whose members are far larger than what is written of them.
+    #[arg(long, default_value_t = 0)]
+    vast: u64,
+    /// And so many of those over the network in which hosts meet, servers stand still and requests come late.
+    #[arg(long, default_value_t = 0)]
+    wild_net: u64,
+    /// And so many of those with every flag of NBD and lists of bad blocks that outlive crashes.
+    #[arg(long, default_value_t = 0)]
+    marks: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
     #[arg(long, default_value_t = 1)]
     twice_every: u64,
@@ -84,7 +93,21 @@ struct Run {
 impl Run {
     /// Seeds of all kinds.
     fn count(&self) -> u64 {
-        self.seeds + self.atlas + self.races + self.net + self.wide
+        self.seeds().iter().map(|(_, count)| count).sum()
+    }
+
+    /// The first seed of each kind, and how many of it.
+    fn seeds(&self) -> [(u64, u64); 8] {
+        [
+            (self.from, self.seeds),
+            (swarm::FIRST_SEED_WITH_ATLAS, self.atlas),
+            (swarm::FIRST_SEED_OF_NET, self.net),
+            (swarm::FIRST_SEED_WITH_RACES, self.races),
+            (swarm::FIRST_SEED_OF_WIDE, self.wide),
+            (swarm::FIRST_SEED_OF_VAST, self.vast),
+            (swarm::FIRST_SEED_OF_WILD_NET, self.wild_net),
+            (swarm::FIRST_SEED_OF_MARKS, self.marks),
+        ]
     }
 }
 
@@ -126,11 +149,7 @@ fn run_share(run: &Run, job: u16) -> Harvest {
     let depth = Depth { gap: run.gap.max(1), losses: run.losses.max(1), assemble_every: run.assemble_every };
     let depth = run.states.then_some(depth);
     let mut harvest = Harvest::default();
-    let atlas = swarm::FIRST_SEED_WITH_ATLAS;
-    let net = swarm::FIRST_SEED_OF_NET;
-    let (races, wide) = (swarm::FIRST_SEED_WITH_RACES, swarm::FIRST_SEED_OF_WIDE);
-    let seeds = (run.from..run.from + run.seeds).chain(atlas..atlas + run.atlas).chain(net..net + run.net);
-    let seeds = seeds.chain(races..races + run.races).chain(wide..wide + run.wide);
+    let seeds = run.seeds().into_iter().flat_map(|(first, count)| first..first + count);
     for seed in seeds.skip(usize::from(job)).step_by(usize::from(run.jobs.max(1))) {
         let twice = run.log == 0 && mutant.is_none() && run.twice_every > 0 && seed % run.twice_every == 0;
         let result = attempt(|| {
@@ -315,8 +334,9 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     }
     let seeds = search.unwrap_or(OTHER_SEEDS);
     if is_of_net(defect) {
-        let net = swarm::FIRST_SEED_OF_NET;
-        return known.into_iter().chain((net..net + seeds).map(Killer::Seed)).collect();
+        let (net, wild) = (swarm::FIRST_SEED_OF_NET, swarm::FIRST_SEED_OF_WILD_NET);
+        let others = (net..net + seeds).chain(wild..wild + seeds / 2);
+        return known.into_iter().chain(others.map(Killer::Seed)).collect();
     }
     // Close looks find more than many plain runs, and take longer.
     let (first, explored) = (seeds.min(60), seeds / EXPLORED_SHARE);
@@ -326,6 +346,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let races = swarm::FIRST_SEED_WITH_RACES;
     let others = others.chain((races..races + seeds / 2).map(Killer::Seed));
     let others = others.chain((first..seeds).map(Killer::Seed));
+    let (vast, marks) = (swarm::FIRST_SEED_OF_VAST, swarm::FIRST_SEED_OF_MARKS);
+    let others = others.chain((vast..vast + seeds / 2).chain(marks..marks + seeds / 4).map(Killer::Seed));
     let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
     known.into_iter().filter(scene).chain(others).collect()
 }
@@ -337,7 +359,9 @@ fn try_mutants(arguments: &Mutants) -> bool {
         [Mutant::OF_LOGS, Mutant::OF_FAULTS, Mutant::OF_JOURNAL, Mutant::OF_REPLACEMENT, Mutant::OF_LIFE]
             .concat();
     let elsewhere = |defect: &Defect| match defect {
-        Defect::Engine(mutant) => of_tests.contains(mutant),
+        Defect::Engine(mutant) => {
+            of_tests.contains(mutant) && !KILLERS.iter().any(|(name, _)| name == mutant)
+        }
         Defect::Export(mutant) => pinstripe_export::mutants::Mutant::OF_SESSIONS.contains(mutant),
         Defect::Nvme(_) | Defect::Runtime(_) => false,
     };

@@ -69,6 +69,8 @@ pub(crate) struct Afflicted {
     sick: BTreeSet<usize>,
     /// Who is on the way in.
     joining: Rc<RefCell<BTreeSet<usize>>>,
+    /// Sectors were made unwritable where users write.
+    pub(crate) scratched: bool,
     /// Who was to be taken out, and is needed.
     pub(crate) spared: Rc<RefCell<BTreeSet<usize>>>,
 }
@@ -135,7 +137,7 @@ impl Swarm {
     /// Who is who by now: a disk that came back as another member has left its faults behind, and nobody was dropped without
     /// a reason.
     pub(crate) fn take_stock(&mut self) {
-        let unwatched = self.setup.atlas.is_none() && self.setup.net.is_none() && self.setup.wide.is_none();
+        let unwatched = self.setup.net.is_none() && !self.setup.plans_faults();
         if unwatched || self.array.is_none() {
             return;
         }

@@ -11,7 +11,7 @@ use pinstripe_runtime::{Buffer, shard};
 
 use super::{
     Verdict,
-    front::{Door, Trouble},
+    front::{Door, Trouble, Zeroing},
 };
 use crate::{Ledger, Rng, WriteId, rng::index};
 
@@ -31,6 +31,8 @@ pub(crate) struct Shop {
     /// The array was taken over: what its users see and what becomes of their writes doesn't count any more.
     pub(crate) retired: Cell<bool>,
     pub(crate) requests: Rc<Cell<u64>>,
+    /// Writes of stripes that no user writes.
+    pub(crate) quiet_writes: Cell<usize>,
 }
 
 impl Shop {
@@ -44,6 +46,7 @@ impl Shop {
             closing: Cell::new(false),
             retired: Cell::new(false),
             requests: Rc::default(),
+            quiet_writes: Cell::new(0),
         })
     }
 
@@ -58,6 +61,7 @@ impl Shop {
             closing: Cell::new(false),
             retired: Cell::new(false),
             requests: Rc::clone(&self.requests),
+            quiet_writes: Cell::new(0),
         })
     }
 
@@ -75,6 +79,10 @@ impl Shop {
             Ok(_) => true,
             // Without a session there is no line left to dial.
             Err(Trouble::Cut(session)) => session.is_some(),
+            Err(Trouble::NotFast) => {
+                self.accuse(Verdict::Scene(format!("{what}: refused as not fast, which it need not be")));
+                false
+            }
             Err(Trouble::Refused(words)) => {
                 if !self.closing.get() {
                     self.accuse(Verdict::Refused(format!("{what}: {words}")));
@@ -95,6 +103,7 @@ impl Shop {
 }
 
 /// How a client behaves.
+#[expect(clippy::struct_excessive_bools, reason = "each is a habit of its own")]
 #[derive(Clone, Debug)]
 pub(crate) struct Habits {
     /// Where it works, in sectors.
@@ -119,6 +128,8 @@ pub(crate) struct Habits {
     pub(crate) requests: u64,
     /// Whether discards are forced too, and zeroes may have to stay allocated.
     pub(crate) all_flags: bool,
+    /// Whether zeroes may have to be fast.
+    pub(crate) fast_zeroes: bool,
     /// Longest pause between requests.
     pub(crate) pause_ns: u64,
 }
@@ -154,6 +165,7 @@ impl Habits {
             forced: rng.pick(&[0, 1, 4, 16]),
             requests,
             all_flags: false,
+            fast_zeroes: false,
             pause_ns: rng.pick(&[0, 0, 1_000, 300_000, 5_000_000]),
         }
     }
@@ -194,7 +206,8 @@ pub(crate) async fn client(door: Door, shop: Rc<Shop>, habits: Habits, mut rng: 
             n if n < h.reads + h.flushes + h.zeroes => {
                 let forced = rng.chance(h.forced, 16);
                 let keeps = h.all_flags && rng.chance(1, 2);
-                zero(&door, &shop, sectors, forced, keeps).await
+                let fast = h.fast_zeroes && rng.chance(1, 2);
+                zero(&door, &shop, sectors, Zeroing { forced, keeps, fast }).await
             }
             n if n < h.reads + h.flushes + h.zeroes + h.discards => {
                 let forced = h.all_flags && rng.chance(h.forced.max(4), 16);
@@ -273,9 +286,14 @@ async fn write_pair(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
     fine
 }
 
-async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool, keeps: bool) -> bool {
-    let id = shop.ledger.borrow_mut().begin_zeroes(sectors.clone(), forced);
-    let result = door.zero(sectors.start * 512, bytes(&sectors), forced, keeps).await;
+async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, how: Zeroing) -> bool {
+    let id = shop.ledger.borrow_mut().begin_zeroes(sectors.clone(), how.forced);
+    let result = door.zero(sectors.start * 512, bytes(&sectors), how).await;
+    if how.fast && matches!(result, Err(Trouble::NotFast)) {
+        // It has not even begun.
+        shop.ledger.borrow_mut().revoke(id);
+        return true;
+    }
     shop.written(id, &result);
     shop.goes_on(&format!("zeroing of sectors {sectors:?}"), result)
 }
@@ -287,18 +305,20 @@ async fn discard(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) ->
     shop.goes_on(&format!("discard of sectors {sectors:?}"), result)
 }
 
-async fn flush(door: &Door, shop: &Shop) -> bool {
+pub(crate) async fn flush(door: &Door, shop: &Shop) -> bool {
     let id = shop.ledger.borrow_mut().begin_flush();
     let result = door.flush().await;
     shop.ledger.borrow_mut().complete_flush(id, result.is_ok());
     shop.goes_on("flush", result)
 }
 
-/// Reads and checks everything, in pieces of some rows.
-pub(crate) async fn read_all(door: Door, shop: Rc<Shop>, sectors: u64) {
+/// Reads and checks these sectors, in pieces of some rows.
+pub(crate) async fn read_all(door: Door, shop: Rc<Shop>, ranges: Vec<Range<u64>>) {
     const STEP: u64 = 128;
-    for at in (0..sectors).step_by(index(STEP)) {
-        if shop.is_over() || !read(&door, &shop, at..sectors.min(at + STEP)).await {
+    let pieces =
+        |range: Range<u64>| range.clone().step_by(index(STEP)).map(move |at| at..range.end.min(at + STEP));
+    for piece in ranges.into_iter().flat_map(pieces) {
+        if shop.is_over() || !read(&door, &shop, piece).await {
             break;
         }
     }

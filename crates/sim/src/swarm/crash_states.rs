@@ -138,7 +138,7 @@ impl Swarm {
         // Without its journal the array is refused, and after that by force it is what its members say.
         let looked = self
             .shape()
-            .filter(|_| !self.journal_lost)
+            .filter(|_| !self.journal_lost && !self.is_marring())
             .map_or(Ok(()), |geometry| self.look(&geometry, &mut explorer));
         self.explorer = Some(explorer);
         looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
@@ -193,6 +193,7 @@ impl Swarm {
         let chunk = u64::from(geometry.chunk_bytes());
         let ledger = self.shop.ledger.borrow();
         let mut stripes = BTreeSet::new();
+        let members = survey.members(images)?;
         for (slot, seat) in survey.seats.iter().enumerate() {
             let Some((number, superblock)) = seat else { continue };
             let data = superblock.member.data_offset.0;
@@ -204,7 +205,10 @@ impl Swarm {
                 let (stripe, row) = (at / chunk, at % chunk / SECTOR);
                 stripes.insert(stripe);
                 let role = geometry.slots(StripeId(stripe)).role(low(slot));
-                if let (Role::Data(column), None) = (role, superblock.member.recovery_offset) {
+                let is_listed = members[slot].as_ref().is_some_and(|held| held.is_listed(at, SECTOR));
+                if let (Role::Data(column), None, false) =
+                    (role, superblock.member.recovery_offset, is_listed)
+                {
                     let found = stamp::decode(&images[*number].peek(sector * SECTOR, index(SECTOR)));
                     let sector = sector_of(geometry, stripe, column, row);
                     if !ledger.survives(sector, found) {

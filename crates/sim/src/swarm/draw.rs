@@ -1,5 +1,7 @@
 //! What a run is made of: every choice that stands before the world begins, drawn from the seed.
 
+use std::ops::Range;
+
 use pinstripe_engine::{consistency::JournalMode, options::ArrayOptions, plan::WritePolicy};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
@@ -16,7 +18,7 @@ use super::{front::NbdSetup, net::NetSetup, races::Races};
 use crate::{Rng, SimDiskConfig};
 
 /// Room in front of the data and behind it, for superblock, bitmap and logs.
-const FRONT_SECTORS: u64 = 256;
+pub(super) const FRONT_SECTORS: u64 = 256;
 const BEHIND_SECTORS: u64 = 512;
 /// What a journal has more than a member.
 const JOURNAL_BYTES: u64 = 2 << 20;
@@ -75,6 +77,8 @@ pub struct Setup {
     pub chunk: u64,
     /// Stripes.
     pub stripes: u64,
+    /// Where the members' data begins, but for metadata 1.0.
+    pub data_sector: u64,
     /// Logical block of the array in bytes.
     pub block: u32,
     /// Where the superblock lies.
@@ -113,6 +117,10 @@ pub struct Setup {
     pub net: Option<NetSetup>,
     /// More of everything.
     pub wide: Option<super::wide::Habits>,
+    /// Members are far larger than what is written of them.
+    pub vast: Option<super::vast::Habits>,
+    /// Every flag of the front end, and lists of bad blocks across crashes.
+    pub marks: Option<super::marks::Habits>,
 }
 
 impl Setup {
@@ -158,6 +166,7 @@ impl Setup {
             members,
             chunk,
             stripes,
+            data_sector: FRONT_SECTORS,
             block,
             version: rng.pick(&[MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2]),
             consistency,
@@ -177,6 +186,8 @@ impl Setup {
             races: None,
             net: None,
             wide: None,
+            vast: None,
+            marks: None,
         }
         .with_tight_tables(rng)
         .with_front(rng)
@@ -211,7 +222,12 @@ impl Setup {
 
     /// Whether faults are planned for later, which a crash or the end must forget.
     pub fn plans_faults(&self) -> bool {
-        self.atlas.is_some() || self.wide.is_some()
+        self.atlas.is_some() || self.wide.is_some() || self.vast.is_some() || self.marks.is_some()
+    }
+
+    /// Where the members' data begins, in bytes.
+    pub fn data_byte(&self) -> u64 {
+        if self.version == MetadataVersion::V1_0 { 0 } else { self.data_sector * 512 }
     }
 
     /// Disks at the beginning: the members, and the journal if there is one.
@@ -265,13 +281,28 @@ impl Setup {
             bitmap,
             initial: if self.resync { InitialSync::Resync } else { InitialSync::AssumeClean },
             size: (self.level != Level::Raid0).then_some(SectorCount(self.chunk * self.stripes / 512)),
-            data_offset: (!v1_0).then_some(Sector(FRONT_SECTORS)),
+            data_offset: (!v1_0).then_some(Sector(self.data_sector)),
             logical_block_bytes: self.block.into(),
             members: (0..self.members)
                 .map(|_| NewDevice { sectors: self.disk.size / 512, uuid: uuid(rng) })
                 .collect(),
             spares: vec![],
         }
+    }
+
+    /// Where a disk of the run may hold anything: all of it, or, of a large one, both ends and what the array uses.
+    pub fn places(&self) -> Vec<Range<u64>> {
+        const END_BYTES: u64 = 1 << 20;
+        if self.vast.is_none() {
+            let whole = 0..self.disk.size;
+            return vec![whole];
+        }
+        let (data, bytes) = (self.data_byte(), self.chunk * self.stripes);
+        let mut places = vec![0..END_BYTES, self.disk.size - END_BYTES..self.disk.size];
+        if data >= END_BYTES {
+            places.push(data..data + bytes);
+        }
+        places
     }
 
     /// One disk of the run.

@@ -6,7 +6,7 @@ use pinstripe_engine::{
     array::{Array, CommandError},
     consistency::Policy,
     error::IoError,
-    maintenance::{ScrubAction, ScrubRequest, SyncError},
+    maintenance::{ScrubAction, SyncError},
 };
 use pinstripe_md::level::Level;
 
@@ -28,7 +28,7 @@ impl Swarm {
             4 | 5 if self.setup.failures => self.rot(),
             6 | 7 => self.spawn_add_if_wanted(),
             8 => self.spawn_scrub(),
-            9 if self.setup.consistency.settles_by_parity() => self.change_bitmap(),
+            9 if self.may_change_bitmap() => self.change_bitmap(),
             11 if self.setup.policy_changes => self.change_policy(),
             10 => self.hold_up(),
             _ => {}
@@ -96,7 +96,12 @@ impl Swarm {
                     let log = log.0 * SECTOR;
                     self.disks[disk].fault(&Fault::UnwritableRange(log..log + 4096));
                 }
-                let from = self.rng.below(size / SECTOR) * SECTOR;
+                let from = if self.is_far() {
+                    let data = self.setup.data_byte();
+                    data + self.rng.below(self.setup.chunk * self.setup.stripes / SECTOR) * SECTOR
+                } else {
+                    self.rng.below(size / SECTOR) * SECTOR
+                };
                 Fault::UnwritableRange(from..size.min(from + (1 << self.rng.range(12..20))))
             }
         };
@@ -193,9 +198,11 @@ impl Swarm {
         let number = self.disks.len();
         let disk = self.world.add_disk(self.setup.disk(number));
         if self.rng.chance(1, 2) {
-            let mut bytes = vec![0; index(self.setup.disk.size)];
-            self.rng.fill(&mut bytes);
-            disk.poke(0, &bytes);
+            for range in self.setup.places() {
+                let mut bytes = vec![0; index(range.end - range.start)];
+                self.rng.fill(&mut bytes);
+                disk.poke(range.start, &bytes);
+            }
         }
         self.disks.push(disk);
         self.start_server(number);
@@ -204,7 +211,7 @@ impl Swarm {
 
     /// Puts a new disk in.
     pub(crate) fn spawn_add(&mut self) {
-        if self.net.is_some() && !self.may_add_new() {
+        if self.is_vast() || self.net.is_some() && !self.may_add_new() {
             return self.give_back();
         }
         let number = self.new_disk();
@@ -250,10 +257,10 @@ impl Swarm {
             1 if located => ScrubAction::Locate,
             _ => ScrubAction::Check,
         };
+        let request = self.scrub_request(action);
         self.command("scrub", move |array| async move {
             let before = array.shared().snapshot();
             let in_sync = before.intent.resync_count() == 0;
-            let request = ScrubRequest { action, ..ScrubRequest::default() };
             let report = match array.scrub(request).await {
                 Err(SyncError::TooMany) => return Ok(()),
                 report => report.map_err(|error| error.to_string())?,
@@ -263,6 +270,11 @@ impl Swarm {
             }
             Ok(())
         });
+    }
+
+    /// Whether the array can do without its bitmap for a while.
+    fn may_change_bitmap(&self) -> bool {
+        self.setup.consistency.settles_by_parity() && !self.is_vast() && self.setup.marks.is_none()
     }
 
     /// Another consistency policy on the live array.

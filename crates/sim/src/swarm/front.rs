@@ -22,7 +22,7 @@ use pinstripe_runtime::{Buffer, Signal, shard};
 use super::{
     Swarm,
     client::Shop,
-    nbd::{self, Command, FORCED, Line, NO_HOLE},
+    nbd::{self, Command, FAST_ZERO, FORCED, Line, NO_HOLE},
 };
 use crate::{Rng, SimStream, SimStreamConfig, WriteId};
 
@@ -30,6 +30,9 @@ use crate::{Rng, SimStream, SimStreamConfig, WriteId};
 const LINES: usize = 4;
 /// How long a server that stops waits for its clients.
 const GRACE_NS: u64 = 1_000_000_000;
+
+/// NBD's ENOTSUP, which says of a request for fast zeroes alone that it is none.
+const NOT_SUPPORTED: u32 = 95;
 
 /// Users who come over NBD.
 #[derive(Clone, Debug)]
@@ -64,8 +67,21 @@ impl NbdSetup {
 pub(crate) enum Trouble {
     /// The array or its server says no.
     Refused(String),
+    /// The server says that the range can't be zeroed faster than written.
+    NotFast,
     /// The line is dead. The request may be at work until the session is over; without one it was never sent.
     Cut(Option<Rc<Session>>),
+}
+
+/// How a range is zeroed.
+#[derive(Clone, Copy)]
+pub(crate) struct Zeroing {
+    /// It is durable when it is answered.
+    pub(crate) forced: bool,
+    /// What is allocated stays so.
+    pub(crate) keeps: bool,
+    /// It is to be refused if writing would be as fast.
+    pub(crate) fast: bool,
 }
 
 /// A user's way in.
@@ -98,20 +114,17 @@ impl Door {
         }
     }
 
-    /// Zeroes a range; with `keeps` what is allocated stays so.
-    pub(crate) async fn zero(
-        &self,
-        offset: u64,
-        length: u64,
-        forced: bool,
-        keeps: bool,
-    ) -> Result<(), Trouble> {
+    /// Zeroes a range.
+    pub(crate) async fn zero(&self, offset: u64, length: u64, how: Zeroing) -> Result<(), Trouble> {
         match self {
-            Self::Direct(volume) if keeps => refused(volume.write_zero_bytes(offset, length, forced).await),
-            Self::Direct(volume) => refused(volume.write_zeroes(offset, length, forced).await),
+            Self::Direct(volume) if how.keeps => {
+                refused(volume.write_zero_bytes(offset, length, how.forced).await)
+            }
+            Self::Direct(volume) => refused(volume.write_zeroes(offset, length, how.forced).await),
             Self::Nbd(connection) => {
                 let length = crate::rng::index(length);
-                let flags = (u16::from(forced) * FORCED) | (u16::from(keeps) * NO_HOLE);
+                let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
+                let flags = flag(how.forced, FORCED) | flag(how.keeps, NO_HOLE) | flag(how.fast, FAST_ZERO);
                 connection.call(Command::WriteZeroes, flags, offset, length, None).await.map(|_| ())
             }
         }
@@ -200,7 +213,8 @@ impl Connection {
         let (line, session) = self.line().await.ok_or(Trouble::Cut(None))?;
         let answer = line.call(command, flags, offset, length, payload).await;
         answer.map_err(|trouble| match trouble {
-            nbd::Trouble::Refused(words) => Trouble::Refused(words),
+            nbd::Trouble::Refused(NOT_SUPPORTED) => Trouble::NotFast,
+            nbd::Trouble::Refused(code) => Trouble::Refused(format!("error {code}")),
             nbd::Trouble::Cut => Trouble::Cut(Some(session)),
         })
     }

@@ -62,6 +62,10 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::JournalLossUnrecorded, 2_000_139),
     (Mutant::FailedFlushNotAwaited, 3_000_075),
     (Mutant::ZeroesBeforeIntent, 3_000_128),
+    (Mutant::RegionPlaceWraps, 9_000_001),
+    (Mutant::FirstPageOnly, 9_000_010),
+    (Mutant::LogPlaceWraps, 9_000_038),
+    (Mutant::BadBlockForgotten, 13_000_001),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
@@ -118,4 +122,5 @@ pub const EXPORT_KILLERS: &[(ExportMutant, u64)] = &[
     (ExportMutant::FuaDropped, 12),
     (ExportMutant::FlushOfIdleConnectionSkipped, 38),
     (ExportMutant::PayloadPiecesOverlap, 5),
+    (ExportMutant::SlowZeroesDone, 13_000_000),
 ];

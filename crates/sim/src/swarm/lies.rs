@@ -152,11 +152,8 @@ impl Swarm {
         self.wait(|_| shared.admission.writers() == 0 && shared.stripes.is_idle())?;
         let present = self.present();
         let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-        check_parity(
-            geometry,
-            &survey.members(&self.disks),
-            "it was repaired after a write that went astray",
-        )?;
+        let (members, why) = (survey.members(&self.disks)?, "it was repaired after a write that went astray");
+        check_parity(geometry, &members, 0..geometry.stripes(), why)?;
         Ok(())
     }
 }

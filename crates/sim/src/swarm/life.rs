@@ -17,9 +17,10 @@ use super::{
     Consistency, Phase, Shop, Swarm, Verdict,
     client::{Habits, client, read_all},
     front::{Door, Front},
+    marks,
     net::Reach,
     races::Races,
-    wide,
+    vast, wide,
 };
 use crate::{
     Fault, SECTOR, SimDisk,
@@ -50,6 +51,13 @@ enum End {
 impl Swarm {
     /// The whole run.
     pub(crate) fn run(&mut self) -> Result<(), Verdict> {
+        match self.run_lives() {
+            Err(Verdict::Abandoned) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn run_lives(&mut self) -> Result<(), Verdict> {
         self.create()?;
         self.start_servers();
         for life in 0..self.setup.lives {
@@ -66,6 +74,8 @@ impl Swarm {
             let takeovers = self.setup.net.as_ref().map_or(0, |net| net.takeovers);
             let end =
                 if !last && takeovers > 0 && self.rng.chance(takeovers, 8) { End::Takeover } else { end };
+            // What fails with more than the level bears may leave any row torn.
+            let end = if self.setup.marks.is_some() && end == End::Outage { End::Crash } else { end };
             self.ends_in_peace = end == End::Peace;
             self.live(end)?;
         }
@@ -127,15 +137,23 @@ impl Swarm {
         self.lose_bits()?;
         self.leave_some_out()?;
         self.die_in_assemblies()?;
-        let mut force = false;
+        let (mut force, mut has_rival) = (false, self.draw_rivals());
         // Who was there when it had to be forced, by slot.
         let mut forced: Option<Vec<bool>> = None;
         loop {
             let forbidden = self.is_journal_forbidden();
             self.note_lost()?;
             let outcome = self.start_assembly(force);
-            self.wait_in_steps(|_| outcome.borrow().is_some())?;
-            let Some(outcome) = outcome.borrow_mut().take() else { unreachable!("it is there") };
+            let rival = std::mem::take(&mut has_rival).then(|| self.start_rival());
+            let all = [Some(outcome), rival];
+            self.wait_in_steps(|_| all.iter().flatten().all(|outcome| outcome.borrow().is_some()))?;
+            let [Some(ours), theirs] = all.map(|outcome| outcome?.borrow_mut().take()) else {
+                unreachable!("it is there")
+            };
+            let outcome = match theirs {
+                Some(theirs) => self.settle_rivals(ours, theirs)?,
+                None => ours,
+            };
             match outcome {
                 Ok(array) => {
                     self.doubt_cut_off();
@@ -209,12 +227,15 @@ impl Swarm {
             return Ok(None);
         }
         self.summary.forced += 1;
-        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        let here: Vec<bool> = survey.members(&self.disks)?.iter().map(Option::is_some).collect();
         self.doubt_suspects(&here);
         Ok(Some(here))
     }
 
-    fn start_assembly(&mut self, force: bool) -> Rc<RefCell<Option<Result<Array, AssembleError>>>> {
+    pub(super) fn start_assembly(
+        &mut self,
+        force: bool,
+    ) -> Rc<RefCell<Option<Result<Array, AssembleError>>>> {
         let mut ways: Vec<Reach> = self.present().iter().map(|(number, _)| self.reach(*number)).collect();
         self.rng.shuffle(&mut ways);
         let options = self.options(force);
@@ -286,6 +307,8 @@ impl Swarm {
                 self.event();
                 self.atlas_event();
                 self.wide_event();
+                self.vast_event();
+                self.marks_event();
                 self.race_event();
                 self.net_event();
                 self.take_stock();
@@ -294,6 +317,9 @@ impl Swarm {
                     deadline = deadline.min(self.world.steps() + (1 << self.rng.range(2..11)));
                 }
             }
+        }
+        if end != End::Peace {
+            self.settle_marks()?;
         }
         match end {
             End::Peace => self.rest(),
@@ -333,6 +359,10 @@ impl Swarm {
     fn outage(&mut self) -> Result<(), Verdict> {
         self.summary.outages += 1;
         self.shop.closing.set(true);
+        if self.is_vast() {
+            // No other disk goes beside these.
+            self.disks.iter().for_each(|disk| disk.fault(&Fault::Calm));
+        }
         if self.unsynced {
             self.doubt_unwritten();
         }
@@ -340,7 +370,7 @@ impl Swarm {
         let journal = (self.setup.consistency == Consistency::Journal).then_some(self.setup.members);
         let goes = |number: &usize| !self.disks[*number].is_gone() && Some(*number) != journal;
         let mut numbers: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
-        if self.setup.atlas.is_some() {
+        if self.setup.atlas.is_some() || self.is_vast() {
             // Who is gone and not known to be may be the one that isn't written down: it is back too.
             self.outage.extend((0..self.disks.len()).filter(|number| self.disks[*number].is_gone()));
         }
@@ -410,6 +440,9 @@ impl Swarm {
     }
 
     fn verdict(&self) -> Result<(), Verdict> {
+        if self.is_endless() {
+            return Err(Verdict::Abandoned);
+        }
         self.shop.verdict.borrow_mut().take().map_or(Ok(()), Err)
     }
 
@@ -454,6 +487,8 @@ impl Swarm {
             if self.setup.wide.is_some() {
                 wide::widen(&mut habits, &mut rng, sectors);
             }
+            vast::place(&self.setup, &mut habits, number, sectors);
+            marks::shape(&self.setup, &mut habits, &mut rng, sectors);
             habits.ordered = self.shape().is_some();
             if self.setup.races.is_some() && habits.ordered {
                 Races::shape(&mut rng, &mut habits, (stripe, sectors));
@@ -477,12 +512,12 @@ impl Swarm {
     pub(crate) fn spawn_read_all(&mut self) {
         // The array itself stays on its home shard.
         let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
-        let sectors = self.array().volume().size() / SECTOR;
+        let ranges = self.sectors_in_use(self.array().volume().size() / SECTOR);
         shop.open.set(shop.open.get() + 1);
         let shard = self.home() + self.rng.index(self.setup.shards);
         self.world.spawn(shard, "read all", async move {
             let door = Door::Direct(Volume::new(shared));
-            read_all(door, shop, sectors).await;
+            read_all(door, shop, ranges).await;
         });
     }
 
@@ -515,7 +550,8 @@ impl Swarm {
                 return Err(Damage::Members(words).into());
             }
             if self.setup.consistency.settles_by_parity() {
-                survey.check_covered(&self.disks, &geometry)?;
+                let stripes = self.stripes_in_use(&geometry);
+                survey.check_stripes_covered(&self.disks, &geometry, stripes.into_iter())?;
             }
         }
         Ok(())
@@ -572,7 +608,8 @@ impl Swarm {
             self.wait(|_| shared.stripes.is_idle())?;
             let present = self.present();
             let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-            check_parity(&geometry, &survey.members(&self.disks), "the array is whole and at rest")?;
+            let (members, stripes) = (survey.members(&self.disks)?, self.stripes_in_use(&geometry));
+            check_parity(&geometry, &members, stripes.into_iter(), "the array is whole and at rest")?;
             self.lie(&geometry)?;
         }
         drop(shared);
@@ -627,7 +664,7 @@ impl Swarm {
             } else if seats.clone().any(|slot| snapshot.seats[slot].member().is_none()) {
                 self.spawn_add();
                 self.wait(|swarm| swarm.shop.open.get() == 0)?;
-                if self.net.is_some() {
+                if self.net.is_some() || self.is_vast() {
                     self.idle_on(64)?;
                 }
             } else {
@@ -653,14 +690,11 @@ impl Swarm {
     }
 
     fn scrub(&mut self) -> Result<(), Verdict> {
-        let array = self.array();
-        let report =
-            self.world.block_on(self.home(), "check", PATIENCE, async move { array.check().await })?;
-        match report {
-            Ok(report) if report.mismatched_sectors == 0 && report.unreadable_stripes == 0 => Ok(()),
-            Ok(report) => Err(Verdict::Scrub(format!("{report:?} on an array at rest"))),
-            Err(error) => Err(Verdict::Refused(format!("check: {error}"))),
+        let report = self.check_in_use()?;
+        if report.mismatched_sectors == 0 && report.unreadable_stripes == 0 {
+            return Ok(());
         }
+        Err(Verdict::Scrub(format!("{report:?} on an array at rest")))
     }
 
     fn stop(&mut self) -> Result<(), Verdict> {
@@ -689,13 +723,14 @@ impl Swarm {
                     format!("after a stop {whole} of {members} members are current, and it is {dirty:?}");
                 return Err(Damage::Members(words).into());
             }
-            survey.check_covered(&self.disks, &geometry)?;
+            let stripes = self.stripes_in_use(&geometry);
+            survey.check_stripes_covered(&self.disks, &geometry, stripes.into_iter())?;
         }
         self.suspects.clear();
         self.cut_off.clear();
         self.unsynced = false;
         self.summary.rests += 1;
-        Ok(())
+        self.end_if_listed()
     }
 
     fn drop_array(&mut self) {

@@ -23,12 +23,14 @@ mod journal_loss;
 mod killers;
 mod lies;
 mod life;
+mod marks;
 mod membership;
 mod nbd;
 mod net;
 mod races;
 mod repair_scenes;
 mod scenes;
+mod vast;
 mod wide;
 
 use std::{
@@ -95,6 +97,16 @@ pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
 
 /// In the million from here on lives are wider ([`wide`]).
 pub const FIRST_SEED_OF_WIDE: u64 = 8_000_000;
+
+/// In the million from here on members are far larger than what is written of them ([`vast`]).
+pub const FIRST_SEED_OF_VAST: u64 = 9_000_000;
+
+/// In the million from here on members are reached over the network, hosts attach at the same time, servers stand still, and requests
+/// come late on every connection.
+pub const FIRST_SEED_OF_WILD_NET: u64 = 12_000_000;
+
+/// In the million from here on users use every flag of NBD, and lists of bad blocks outlive crashes ([`marks`]).
+pub const FIRST_SEED_OF_MARKS: u64 = 13_000_000;
 
 /// What a run was.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -200,6 +212,9 @@ pub enum Verdict {
     /// A member was dropped that had done nothing wrong.
     #[error("dropped: {0}")]
     Dropped(String),
+    /// Nothing is wrong, but what is left to be done would take too long.
+    #[error("abandoned")]
+    Abandoned,
     /// The world came to a halt.
     #[error("stuck: {0}")]
     Stuck(#[from] Stuck),
@@ -233,7 +248,7 @@ impl Verdict {
             | Self::Dropped(_)
             | Self::Stuck(_) => true,
             Self::AfterCrash { verdict, .. } => verdict.is_wrong(),
-            Self::Refused(_) | Self::TraceDiffers { .. } => false,
+            Self::Refused(_) | Self::Abandoned | Self::TraceDiffers { .. } => false,
         }
     }
 
@@ -247,6 +262,7 @@ impl Verdict {
             Self::Refused(_) => "refused",
             Self::Scene(_) => "scene",
             Self::Dropped(_) => "dropped",
+            Self::Abandoned => "abandoned",
             Self::Stuck(_) => "stuck",
             Self::AfterCrash { .. } => "after a crash",
             Self::TraceDiffers { .. } => "trace",
@@ -331,7 +347,7 @@ pub fn run_explored(
     let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
     let net = setup.net.as_ref().map(|net| net::Net::new(&mut world, &setup, net));
     // Its looks are at one process with its disks.
-    let depth = depth.filter(|_| net.is_none() && setup.wide.is_none());
+    let depth = depth.filter(|_| net.is_none());
     let mut swarm = Swarm {
         rng: lives,
         world,
@@ -389,6 +405,16 @@ fn drawn(seed: u64, rng: &mut Rng) -> (Setup, Rng) {
     }
     if kind(FIRST_SEED_OF_WIDE) {
         setup.wide = Some(wide::Habits::drawn(&mut rng.fork(5), &mut setup));
+    }
+    if kind(FIRST_SEED_OF_WILD_NET) {
+        let net = NetSetup::drawn(&mut rng.fork(4), &mut setup);
+        setup.net = Some(NetSetup { wild: true, hasty: net.hasty || !seed.is_multiple_of(4), ..net });
+    }
+    if kind(FIRST_SEED_OF_MARKS) {
+        setup.marks = Some(marks::Habits::drawn(&mut rng.fork(5), &mut setup));
+    }
+    if kind(FIRST_SEED_OF_VAST) {
+        setup.vast = Some(vast::Habits::drawn(&mut rng.fork(5), &mut setup));
     }
     (setup, lives)
 }

@@ -30,6 +30,8 @@ const CHUNK_ERROR: u16 = 0x8001;
 pub(crate) const FORCED: u16 = 1;
 /// Zeroes stay allocated.
 pub(crate) const NO_HOLE: u16 = 2;
+/// Zeroes that are no faster than a write are refused.
+pub(crate) const FAST_ZERO: u16 = 1 << 4;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// The server says no: this error.
-    Refused(String),
+    Refused(u32),
     /// The line is dead: nobody knows.
     Cut,
 }
@@ -155,7 +157,7 @@ impl Line {
             .wait_for(|| {
                 let answer = self.calls.borrow_mut().get_mut(&cookie).and_then(|call| call.answer.take());
                 match answer {
-                    Some(answer) => Some(answer.map_err(|code| Trouble::Refused(format!("error {code}")))),
+                    Some(answer) => Some(answer.map_err(Trouble::Refused)),
                     None if self.dead.get() => Some(Err(Trouble::Cut)),
                     None => None,
                 }

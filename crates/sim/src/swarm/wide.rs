@@ -132,7 +132,7 @@ impl Swarm {
     }
 
     /// Some sectors of a member can't be written any more. It lists them, and stays until the end of the life.
-    fn scratch(&mut self) {
+    pub(crate) fn scratch(&mut self) {
         let Some(geometry) = self.shape() else { return };
         if !self.ends_in_peace || !self.setup.consistency.settles_by_parity() {
             return;
@@ -141,6 +141,7 @@ impl Swarm {
         let snapshot = self.array().shared().snapshot();
         let Some(member) = snapshot.seats[slot].member() else { return };
         self.doomed.insert(disk);
+        self.afflicted.scratched = true;
         for _ in 0..=self.rng.below(3) {
             let block = u64::from(self.setup.block);
             let from = member.data_offset + self.rng.below(geometry.member_bytes() / block) * block;
@@ -150,7 +151,9 @@ impl Swarm {
 
     /// A slot whose member has sectors listed: no check of bytes on disks knows of them.
     pub(crate) fn listed_slot(&self) -> Option<usize> {
-        self.setup.wide.as_ref()?;
+        if self.setup.wide.is_none() && !self.is_far() {
+            return None;
+        }
         self.array().detail().slots.iter().position(|slot| slot.bad_sectors > 0)
     }
 

@@ -21,6 +21,9 @@ impl Swarm {
         if !self.rng.chance(setup.liveliness, 8) {
             return;
         }
+        if setup.wild && self.rng.chance(1, 2) {
+            return self.wild_event();
+        }
         match self.rng.below(16) {
             0 | 1 if self.setup.failures => self.server_dies(),
             2 if self.setup.failures => self.client_is_cut_off(),
@@ -34,7 +37,7 @@ impl Swarm {
         }
     }
 
-    fn note(&self, what: &'static str, server: usize) {
+    pub(super) fn note(&self, what: &'static str, server: usize) {
         self.world.trace().record(Event::Note { what, value: server as u64 });
     }
 

@@ -16,8 +16,10 @@
 
 mod events;
 mod network;
+mod rival;
 mod server;
 mod takeover;
+mod wild;
 
 use std::{
     cell::RefCell,
@@ -75,6 +77,8 @@ pub struct NetSetup {
     pub takeovers: u64,
     /// Clients use a server at once again when they have lost an association with it, and what that carries may come late.
     pub hasty: bool,
+    /// Hosts attach at once, servers stand still, requests come late on every connection ([`rival`], [`wild`]).
+    pub wild: bool,
 }
 
 impl NetSetup {
@@ -115,6 +119,7 @@ impl NetSetup {
             liveliness: rng.pick(&[1, 3, 6]),
             takeovers: rng.pick(&[0, 3, 6]),
             hasty: rng.chance(1, 2),
+            wild: false,
         }
     }
 }
@@ -136,6 +141,8 @@ struct Client {
     initiator: Arc<Initiator>,
     /// By disk: whether its server was lost since it was opened last.
     presences: Presences,
+    /// The owner of an epoch that it has set, as servers know it.
+    owner: [u8; 16],
 }
 
 impl Client {
@@ -153,7 +160,8 @@ impl Client {
             repeats_harmlessly: hasty,
             ..Options::new(name, id, u16::try_from(queues).unwrap_or(u16::MAX))
         };
-        Self { initiator: Initiator::new(options, Arc::new(Dialler)), presences: Presences::default() }
+        let owner = std::array::from_fn(|at| id[at] ^ instance[at]);
+        Self { initiator: Initiator::new(options, Arc::new(Dialler)), presences: Presences::default(), owner }
     }
 }
 
@@ -168,6 +176,10 @@ pub(crate) struct Net {
     processes: u64,
     /// See [`NetSetup::hasty`].
     hasty: bool,
+    /// See [`NetSetup::wild`].
+    wild: bool,
+    /// Until when a server stands still.
+    standing_until: u64,
     /// Who serves the array.
     client: usize,
     /// The next assembly takes the array over.
@@ -198,6 +210,8 @@ impl Net {
             clients: [0, 1].map(|number| Client::new(number, 1, world.shards(), net.hasty)),
             processes: 1,
             hasty: net.hasty,
+            wild: net.wild,
+            standing_until: 0,
             client: 0,
             takes_over: false,
             stale: None,
@@ -447,7 +461,7 @@ impl Swarm {
     pub(crate) fn settle_net(&mut self) -> Result<(), Verdict> {
         let Some(net) = &self.net else { return Ok(()) };
         let control = net.control();
-        let until = self.world.now() + SETTLED_NS;
+        let until = self.world.now().max(net.standing_until) + SETTLED_NS;
         loop {
             let held = |net: &Net| -> Vec<u64> {
                 net.servers.iter().map(|server| server.statistics().held).collect()

@@ -105,6 +105,11 @@ impl Server {
         self.epochs.get(&self.uuid()).is_none_or(|record| record.given_up)
     }
 
+    /// Whether this is the owner of its epoch.
+    pub(super) fn is_owned_by(&self, owner: &[u8; 16]) -> bool {
+        self.epochs.get(&self.uuid()).is_some_and(|record| record.owner == *owner)
+    }
+
     /// What it did since it was started.
     pub(super) fn statistics(&self) -> OffloadStatistics {
         let running = self.running.borrow();

@@ -33,6 +33,14 @@ pub(super) struct Stale {
     tried: Rc<Cell<bool>>,
 }
 
+impl Stale {
+    /// A client that goes on as if it had the array.
+    pub(super) fn of(array: Array, shop: Rc<Shop>, client: usize) -> Self {
+        let (writers, tried) = (Rc::default(), Rc::default());
+        Self { array: Some(array), shop, client, is_patient: false, writers, tried }
+    }
+}
+
 impl Swarm {
     /// Nobody uses the array for a while, so that its superblocks say clean.
     fn idle_awhile(&mut self) -> Result<(), Verdict> {
@@ -97,7 +105,7 @@ impl Swarm {
         }
         self.summary.forced += 1;
         self.suspect_stale();
-        let here: Vec<bool> = survey.members(&self.disks).iter().map(Option::is_some).collect();
+        let here: Vec<bool> = survey.members(&self.disks)?.iter().map(Option::is_some).collect();
         self.doubt_suspects(&here);
         Ok(Some(here))
     }
