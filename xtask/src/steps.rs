@@ -120,6 +120,12 @@ const STEPS: &[Step] = &[
         "planned defects against the tests of the NVMe/TCP peers",
         "cargo test -p pinstripe-nvme --features mutants --test simulated",
     ),
+    Step::new(
+        "mutate",
+        "defects that were not planned, a fixed sample of md's",
+        "xtask mutate --only crates/md --sample 60 --lives 0 --atlas 0 --net 0 --suites md/golden",
+    )
+    .whole("xtask mutate --sample 420"),
     Step::new("fuzz", "everything that parses bytes from outside", "xtask fuzz --seconds 8")
         .whole("xtask fuzz --seconds 3600"),
     Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 7")
