@@ -194,6 +194,33 @@ fn a_log_has_all_the_room_that_there_is_before_the_data_and_no_more_than_it_need
     }
 }
 
+/// What the error says is needed is enough, and no sector less is.
+#[test]
+fn a_journal_on_a_small_device_is_told_the_least_that_would_do() {
+    for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
+        let mut placed = wish(version, 24576, 32, NewBitmap::None).place().unwrap();
+        let data_offset = placed.superblocks[0].member.data_offset;
+        // In a ring of two blocks; 1.0 leaves 16 sectors before its superblock and as many from there to the end.
+        let needed = data_offset.0 + if version == MetadataVersion::V1_0 { 48 } else { 16 };
+        for sectors in [0, 23, 24, 32, needed - 1] {
+            let told = PlacementError::DeviceTooSmall { index: 4, sectors, needed };
+            assert_eq!(journal::add_journal(&mut placed, device(sectors), 512), Err(told), "{version}");
+        }
+        assert_eq!(placed.superblocks.len(), 4);
+        journal::add_journal(&mut placed, device(needed), 512).unwrap();
+        assert_eq!(placed.superblocks.len(), 5);
+        for superblock in &placed.superblocks {
+            assert_eq!(superblock.array, placed.superblocks[0].array);
+            superblock.check(512).unwrap();
+        }
+        let journal = &placed.superblocks[4];
+        assert!(journal.array.journal);
+        assert_eq!((journal.own_role(), journal.member.journal_tail), (Role::Journal, Some(Sector(0))));
+        assert_eq!((journal.member.data_offset, journal.member.data_size), (data_offset, SectorCount(16)));
+        assert!(placed.superblocks[..4].iter().all(|one| one.member.journal_tail.is_none()));
+    }
+}
+
 #[test]
 fn a_spare_gets_a_number_that_nobody_has_and_a_place_like_its_template() {
     for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
