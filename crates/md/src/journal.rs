@@ -455,7 +455,7 @@ mod tests {
         assert!(matches!(other, Err(JournalError::Checksum { .. })), "another array's journal is not ours");
     }
 
-    /// Each payload is as long as the pages that fit into its size, so that nothing but the size is wrong.
+    /// Each block has room for what its payload says, so that nothing but the size is wrong.
     #[test]
     fn a_payload_of_no_whole_number_of_pages_or_too_many_is_malformed() {
         let seed = Seed::new(UUID);
@@ -465,7 +465,7 @@ mod tests {
             let payload = match kind {
                 TYPE_DATA => Payload::Data { location, checksums, discard },
                 TYPE_PARITY => Payload::Parity { location, checksums, discard },
-                _ => Payload::Flush { stripes: vec![location; size / 8] },
+                _ => Payload::Flush { stripes: vec![location; size.div_ceil(8)] },
             };
             let payloads = vec![payload];
             let mut block = MetaBlock { seq: 9, position: Sector(64), payloads }.encode(seed).unwrap();
