@@ -503,6 +503,19 @@ mod tests {
     }
 
     #[test]
+    fn a_bitmap_read_up_to_its_last_bit_is_written_in_whole_pages() {
+        for (sectors, pages) in [(1000, 1), (30720 * 128, 1), (30721 * 128, 2)] {
+            let whole = BitmapImage::new(header(sectors, 65536), Fill::Dirty).unwrap();
+            let needed = usize::try_from(whole.header().byte_count()).unwrap();
+            let image = BitmapImage::decode(&whole.as_bytes()[..needed]).unwrap();
+            assert_eq!((image.page_count(), image.as_bytes()), (pages, whole.as_bytes()), "{sectors}");
+            assert_eq!(image.page(pages - 1), whole.page(pages - 1));
+            let cut = BitmapImage::decode(&whole.as_bytes()[..needed - 1]);
+            assert!(matches!(cut, Err(BitmapError::Truncated { .. })), "{sectors}");
+        }
+    }
+
+    #[test]
     fn a_dirty_bitmap_has_every_bit_and_no_other() {
         for sectors in [1, 128, 129, 1000, 22528, 1 << 22] {
             let image = BitmapImage::new(header(sectors, 65536), Fill::Dirty).unwrap();

@@ -507,6 +507,24 @@ mod tests {
         }
     }
 
+    /// Seven entries fill a header of 512 bytes. The lengths are counted by hand here: writer and reader share a function.
+    #[test]
+    fn a_header_of_many_entries_counts_for_the_records_length() {
+        let cases =
+            [(7, 512, 512 + 7168), (8, 512, 1024 + 8192), (24, 1024, 2048 + 24576), (9, 4096, 4096 + 12288)];
+        for (entries, block, length) in cases {
+            let payloads: Vec<Vec<u8>> = (1..=entries).map(|byte| vec![byte; 1024]).collect();
+            let mut area = area();
+            let end = put_blocks(&mut area, 4096, 1, &payloads, block);
+            assert_eq!(end, 4096 + length, "{entries} entries");
+            let found = find(&area, IDENTITY.set_uuid, block).unwrap();
+            assert_eq!(found.live[0].end, end as u64, "{entries} entries");
+            let read: Vec<_> =
+                found.live[0].entries.iter().map(|(_, payload)| payload.clone().unwrap()).collect();
+            assert_eq!(read, payloads);
+        }
+    }
+
     /// Blocks of 4096 bytes: headers are longer, and the gap is shorter.
     #[test]
     fn a_record_is_read_whatever_blocks_there_are_now() {

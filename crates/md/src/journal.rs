@@ -455,6 +455,41 @@ mod tests {
         assert!(matches!(other, Err(JournalError::Checksum { .. })), "another array's journal is not ours");
     }
 
+    /// Each block has room for what its payload says, so that nothing but the size is wrong.
+    #[test]
+    fn a_payload_of_no_whole_number_of_pages_or_too_many_is_malformed() {
+        let seed = Seed::new(UUID);
+        let decode = |kind: u16, size: usize| {
+            let checksums = vec![7; size / 8];
+            let (location, discard) = (Sector(8), false);
+            let payload = match kind {
+                TYPE_DATA => Payload::Data { location, checksums, discard },
+                TYPE_PARITY => Payload::Parity { location, checksums, discard },
+                _ => Payload::Flush { stripes: vec![location; size.div_ceil(8)] },
+            };
+            let payloads = vec![payload];
+            let mut block = MetaBlock { seq: 9, position: Sector(64), payloads }.encode(seed).unwrap();
+            block[HEADER_BYTES + 4..HEADER_BYTES + 8]
+                .copy_from_slice(&u32::try_from(size).unwrap().to_le_bytes());
+            block[HEADER_BYTES..HEADER_BYTES + 2].copy_from_slice(&kind.to_le_bytes());
+            let sum = block_checksum(&block, seed);
+            block[CHECKSUM_AT].copy_from_slice(&sum.to_le_bytes());
+            MetaBlock::decode(&block, seed).map(|meta| meta.payloads.len())
+        };
+        for (kind, size) in
+            [(TYPE_DATA, 8), (TYPE_PARITY, 8), (TYPE_PARITY, 16), (TYPE_FLUSH, 0), (TYPE_FLUSH, 24)]
+        {
+            assert_eq!(decode(kind, size), Ok(1), "kind {kind}, size {size}");
+        }
+        let data = [0, 4, 9, 12, 16].map(|size| (TYPE_DATA, size));
+        let parity = [0, 4, 12, 20, 24].map(|size| (TYPE_PARITY, size));
+        let others = [(TYPE_FLUSH, 4), (TYPE_FLUSH, 12), (3, 8), (u16::MAX, 8)];
+        for (kind, size) in data.into_iter().chain(parity).chain(others) {
+            let refused = Err(JournalError::Malformed(HEADER_BYTES));
+            assert_eq!(decode(kind, size), refused, "kind {kind}, size {size}");
+        }
+    }
+
     #[test]
     fn the_walk_wraps_and_ends_where_the_sequence_breaks() {
         let seed = Seed::new(UUID);

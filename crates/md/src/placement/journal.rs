@@ -25,9 +25,13 @@ pub fn add_journal(
     let entry = array.roles.get_mut(usize::from(number.0)).ok_or(PlacementError::NoDeviceNumber)?;
     *entry = Role::Journal;
     let index = placed.superblocks.len();
-    let too_small = |needed| PlacementError::DeviceTooSmall { index, sectors: device.sectors, needed };
-    let super_offset =
-        like.version.super_offset(device.sectors).ok_or_else(|| too_small(like.data_offset.0 + 16))?;
+    // The superblock of 1.0 leaves as much room before it as lies from it to the end.
+    let needed = match like.version {
+        MetadataVersion::V1_0 => like.data_offset.0.next_multiple_of(8) + 6 * BLOCK_SECTORS,
+        MetadataVersion::V1_1 | MetadataVersion::V1_2 => like.data_offset.0 + 2 * BLOCK_SECTORS,
+    };
+    let too_small = PlacementError::DeviceTooSmall { index, sectors: device.sectors, needed };
+    let Some(super_offset) = like.version.super_offset(device.sectors) else { return Err(too_small) };
     let end = match like.version {
         MetadataVersion::V1_0 => super_offset.0.saturating_sub(BLOCK_SECTORS * 2),
         MetadataVersion::V1_1 | MetadataVersion::V1_2 => device.sectors,
@@ -35,7 +39,7 @@ pub fn add_journal(
     let data_size =
         SectorCount(end.saturating_sub(like.data_offset.0)).round_down(SectorCount(BLOCK_SECTORS));
     if data_size.0 < 2 * BLOCK_SECTORS {
-        return Err(too_small(like.data_offset.0 + 4 * BLOCK_SECTORS));
+        return Err(too_small);
     }
     let member = MemberRecord {
         double_parity_log: None,

@@ -194,6 +194,73 @@ fn a_log_has_all_the_room_that_there_is_before_the_data_and_no_more_than_it_need
     }
 }
 
+/// What is found is also what the rules allow.
+#[test]
+fn a_later_log_lies_in_the_larger_room_beside_the_bad_block_log() {
+    // All in sectors from the superblock: data, the bad-block log, the room that is found.
+    let cases = [
+        (2040, None, Some((8, 2032))),
+        (2040, Some((16, 8)), Some((24, 2016))),
+        (2040, Some((2032, 8)), Some((8, 2024))),
+        (2040, Some((1000, 8)), Some((1008, 1032))),
+        (2040, Some((1101, 3)), Some((8, 1088))),
+        (2040, Some((1001, 3)), Some((1008, 1032))),
+        // In the rest of the superblock's own 4096 bytes, and behind the data.
+        (2040, Some((2, 4)), Some((8, 2032))),
+        (2040, Some((11000, 8)), Some((8, 2032))),
+        // It is no longer than it needs to be, and never shorter than a header and a page.
+        (9000, None, Some((8, 2048))),
+        (40, Some((16, 8)), Some((24, 16))),
+        (39, Some((16, 8)), None),
+        (4, None, None),
+    ];
+    let mut superblock =
+        wish(MetadataVersion::V1_2, 24576, 128, NewBitmap::None).place().unwrap().superblocks.remove(0);
+    for (data, log, room) in cases {
+        superblock.member.ppl = None;
+        superblock.member.data_offset = Sector(8 + data);
+        superblock.array.size = SectorCount(8192);
+        superblock.member.data_size = SectorCount(8192);
+        superblock.member.bad_block_log =
+            log.map(|(offset, size)| BadBlockLog { offset, size, shift: 0, in_use: false });
+        superblock.check(512).unwrap();
+        let found = log_place(&superblock, NewLog::Ppl);
+        assert_eq!(found.map(|area| (area.offset, area.size)), room, "data at {data}, log {log:?}");
+        superblock.member.ppl = found;
+        // Less than a partial parity log must have is for the caller to refuse.
+        assert!(found.is_none_or(|area| area.size < 24) || superblock.check(512).is_ok(), "{room:?}");
+    }
+    let old = wish(MetadataVersion::V1_0, 24576, 128, NewBitmap::None).place().unwrap().superblocks.remove(0);
+    assert_eq!(log_place(&old, NewLog::Ppl), None);
+}
+
+/// What the error says is needed is enough, and no sector less is.
+#[test]
+fn a_journal_on_a_small_device_is_told_the_least_that_would_do() {
+    for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
+        let mut placed = wish(version, 24576, 32, NewBitmap::None).place().unwrap();
+        let data_offset = placed.superblocks[0].member.data_offset;
+        // In a ring of two blocks; 1.0 leaves 16 sectors before its superblock and as many from there to the end.
+        let needed = data_offset.0 + if version == MetadataVersion::V1_0 { 48 } else { 16 };
+        for sectors in [0, 23, 24, 32, needed - 1] {
+            let told = PlacementError::DeviceTooSmall { index: 4, sectors, needed };
+            assert_eq!(journal::add_journal(&mut placed, device(sectors), 512), Err(told), "{version}");
+        }
+        assert_eq!(placed.superblocks.len(), 4);
+        journal::add_journal(&mut placed, device(needed), 512).unwrap();
+        assert_eq!(placed.superblocks.len(), 5);
+        for superblock in &placed.superblocks {
+            assert_eq!(superblock.array, placed.superblocks[0].array);
+            superblock.check(512).unwrap();
+        }
+        let journal = &placed.superblocks[4];
+        assert!(journal.array.journal);
+        assert_eq!((journal.own_role(), journal.member.journal_tail), (Role::Journal, Some(Sector(0))));
+        assert_eq!((journal.member.data_offset, journal.member.data_size), (data_offset, SectorCount(16)));
+        assert!(placed.superblocks[..4].iter().all(|one| one.member.journal_tail.is_none()));
+    }
+}
+
 #[test]
 fn a_spare_gets_a_number_that_nobody_has_and_a_place_like_its_template() {
     for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {

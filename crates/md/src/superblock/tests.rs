@@ -304,6 +304,41 @@ fn a_log_lies_on_nothing_else() {
 }
 
 #[test]
+fn a_double_parity_log_goes_with_raid6_and_nothing_else_that_logs() {
+    let refusal = |change: &dyn Fn(&mut Superblock)| {
+        let mut superblock = with_log(Level::Raid6, 24);
+        change(&mut superblock);
+        superblock.encode(512).err()
+    };
+    assert_eq!(refusal(&|s| s.array.needs_double_parity_log = true), None);
+    let other_level = |s: &mut Superblock| {
+        s.array.level = Level::Raid5;
+        s.array.layout = Layout::Parity(ParityLayout::LeftSymmetric);
+    };
+    assert_eq!(refusal(&other_level), Some(Violation::DoubleParityLog));
+    assert_eq!(refusal(&|s| s.array.bitmap_offset = Some(8)), Some(Violation::DoubleParityLog));
+    assert_eq!(refusal(&|s| s.array.journal = true), Some(Violation::DoubleParityLog));
+    let in_the_superblock =
+        |s: &mut Superblock| s.member.double_parity_log = with_log(Level::Raid6, 7).member.double_parity_log;
+    assert_eq!(refusal(&in_the_superblock), Some(Violation::DoubleParityLog));
+    let needed = |s: &mut Superblock| {
+        s.array.needs_double_parity_log = true;
+        s.member.double_parity_log = None;
+    };
+    assert_eq!(refusal(&needed), Some(Violation::DoubleParityLog));
+}
+
+#[test]
+fn a_bad_block_log_of_no_place_or_no_length_hides_no_double_parity_log() {
+    for (offset, size) in [(100, 0), (0, 8)] {
+        let mut superblock = with_log(Level::Raid6, 24);
+        superblock.member.bad_block_log = Some(BadBlockLog { offset, size, shift: 0, in_use: false });
+        let member = decode(&superblock.encode(512).unwrap()).unwrap().member;
+        assert_eq!(member, superblock.member, "a bad-block log of {size} sectors at {offset}");
+    }
+}
+
+#[test]
 fn contradicting_flags_are_damage() {
     assert_eq!(decode(&forged(&[(8, &[0, 0x0c])])), Err(Violation::BothPplFlags.into()));
     assert_eq!(decode(&forged(&[(8, &[1, 0x04])])), Err(Violation::PplWithOther("a bitmap").into()));
