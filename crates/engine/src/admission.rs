@@ -1,4 +1,4 @@
-//! Who may change stripes now: the gate that every stripe write passes, and the epochs by which membership changes.
+//! The gate that every stripe write passes, and the generations by which membership changes.
 //!
 //! One word holds the generation of the current [`Snapshot`](crate::snapshot::Snapshot) and whether the superblocks on disk
 //! say *dirty*. A writer counts itself in (in its own shard's cache line) under the parity of the generation, and
@@ -6,9 +6,10 @@
 //! controller changes the word and then reads the counts. Both sides are sequentially consistent, so either the writer sees
 //! the change or the controller sees the writer. That gives both promises with one count:
 //!
-//! - *C1*: after publishing a generation the controller waits until nobody is counted under the old one; then every
-//!   write in flight was planned under the new membership.
-//! - *clean/dirty*: the gate is closed, and the superblocks may be marked clean, only when nobody is counted in at all.
+//! - *C1*: after publishing a generation the controller waits until no writer is counted under the old one;
+//!   then every write in flight was planned under the new membership.
+//! - *clean/dirty*: the gate is closed, and the superblocks may be marked clean, only when no writer is
+//!   counted at all.
 //!
 //! A writer never waits for the gate while it is counted, so the controller's waits end.
 
@@ -26,7 +27,7 @@ pub struct Admission {
     /// generation << 1 | open
     word: AtomicU64,
     counts: Box<[CachePadded<Counts>]>,
-    /// Somebody left, and the controller waits.
+    /// A writer left that was counted under an old generation, or while the gate was closed.
     left: Signal,
     /// The gate opened or the array halted.
     opened: Signal,
@@ -106,7 +107,7 @@ impl Admission {
         }
     }
 
-    /// Waits for the gate. `knock` tells the controller that somebody wants it open.
+    /// Waits for the gate. `knock` tells the controller that a writer wants it open.
     pub async fn enter(&self, shard: usize, knock: &Signal) -> Result<Pass<'_>, Halted> {
         loop {
             if let Some(pass) = self.try_enter(shard) {
@@ -136,12 +137,12 @@ impl Admission {
         }
     }
 
-    /// Whether somebody waits for the gate; forgets it.
+    /// Whether a writer waits for the gate; forgets it.
     pub fn take_wanted(&self) -> bool {
         self.wanted.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether somebody waits for the gate.
+    /// Whether a writer waits for the gate.
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst)
     }
@@ -152,7 +153,7 @@ impl Admission {
         self.opened.notify();
     }
 
-    /// Closes the gate if nobody is inside. False, and open, otherwise.
+    /// Closes the gate if no writer is inside. False, and open, otherwise.
     pub fn try_close(&self) -> bool {
         self.word.fetch_and(!OPEN, Ordering::SeqCst);
         let inside = (0..2).any(|p| self.inside(p) != 0) && !active(Mutant::CleanWithWriters);
@@ -162,14 +163,14 @@ impl Admission {
         !inside
     }
 
-    /// Lets nobody in any more, for good, and waits until everybody has left. Then the gate is closed.
+    /// Closes the gate for good, and waits until every writer inside has left.
     pub async fn close_for_good(&self) {
         self.halt();
         self.word.fetch_and(!OPEN, Ordering::SeqCst);
         self.left.wait_until(|| (0..2).all(|p| self.inside(p) == 0)).await;
     }
 
-    /// Lets nobody in any more, for good; who is inside goes on.
+    /// Lets no more writers in, for good. Writers that are inside go on.
     pub fn halt(&self) {
         self.halted.store(true, Ordering::SeqCst);
         self.opened.notify();

@@ -58,7 +58,7 @@ pub(crate) struct Home {
     pub(crate) work: Signal,
     pub(crate) upkeep: Upkeep,
     pub(crate) events: Events,
-    /// The table whose requests the intent writer serves: a new one takes over when nobody works under the old one any more.
+    /// The table that the intent writer serves. A new one takes over when the old one has no writer left.
     pub(crate) served: RefCell<Arc<IntentTable>>,
     /// The bitmap is going: no bit may be cleared.
     pub(crate) bits_frozen: Cell<bool>,
@@ -216,7 +216,7 @@ impl Array {
         }
         shard::spawn(Rc::clone(home).control());
         if offered {
-            // Whoever writes from the start has the servers compute from the start.
+            // Awaited, so that the servers compute from the first write on.
             home.begin_offload().await;
         }
         if settles {
@@ -234,7 +234,8 @@ impl Array {
         }
         shard::spawn(Rc::clone(home).maintain());
         if refreshes && !home.is_static() {
-            // Parity matches now, or the array is dirty and without its journal. If that can't be written down, the array has failed, and says so to who uses it.
+            // Parity matches now, or the array is dirty and without its journal. If that can't be written
+            // down, the array has failed, and takes no writes.
             let _ = home.command(|reply| Command::Refresh { reply }).await;
         }
         Ok(array)

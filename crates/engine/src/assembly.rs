@@ -1,4 +1,4 @@
-//! From devices to an array: read what every member says, decide who is current, refuse what would lose data.
+//! From devices to an array: read every member's superblock, decide which are current, refuse to lose data.
 //!
 //! The freshest superblock decides (highest events); members at most one event behind are current, and their roles come
 //! from the freshest one's table, never from their own (docs/formats.md section 4). Everything is checked before
@@ -137,7 +137,7 @@ pub enum AssembleError {
         if *bears { ", or leave this device out as well, whose log isn't needed then" } else { "" }
     )]
     LogUnreadable {
-        /// Whose log it is.
+        /// The device with the log.
         name: String,
         /// How many are missing.
         missing: usize,
@@ -217,7 +217,7 @@ pub enum JournalProblem {
     /// A place that the array doesn't have.
     #[error("it describes sector {0}, which is none of the array's")]
     Outside(Sector),
-    /// A discard, which nobody is known to write.
+    /// A discard. No program is known to log one.
     #[error("it describes a discard at {0}, which is not known here: assemble the array with mdadm once")]
     Discard(Sector),
     /// Data in the log without parity, and the rest of its row can't be read.
@@ -291,7 +291,7 @@ pub(crate) struct Found {
     pub(crate) bad_blocks: BadBlockTable,
 }
 
-/// Who holds what.
+/// The devices by what they are to the array.
 pub(crate) struct Seated {
     /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
     pub(crate) seats: Vec<Option<Found>>,
@@ -299,7 +299,7 @@ pub(crate) struct Seated {
     pub(crate) targets: Vec<(usize, Found)>,
     /// Devices that wait for a slot.
     pub(crate) spares: Vec<Found>,
-    /// Who was left out.
+    /// Devices that were left out as out of date.
     pub(crate) stale: Vec<StaleMember>,
 }
 
@@ -325,7 +325,7 @@ pub(crate) struct Assembled {
     pub(crate) old_log: OldLog,
     /// Under which the members' servers are attached; 0 if none is.
     pub(crate) epoch: u64,
-    /// All devices whose servers are attached. A start that fails gives them up, on whatever road.
+    /// All devices with attached servers. A start that fails gives them up, at whatever step ([`give_up`]).
     pub(crate) attached: Vec<Rc<dyn Device>>,
 }
 
@@ -366,8 +366,9 @@ async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, Assemble
     Ok(fence::attach(devices, array.set_uuid.0, options.takeover).await?)
 }
 
-/// Who the array was taken from may have gone on while it was read, until the servers knew of this host: only what is read from now
-/// on is final (C23). A member that it dropped meanwhile would pass for current, and has missed what was written since.
+/// The host that had the array before may have written on until the servers knew of this host: only what is
+/// read from now on is final (C23). A member that the other host dropped meanwhile would pass for current,
+/// and has missed what was written since.
 async fn read_again(found: &mut [Found]) -> Result<(), AssembleError> {
     for member in found {
         let device = &*member.device;
@@ -497,9 +498,11 @@ pub(crate) async fn read_bytes(
     Ok(bytes[skip..skip + usize::try_from(length).unwrap_or(usize::MAX)].to_vec())
 }
 
-/// Takes out who was alone in an update that the others know nothing of: they were started without it then, and have gone on
-/// to the same number of events, or one less. (Our own starts go on to a higher one, [`Records::advance`]; the kernel's may
-/// not.) With the most events it would otherwise say who is a member, and its data would be taken for current.
+/// Takes out members that another one's superblock calls none ([`is_disowned`]). Such a member may be the
+/// only one that has its last update. The others were started without it then, and may have gone on to the
+/// same number of events, or one less. (Our own starts go on to a higher one, [`Records::advance`]; the
+/// kernel's may not.) With the most events it would otherwise decide which devices are members, and its data
+/// would be taken for current.
 ///
 /// [`Records::advance`]: crate::records::Records::advance
 fn set_aside_disowned(found: &mut Vec<Found>) -> Vec<Found> {
@@ -531,7 +534,7 @@ fn stale_member(member: &Found, current: u64) -> StaleMember {
     StaleMember { name: member.device.info().name.clone(), events, current }
 }
 
-/// The error if nobody is left but those that were set aside.
+/// The error if no member is left but those that were set aside: too few members, not no devices.
 fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
     let (AssembleError::NoDevices, Some(any)) = (&error, left_behind.first()) else { return error };
     let array = &any.superblock.array;
@@ -641,7 +644,7 @@ fn support(freshest: &Superblock, found: &[Found]) -> Result<Option<ReadOnlyReas
     Ok(read_only)
 }
 
-/// Who holds which slot, who is to take one over, and who waits for one.
+/// Which device holds which slot, which is to take one over, and which waits for one.
 fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Seated, AssembleError> {
     let current = freshest.array.events;
     let mut seats: Vec<Option<Found>> = (0..members).map(|_| None).collect();
@@ -783,7 +786,8 @@ async fn read_bitmap(
                 if !merged.merge(&image) {
                     merged.set_range(0..merged.header().bit_count());
                 }
-                // Who went before the latest clearing of bits can't come back by them, whoever knows of it.
+                // A member that left before the latest clearing of bits can't come back by the bitmap. It is
+                // enough that one header knows of that clearing.
                 let (mine, theirs) = (merged.header(), image.header());
                 let cleared = mine.events_cleared.max(theirs.events_cleared);
                 merged.set_events(mine.events, cleared);

@@ -9,8 +9,9 @@
 //! - *Bad*: the entry is durable on the member, and every shard has stopped reading the sector, before the write that
 //!   failed is acknowledged. The first entry of a log needs a superblock that says that the log counts. A log that is full
 //!   or can't be written costs the member its place.
-//! - *Good* again, after a write that succeeded: the member is flushed first, because the entry is what stands between a reader and
-//!   the old content (C4). Nobody waits for this; until it is done the sector is read from the others.
+//! - *Good* again, after a write that succeeded: the member is flushed first, because the entry is what
+//!   stands between a read and the old content (C4). No request waits for this; until it is done the sector
+//!   is made from the others.
 //!
 //! A crash in between leaves an entry too many or a write that was never acknowledged. How a log changes on disk without losing
 //! an entry to a torn write is in [`pinstripe_md::bad_block_table`].
@@ -74,7 +75,7 @@ impl MemberBadBlocks {
         Self { table: Mutex::new(Arc::new(table)), place: place.filter(fits) }
     }
 
-    /// What the log lists now; who reads asks the snapshot.
+    /// What the log lists now. Reads of the array go by the snapshot instead.
     pub(crate) fn table(&self) -> Arc<BadBlockTable> {
         Arc::clone(&locked(&self.table))
     }
@@ -222,7 +223,7 @@ impl Home {
             if let Err(error) = self.keep(&report).await {
                 let failures = vec![Failure { member: report.member, error }];
                 if self.unseat(failures).await {
-                    // The error is in `has_failed`, where everyone who waits for it looks.
+                    // An error means that the array has failed. Every task that waits checks `has_failed`.
                     let _ = self.update_superblocks().await;
                 }
             }

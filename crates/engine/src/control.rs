@@ -29,7 +29,7 @@ use crate::{
 
 /// What the controller is asked to do. The answer comes through the reply.
 pub(crate) enum Command {
-    /// Enters a device, whose superblock is ready: as a member that comes back to its slot, or as a spare.
+    /// Enters a device with a superblock made for it: as a member that comes back to its slot, or as a spare.
     Enter { newcomer: Box<Newcomer>, comes_back: Option<usize>, reply: Reply },
     /// Has a spare take the place of a slot's member, once the copy is whole.
     Replace { slot: usize, spare: MemberId, reply: Reply },
@@ -268,7 +268,7 @@ impl Home {
     /// Takes the reported members out of the membership and records that.
     pub(crate) async fn drop_failed(&self) {
         if self.unseat(self.shared().take_failures()).await {
-            // The error is in `has_failed`, where everyone who waits for it looks.
+            // An error means that the array has failed. Every task that waits checks `has_failed`.
             if self.update_superblocks().await.is_ok() {
                 // If only the target of a replacement went, no member misses anything.
                 self.forgive();
@@ -285,7 +285,7 @@ impl Home {
             }
             match leaving.iter_mut().find(|known| known.member == failure.member) {
                 None => leaving.push(failure),
-                // Who is worn out may stay where it is needed; who has failed may not.
+                // A member with too many errors may stay where it is needed. A failed member may not.
                 Some(known) if known.error.error.kind == DeviceErrorKind::TooManyErrors => *known = failure,
                 Some(_) => {}
             }
@@ -376,7 +376,7 @@ impl Home {
         failures.is_empty() || self.unseat(failures).await || !self.shared().has_failed()
     }
 
-    /// Closes the gate, if nobody writes, and marks the superblocks clean.
+    /// Closes the gate, if no writer is inside, and marks the superblocks clean.
     async fn make_clean(&self) {
         if self.shared().admission.try_close() {
             // A failure is in the books already; the array just stays dirty.
@@ -444,7 +444,8 @@ impl Home {
             }
             let failures = self.write_everywhere().await;
             if uneven {
-                // Everybody is level but who failed. That they are out is another event: of one there must not be two records.
+                // All superblocks are level now, but for those of members that failed. The record without
+                // these members gets another event: of one event there must not be two records.
                 self.records.borrow_mut().uneven = false;
             }
             if failures.is_empty() {
@@ -474,7 +475,7 @@ impl Home {
         intent.out_of_sync_from()
     }
 
-    /// One round of bitmap headers and superblocks. Who failed.
+    /// Writes every member's bitmap header and superblock, once, and the journal's. Returns the failures.
     async fn write_everywhere(&self) -> Vec<Failure> {
         let _pages = self.lock_pages().await;
         let mut failures = self.write_bitmap_pages(&[0]).await;
@@ -513,7 +514,8 @@ impl Home {
         failures
     }
 
-    /// Writes pages of the bitmap to every member that has a slot, or is about to. The caller holds the page lock. Who failed.
+    /// Writes pages of the bitmap to every member that has a slot, or is about to take one over. The caller
+    /// holds the page lock. Returns the failures.
     pub(crate) async fn write_bitmap_pages(&self, pages: &[usize]) -> Vec<Failure> {
         let mut writes = Vec::new();
         {
@@ -543,7 +545,7 @@ impl Home {
         failures
     }
 
-    /// Sets every bit of the bitmap on all members. Who failed.
+    /// Sets every bit of the bitmap on all members. Returns the failures.
     async fn set_every_bit(&self) -> Vec<Failure> {
         let _pages = self.lock_pages().await;
         let count = {

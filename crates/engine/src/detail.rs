@@ -49,7 +49,7 @@ pub struct Detail {
     pub consistency_policy: &'static str,
     /// The journal, if there is one.
     pub journal: Option<JournalDetail>,
-    /// Regions whose parity may not match.
+    /// Regions in which parity may not match.
     pub regions_to_resync: usize,
     /// What resync, rebuild or scrub is under way.
     pub sync: Option<SyncProgress>,
@@ -100,7 +100,7 @@ pub struct MemberOffload {
     pub outstanding: u32,
     /// Operations that it may have.
     pub operations_max: u32,
-    /// Bytes per second that its link is free to receive, where somebody has said so.
+    /// Bytes per second that its link is free to receive; `None` if not known.
     pub free_bandwidth: Option<u64>,
 }
 
@@ -109,7 +109,7 @@ pub struct MemberOffload {
 pub struct SlotDetail {
     /// `in-sync`, `resyncing` (it has all of its data, and parity is still to be made to match), `recovering` or `missing`.
     pub state: &'static str,
-    /// The device, if somebody holds the slot.
+    /// The device that holds the slot, if there is one.
     pub device: Option<String>,
     /// The device that it is being copied to, if it is being replaced: MD's `replacement`.
     pub replacement: Option<String>,

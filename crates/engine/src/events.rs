@@ -57,7 +57,7 @@ pub enum EventKind {
         /// Its device.
         device: String,
     },
-    /// A member whose server was lost is back in the array.
+    /// A member is back in the array after its server was lost.
     MemberBack {
         /// Its device.
         device: String,
@@ -108,7 +108,7 @@ impl EventKind {
         }
     }
 
-    /// Whether somebody should do something about it.
+    /// Whether the administrator should do something about it.
     pub fn is_alarming(&self) -> bool {
         match self {
             Self::DegradedArray { .. }
@@ -202,7 +202,7 @@ impl Events {
 }
 
 impl Array {
-    /// Tells of something that whoever runs the array has done for it.
+    /// Adds an event that the program that serves the array knows of, such as a spare taken from a pool.
     pub fn tell(&self, kind: EventKind) {
         self.home.events.add(kind);
     }

@@ -113,7 +113,7 @@ impl VolumeInner {
         failed
     }
 
-    /// The same, and reports those that failed. Who they are.
+    /// The same, and reports those that failed. Returns those members.
     pub(crate) async fn flush_or_report(&self, view: &View) -> Vec<MemberId> {
         let failed = self.flush_members(view).await.into_iter();
         failed.filter_map(|(place, error)| self.report(view, place, Operation::Flush, 0, error)).collect()
@@ -175,7 +175,7 @@ impl VolumeInner {
         for listing in listings {
             self.listed(stripe.0, &listing).await?;
         }
-        // Only now it is recorded who may have missed it.
+        // Only now it is recorded which members missed the zeroes. So the log may forget the stripe.
         drop(logged);
         self.shared.durable(generation).await?;
         Ok(!unsupported)

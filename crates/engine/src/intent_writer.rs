@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Home {
-    /// Writes requested bits: one group commit serves everybody who asked before it began (C7).
+    /// Writes requested bits: one group commit serves all requests made before it began (C7).
     pub(crate) async fn write_intent(self: Rc<Self>) {
         loop {
             // Not the snapshot's: writers under an old table are still to be served when there is a new one.

@@ -1,7 +1,7 @@
 //! A member's log as far as its medium gives it.
 //!
-//! What can't be read is unknown, and never taken for empty. Whether that matters is for the replay to say: most of an area is
-//! records whose writes are over.
+//! What can't be read is unknown, and never taken for empty. Whether that matters is for the replay to say:
+//! most of an area is records of writes that are over.
 
 use std::ops::Range;
 

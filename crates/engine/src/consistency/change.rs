@@ -2,9 +2,9 @@
 //!
 //! At every step a crash finds superblocks under which what is on the members is safe:
 //!
-//! - *A log comes*: it is made empty on every member; the superblocks name it (it says nothing yet: an unclean start
-//!   resyncs, as before); writers under a new snapshot wait until nobody is left who doesn't log; the log begins, and
-//!   they go on.
+//! - *A log comes*: it is made empty on every member; the superblocks name it (it says nothing yet: an
+//!   unclean start resyncs, as before); writers under a new snapshot wait until every writer that doesn't log
+//!   has ended; the log begins, and they go on.
 //! - *A log goes*: the superblocks don't name it any more, so that an unclean start resyncs; then writers stop logging.
 //! - *Bitmap*: as [`Array::add_bitmap`] and [`Array::remove_bitmap`] do it. From a bitmap to a log there is a moment with neither.
 
@@ -283,7 +283,7 @@ impl Home {
     }
 
     async fn unseat_or_fail(&self, failures: Vec<Failure>) -> Result<(), IoError> {
-        // Nobody to be dropped may mean that they were dropped meanwhile.
+        // `unseat` is false, too, where the members were dropped meanwhile.
         if failures.is_empty() || self.unseat(failures).await || !self.shared().has_failed() {
             Ok(())
         } else {

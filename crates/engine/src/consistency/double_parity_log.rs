@@ -2,10 +2,12 @@
 //! to P and to Q is durable on the members that have the stripe's P and Q. The format and the crash cases are in
 //! docs/formats.md and [`pinstripe_md::double_parity_log`].
 //!
-//! Many records are live at a time, so nobody waits for another's members: only for the record that is just being written,
-//! and then shares the next one with all who came meanwhile. What a record covers is forced to the medium, so that a batch
-//! that is released is over for good (C4): its entry may be overwritten, and if it is still found, it gives the parity that
-//! is there. Of several entries for a row the newest counts: that it was logged at all says that those before it are over.
+//! Many records are live at a time. A stripe write waits for the record that is just being written, and then
+//! shares the next one with all stripe writes that came meanwhile. It waits for the members of other stripe
+//! writes only where the area has no room. What a record covers is forced to the medium, so that a batch that
+//! is released is over for good (C4): its entry may be overwritten, and if it is still found, it gives the
+//! parity that is there. Of several entries for a row the newest counts: that it was logged at all says that
+//! those before it are over.
 
 use std::sync::{
     Arc,
@@ -50,7 +52,7 @@ pub struct DoubleParityLog {
     queues: Queues<Part>,
 }
 
-/// An entry with its payload, whose checksum is filled in by the leader.
+/// An entry with its payload. The leader fills in the payload's length and checksum.
 #[derive(Clone)]
 pub(crate) struct Part {
     entry: Entry,
@@ -132,7 +134,7 @@ impl DoubleParityLog {
         device.write(area.offset, buffer.freeze(), true).await.result.map(|_| ())
     }
 
-    /// Has everybody who waits look again.
+    /// Has every task that waits look again.
     pub(super) fn wake(&self) {
         self.door.wake();
         self.queues.wake();

@@ -39,8 +39,8 @@ struct Group {
 /// Batch, stripe and first byte.
 type Key = (u64, u64, u32);
 
-/// Whether every member that is there has a log, with room for what a stripe write may need. Of one whose medium doesn't say, the
-/// others do, or the superblocks (`needed`).
+/// Whether every member that is there has a log, with room for what a stripe write may need. Where a member's
+/// anchor can't be read, the other members decide, or the superblocks (`needed`).
 pub(super) async fn is_carried(members: &Members<'_>, needed: bool) -> Result<bool, AssembleError> {
     let chunk = members.geometry.chunk_bytes();
     let mut any = needed;
@@ -106,7 +106,7 @@ pub(super) async fn replay(members: &Members<'_>) -> Result<Option<String>, Asse
     Ok(None)
 }
 
-/// Every entry that the members' logs hold, by age; or the name of a member whose log can't be read.
+/// Every entry that the members' logs hold, by age; or the name of a member with a log that can't be read.
 async fn gather(members: &Members<'_>) -> Result<Result<BTreeMap<Key, Group>, String>, AssembleError> {
     let geometry = members.geometry;
     let mut found = Vec::new();
@@ -119,7 +119,7 @@ async fn gather(members: &Members<'_>) -> Result<Result<BTreeMap<Key, Group>, St
         let log = find(&log.bytes, member.superblock.array.set_uuid, geometry.logical_block().into());
         found.extend(log.map(|log| (slot, log)));
     }
-    // A member that joined has the log's latest name; who has another was not there.
+    // A member that joined has the log's latest incarnation. A member with another one was not there.
     let incarnation = found.iter().map(|(_, log)| log.identity.incarnation).max();
     let mut groups: BTreeMap<Key, Group> = BTreeMap::new();
     for (slot, log) in found {

@@ -10,7 +10,7 @@
 //! they have answered, its guard is dropped: the log doesn't need to hold it any longer than until the members' next flush. Another
 //! task does that flush and moves the tail ([`reclaim`]).
 //!
-//! # Why nobody waits for ever (C12)
+//! # Why no batch waits for ever (C12)
 //!
 //! A batch waits for room while it holds a claim. Room comes from batches that are logged already: all they still need is
 //! their members' answers, never a claim, room, or the gate. A batch is let in only when there is room for all of it, in the
@@ -78,7 +78,7 @@ pub struct Journal {
     state: Mutex<State>,
     /// For the task that writes the log: something was queued, or there is room again.
     wanted: Signal,
-    /// For those who wait: something is durable, the membership changed, or the journal failed.
+    /// For the tasks that wait: something is durable, the membership changed, or the journal failed.
     changed: Signal,
     /// For the reclaimer.
     reclaim: Signal,
@@ -186,7 +186,7 @@ impl State {
     /// From where on the log is needed: whatever comes before is on the members, though perhaps not durably.
     fn needed_from(&self) -> u64 {
         let cached = self.cache.needed_from().filter(|_| !active(Mutant::TailPassesCached));
-        // Who came later may be in the log earlier.
+        // A batch with a later ticket may be in the log earlier.
         self.held.values().copied().chain(self.logging).chain(cached).fold(self.last, u64::min)
     }
 
@@ -287,7 +287,7 @@ impl Journal {
         self.changed.notify();
     }
 
-    /// Nothing more can be logged (C18): who waits is told so.
+    /// Nothing more can be logged (C18). Every task that waits looks again.
     pub(crate) fn fail(&self, error: DeviceError) {
         let mut state = self.state();
         state.failed.get_or_insert(error);
@@ -299,7 +299,7 @@ impl Journal {
         self.wake();
     }
 
-    /// The membership changed, or the array failed: who waits looks again.
+    /// The membership changed, or the array or the journal failed: every task that waits looks again.
     pub(crate) fn wake(&self) {
         self.changed.notify();
         self.wanted.notify();

@@ -1,4 +1,4 @@
-//! The members as a replay sees them: devices that nobody else uses yet.
+//! The members as a replay sees them: devices that nothing else uses yet.
 
 use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
@@ -104,8 +104,8 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Writes at a device's byte `at`, but for blocks that are listed as bad and still refused: nobody reads them, and were they in the way of
-/// a replay the array could never be started.
+/// Writes at a device's byte `at`, but for blocks that are listed as bad and still refused. No read uses
+/// these blocks. If they were an error of the replay, the array could never be started.
 pub(super) async fn write_but_for_listed(
     device: &dyn Device,
     listed: &BadBlockTable,

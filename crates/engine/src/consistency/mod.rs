@@ -1,18 +1,20 @@
 //! What closes the write hole, where the user asked for it: the logs that go before a stripe write.
 //!
-//! A crash in the middle of a stripe write leaves data and parity of different ages. A later resync makes parity match
-//! again, but if a member is lost first, its chunks are made of that mixture: sectors that nobody wrote change. A log
-//! holds, before anything of the row changes, what recovery needs to make parity match what is on the members.
+//! A crash in the middle of a stripe write leaves data and parity of different ages. A later resync makes
+//! parity match again, but if a member is lost first, its chunks are made of that mixture: sectors that were
+//! not written change. A log holds, before anything of the row changes, what recovery needs to make parity
+//! match what is on the members.
 //!
 //! The log is a part of the membership snapshot, like the intent table: a policy is changed on a live array by publishing
 //! another snapshot, and no write waits for a lock. What a log is asked, in the order of a session:
 //!
-//! 1. [`replay`], once, after assembly has decided who is current and before anything else is read or written. What it has
-//!    made good is not dirty any more, and dirty and degraded is no reason to refuse.
+//! 1. [`replay`], once, after assembly has decided which members are current and before anything else is read
+//!    or written. What it has made good is not dirty any more, and dirty and degraded is no reason to refuse.
 //! 2. [`Log::open`], before the superblocks say *dirty* for the first time: the log holds nothing from before.
-//! 3. [`Log::write_ahead`], in every stripe write, when parity is known and before any member changes. It answers with a
-//!    guard that is dropped when every member has answered: from then on the log may forget the write. A log whose
-//!    guards mean *durable* has all writes of the batch forced to the medium ([`Log::forces_writes`], C4).
+//! 3. [`Log::write_ahead`], in every stripe write, when parity is known and before any member changes. It
+//!    answers with a guard that is dropped when every member has answered: from then on the log may forget
+//!    the write. A log that may forget only durable writes has all writes of the batch forced to the medium
+//!    ([`Log::forces_writes`], C4).
 //! 4. [`Log::close`], after a stop has flushed every member and before the superblocks say *clean*.
 //!
 //! A member that joins gets an empty log before its superblock names it ([`Log::prepare`]).
@@ -91,7 +93,7 @@ pub(crate) enum OldLog {
     InUse,
 }
 
-/// Lets nobody log before the log has begun on every member.
+/// Keeps writers from logging before the log has begun on every member.
 #[derive(Default)]
 struct Door {
     is_open: AtomicBool,
@@ -221,7 +223,7 @@ impl Log {
         matches!(self, Self::Journal(_))
     }
 
-    /// The membership has changed or the array has failed: who waits for the log looks again.
+    /// The membership has changed or the array has failed: every task that waits for the log looks again.
     pub(crate) fn wake(&self) {
         match self {
             Self::None => {}
@@ -313,7 +315,7 @@ impl Log {
         self.write_rows(volume, view, stripe, &[(0, volume.parity_geometry().chunk_bytes())]).await
     }
 
-    /// Begins the log on every member, unless that was done. Nobody writes under it before. Who failed.
+    /// Begins the log on every member, unless that was done. No write is logged before. Returns the failures.
     pub(crate) async fn open(&self, home: &Home) -> Vec<Failure> {
         match self {
             Self::Ppl(log) if !log.door().is_open() => {
@@ -337,10 +339,11 @@ impl Log {
         }
     }
 
-    /// Empties the log on every member. Nobody writes, and every member was flushed (C4). Who failed.
+    /// Ends the log at a stop, so that the next start replays nothing. No write is under way, and every
+    /// member was flushed (C4). Returns the failures.
     pub(crate) async fn close(&self, home: &Home) -> Vec<Failure> {
         match self {
-            // Of the other, clean superblocks say that it says nothing.
+            // With clean superblocks a double-parity log is not replayed, whatever it holds.
             Self::None | Self::DoubleParity(_) => Vec::new(),
             Self::Ppl(log) => {
                 on_every_member(home, async |device, area, _| log.empty(device, area).await).await
@@ -368,7 +371,7 @@ impl Log {
         match self {
             // It waits for the initial sync.
             Self::None | Self::Journal(_) => make_empty(superblock, device).await,
-            // Whoever else goes: this one alone may have to say that the log is in use.
+            // If all other members go, this one alone must say that the log is in use.
             Self::Ppl(log) => log.begin(device, area, slot_of(superblock), log.door().is_open()).await,
             Self::DoubleParity(log) => {
                 ppl::zero(device, area).await?;
@@ -394,7 +397,7 @@ async fn newest_incarnation(home: &Home) -> u64 {
         let anchor = read_bytes(device, area.offset, ANCHOR_BYTES as u64).await.ok();
         let found = anchor.and_then(|anchor| Identity::of_anchor(&anchor, set_uuid));
         newest.set(newest.get().max(found.map_or(0, |identity| identity.incarnation)));
-        // Who can't be read here shows when it is written.
+        // A member that can't be read is no failure here: the write that begins its log decides.
         Ok(())
     };
     on_every_member(home, look).await;
@@ -438,7 +441,7 @@ async fn recorded(volume: &VolumeInner, view: &View) -> Result<(), LogError> {
     if recorded { Ok(()) } else { Err(LogError::Moved) }
 }
 
-/// Does something to the log on every member. Who failed.
+/// Does something to the log on every member with a slot. Returns the failures.
 async fn on_every_member(
     home: &Home,
     work: impl AsyncFn(&dyn Device, LogArea, MemberSlot) -> Result<(), DeviceError>,
@@ -550,8 +553,9 @@ impl Home {
 
     /// Takes up the array's log once parity matches everywhere: before, a log that says so would be believed (C17).
     ///
-    /// From then on a crash finds a log that says that parity matches but for what it has. So what was written before it is
-    /// flushed, and whoever missed any of it is out, on disk too, before the log begins (C4).
+    /// From then on a crash finds a log that says that parity matches but for what it has. So what was
+    /// written before it is flushed, and every member that missed any of it is out, on disk too, before the
+    /// log begins (C4).
     pub(crate) async fn adopt_log(&self) -> Vec<Failure> {
         let shared = self.shared();
         let old = shared.snapshot();
@@ -560,7 +564,7 @@ impl Home {
         if log.is_none() || !old.log.is_none() || !in_sync {
             return Vec::new();
         }
-        // Writers under this snapshot wait for the log to open, which waits for those who don't log.
+        // Writers under this snapshot wait for the log to open. It opens when no other writers are left.
         let next = Snapshot::new(old.generation + 1, old.seats.clone(), Arc::clone(&old.intent), log.clone());
         shared.publish(next);
         shared.admission.drained().await;
@@ -577,7 +581,7 @@ impl Home {
                 }
             }
         }
-        // Past redundancy nobody writes any more, and nothing says otherwise.
+        // Past redundancy nothing is written any more: no log begins.
         if shared.has_failed() { Vec::new() } else { log.open(self).await }
     }
 }

@@ -6,11 +6,11 @@
 //! one ([`Queue`]), and the writes that a record covers are forced to the medium (C4). The kernel flushes every member
 //! after each record for the same reason.
 //!
-//! An entry covers whole rows of 4 KiB, in which the same consecutive columns are written (C17). What a batch writes of a
-//! row is filled up with what the row has, and a batch with other rows is written piece by piece
-//! ([`has_entry_for_every_run`]). A row in which sectors of two columns are written, but not the same ones, is no such row
-//! for us, though MD would log it: should one of the two members be lost with the crash, the sectors of its page that nobody
-//! wrote would be made of a mixture.
+//! An entry covers whole rows of 4 KiB, in which the same consecutive columns are written (C17). What a batch
+//! writes of a row is filled up with what the row has, and a batch with other rows is written piece by piece
+//! ([`has_entry_for_every_run`]). A row in which sectors of two columns are written, but not the same ones,
+//! is no such row for us, though MD would log it: should one of the two members be lost with the crash, the
+//! unwritten sectors of its page would be made of a mixture.
 //!
 //! | crash | what recovery does |
 //! |---|---|
@@ -91,7 +91,7 @@ impl Records for Ppl {
 }
 
 impl Ppl {
-    /// The log of an array, whose next record has `generation`.
+    /// The log of an array. Its next record gets `generation`.
     pub(super) fn new(set_uuid: Uuid, generation: u64) -> Self {
         let rules = Rules {
             exclusive: !active(Mutant::LogRecordForgotten),
@@ -117,7 +117,7 @@ impl Ppl {
         &self.door
     }
 
-    /// Has everybody who waits look again.
+    /// Has every task that waits look again.
     pub(super) fn wake(&self) {
         self.door.wake();
         self.queues.wake();

@@ -22,7 +22,8 @@ pub(super) struct Replayed {
     pub(super) entries: u64,
     /// Entries that were not: torn, so that nothing of theirs had begun, or of a lost member.
     pub(super) skipped: u64,
-    /// Whose log can't be read, so that it isn't known what was being written in the rows with that member's parity.
+    /// The name of a member with a log that can't be read: it isn't known what was being written in the rows
+    /// with its parity.
     pub(super) unreadable: Option<String>,
 }
 
@@ -57,8 +58,8 @@ fn end_of(record: &FoundRecord) -> usize {
     record.offset.saturating_add(HEADER_BYTES).saturating_add(parity)
 }
 
-/// Whether anything was ever logged here. An area that was never used, or emptied and not begun again, says nothing of what
-/// was being written; one whose first header is torn was just going to.
+/// Whether the log was in use here. An area that was never used, or emptied and not begun again, says nothing
+/// of what was being written. An area with a torn first header was in use: a record was just being written.
 fn was_in_use(area: &[u8], found: &Found) -> bool {
     let Some(head) = area.get(..HEADER_BYTES) else { return false };
     match PplHeader::decode(head, signature(found.superblock.array.set_uuid)) {

@@ -1,21 +1,21 @@
-//! Group commit into a member's log area, by whoever comes: no task of its own, no hop to another shard.
+//! Group commit into a member's log area, by the tasks that log: no task of its own, no hop to another shard.
 //!
-//! Everybody who has something to log puts it into the member's queue. Whoever then finds that no record is being written
-//! becomes the leader: takes what has come so far, writes it as one record, and tells the others. A record lives until
-//! every batch in it has been released; its space is used again only then. With [`Rules::exclusive`] there is one live
-//! record at a time: the next gathers meanwhile.
+//! A task with something to log puts it into the member's queue. A task that then finds no record being
+//! written becomes the leader: it takes what has come so far, writes it as one record, and tells the other
+//! tasks. A record lives until every batch in it has been released; its space is used again only then. With
+//! [`Rules::exclusive`] there is one live record at a time: the next gathers meanwhile.
 //!
-//! A queue belongs to a member, not to a slot: who becomes a slot's member by a replacement has had a log since it began to
-//! get the slot's writes, and goes on with it. So what is logged for a slot goes to the member and to the target of its
-//! replacement, as what is written to the slot does (C1): whichever of the two a crash makes the slot's member, its log
-//! knows of every write that may be under way.
+//! A queue belongs to a member, not to a slot. The target of a replacement has a log from when it begins to
+//! get the slot's writes, and goes on with it as the slot's member. So what is logged for a slot goes to the
+//! member and to the target of its replacement, as what is written to the slot does (C1): whichever of the
+//! two a crash makes the slot's member, its log knows of every write that may be under way.
 //!
 //! Where a record's header is long beside what it heads, a leader waits for others ([`Rules::gather_bytes`]), but only while
 //! many stripe writes are under way, and no longer than a few member writes take (decision 17).
 //!
-//! Batches are taken strictly in the order in which they came. A batch that needs several members' logs enters all their queues
-//! under all their locks ([`Queues::enter`]), so that all queues agree on who came first; the first of all then never waits
-//! for space that somebody holds who waits for it.
+//! Batches are taken strictly in the order in which they came. A batch that needs several members' logs
+//! enters all their queues under all their locks ([`enter`]), so that all queues have the same order of
+//! batches. The first batch of all then never waits for the space of a batch that waits for it.
 
 use std::{
     collections::VecDeque,
@@ -144,7 +144,7 @@ struct State<T> {
     durable: u64,
     leading: bool,
     failed: bool,
-    /// Somebody waits until then for more to come.
+    /// A task waits until then for more to come.
     gathers_until: Option<u64>,
 }
 
@@ -202,7 +202,7 @@ impl<T: Clone> Queues<T> {
         Arc::clone(all[number].get_or_insert_with(|| Arc::new(Queue::new(self.rules, member.log_area()))))
     }
 
-    /// Has the logs of some slots know of a batch, durably: in each slot's log the parts that go with it. Who is the target
+    /// Logs a batch in the logs of some slots, durably: for each slot the parts that go with it. The target
     /// of a slot's replacement logs what the slot's member does.
     pub(super) async fn append(
         &self,
@@ -236,7 +236,7 @@ impl<T: Clone> Queues<T> {
         Ok(kept)
     }
 
-    /// Has everybody who waits look again.
+    /// Has every task that waits look again.
     pub(super) fn wake(&self) {
         let all = self.by_member.read().unwrap_or_else(PoisonError::into_inner);
         all.iter().flatten().for_each(|queue| queue.changed.notify());
@@ -271,7 +271,7 @@ fn enter<T>(seats: &mut [Seat<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
 }
 
 impl<T: Clone> Seat<'_, T> {
-    /// Waits until what was entered is on the member; writes it, if nobody else does.
+    /// Waits until what was entered is on the member; writes it, if no other task does.
     async fn durable(
         &self,
         log: &impl Records<Item = T>,
@@ -361,7 +361,7 @@ impl<T> Queue<T> {
         turn
     }
 
-    /// Waits until the part is in a record that is over.
+    /// Waits until the part is in a record that is durable, or the log has failed.
     async fn passed(&self, ticket: Ticket) {
         self.changed
             .wait_until(|| {
@@ -436,7 +436,7 @@ impl<T> State<T> {
         if self.is_short(rules) {
             let now = shard::now();
             match self.gathers_until {
-                // Whoever waits looks again.
+                // The task that gathers looks again then.
                 Some(until) if now < until => return None,
                 Some(_) => {}
                 None => {

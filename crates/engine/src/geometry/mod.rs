@@ -208,7 +208,7 @@ pub enum GeometryError {
     /// A member has no room for one chunk.
     #[error("member {slot} has {member_bytes} usable bytes, less than one chunk of {chunk_bytes}")]
     MemberTooSmall {
-        /// The member (0 for parity levels, whose members are all the same size).
+        /// The member; 0 for parity levels, where all members have the same size.
         slot: usize,
         /// Its usable bytes.
         member_bytes: u64,

@@ -1,10 +1,12 @@
 //! Pages that are in the log and not yet on the members: what a write-back journal keeps in memory.
 //!
-//! The members' rows stay consistent with each other without these pages, so whoever reads members (degraded reads, resync,
-//! rebuild, scrub, a stripe write's pre-read) need not know of them. Only users do: their reads are laid over with them, and
-//! a write that goes to the members takes them along first.
+//! The members' rows stay consistent with each other without these pages. So reads of members (degraded
+//! reads, resync, rebuild, scrub, a stripe write's pre-read) need not know of them. Only the array's users'
+//! requests do: a read is laid over with these pages, and a write that goes to the members takes them along
+//! first.
 //!
-//! Only who holds the claim of a stripe changes what is cached of it. Two bounds are kept, both before a page is taken in:
+//! Only the holder of a stripe's claim changes what is cached of it. Two bounds are kept, both before a page
+//! is taken in:
 //!
 //! - *Memory*: so many pages and no more.
 //! - *The log*: for every stripe that is cached, room for the record that writes it out is set aside. So a stripe can always
@@ -191,7 +193,7 @@ impl Cache {
         }
     }
 
-    /// The stripes whose claim is that of a slot.
+    /// The stripes that share the claim of a slot.
     pub(crate) fn in_slot(&self, slot: u64) -> Vec<Key> {
         let (first, last) = (Key { slot, stripe: 0 }, Key { slot, stripe: u64::MAX });
         self.stripes.range(first..=last).map(|(&key, _)| key).collect()

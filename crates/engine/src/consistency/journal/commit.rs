@@ -26,7 +26,7 @@ impl Home {
         }
     }
 
-    /// Writes the log for everybody who asks, one write at a time.
+    /// Writes the log for all batches that are queued, one write at a time.
     pub(crate) async fn write_journal(self: Rc<Self>, journal: Arc<Journal>) {
         let over = || self.stopped.get() || journal.failure().is_some();
         loop {
@@ -64,7 +64,7 @@ impl Journal {
         let mut state = self.state();
         let together_max = GROUP_PAGES_MAX.min(self.ring.blocks() / 4);
         let room = self.room(&state);
-        // What is set aside for writing out, nobody else gets.
+        // Room that is set aside is for the urgent ones only.
         let others = room.saturating_sub(state.cache.reserved() + state.promised);
         let State { queue, urgent, spare, others_turn, .. } = &mut *state;
         let mut taken = None;
@@ -101,12 +101,13 @@ impl Journal {
         let state = self.state();
         let place = self.place(&state, state.head);
         let packed = self.ring.pack(pages, state.seq, place, self.room(&state));
-        // There was room when the pages were taken, and nobody else writes.
+        // There was room when the pages were taken, and no other task writes the log.
         let (packed, taken) = packed.ok_or(DeviceError::of(pinstripe_runtime::DeviceErrorKind::Invalid))?;
         Ok((place, packed.bytes, taken))
     }
 
-    /// From the head on the log is needed until it is known by whom: a group may be more meta blocks than one.
+    /// From the head on the log is needed, until [`logged`](Self::logged) knows for which batches: a group
+    /// may be more meta blocks than one.
     fn begin(&self) {
         let mut state = self.state();
         state.logging = Some(state.head);

@@ -100,7 +100,8 @@ impl Home {
         let (device, member) = self.supervise(&mut found)?;
         self.enter_journal(&found, &device, &member);
         if self.records.borrow().misses_someone() && !active(Mutant::AbsentMissReplay) {
-            // Who isn't here misses what is replayed, and the journal forgets it. Back after a crash, nobody is to take it for
+            // A device that isn't here misses what is replayed, and replay empties the journal. So the
+            // superblocks say first that the device is out: back after a crash, it must not be taken for
             // current (C2).
             self.update_superblocks().await.map_err(|_| AssembleError::NoRecord)?;
             if let Some(book) = &self.records.borrow().journal {
@@ -125,8 +126,8 @@ impl Home {
         self.records.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
     }
 
-    /// Puts the journal device under supervision like a member, though it has no slot: who asks it for something hears of its
-    /// failure, and nobody else is told.
+    /// Puts the journal device under supervision like a member, though it has no slot. The request that fails
+    /// gets the error, and the controller gets no report.
     fn supervise(&self, found: &mut Found) -> Result<(Rc<Supervised>, Arc<Member>), AssembleError> {
         let device = found
             .source

@@ -4,11 +4,12 @@
 //! each page counting. A row's data with the parity logged behind it is *whole*; data behind which no parity came is *loose* (a
 //! write-back journal leaves such, and so does a write-through one where a crash came in the middle of a row or where the parity's member was missing).
 //!
-//! 1. Whole rows are written to the members, and so are those whose parity nobody is there to hold.
-//! 2. If rows are loose, their parity is computed from what the members hold besides, and they are logged once more, now
-//!    whole, behind the end of the log and with a jump in the sequence. When that is durable, and the members are
-//!    flushed, the tail moves there, and 1 follows for them. Written to the members at once, a crash in the middle and then a lost member
-//!    would leave rows whose parity matches neither old nor new data.
+//! 1. Whole rows are written to the members, and so are rows with no parity member present.
+//! 2. If rows are loose, their parity is computed from what the members hold besides, and they are logged
+//!    once more, now whole, behind the end of the log and with a jump in the sequence. When that is durable,
+//!    and the members are flushed, the tail moves there, and 1 follows for them. If they were written to the
+//!    members at once, a crash in the middle and then a lost member would leave rows with parity that matches
+//!    neither old nor new data.
 //! 3. All members are flushed, an empty meta block with a jump in the sequence is written behind the log, and the tail moves to it (C4).
 //!
 //! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes what the log says,
@@ -469,7 +470,7 @@ impl<'a> Replay<'a> {
             }
         }
         let parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten().zip(&row.parity);
-        // Parity that nobody can read stands in for nothing; that of older data than the loose is void.
+        // Parity of a missing member is not compared: no read uses it. Parity before loose data is void.
         for (slot, page) in parity.filter(|(slot, _)| !missing.contains(slot.index()) && row.loose.is_empty())
         {
             let buffer = shard::buffer(BLOCK_BYTES);

@@ -1,7 +1,7 @@
 //! The ring on the journal device: places, reads and writes of blocks, and rows packed behind meta blocks.
 //!
-//! Places are sectors relative to the journal member's data, as the format counts them. A read or write that reaches past
-//! the end of the ring is cut in two; nobody else needs to know where the end is.
+//! Places are sectors relative to the journal member's data, as the format counts them. A read or write that
+//! reaches past the end of the ring is cut in two; no other module needs to know where the end is.
 
 use std::rc::Rc;
 
@@ -20,7 +20,7 @@ pub(crate) enum Place {
     Data(Sector),
     /// P of a row, by member sector.
     P(Sector),
-    /// Q of the row whose P comes right before.
+    /// Q, of the same row as the P right before it.
     Q,
 }
 

@@ -5,12 +5,13 @@
 //! what a replay needs, ours or the kernel's: data behind which no parity came is newer than the members, and what is on
 //! the members is consistent without it.
 //!
-//! A batch that can't be cached (no room, or the array isn't whole) is written through, after what is cached of its stripe;
-//! that is all the back-pressure there is. It may wait for room in the log with its claim held. So that nobody waits for it in turn, it
-//! first writes out every cached stripe whose claim is the same slot, and what is written out has room set aside.
+//! A batch that can't be cached (no room, or the array isn't whole) is written through, after what is cached
+//! of its stripe; that is all the back-pressure there is. Such a batch may wait for room in the log with its
+//! claim held. Room may have to come from writing out, which needs claims too. So the batch first writes out
+//! every cached stripe with the same claim; for what is written out, room is set aside.
 //!
-//! MD's rules: the mode is switched by hand and not kept on disk; an array that isn't whole, or whose journal has failed, falls back to
-//! write-through, and stays there.
+//! MD's rules: the mode is switched by hand and not kept on disk; an array that isn't whole, or has lost its
+//! journal, falls back to write-through, and stays there.
 
 use std::{rc::Rc, sync::Arc};
 
@@ -119,7 +120,7 @@ impl Journal {
         self.state().cache.stripe(key)
     }
 
-    /// The stripes in the cache whose claim is that of a slot.
+    /// The stripes in the cache that share the claim of a slot.
     pub(crate) fn cached_in_slot(&self, slot: u64) -> Vec<Key> {
         self.state().cache.in_slot(slot)
     }
