@@ -1,4 +1,4 @@
-//! A device that is known to be gone before anybody asks anything of it.
+//! A device that is known to be gone before any request to it fails.
 
 use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
@@ -8,9 +8,10 @@ use crate::{
 };
 
 impl Array {
-    /// Drops the member on `device`, which is gone for good: whoever opened it knows. Otherwise it would be found out by the
-    /// next request to it, which on an idle array may be the one that has just lost another member. Not if the array
-    /// can't do without it, whose state then stays as it is (C3). Whether it was dropped.
+    /// Drops the member on `device`, which the caller knows to be gone for good. Otherwise the next request
+    /// to it would find that out, and on an idle array that may be the one that has just lost another member.
+    /// A member that the array can't do without stays, and its state as it is (C3). Returns whether the
+    /// member was dropped.
     pub async fn lose(&self, device: &str) -> Result<bool, IoError> {
         if self.check_change().is_err() {
             return Ok(false);

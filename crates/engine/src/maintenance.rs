@@ -1,8 +1,9 @@
 //! Resync, rebuild, check and repair: a walk over stripes, each under its claim, beside the users' I/O.
 //!
-//! One task on the home shard looks at what is to do and does one thing at a time: a recovering member is rebuilt; a complete array
-//! whose regions need it is resynced; then scrubs that were asked for. Whenever the membership changes, the walk ends and the
-//! task looks again. Several stripes are under way at a time, so that the members are busy.
+//! One task on the home shard looks at what is to do and does one thing at a time: a recovering member is
+//! rebuilt; a complete array is resynced where its regions need it; then scrubs that were asked for. Whenever
+//! the membership changes, the walk ends and the task looks again. Several stripes are under way at a time,
+//! so that the members are busy.
 //!
 //! Between two stripes a worker holds nothing. There it waits while maintenance is paused (MD: `frozen`), and for its turn
 //! by the limits and beside users ([`pace`]).
@@ -74,7 +75,7 @@ impl SyncAction {
         }
     }
 
-    /// Whether it is done because somebody asked, and not because the array needs it.
+    /// Whether it is done on request, and not because the array needs it.
     pub fn is_scrub(self) -> bool {
         matches!(self, Self::Check | Self::Repair)
     }
@@ -132,7 +133,8 @@ pub(crate) struct Upkeep {
     pub(crate) sync: RefCell<Option<SyncProgress>>,
     /// The walk under way, or the last one.
     walk: RefCell<Option<Rc<Walk>>>,
-    /// The members are being flushed after a part of it: whoever fails that has lost what no later flush brings back (C5).
+    /// The members are being flushed after a part of it. A member that fails the flush has lost what no later
+    /// flush brings back (C5).
     flushing: Cell<bool>,
     /// A part of the region that is being resynced could not be.
     with_errors: Cell<bool>,
@@ -694,7 +696,7 @@ impl VolumeInner {
         let view = self.view();
         let mut row = self.rows.take();
         for from in (0..self.parity_geometry().chunk_bytes()).step_by(ROW_BYTES as usize) {
-            // A row that can't be made stays as it is, and who needs it gets the error.
+            // A row that can't be made stays as it is, and requests that need it get the error.
             let _ = self
                 .compare_rows(&view, stripe, (from, from + ROW_BYTES), Correction::Nothing, &mut row)
                 .await;

@@ -11,7 +11,8 @@
 //! - While any request is late, the member refuses new ones. So nothing that is written to it afterwards can be overtaken by what
 //!   was written before. A member that is out of the membership refuses for good, and its device is not taken back
 //!   before its last late request is over.
-//! - A stripe is released when the members that count have answered: a late write changes only a member that nobody reads.
+//! - A stripe is released when the members that count have answered: a late write changes only a member that
+//!   nothing reads.
 //!
 //! A read or write that the device had no resources for is tried again a few times; a flush never is (C5).
 
@@ -60,8 +61,9 @@ const ZERO: u8 = 3;
 const COMMAND: u8 = 4;
 /// A command to a member's server that may have to wait for other servers.
 const FIRST_PHASE: u8 = 5;
-/// Such a command has at least so long: a server tells after 5 s that it can't reach another one, and gives up waiting for others
-/// after 10 s (docs/offload-protocol.md, section 8). Whoever were dropped sooner would pay for another one's silence.
+/// Such a command has at least so long: a server tells after 5 s that it can't reach another one, and gives
+/// up waiting for others after 10 s (docs/offload-protocol.md, section 8). A member that is dropped sooner
+/// would pay for another one's silence.
 const FIRST_PHASE_NS: u64 = 12_000_000_000;
 
 macro_rules! member_counters {
@@ -102,7 +104,7 @@ member_counters! {
     read_errors,
     /// Writes and flushes that failed.
     write_errors,
-    /// Reads that failed, and whose sectors were written anew from the other members.
+    /// Failed reads after which the sectors were written anew from the other members.
     corrected_reads,
     /// Requests that were tried again because the device had no resources for them.
     retries,
@@ -112,9 +114,9 @@ member_counters! {
     timed_out,
     /// Commands to a server that computes.
     commands,
-    /// Bytes sent to a member whose server computes.
+    /// Bytes sent to a server that computes.
     sent_bytes,
-    /// Bytes received from a member whose server computes.
+    /// Bytes received from a server that computes.
     received_bytes,
 }
 
@@ -385,7 +387,7 @@ impl Device for Supervised {
 }
 
 impl Core {
-    /// The member has had its time: it is to be dropped, and nobody shall wait for it.
+    /// The member has had its time: it is reported, to be dropped, and no task waits for it any more.
     fn time_out(&self, about: About) {
         let shared = &self.shared;
         if matches!(shared.geometry, Geometry::Parity(_))
@@ -431,7 +433,7 @@ impl Observer for Core {
     fn overdue(&self, about: About, age_ns: u64) -> Verdict {
         let limit = self.shared.member_limit_ns();
         let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
-        // Without a limit nobody is dropped.
+        // Without a limit no member is dropped.
         let mut limit =
             if about.kind == FIRST_PHASE && limit > 0 { limit.max(FIRST_PHASE_NS) } else { limit };
         if limit > 0 && age_ns >= limit {
@@ -490,7 +492,8 @@ impl Observer for Core {
             let mut result = Err(DeviceError::of(DeviceErrorKind::Busy));
             for attempt in 0..RETRIES {
                 shard::sleep(RETRY_NS << attempt).await;
-                // The wait may be over by now, and the stripe somebody else's: then nothing may be sent any more.
+                // The wait may be over by now, and another task may hold the stripe: then nothing may be sent
+                // any more.
                 let Some(device) = device.upgrade().filter(|_| !member.health.refuses()) else { break };
                 counters.retries.add(1);
                 (result, payload) = once_more(&*device, about, payload).await;

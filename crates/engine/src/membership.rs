@@ -1,4 +1,4 @@
-//! The commands that change who belongs to an array in service, and its bitmap.
+//! The commands that change the members of an array in service, or its bitmap.
 
 use std::{pin::pin, rc::Rc, sync::Arc};
 
@@ -67,7 +67,7 @@ pub enum CommandError {
         /// How many there are.
         slots: usize,
     },
-    /// Nobody holds it.
+    /// No member holds it.
     #[error("slot {0} is empty already")]
     SlotEmpty(usize),
     /// The array can't do without it.
@@ -83,7 +83,7 @@ pub enum CommandError {
         /// What it is.
         state: &'static str,
     },
-    /// Whoever joins takes the empty slot.
+    /// A device that joins takes the empty slot.
     #[error(
         "slot {empty} is empty: a device that joins goes there, and not to slot {slot}. Fill it first (`pinstripe add`), then replace; nothing was done"
     )]
@@ -440,7 +440,8 @@ impl Array {
         (fits && is_empty && persistent && self.home.can_come_back(superblock.array.events)).then_some(slot)
     }
 
-    /// A member that comes back keeps its number unless somebody else has it by now.
+    /// A member that comes back keeps its number, unless another device has it by now or the roles table ends
+    /// before it.
     fn give_number(&self, superblock: &mut Superblock) -> Result<(), CommandError> {
         let records = self.records();
         let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
@@ -456,7 +457,7 @@ impl Array {
         Ok(())
     }
 
-    /// A device whose content doesn't count: a spare with the identity `uuid`.
+    /// A device as a spare with the identity `uuid`: its content doesn't count.
     async fn blank(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Newcomer, CommandError> {
         self.home.refuse_late(&source.name(), |_| false)?;
         let former = self.former(&source).await?;

@@ -47,7 +47,7 @@ pinstripe_runtime::mutants! {
     SyncWithoutClaim,
     /// A member that is being rebuilt is read from.
     RecoveringRead,
-    /// The superblocks are marked clean while somebody writes.
+    /// The superblocks are marked clean while writes are under way.
     CleanWithWriters,
     /// Zeroing a stripe leaves its parity as it was (C6).
     ZeroesLeaveParity,
@@ -55,7 +55,7 @@ pinstripe_runtime::mutants! {
     TornParityTrusted,
     /// A write of another stripe that shares the slot joins the batch.
     JoinsOtherStripe,
-    /// The slot is freed although somebody has just arrived (C12).
+    /// The slot is freed although a waiter has just arrived (C12).
     ReleaseForgetsArrivals,
     /// Arrivals are served in the order of the stack, the latest first (C11).
     ArrivalsNotTurned,
@@ -151,7 +151,7 @@ pinstripe_runtime::mutants! {
     TornLogBelieved,
     /// What assembly has read isn't made durable before anything is built on it.
     AssembledUnflushed,
-    /// The journal is replayed and emptied before the superblocks say who is missing (C2).
+    /// The journal is replayed and emptied before the superblocks say which members are missing (C2).
     AbsentMissReplay,
     /// The journal's tail is moved before the members are flushed (C4).
     TailBeforeFlush,
@@ -161,9 +161,9 @@ pinstripe_runtime::mutants! {
     JournalWithoutParity,
     /// The journal's replay leaves out the last meta block.
     ReplayStopsEarly,
-    /// The journal's replay believes pages whose checksum doesn't match.
+    /// The journal's replay believes pages with a wrong checksum.
     JournalChecksumIgnored,
-    /// Who writes goes on without the journal when it has failed, and the superblocks say nothing of it (C18).
+    /// Writes go on without the journal when it has failed, and the superblocks say nothing of it (C18).
     JournalLossIgnored,
     /// A write is acknowledged from the cache of a write-back journal before it is in the log.
     AcknowledgedFromMemory,
@@ -179,9 +179,9 @@ pinstripe_runtime::mutants! {
     LogAfterData,
     /// A log on the members is taken up while parity doesn't match everywhere yet (C17).
     LogBeforeSync,
-    /// A device joins whose blocks are larger than the array's (C20).
+    /// A device with larger blocks than the array's joins (C20).
     LargerBlocksJoin,
-    /// A log's record follows another whose writes are still under way (C4).
+    /// A log's record follows another while writes of that one are still under way (C4).
     LogRecordForgotten,
     /// What a log forgets is still in the members' caches (C4).
     LogWithoutForcing,
@@ -243,7 +243,7 @@ pinstripe_runtime::mutants! {
     BadBlockFreedEarly,
     /// A bad block is freed although another flush has lost what was written there (C33).
     BadBlockFreedPastLoss,
-    /// Who asks for a turn while maintenance is held up prolongs it.
+    /// While maintenance is held up, each request for a turn prolongs that.
     PaceNeverLetsGo,
     /// The bitmap's header does not say when bits could be cleared last (C9).
     ClearingNotCounted,
@@ -293,7 +293,7 @@ pinstripe_runtime::mutants! {
     OffloadUnresolved,
     /// A server that did not carry out a commit is kept (C2).
     OffloadCommitErrorIgnored,
-    /// Servers change parity of an array whose log must know the old bytes.
+    /// Servers change parity of an array with a log, which must know the old bytes.
     OffloadPastLog,
     /// What is written to a missing member is not sent to the parity servers.
     OffloadSuppliedForgotten,
@@ -425,7 +425,7 @@ mod tests {
         }
     }
 
-    /// The swarm, which leaves these out, can't tell that nobody tries one.
+    /// The swarm leaves these out, so it can't tell when no test tries one.
     #[test]
     fn the_directed_tests_try_every_defect_that_is_theirs() {
         let mut tests = String::new();

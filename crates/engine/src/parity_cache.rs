@@ -47,9 +47,9 @@ pub struct Key {
 /// What most requests look at, and nothing else: 32 bytes for each set, so that a cache of 64 MiB has a directory of
 /// 64 KiB. Four tags to a word; 0 is no tag.
 ///
-/// It is read without a lock. Only the holder of the stripe's claim puts a row's tag in, and only the holder looks for
-/// it, so who finds no tag knows that the row isn't here. (Eviction by others takes a tag away together with the row,
-/// under the lock.)
+/// It is read without a lock. Only the holder of the stripe's claim puts a row's tag in, and only the holder
+/// looks for it: if it finds no tag, the row isn't here. (Eviction by others takes a tag away together with
+/// the row, under the lock.)
 #[derive(Default)]
 #[repr(align(32))]
 struct Directory {

@@ -249,8 +249,9 @@ impl VolumeInner {
         (result, buffer)
     }
 
-    /// Whether the member of a piece, which lists it as bad or has just refused it, may have a part of it: only the rest is to be
-    /// made from the others then, which may be wrong where nobody looked yet.
+    /// Whether the member of a piece may have a part of it, although it lists the piece as bad or has just
+    /// refused it. Only the rest is to be made from the others then, for they may be wrong where nothing has
+    /// read them yet.
     pub(crate) fn is_partly_there(&self, view: &View, piece: &Piece, is_refused: bool) -> bool {
         let geometry = self.parity_geometry();
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();

@@ -108,15 +108,15 @@ pub(crate) struct Records {
     pub(crate) uneven: bool,
     /// The journal device, if there is one.
     pub(crate) journal: Option<JournalBook>,
-    /// Nothing was written since the array was assembled. A device that isn't here may be one event ahead of those that are, for
-    /// one superblock goes first, alone. So the first update is followed by another before anything else is done: nobody who
-    /// was not here for it has as many events.
+    /// Nothing was written since the array was assembled. A device that isn't here may be one event ahead of
+    /// those that are, for one superblock goes first, alone. So the first update is followed by another
+    /// before anything else is done: then no absent device has as many events.
     pub(crate) is_new: bool,
 }
 
 /// The journal device: it has no slot.
 pub(crate) struct JournalBook {
-    /// Supervised: whatever it does, who waits for it gets an answer.
+    /// Supervised: whatever it does, a task that waits for it gets an answer.
     pub(crate) device: Rc<Supervised>,
     /// How it does.
     pub(crate) member: Arc<Member>,
@@ -212,12 +212,12 @@ impl Records {
         &mut self.members[id.0]
     }
 
-    /// Devices whose superblocks are written, in order.
+    /// Devices that get superblocks, in order.
     pub(crate) fn active(&self) -> impl Iterator<Item = &MemberBook> {
         self.members.iter().filter(|book| book.is_active())
     }
 
-    /// Whether everybody must be brought level before one superblock may go first, alone.
+    /// Whether all devices must be brought level before one superblock may go first, alone.
     pub(crate) fn needs_levelling(&self) -> bool {
         self.uneven || self.is_new
     }
@@ -265,7 +265,7 @@ impl Records {
         book.state = MemberState::Failed(error);
     }
 
-    /// Takes a device out of the array: nobody has its number any more.
+    /// Takes a device out of the array. Its number becomes free, unless another device has it too.
     pub(crate) fn remove(&mut self, id: MemberId) {
         let number = self.members[id.0].superblock.member.dev_number;
         let shared =
@@ -311,7 +311,8 @@ impl Records {
         book.superblock.member.replacement = false;
     }
 
-    /// The bitmap goes, or gets other regions: who was being recovered by its bits is recovered whole.
+    /// The bitmap goes, or gets other regions: a device that was being recovered by its bits is recovered
+    /// whole.
     pub(crate) fn forget_bits(&mut self) {
         for book in &mut self.members {
             book.superblock.member.recovery_by_bitmap = false;
@@ -337,9 +338,10 @@ impl Records {
         }
     }
 
-    /// After a crash a member and the target of its replacement may hold different bytes where it was being written,
-    /// from byte `dirty` of the members on at the earliest, and with a bitmap only where bits are set. What was copied
-    /// there is no copy any more. True if that concerns anybody; then the superblocks must say so before anything else.
+    /// After a crash a member and the target of its replacement may hold different bytes where it was being
+    /// written, from byte `dirty` of the members on at the earliest, and with a bitmap only where bits are
+    /// set. What was copied there is no copy any more. True if that concerns a target; then the superblocks
+    /// must say so before anything else.
     pub(crate) fn distrust_copies(&mut self, dirty: u64) -> bool {
         let by_bits = self.bitmap.is_some();
         let mut any = false;
@@ -388,7 +390,8 @@ impl Records {
         }
         for book in self.members.iter_mut().filter(|book| book.is_active()) {
             book.superblock.array = self.array.clone();
-            // A superblock that needs a log names its place. What a spare says of it nobody asks.
+            // A superblock that needs the log must name its place. So a spare that has no log says that it
+            // needs none.
             book.superblock.array.needs_double_parity_log &=
                 book.is_seated() || book.superblock.member.double_parity_log.is_some();
         }

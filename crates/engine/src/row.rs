@@ -23,7 +23,7 @@ pub(crate) struct Row {
     pub(crate) p: Option<Slice>,
     /// Q as it is on the member, if it was read.
     pub(crate) q: Option<Slice>,
-    /// Slots whose sectors could not be read although the member is in sync.
+    /// Slots of members that are in sync and could not read their sectors.
     pub(crate) unreadable: Set64,
     set: SubmissionSet,
     asked: Vec<usize>,

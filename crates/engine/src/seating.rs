@@ -26,8 +26,8 @@ use crate::{
 };
 
 impl Home {
-    /// Takes a device in. One that comes back to its slot goes on from what it has, if nobody is there by now and bits
-    /// still tell; any other is a spare, and takes the first empty slot at once.
+    /// Takes a device in. One that comes back to its slot goes on from what it has, if the slot is empty and
+    /// bits still tell; any other is a spare, and takes the first empty slot at once.
     pub(crate) async fn enter(&self, newcomer: Newcomer, comes_back: Option<usize>) -> Result<(), IoError> {
         let seats = &self.shared().snapshot().seats;
         let slot = comes_back.filter(|&slot| matches!(seats.get(slot), Some(Seat::Empty)));
@@ -119,7 +119,7 @@ impl Home {
             match seat {
                 Seat::Empty if how != Seating::Replacement => Seat::Recovering(target),
                 Seat::InSync(member) if how == Seating::Replacement => Seat::Replacing { member, target },
-                // Somebody failed or was faster meanwhile.
+                // Meanwhile the member failed, or another device took the place.
                 _ => return Err(IoError::MembershipChanged),
             }
         };
@@ -184,7 +184,8 @@ impl Home {
         self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
         self.records.borrow_mut().uneven = true;
         let _pages = self.lock_pages().await;
-        // C9: the bitmap's header before the superblock. Who can't take it is noticed at the update that follows.
+        // C9: the bitmap's header before the superblock. A member that can't write it is noticed at the
+        // update that follows.
         let _ = self.write_bitmap_pages(&[0]).await;
         let (slot, name, offset, write) = {
             let records = self.records.borrow();

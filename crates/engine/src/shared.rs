@@ -31,9 +31,9 @@ pub struct Shared {
     pub geometry: Geometry,
     /// How it behaves.
     pub options: ArrayOptions,
-    /// Who writes which stripe.
+    /// Which task writes which stripe.
     pub stripes: StripeTable<Piece, Answer>,
-    /// Who may write at all.
+    /// Whether writes are let in at all.
     pub admission: Admission,
     /// Parity written lately.
     pub cache: ParityCache,
@@ -183,13 +183,14 @@ impl Shared {
         let generation = snapshot.generation;
         let old = std::mem::replace(&mut *locked(&self.current), Arc::new(snapshot));
         self.admission.publish(generation);
-        // Who waits under the old one gives way.
+        // Tasks that wait under the old one give way.
         old.log.wake();
         self.offload.changed.notify();
         self.durable_changed.notify();
     }
 
-    /// Whether the membership is another than that of `generation`, or the array has failed: who waits under it gives way.
+    /// Whether the membership is another than that of `generation`, or the array has failed: tasks that wait
+    /// under it give way.
     pub fn has_moved(&self, generation: u64) -> bool {
         self.admission.generation() != generation || self.has_failed()
     }
@@ -340,7 +341,7 @@ impl Shared {
         self.member_limit_ns.load(Ordering::Relaxed)
     }
 
-    /// Changes that limit. Who waits already is told by `members`.
+    /// Changes that limit. Requests that wait already don't notice: see `bound_waits` in `members`.
     pub(crate) fn set_member_limit_ns(&self, limit: u64) {
         self.member_limit_ns.store(limit, Ordering::Relaxed);
     }

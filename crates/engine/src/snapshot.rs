@@ -1,4 +1,4 @@
-//! The membership: who holds which slot, as one immutable value with a generation (C1).
+//! The membership: which member holds which slot, as one immutable value with a generation (C1).
 
 use std::{
     ops::Range,
@@ -44,10 +44,10 @@ pub struct Member {
     pub health: Health,
 }
 
-/// Who holds a slot.
+/// What holds a slot.
 #[derive(Clone)]
 pub enum Seat {
-    /// Nobody.
+    /// Nothing.
     Empty,
     /// A member that has everything.
     InSync(Arc<Member>),
@@ -55,9 +55,9 @@ pub enum Seat {
     Recovering(Arc<Member>),
     /// A member that has everything, and the one that is to take its place: that gets every write too, and no read.
     Replacing {
-        /// Who has everything.
+        /// The member that has everything.
         member: Arc<Member>,
-        /// Who is being copied to.
+        /// The device that is being copied to.
         target: Arc<Member>,
     },
 }
@@ -124,7 +124,7 @@ pub struct Snapshot {
     pub intent: Arc<IntentTable>,
     /// The log that goes with this membership.
     pub log: Log,
-    /// Whose servers compute; `None` until they know this membership.
+    /// The members with servers that compute; `None` until the servers know this membership.
     pub offload: Option<Arc<Attached>>,
 }
 
@@ -215,7 +215,7 @@ pub struct View {
 }
 
 impl View {
-    /// The member and device of a place, if anybody holds it.
+    /// The member and device of a place, if it is held.
     pub fn member(&self, place: usize) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
         let slots = self.snapshot.seats.len();
         let member = match place.checked_sub(slots) {

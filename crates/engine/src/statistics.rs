@@ -95,7 +95,7 @@ counters! {
     offload_operations,
     /// Stripe writes and reads that the servers could not do, so that the client did the work itself.
     offload_fallbacks,
-    /// Reads whose lost bytes a server summed up.
+    /// Reads of lost bytes that a server summed up.
     offloaded_reads,
     /// Offloaded stripe writes that waited for all parts before parity servers were told.
     offload_barriers,

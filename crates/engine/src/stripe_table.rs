@@ -1,4 +1,4 @@
-//! Who writes a stripe now, who joined that write, and who comes next.
+//! Which task writes a stripe now, which writes joined it, and which comes next.
 //!
 //! Every stripe maps to one slot of a fixed table (direct-mapped: neighbours never collide, others that do simply wait).
 //! A slot is one word: *held*, and the head of a list of nodes that arrived while it was held. All that can happen:
@@ -14,9 +14,10 @@
 //! turned round, C11). The last take before parity is computed closes the join window: what is pushed later is not seen
 //! until the release, so no follower can be lost between "too late to join" and "waiting" – they are the same push.
 //!
-//! Release hands the slot to the oldest waiter and to nobody else (C12): no stampede, no starvation: a waiter waits for at
-//! most the writes that arrived before it. The word needs no generation: a push is right whenever the head it links to is
-//! still the head, and a take empties the list whatever it holds, so ABA can't do harm.
+//! Release hands the slot to the oldest waiter and to no other (C12): no stampede, no starvation: a waiter
+//! waits for at most the writes that arrived before it. The word needs no generation: a push is right
+//! whenever the head it links to is still the head, and a take empties the list whatever it holds, so ABA
+//! can't do harm.
 //!
 //! Nodes live in an arena of fixed size, a share per shard. The payload moves to the owner with the join and the
 //! answer comes back through the node.
@@ -79,7 +80,7 @@ struct FreeNodes {
 
 /// What [`StripeTable::claim`] came to.
 pub enum Entered<'t, P: 'static, R: Clone + 'static> {
-    /// The slot is ours; the payload, which nobody else has seen, comes back.
+    /// The slot is ours; the payload, which no other task has seen, comes back.
     Owner(Claim<'t, P, R>, Option<P>),
     /// An owner took our payload into its batch; this is the batch's answer, `None` if the owner vanished.
     Joined(Option<R>),
@@ -262,7 +263,7 @@ impl<P: 'static, R: Clone + 'static> Drop for Wait<'_, P, R> {
         }
         let node = self.table.node(self.number);
         if node.state.compare_exchange(WAITING, ABANDONED, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // A grant that nobody would use goes on to the next; dropping the claim does that.
+            // A grant without a waiter goes on to the next; dropping the claim does that.
             drop(self.take());
         }
     }
@@ -273,9 +274,9 @@ pub struct Claim<'t, P: 'static, R: Clone + 'static> {
     table: &'t StripeTable<P, R>,
     slot: usize,
     stripe: u64,
-    /// Who waits for this slot, oldest first, as far as taken from the word.
+    /// Nodes that wait for this slot, oldest first, as far as taken from the word.
     queue: List,
-    /// Who joined, in arrival order.
+    /// Nodes that joined, in arrival order.
     followers: List,
 }
 
@@ -285,7 +286,7 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
         self.stripe
     }
 
-    /// Whether anybody has arrived since the claim or the last [`Claim::join`].
+    /// Whether any node waits for this slot, also one that [`Claim::join`] has left.
     pub fn has_arrivals(&self) -> bool {
         self.table.slots[self.slot].load(Ordering::Relaxed) != HELD || self.queue.head != END
     }
@@ -314,7 +315,7 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
         joined
     }
 
-    /// Answers everyone who joined, and ends the claim.
+    /// Answers every write that joined, and ends the claim.
     pub fn finish(mut self, answer: &R) {
         self.answer(Some(answer));
     }
@@ -372,7 +373,7 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
         }
     }
 
-    /// Ends a node's wait. False if nobody waits any more: the node is freed then.
+    /// Ends a node's wait. False if its waiter is gone: the node is freed then.
     fn resolve(&self, number: u32, state: u32, prepare: impl FnOnce(&mut NodeData<P, R>)) -> bool {
         let node = self.table.node(number);
         let waker = {

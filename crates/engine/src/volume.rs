@@ -317,7 +317,7 @@ impl VolumeInner {
         if self.shared.options.read_only { Err(IoError::ReadOnly) } else { Ok(()) }
     }
 
-    /// Claims a stripe for something that nobody can join.
+    /// Claims a stripe for work that no write can join.
     pub(crate) async fn claim_alone(&self, stripe: StripeId) -> Claim<'_, Piece, Answer> {
         let Entered::Owner(claim, _) = self.shared.stripes.claim(self.shard, stripe.0, None).await else {
             unreachable!("an exclusive claim never joins");
@@ -340,7 +340,7 @@ impl VolumeInner {
         let targets = snapshot.targets.iter().map(|(_, target)| Some(device(target)));
         let devices: Vec<_> = seated.chain(targets).collect();
         let shares_link = devices.iter().flatten().filter(|device| device.is_remote()).count() > 1;
-        // A device that left the array is let go of, and nobody waits for it; requests under way still hold it.
+        // A device that left the array is let go of, and waits for it end; requests under way still hold it.
         for (index, device) in self.devices.borrow_mut().iter_mut().enumerate() {
             if snapshot.slot_of(MemberId(index)).is_none()
                 && let Some(device) = device.take()

@@ -7,7 +7,8 @@
 //!
 //! - *Plan* is made under a [`Pass`](crate::admission::Pass): the membership can't change without this write being waited
 //!   for. If it has changed by the freeze, everything but the batch is thrown away and planned anew (C1).
-//! - *Freeze* is the last look at who has arrived (C11); the image is final then, and each sector is written once.
+//! - *Freeze* is the last look at the writes that have arrived (C11); the image is final then, and each
+//!   sector is written once.
 //! - Nothing is written before the intent of every row is durable (C7), and intent is kept until every member has answered.
 //! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
 //!   member that the plan had to leave out.
@@ -60,7 +61,7 @@ pub(crate) struct WriteContext {
     held: Held,
     /// New parity by run of the plan.
     parity: Vec<[Option<Slice>; 2]>,
-    /// Slots whose sectors could not be read.
+    /// Slots with sectors that could not be read.
     avoid: Set64,
     set: SubmissionSet,
     /// The transfer of each request in the set; of a write, with its place in the view.
@@ -69,7 +70,7 @@ pub(crate) struct WriteContext {
     dropped: Vec<MemberId>,
     /// Sectors that a member refused, which must be in its log before the acknowledgement.
     listings: Vec<Listing>,
-    /// The log can't take the batch in one: what comes after the image, last first. Nobody joins any more.
+    /// The log can't take the batch in one: what comes after the image, last first. No write joins any more.
     rest: Vec<Parts>,
     is_split: bool,
     /// It has been acknowledged from a journal, and is written out now.
@@ -176,8 +177,9 @@ impl VolumeInner {
         answer
     }
 
-    /// Where the array has failed with a change of a stripe under way, its rows may be half written. Nothing of that was acknowledged, but a
-    /// lost member's chunk in them was nobody's to change, and can't be made of the others any more (C10). To be called under the claim.
+    /// Where the array has failed with a change of a stripe under way, its rows may be half written. Nothing
+    /// of that was acknowledged. But a lost member's chunk in them, which no write was to change, can't be
+    /// made of the others any more (C10). To be called under the claim.
     pub(crate) fn note_if_torn(&self, stripe: StripeId, is_error: bool) {
         if !is_error || !self.shared.has_failed() || active(Mutant::FailedRowsTrusted) {
             return;
@@ -188,7 +190,7 @@ impl VolumeInner {
         regions.for_each(|region| intent.set_needs_resync(region, true));
     }
 
-    /// Writes a batch to the members. Whoever arrives at `claim` joins.
+    /// Writes a batch to the members. Writes that arrive at `claim` join.
     async fn write_members_until_done(
         &self,
         stripe: StripeId,
@@ -379,8 +381,8 @@ impl VolumeInner {
         joined
     }
 
-    /// Waits for the neighbours of a sequential stream, while anybody is under way who could send them, and no longer than
-    /// a few times as long as members take to write.
+    /// Waits for the neighbours of a sequential stream, while the clients of other writes under way could
+    /// send them, and no longer than a few times as long as members take to write.
     async fn gather(
         &self,
         stripe: StripeId,
@@ -429,7 +431,7 @@ impl VolumeInner {
     fn cut_at_bad_blocks(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
         let geometry = self.parity_geometry();
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
-        // Who writes everything reads nothing.
+        // A full-stripe write reads nothing.
         if view.snapshot.with_bad_blocks.is_empty()
             || context.image.bytes_covered() == geometry.stripe_bytes()
         {
@@ -585,8 +587,8 @@ impl VolumeInner {
         for extent in image.extents() {
             submit(map.data_slot(extent.column), extent.start, &extent.data, fua);
         }
-        // Sectors that could not be read get what the new parity takes them for (C14). In a row that was never in sync
-        // they would otherwise be one thing to parity and another to who reads them in smaller pieces.
+        // Sectors that could not be read get what the new parity takes them for (C14). Otherwise, in a row
+        // that was never in sync, a read of smaller pieces would take them for something else.
         for (slot, start, bytes) in held.recovered.iter().filter(|(slot, ..)| avoid.contains(slot.index())) {
             self.corrected(view, slot.index(), base + u64::from(*start));
             submit(*slot, *start, bytes, fua);
@@ -669,8 +671,9 @@ impl VolumeInner {
         }
     }
 
-    /// Waits until it is recorded who failed a write of the batch. Only then may the log forget the batch: a crash before finds the
-    /// member current, with rows that don't match.
+    /// Waits until it is recorded which members failed a write of the batch, and which sectors they refused.
+    /// Only then may the log forget the batch: a crash before finds the member current, with rows that don't
+    /// match.
     async fn settle(&self, stripe: StripeId, context: &mut WriteContext) -> Result<(), IoError> {
         if active(Mutant::LogForgetsFailure) {
             context.logged = Logged::Nothing;
@@ -688,7 +691,8 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// The batch is on the members. It may be acknowledged once the superblocks know who missed it (C2).
+    /// The batch is on the members. It may be acknowledged once the superblocks know which members missed it
+    /// (C2).
     async fn acknowledge(&self, generation: u64) -> Answer {
         if active(Mutant::AcknowledgeBeforeSuperblocks) {
             return Ok(());
@@ -697,8 +701,8 @@ impl VolumeInner {
     }
 }
 
-/// A log that takes both parities gets them even where the member of one is missing, whose old parity nobody can read:
-/// then both are computed from data.
+/// A log that takes both parities gets them even where the member of one is missing. Its old parity can't be
+/// read, so both are computed from data then.
 fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
     let absent = |slot: MemberSlot| snapshot.absent().contains(slot.index());
     snapshot.log.takes_whole_pages() && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
@@ -755,7 +759,7 @@ impl Facts for PlanFacts<'_> {
 }
 
 impl Shared {
-    /// Why nobody is let in.
+    /// Why no request is let in.
     pub(crate) fn refusal(&self) -> IoError {
         if self.has_failed() { self.failure() } else { IoError::Stopping }
     }

@@ -389,7 +389,7 @@ fn a_sweep_clears_no_bit_of_the_bitmap_that_has_taken_the_place_of_its_own() {
     }
 }
 
-/// A crash in the middle of making an array leaves none whose superblock names a bitmap that isn't there.
+/// After a crash in the middle of making an array, no superblock names a bitmap that isn't there.
 #[test]
 fn an_array_that_is_being_made_has_its_bitmaps_before_the_first_superblock() {
     for seed in 0..4 {

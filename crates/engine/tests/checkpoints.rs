@@ -24,7 +24,7 @@ const SECOND: u64 = 1_000_000_000;
 /// Of each member.
 const CHUNKS: u64 = (2048 - DATA_SECTOR) * 512 / CHUNK;
 
-/// An array at whose members maintenance goes at one stripe a second.
+/// An array with maintenance at one stripe a second.
 fn slow(seed: u64, initial: InitialSync) -> Scene {
     let kib = CHUNK / 1024;
     let options = ArrayOptions {
@@ -42,7 +42,7 @@ fn sleep(scene: &mut Scene, seconds: u64) {
     scene.run(async move { shard::sleep(seconds * SECOND).await });
 }
 
-/// Parity that nobody has computed yet.
+/// Makes parity wrong, as if it had never been computed.
 fn spoil_parity(scene: &Scene) {
     let geometry = scene.geometry();
     for stripe in (0..geometry.stripes()).map(StripeId) {
@@ -106,7 +106,7 @@ fn the_first_resync_is_recorded_every_ten_seconds_and_goes_on_from_there() {
     }
 }
 
-/// Nobody has written for a while when power fails.
+/// Power fails when nothing was written for a while.
 #[test]
 fn a_rebuild_goes_on_after_a_crash_from_where_it_was_recorded() {
     let mut scene = slow(57, InitialSync::AssumeClean);

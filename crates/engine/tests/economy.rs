@@ -139,7 +139,7 @@ fn a_sequential_stream_of_64_writers_is_hardly_read_before() {
     }
 }
 
-/// A stream must not make random writers wait: nobody gathers for them.
+/// Only writes of a sequential stream wait for neighbours; random ones don't.
 #[test]
 fn random_writes_do_not_wait_for_neighbours() {
     let options = ArrayOptions { gather_ns: 1_000_000_000, ..options() };

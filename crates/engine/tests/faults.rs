@@ -95,7 +95,7 @@ fn a_member_that_hangs_is_dropped_and_comes_back_only_when_its_requests_are_over
         let refused = add(&mut scene, 1).unwrap_err();
         assert!(matches!(refused, CommandError::RequestsUnderWay { .. }), "{refused}");
 
-        // The late writes land on a member that nobody reads.
+        // The late writes land on a member that nothing reads.
         scene.disks[1].fault(&Fault::Release);
         wait_for(&mut scene, |detail| detail.failed[0].late_requests == 0);
         scene.read_all();
@@ -582,7 +582,7 @@ fn a_rebuild_lists_the_rows_that_it_can_not_make_and_makes_all_others() {
         let listed = log_on(&scene, 1);
         let row = (bytes.start / 4096 * 8)..(bytes.start / 4096 * 8 + 8);
         assert_eq!(listed, [row], "the rest of its row");
-        // The source is still there for who can do without that sector, and errors are errors.
+        // The source is still there: a read fails only if it needs that sector.
         let volume = scene.volume();
         let sectors = volume.size() / 512;
         let errors = scene.run(async move {
@@ -649,7 +649,7 @@ fn a_member_that_has_failed_is_not_spared_for_having_been_worn_out_before() {
         offset: 0,
         error: DeviceError::of(kind),
     };
-    // Of somebody that is needed, and both before the controller has looked.
+    // Errors of a member that is needed: one alone, then two before the controller has looked.
     let array = scene.array.clone();
     scene.run(async move { array.shared().report(id, error(DeviceErrorKind::TooManyErrors)) });
     scene.run(async { shard::sleep(SECOND).await });

@@ -177,7 +177,6 @@ fn the_kernels_journal_is_replayed_with_a_member_missing() {
     }
 }
 
-/// Replay is cut short after every so many writes and done again.
 #[test]
 fn a_page_that_was_not_completely_logged_ends_the_log() {
     let golden = golden_array("r5-journal-clean");
@@ -185,7 +184,7 @@ fn a_page_that_was_not_completely_logged_ends_the_log() {
     let last = ring.entries(ring.tail()).pop().unwrap();
     let at = Sector(last.pages.last().unwrap().0.0 + BLOCK_SECTORS);
     let seq = last.meta.seq + 1;
-    // Data whose page never arrived, and behind it a meta block that did.
+    // The page of this data never arrived; the meta block behind it did.
     let (payload, _) = ring.data(3, &[0x77; BLOCK]);
     let next = ring.append(at, seq, vec![(payload, vec![vec![0; BLOCK]])]);
     ring.append(next, seq + 1, vec![ring.data(4, &[0x78; BLOCK])]);

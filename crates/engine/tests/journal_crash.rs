@@ -109,8 +109,8 @@ fn writers(scene: &mut Scene, count: u64) {
     });
 }
 
-/// A crash at any step, within recovery too, and members lost with it: what was acknowledged and durable is there, and
-/// what nobody wrote has not changed.
+/// A crash at any step, within recovery too, and members lost with it: what was acknowledged and durable is
+/// there, and what was not being written has not changed.
 #[test]
 fn no_crash_loses_a_byte_even_if_members_are_lost_with_it() {
     (0..100).for_each(|seed| crashes(seed, JournalMode::WriteThrough));
@@ -126,7 +126,7 @@ fn crashes(seed: u64, journal_mode: JournalMode) {
     let (level, members) = [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid4, 3), (Level::Raid5, 3)]
         [usize::try_from(seed % 4).unwrap()];
     let redundancy = if level == Level::Raid6 { 2 } else { 1 };
-    // With the smaller one there is always somebody who waits for room; the larger has some for the cache.
+    // With the smaller one there is always a write that waits for room; the larger has some for the cache.
     let blocks = if journal_mode == JournalMode::WriteBack && !seed.is_multiple_of(3) { 400 } else { 90 };
     // Few slots: stripes get in each other's way.
     let stripe_slots = if seed.is_multiple_of(5) { 2 } else { 1 << 10 };
@@ -242,8 +242,8 @@ fn rows_written_without_a_parity_member_survive_the_loss_of_a_data_member() {
     }
 }
 
-/// C18: the array is read-only, dirty on the members, and nobody waits for ever; without the journal it is refused, and
-/// forced it is resynced.
+/// C18: the array is read-only, dirty on the members, and no write waits for ever; without the journal it is
+/// refused, and forced it is resynced.
 #[test]
 fn a_lost_journal_device_leaves_a_dirty_read_only_array() {
     for seed in 0..12 {
@@ -464,7 +464,7 @@ fn a_stop_ends_although_the_journal_hangs_and_may_take_for_ever() {
             try_scene(seed, Level::Raid5, 4, InitialSync::AssumeClean, 256 + 720, 1, patient).unwrap();
         clients(&mut scene, 4, 10, 60);
         if seed % 2 == 0 {
-            // Somebody waits for it, and it is given up with those.
+            // Some writes wait for the journal when it is given up.
             writers_until_lost(&mut scene, 2);
             let _ = scene.world.run_until(100, |_| false);
         }
@@ -556,7 +556,7 @@ fn a_replay_in_which_a_device_hangs_or_fails_ends_with_an_error_and_can_be_repea
     assert!(named > 10, "{named} of the replays were cut short");
 }
 
-/// The same for the logs on the members, whose replay comes before anybody is a member.
+/// The same for the logs on the members, which are replayed before any device is a member.
 #[test]
 fn a_member_that_hangs_in_the_replay_of_its_log_is_an_error_and_the_replay_can_be_repeated() {
     let mut named = 0;
@@ -663,7 +663,7 @@ fn a_journal_that_comes_back_after_it_was_lost_is_not_replayed() {
     (0..6).for_each(comes_back_stale);
 }
 
-/// An array whose journal writes back, with room for `blocks` and `cache_bytes` of memory.
+/// An array with a journal that writes back, with room for `blocks` and `cache_bytes` of memory.
 fn write_back_scene(seed: u64, blocks: u64, cache_bytes: usize, stripe_slots: usize) -> Scene {
     let options = ArrayOptions {
         gather_ns: 0,
@@ -712,7 +712,7 @@ fn what_is_acknowledged_from_the_journal_is_read_and_is_on_the_members_after_a_s
     }
 }
 
-/// Memory and log are bounded, whoever writes how much, and nobody waits for ever.
+/// Memory and log are bounded, however much is written, and no write waits for ever.
 #[test]
 fn a_cache_that_is_full_is_written_through() {
     for (seed, blocks, cache_bytes, slots) in

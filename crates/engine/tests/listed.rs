@@ -245,7 +245,7 @@ fn a_read_error_costs_its_row_and_no_other() {
     let (a, c) = (map.data_slot(0), map.data_slot(2));
     let before =
         scene.disks[a.index()].peek(bytes(&scene, 0..SECTORS).start, usize::try_from(CHUNK).unwrap());
-    // Something is wrong elsewhere, and nobody knows yet.
+    // Another row is wrong on another member, and nothing has noticed that yet.
     damage(&scene, c, 2 * ROW..3 * ROW);
     let unreadable = bytes(&scene, 3..4);
     scene.disks[a.index()].fault(&Fault::UnreadableRange(unreadable));

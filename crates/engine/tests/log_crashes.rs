@@ -96,7 +96,7 @@ impl Story {
         self.array.clone().unwrap()
     }
 
-    /// Has somebody write here and there in the first stripes for good, without a flush.
+    /// Starts tasks that write here and there in the first stripes until they get an error, without a flush.
     fn spawn_writers(&mut self, writers: u64) {
         for number in 0..writers {
             let (volume, mut rng): (Volume, _) = (self.array().volume().clone(), self.rng.fork(number));
@@ -158,7 +158,7 @@ impl Story {
         wrong
     }
 
-    /// Sectors whose parity doesn't match after the resync.
+    /// Counts sectors with parity that doesn't match after the resync.
     fn check(&mut self) -> u64 {
         let array = self.array();
         let settled = |_: &World| array.detail().regions_to_resync == 0;
@@ -230,8 +230,8 @@ enum Sectors {
     ListedAndRefused,
 }
 
-/// A crash in the middle of writes, and behind it something is wrong with one sector of each page of a disk. Sectors of the others
-/// whose parity doesn't match after the replay.
+/// A crash in the middle of writes, and behind it something is wrong with one sector of each page of a disk.
+/// Counts the other sectors of P that don't match after the replay.
 fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> u64 {
     let mut story = Story::new(seed, level, log);
     story.spawn_writers(6);
@@ -283,7 +283,7 @@ fn incarnations(seed: u64) -> (Option<u64>, u64) {
         story.disks.iter().filter_map(name).collect()
     };
     let before = names(&story).into_iter().max().filter(|name| *name > 0);
-    // Nobody writes: it begins when the resync is through, or with the first write.
+    // Nothing is written: the log begins when the resync is through, or with the first write.
     story.assemble();
     assert_eq!(story.check(), 0, "seed {seed}");
     story.steps(2000);

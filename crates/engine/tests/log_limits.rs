@@ -107,7 +107,7 @@ fn a_listed_sector_that_is_still_refused_does_not_keep_a_journal_from_its_replay
     }
 }
 
-/// The journal is lost with the crash, and of a half-written row a chunk that nobody wrote can't be read.
+/// The journal is lost with the crash. In a half-written row, a chunk that was not written can't be read.
 #[test]
 fn forced_without_its_journal_an_array_makes_nothing_of_torn_rows() {
     const CHUNK: u64 = 16 << 10;
@@ -152,8 +152,8 @@ fn logged_scene_with_data_at(data_sector: u64, seed: u64, members: u8, chunk: u6
     Scene::over(world, disks, members.into(), ArrayOptions { gather_ns: 0, ..options() })
 }
 
-/// The only member with long blocks is lost with a crash, and the next start finds short ones alone. Blocks of 4 KiB that read
-/// wrong then, of those that nobody was writing.
+/// The only member with long blocks is lost with a crash, and the next start finds short ones alone. Returns
+/// how many blocks of 4 KiB read wrong then, of those that were not being written.
 fn wrong_without_the_long_blocks(seed: u64) -> usize {
     const CHUNK: u64 = 16 << 10;
     let mut scene = logged_scene(seed, 5, CHUNK, 4096);

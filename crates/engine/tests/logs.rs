@@ -1,4 +1,4 @@
-//! What the logs cost, and what becomes of an array whose policy changes while it is served.
+//! What the logs cost, and what a change of policy does to an array in service.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod arrays;

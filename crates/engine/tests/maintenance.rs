@@ -36,7 +36,7 @@ fn scene_with(seed: u64, level: Level, members: u8, options: ArrayOptions) -> Sc
     Scene::with_options(seed, wish(level, members, CHUNK, BITMAP, InitialSync::AssumeClean), 1, options)
 }
 
-/// A world in which time passes only where somebody waits, for tests that measure it.
+/// A world in which time passes only where a task waits, for tests that measure it.
 fn punctual(seed: u64, wish: &pinstripe_md::placement::NewArray, options: ArrayOptions) -> Scene {
     let drawn = Schedule::drawn(&mut Rng::new(seed));
     let schedule = Schedule { ticks: 0, pauses: 0, ..drawn };
@@ -172,7 +172,7 @@ fn locate_leaves_what_no_single_chunk_explains() {
     assert!(contents(&scene) == before, "nothing was touched");
 }
 
-/// With a chunk missing or unreadable there is one equation too few to tell who is wrong.
+/// With a chunk missing or unreadable there is one equation too few to tell which chunk is wrong.
 #[test]
 fn locate_judges_no_row_of_which_a_chunk_was_made_from_the_others() {
     let mut scene = scene(5, Level::Raid6, 5);
@@ -447,7 +447,8 @@ fn the_limits_hold_in_virtual_time_and_can_be_changed_while_it_runs() {
     }
 }
 
-/// Users who never stop: between the limits maintenance yields to them, and below the lower one it doesn't.
+/// Users' I/O that never stops: between the limits maintenance yields to it, and below the lower one it
+/// doesn't.
 #[test]
 fn maintenance_yields_to_users_but_not_below_its_lower_limit() {
     let stripes_beside_users = |min_kib| {

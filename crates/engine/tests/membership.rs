@@ -1,4 +1,5 @@
-//! Who belongs to an array, and what stands on disk of it: spares, members that come back, replacements.
+//! Which devices belong to an array, and what the disks say of it: spares, members that come back,
+//! replacements.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;

@@ -1,5 +1,5 @@
-//! Members whose servers compute parity: every byte that was acknowledged, parity on every row, nothing left at the servers,
-//! whatever servers and links do.
+//! Members with servers that compute parity: every byte that was acknowledged, parity on every row, nothing
+//! left at the servers, whatever servers and links do.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -448,7 +448,7 @@ fn an_array_that_another_host_uses_is_not_started() {
     net.assert_consistent();
 }
 
-/// An array whose log is to be replayed: members' partial parity logs, or a journal, which is the last
+/// An array with a log that is to be replayed: members' partial parity logs, or a journal, which is the last
 /// device.
 fn logged(seed: u64, journal: bool) -> Net {
     let mut wish = plan(Level::Raid5, "left-symmetric", 4 + u8::from(journal));
@@ -679,7 +679,7 @@ fn a_start_that_is_refused_takes_nothing_over() {
 
 #[test]
 fn a_host_asks_who_has_its_members_before_it_writes_its_superblocks() {
-    // One server is enough, whether or not it says who was there.
+    // One server is enough, whether or not it says that it was taken.
     for (seed, knows) in [(1, true), (2, false)] {
         let mut net = raid5(seed);
         fill(&mut net);
@@ -965,7 +965,7 @@ fn a_member_that_was_added_again_takes_part_under_the_next_client_too() {
         let array = net.scene.array.clone();
         net.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
         net.attach();
-        // A client that dies leaves everybody with an epoch, the next one takes all of them up.
+        // A client that dies leaves an epoch at every server; the next client takes up all servers.
         net.scene.world.crash();
         net.scene.ledger.borrow_mut().crash();
         net.restart();

@@ -60,7 +60,7 @@ fn parity_matches(net: &mut Net) -> bool {
     net.scene.run(async move { array.check().await }).is_ok_and(|report| report.mismatched_sectors == 0)
 }
 
-/// Partial writes of a healthy array: parity matches, nobody is dropped.
+/// Partial writes of a healthy array: parity matches, no member is dropped.
 fn healthy(seed: u64) -> bool {
     let mut net = array(seed, Level::Raid6);
     let writes = (0..9).all(|chunk| net.scene.write(chunk * CHUNK_SECTORS + 3, 20, false).is_ok());
@@ -84,7 +84,7 @@ fn lost_commit(seed: u64) -> bool {
         && parity_matches(&mut net)
 }
 
-/// A column is written whose member is missing.
+/// Columns of missing members are written.
 fn missing_column(seed: u64) -> bool {
     let mut net = array(seed, Level::Raid6);
     net.lose(usize::try_from(seed).unwrap() % 5);

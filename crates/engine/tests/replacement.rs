@@ -313,7 +313,7 @@ fn revenant(kind: Kind, less: Option<i64>) -> Scene {
     }
     power_loss(&mut scene);
     if let Some(less) = less {
-        // As if somebody had written them who doesn't go two events on; a kernel, say.
+        // As if a system that doesn't go two events on, say a kernel, had written them.
         for disk in &scene.disks[..number] {
             let mut superblock = superblock_on(disk);
             superblock.array.events = alone.checked_add_signed(-less).unwrap();

@@ -44,7 +44,7 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
 /// A stripe table with the one thing that it guards.
 struct Stripes {
     table: StripeTable<u64, u64>,
-    /// Whether somebody is in the slot.
+    /// Whether an owner is in the slot.
     taken: AtomicBool,
     /// What was written, in order, with the stripe.
     written: Mutex<Vec<(u64, u64)>>,
@@ -199,7 +199,8 @@ fn a_waiter_without_a_node_gets_one_when_it_is_returned() {
     });
 }
 
-/// Intent with its one bit "on disk", which only whoever holds the lock changes, as the pages of the bitmap.
+/// Intent with its one bit "on disk". Only the holder of the lock changes the bit, as with the pages of the
+/// bitmap.
 struct Intent {
     table: IntentTable,
     bit: Mutex<bool>,
@@ -255,7 +256,8 @@ impl Intent {
     }
 }
 
-/// C7: whoever goes on because the bit is set is seen by the sweeper; whoever sees it being cleared has it set again.
+/// C7: a writer that goes on because the bit is set is seen by the sweeper; a writer that sees it being
+/// cleared has it set again.
 #[test]
 fn no_data_is_written_while_its_bit_is_not_durable() {
     check(|| {
@@ -357,7 +359,7 @@ fn the_gate_closes_only_when_nobody_is_inside_and_opens_for_who_wants_it() {
     });
 }
 
-/// C1: after a generation is published and drained, nobody writes under the one before it.
+/// C1: after a generation is published and drained, no writer is inside under the one before it.
 #[test]
 fn nobody_writes_under_an_old_generation_once_it_is_drained() {
     check(|| {

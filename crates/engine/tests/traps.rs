@@ -21,7 +21,8 @@ use pinstripe_runtime::{
 };
 use pinstripe_sim::{World, WorldConfig};
 
-/// The members' numbers are shuffled, as replacements leave them; only the roles table says who is who.
+/// The members' numbers are shuffled, as replacements leave them; only the roles table says which slot each
+/// has.
 #[test]
 fn dev_number_is_not_the_slot() {
     let golden = golden_array("r5-left-symmetric-n4");

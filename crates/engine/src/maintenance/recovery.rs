@@ -1,9 +1,9 @@
 //! Rebuild: a member that is recovering, or the target of a replacement, gets what it is to hold.
 //!
-//! A recovering member's chunks are made from the others. A replacement's are copied from the member that is still
-//! there, and made from the others only where that can't be read. Either goes on from the recovery offset of its
-//! superblock, and leaves out what the device is known to hold: where a member came back by bitmap, every region whose
-//! bit is clean.
+//! A recovering member's chunks are made from the others. A replacement's are copied from the member that is
+//! still there, and made from the others only where that can't be read. Either goes on from the recovery
+//! offset of its superblock, and leaves out what the device is known to hold: where a member came back by
+//! bitmap, every region with a clean bit.
 
 use std::{ops::Range, rc::Rc};
 
@@ -31,7 +31,7 @@ impl Home {
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
         let geometry = self.volume.inner.parity_geometry();
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
-        // C27: whoever still writes under an earlier membership may be about to set a bit that this device needs.
+        // C27: a write under an earlier membership may be about to set a bit that this device needs.
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
             self.shared().admission.drained().await;
         }

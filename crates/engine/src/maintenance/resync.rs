@@ -1,4 +1,5 @@
-//! Resync: parity is made to match data where an unclean stop, or nobody yet, left it unknown.
+//! Resync: parity is made to match data where it is unknown, after an unclean stop or because it was never
+//! computed.
 
 //!
 //! What is recorded of an unfinished resync, so that it isn't done again: with a bitmap, its bits. Without one, the superblocks'

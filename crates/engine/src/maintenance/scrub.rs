@@ -83,7 +83,7 @@ pub struct Located {
 pub struct CheckReport {
     /// Stripes that were compared.
     pub stripes: u64,
-    /// Sectors of rows (4 KiB each) whose parity does not match, as MD counts them; corrected or not.
+    /// Sectors of rows (4 KiB each) with parity that does not match, as MD counts them; corrected or not.
     pub mismatched_sectors: u64,
     /// Stripes that could not be read whole.
     pub unreadable_stripes: u64,
@@ -461,7 +461,7 @@ impl VolumeInner {
             return Ok(unexplained);
         }
         if is_journaled(view, offset, ROW_BYTES) {
-            // Pages are logged whole, and nobody explains the rest of this one.
+            // The journal logs whole pages, and a part of this one is unexplained.
             if fixes.len() < wrong.len() {
                 return Ok(unexplained);
             }
@@ -496,7 +496,8 @@ impl VolumeInner {
         self.write_claimed(stripe, data, false).await
     }
 
-    /// Writes the sectors that `fixes` names of the row at `at`, whose chunks `fixed` are: data first.
+    /// Writes the sectors that `fixes` names of the row at `at`, data first. `fixed` holds the row's
+    /// corrected chunks.
     async fn write_located(
         &self,
         suspects: &Suspects<'_>,
@@ -577,7 +578,7 @@ impl Suspects<'_> {
             .collect()
     }
 
-    /// Who alone explains a sector.
+    /// The chunk that alone explains a sector.
     fn culprit(&self, sector: usize) -> Option<Culprit> {
         let range = sector..sector + SECTOR;
         let (p, q) = self.old();

@@ -1,4 +1,4 @@
-//! Who does what in the offloaded write of a run. Pure.
+//! Shares out the work of an offloaded write of a run. Pure.
 
 use pinstripe_runtime::Reducer;
 
@@ -9,7 +9,7 @@ use crate::{
     plan::{Method, Recovery, Run, Stripe},
 };
 
-/// Who writes a run.
+/// The side that writes a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assigned {
     /// The client: it needs no old bytes.
@@ -20,7 +20,7 @@ pub enum Assigned {
     Servers(Assignment),
 }
 
-/// Who does what. Data columns, and the slots of the parities.
+/// What each server does. Data columns, and the slots of the parities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Parity is changed by old and new bytes; else it is made from all columns.
@@ -29,7 +29,7 @@ pub struct Assignment {
     pub writes: Set64,
     /// Columns that send what they have.
     pub contributes: Set64,
-    /// Columns that are written and whose members are missing: the client sends their parts.
+    /// Columns that are written although their members are missing: the client sends their parts.
     pub supplied: Set64,
     /// P and Q, as far as they are written.
     pub parities: [Option<MemberSlot>; 2],
@@ -68,7 +68,8 @@ impl Assignment {
     }
 }
 
-/// Who writes a run, of which the client's plan has chosen the method, if the servers in the slots `attached` take part.
+/// Decides which side writes a run, if the servers in the slots `attached` take part. The client's plan has
+/// chosen the method of the run.
 pub fn assign(facts: &Stripe, attached: Set64, run: &Run) -> Assigned {
     let map = facts.map;
     let is_in = |set: Set64, column: usize| set.contains(map.data_slot(column).index());

@@ -1,8 +1,8 @@
-//! Making the servers know the array: who its members are, and under which epoch.
+//! Making the servers know the array: its members, and its epoch.
 //!
-//! A task on the home shard attaches every member that offers the seam whenever the membership has changed, and then has the
-//! controller publish who takes part. It waits until the superblocks know the membership first: then nobody writes under an
-//! earlier one, and no operation of it is under way.
+//! A task on the home shard attaches every member that offers the seam whenever the membership has changed.
+//! Then it has the controller publish which members take part. It waits until the superblocks know the
+//! membership first: then nothing writes under an earlier one, and no operation of it is under way.
 //!
 //! # Epoch
 //!
@@ -57,7 +57,7 @@ pub(crate) struct Attaching {
 }
 
 impl Attaching {
-    /// Of an array whose members' servers are attached under this epoch, without peers so far; 0 if none is.
+    /// The members' servers are attached under this epoch, without peers so far; 0 if none is.
     pub(crate) fn under(epoch: u64) -> Self {
         Self { epoch: Cell::new(epoch), ..Self::default() }
     }
@@ -66,7 +66,7 @@ impl Attaching {
 /// What came of asking the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Round {
-    /// All take part who offer it, or the membership is another by now.
+    /// All servers that offer it are attached, or the membership is another by now.
     Granted,
     /// Some would not.
     Refused,
@@ -75,7 +75,7 @@ enum Round {
 }
 
 impl Home {
-    /// Whether somebody offers to compute, and nobody has taken that up yet.
+    /// Whether a server offers to compute, and no task has taken that up yet.
     pub(crate) fn is_offered(&self) -> bool {
         let shared = self.shared();
         if self.attaching.runs.get()
@@ -90,7 +90,7 @@ impl Home {
             .any(|slot| view.member(slot).is_some_and(|(_, device)| device.offload().is_some()))
     }
 
-    /// Somebody is about to take the offer up.
+    /// The calling task is about to take the offer up.
     pub(crate) fn claim_offload(&self) {
         self.attaching.runs.set(true);
     }
@@ -210,7 +210,7 @@ impl Home {
         }
     }
 
-    /// Attaches everybody who offers it, and publishes who takes part.
+    /// Attaches every member that offers it, and publishes which ones take part.
     async fn attach_members(&self) -> Round {
         let shared = self.shared();
         let snapshot = shared.snapshot();
@@ -257,8 +257,8 @@ impl Home {
         true
     }
 
-    /// Takes those who refused out of who takes part, and reports those who don't answer. True if there are any of these: the
-    /// membership will change.
+    /// Takes members that answered with an error out of those that take part. Reports the ones that are gone,
+    /// don't answer or are fenced. True if there are any of these: the membership will change.
     fn note_answers(
         &self,
         view: &View,
@@ -272,7 +272,7 @@ impl Home {
             let Err(error) = *answer else { continue };
             attached.slots = attached.slots.without(Set64::only(slot));
             attached.standing[slot] = Standing::Refused(error);
-            // Who was fenced is reported like who is gone: the array stops.
+            // A fenced member is reported like one that is gone: the array stops.
             if matches!(error.kind, Gone | TimedOut | Removed | Fenced) {
                 is_lost = true;
                 self.volume.inner.report(view, slot, Operation::Metadata, 0, error);
@@ -290,7 +290,7 @@ impl Home {
         let Some(server) = device.offload().filter(|_| is_wanted) else {
             return Ok(());
         };
-        // If it was a member, nobody will commit what it had prepared when it was dropped.
+        // If it was a member, what it had prepared when it was dropped will never be committed.
         let _ = server.detach(false).await;
         let name = || device.info().name.clone();
         let failed = |error| CommandError::Device { name: name(), error };
@@ -303,7 +303,7 @@ impl Home {
         let mut raises = own == 0 || known > own;
         if !raises {
             match attach(&attachment).await {
-                // Somebody else had chosen the same number.
+                // Another host had chosen the same number.
                 Err(error) if error.kind == DeviceErrorKind::Fenced && known == own => raises = true,
                 attached => attached.map(|_| ()).map_err(failed)?,
             }
@@ -327,8 +327,8 @@ impl Home {
         Ok(())
     }
 
-    /// Devices that hold no slot take superblocks too: spares, and the targets of replacements. Who refuses is noticed when it is written
-    /// to.
+    /// Devices that hold no slot take superblocks too: spares, and the targets of replacements. A refusal is
+    /// noticed when the device is written to.
     async fn attach_others(&self, view: &View, attachment: &Attachment) {
         for device in self.others(view) {
             if let Some(server) = device.offload() {
@@ -364,7 +364,7 @@ impl Home {
         let _ = self.command(|reply| Command::Offload { generation, attached, reply }).await;
     }
 
-    /// Has every shard know who takes part. The controller's.
+    /// Makes known to every shard which members take part. Called by the controller.
     pub(crate) async fn adopt_attached(
         &self,
         generation: u64,
@@ -387,7 +387,7 @@ impl Home {
         Ok(())
     }
 
-    /// The array has ended: whoever takes up its members next needs no higher epoch if it ended well.
+    /// The array has ended. With `give_up` it has ended well, and the next host needs no epoch to write.
     pub(crate) async fn detach_members(&self, give_up: bool) {
         self.shared().offload.changed.notify();
         if self.attaching.epoch.get() == 0 {
@@ -395,7 +395,7 @@ impl Home {
         }
         let view = self.volume.inner.view();
         let slots = offers(&view).slots;
-        // Whoever doesn't answer keeps an epoch that the next one raises.
+        // A server that doesn't answer keeps its epoch, and the next host raises it.
         ask(&view, slots, |server| server.detach(give_up)).await;
         let journal = self.records.borrow().journal.as_ref().map(|book| Rc::clone(&book.device));
         let journal = journal.map(|device| device as Rc<dyn Device>);
@@ -458,7 +458,7 @@ impl Standing {
     }
 }
 
-/// Who offers to take part, and can.
+/// The members that offer to take part, and can.
 fn offers(view: &View) -> Attached {
     let slots = view.snapshot.seats.len();
     let mut attached = Attached {

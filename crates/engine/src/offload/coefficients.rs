@@ -46,7 +46,8 @@ impl Sum {
         !self.readable.contains(self.map.data_slot(column).index())
     }
 
-    /// Adds a data column, whoever knows it.
+    /// Adds a data column: as its member has it, or if it is lost, as a sum of the others. `None` if too much
+    /// is lost.
     fn add(&mut self, column: usize, coefficient: u8) -> Option<()> {
         if !self.is_lost(column) {
             self.add_slot(self.map.data_slot(column), coefficient);

@@ -1,7 +1,8 @@
 //! Operations under way: their identifiers, which is the oldest, and how many each member has.
 //!
-//! One desk for all shards. A batch gets all its operations at once or none, so that nobody waits while holding some. An operation
-//! is over when no server that counts will do anything more for it; then its place at the members is free again (C26).
+//! One desk for all shards. A batch gets all its operations at once or none, so that no batch waits while it
+//! holds some. An operation is over when no server that counts will do anything more for it; then its place
+//! at the members is free again (C26).
 
 use std::{
     collections::VecDeque,

@@ -57,7 +57,7 @@ impl<T> Requests<T> {
         })
     }
 
-    /// What somebody has refused.
+    /// The first request that a server has refused.
     fn refused(&self) -> Option<&T> {
         let is_refused = |state: &State| matches!(state, State::Done(Outcome { result: Err(error), .. }) if error.kind == DeviceErrorKind::Refused);
         self.list.iter().find(|request| is_refused(&request.state)).map(|request| &request.tag)
@@ -82,7 +82,7 @@ impl<T> Requests<T> {
 pub(crate) enum Step {
     /// Does a part of the work.
     Prepare {
-        /// Whose server.
+        /// The member of the server.
         slot: usize,
     },
     /// Brings what a read wants.
@@ -103,7 +103,7 @@ impl Step {
     }
 }
 
-/// An operation that was sent, and the slots of all who take part.
+/// An operation that was sent, and the slots of all that take part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     pub(crate) ticket: Ticket,
@@ -134,8 +134,8 @@ impl VolumeInner {
         !failed
     }
 
-    /// Looks at a first phase that failed and was resolved. Members that don't answer are reported; so is one that says that it
-    /// has written what nobody committed.
+    /// Looks at a first phase that failed and was resolved. Reports members that don't answer, and a member
+    /// that says that it has written what was never committed.
     pub(crate) fn judge(&self, view: &View, outcomes: &[(Step, Result<usize, DeviceError>)]) -> Failed {
         let mut judged = Failed { member: None, refused: false };
         for (step, result) in outcomes {
@@ -164,7 +164,7 @@ pub(crate) fn resolve(view: &View, sent: &[Sent], requests: &mut Requests<Step>)
     for Sent { ticket, participants } in sent {
         for slot in *participants {
             let server = view.member(slot).and_then(|(_, device)| device.offload());
-            // Whoever has left the membership is out already.
+            // A member that has left the membership is out already.
             if let Some(server) = server {
                 requests.push(Step::Resolve { slot }, server.resolve(*ticket));
             }

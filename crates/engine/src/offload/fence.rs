@@ -1,14 +1,16 @@
-//! Who may write: servers that compute take writes of one host only (C22, C23).
+//! Fencing: servers that compute take writes of one host only (C22, C23).
 //!
 //! They are attached before anything is written to them, a flush included, whether or not they are to compute. The epoch is one more
 //! than the highest that any of them knows. A server that another host is attached to refuses, unless the array is taken over.
 //!
 //! # Two hosts at once
 //!
-//! All hosts attach the servers in one order, by the names of the namespaces: so the first server decides which of two hosts has the array,
-//! and the other one has changed nothing. A host that meets another one later on (which had another order, or came between) gives back
-//! what it has attached, pauses for a time that differs from host to host, asks for the epochs again and tries once more, a few times. It
-//! takes over only from the host that was there when it began: a member whose epoch has risen since is attached only if no host is.
+//! All hosts attach the servers in one order, by the names of the namespaces: so the first server decides
+//! which of two hosts has the array, and the other one has changed nothing. A host that meets another one
+//! later on (which had another order, or came between) gives back what it has attached, pauses for a time
+//! that differs from host to host, asks for the epochs again and tries once more, a few times. It takes over
+//! only from the host that was there when it began: a member with an epoch that has risen since is attached
+//! only if no host is.
 
 use std::rc::Rc;
 
@@ -20,7 +22,7 @@ use pinstripe_runtime::{
 
 use crate::mutants::{Mutant, active};
 
-/// So long somebody else may take to be gone.
+/// How long a process that was killed may take to be gone for the servers.
 const LEAVING_NS: u64 = 3_000_000_000;
 /// How often that is looked at.
 const AGAIN_NS: u64 = 100_000_000;
@@ -52,7 +54,7 @@ pub enum FenceError {
         /// Why.
         error: DeviceError,
     },
-    /// Somebody else could take over the others at the same time.
+    /// Another host could take over the other members at the same time.
     #[error(
         "a takeover needs more than half of the {members} members, and {present} are here: elsewhere another host may be taking over the rest. Bring more of them, or use --force if that can't be"
     )]
@@ -92,7 +94,8 @@ pub(crate) fn check_majority(present: usize, members: usize) -> Result<(), Fence
     if 2 * present > members { Ok(()) } else { Err(FenceError::TooFew { present, members }) }
 }
 
-/// Attaches every device whose server offers it to the array. Returns the epoch, 0 if there is no such server.
+/// Attaches to the array every device that has a server which offers it. Returns the epoch, 0 if there is no
+/// such server.
 pub(crate) async fn attach<'a>(
     devices: impl Iterator<Item = &'a Rc<dyn Device>>,
     array: [u8; 16],
@@ -225,11 +228,11 @@ impl Round<'_> {
     }
 }
 
-/// Gives the devices up: whoever comes next needs no takeover.
+/// Gives the devices up, so that the next host needs no takeover.
 pub(crate) async fn give_up<'a>(devices: impl Iterator<Item = &'a Rc<dyn Device>>) {
     for device in devices {
         if let Some(server) = device.offload() {
-            // Whoever doesn't answer keeps an epoch that the next one raises.
+            // A server that doesn't answer keeps its epoch, and the next host raises it.
             let _ = server.detach(true).await;
         }
     }

@@ -3,8 +3,9 @@
 //!
 //! # Writes
 //!
-//! A stripe write whose runs need old bytes is given to the servers, one operation for each run. It is the same stripe write up to the
-//! freeze (claim, batch, plan, intent), but for the pre-read, which is left out. Then, instead of encoding and writing:
+//! A stripe write with runs that need old bytes is given to the servers, one operation for each run. It is
+//! the same stripe write up to the freeze (claim, batch, plan, intent), but for the pre-read, which is left
+//! out. Then, instead of encoding and writing:
 //!
 //! 1. *First phase*: every participant gets its part of the work ([`assign`]). Nothing stored changes.
 //! 2. When all have succeeded and the membership is still the same, every participant that holds something is told to commit.
@@ -82,10 +83,10 @@ pub enum Standing {
     Refused(DeviceError),
 }
 
-/// Who takes part under a membership. Part of the [`Snapshot`].
+/// Which members take part under a membership. Part of the [`Snapshot`].
 #[derive(Clone, Debug)]
 pub struct Attached {
-    /// Slots whose servers take part.
+    /// Slots of the members that take part.
     pub slots: Set64,
     /// The epoch under which they are attached.
     pub epoch: u64,
@@ -104,7 +105,7 @@ pub(crate) struct Common {
     /// The membership has changed: the servers are to know.
     pub(crate) changed: Signal,
     paused_until: AtomicU64,
-    /// Slot and one of the member whose server was the first to refuse its part, 0 if none was.
+    /// The slot plus one of the first member that refused its part; 0 if none did.
     refuser: AtomicU64,
     draw: Mutex<reducer::Draw>,
 }
@@ -120,8 +121,8 @@ impl Common {
         false
     }
 
-    /// The slot of the member because of which the client did the work itself when somebody last asked for some. Of whoever refused
-    /// first: others refuse what was dropped for that.
+    /// The member because of which the client did the work itself when a request last asked: its slot. It is
+    /// the member that refused first, for others refuse what was dropped because of that.
     pub(crate) fn paused_for(&self) -> Option<usize> {
         let is_paused = self.paused_until.load(Ordering::Relaxed) != 0;
         let refuser = self.refuser.load(Ordering::Relaxed).checked_sub(1).filter(|_| is_paused)?;
@@ -147,7 +148,8 @@ impl Common {
         self.draw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for operations of which `participants` says who takes part in each, as soon as there is some in `wait_ns`.
+    /// Room for operations, as soon as there is some within `wait_ns`. `participants` gives the slots that
+    /// take part in each.
     pub(crate) async fn reserve(
         &self,
         view: &View,
@@ -174,7 +176,7 @@ impl Common {
     }
 }
 
-/// Who takes part now, if anybody does.
+/// The members that take part now; `None` if there are none.
 pub(crate) fn attached(snapshot: &Snapshot) -> Option<&Arc<Attached>> {
     snapshot.offload.as_ref().filter(|attached| !attached.slots.is_empty())
 }

@@ -14,13 +14,13 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) struct Lost {
     pub(crate) stripe: StripeId,
-    /// Whose.
+    /// The member that holds it.
     pub(crate) slot: MemberSlot,
     /// Where it begins in the chunk.
     pub(crate) from: u32,
 }
 
-/// Who sums up, and what each member is multiplied by.
+/// The server that sums up, and what each member is multiplied by.
 struct Reduction {
     reducer: usize,
     /// The reducer's own coefficient.
@@ -31,7 +31,7 @@ struct Reduction {
 
 /// What is lost of a chunk is summed up in pieces, by several servers at a time: of no more than so many bytes,
 const SUM_BYTES_MAX: u32 = 128 << 10;
-/// of fewer where whoever sums up would receive more than so many,
+/// of fewer where the reducer would receive more than so many,
 const RECEIVED_BYTES: u32 = 1 << 20;
 /// but not less than this.
 const SUM_BYTES_MIN: u32 = 32 << 10;
@@ -99,7 +99,7 @@ impl Around {
         Some((index, self.pieces[index].middle.take()?))
     }
 
-    /// The parts beside the lost range that nobody has read.
+    /// The parts beside the lost range that are not read yet.
     fn take_middles(&mut self, lost: usize) -> Vec<(usize, Buffer)> {
         let middle =
             |(index, cut): (usize, &mut Cut)| Some((index, cut.middle.take().filter(|_| index != lost)?));
@@ -314,7 +314,7 @@ impl VolumeInner {
         (is_read && buffer.len() == length as usize, buffer)
     }
 
-    /// Who is to do what; `None` if it can't be done so.
+    /// Chooses the reducer and the coefficients; `None` if the servers can't do it.
     fn plan_reduction(&self, view: &View, attached: &Attached, lost: Lost, length: u32) -> Option<Reduction> {
         let geometry = self.parity_geometry();
         let map = geometry.slots(lost.stripe);

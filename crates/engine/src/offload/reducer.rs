@@ -1,12 +1,13 @@
 //! Which server sums up lost bytes.
 //!
-//! Whoever it is receives a part from each of the others; all others send one part each, and somebody sends the sum to the client. So
-//! what the choice moves is what servers *receive*.
+//! The reducer receives a part from each of the others, which send one part each, and sends the sum to the
+//! client. So what the choice moves is what servers *receive*.
 //!
-//! With a total of `load` bytes per second to be received by reducers, of which member `i` gets the share `p_i`, its free bandwidth
-//! shrinks from `free_i` to `free_i - load * p_i`. The shares are those for which the smallest of these is as large as can be, and
-//! the second smallest then, and so on: members are filled up to one level, as water would. [`shares`] is that, a pure function.
-//! A member of which nobody knows what it has free counts as the best of the others.
+//! With a total of `load` bytes per second to be received by reducers, of which member `i` gets the share
+//! `p_i`, its free bandwidth shrinks from `free_i` to `free_i - load * p_i`. The shares are those for which
+//! the smallest of these is as large as can be, and the second smallest then, and so on: members are filled
+//! up to one level, as water would. [`shares`] is that, a pure function. A member with unknown free bandwidth
+//! counts as the best of the others.
 //!
 //! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them. A rebuild asks for as much as
 //! it is given, so shares for the load that there is would keep it as low as it is: they are worked out for more.
@@ -86,7 +87,7 @@ impl Default for Draw {
 }
 
 impl Draw {
-    /// What a member's link is free to receive, in bytes per second; `None` if nobody knows.
+    /// What a member's link is free to receive, in bytes per second; `None` if unknown.
     pub fn set_free(&mut self, slot: usize, free: Option<u64>) {
         self.free[slot] = free;
         self.renewed_at = None;
@@ -181,7 +182,8 @@ mod tests {
             prop_assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-6 && shares.iter().all(|p| *p >= 0.0));
             let (ours, best) = (smallest(&free, load, &shares), best(&free, load));
             prop_assert!((ours - best).abs() <= 1e-6 * (load + 2e9), "{ours} {best}");
-            // Who gets a share ends level with all others that do, and above nobody who gets none.
+            // Members that get a share end level with each other, and none ends below a member that gets no
+            // share.
             let level: Vec<f64> = (0..free.len()).filter(|&i| shares[i] > 1e-9).map(|i| free[i] - load * shares[i]).collect();
             let others = (0..free.len()).filter(|&i| shares[i] <= 1e-9).map(|i| free[i]).fold(f64::NEG_INFINITY, f64::max);
             prop_assert!(level.iter().all(|l| (l - level[0]).abs() < 1e-6 * (load + 2e9) && *l >= others - 1e-6 * (load + 2e9)));

@@ -6,10 +6,10 @@
 //!
 //! # Runs
 //!
-//! Parity is computed byte by byte down a row, so rows don't have to share a fate. The chunk's rows are cut into
-//! [`Run`]s: maximal ranges within which the *same set* `W` of data columns is written in full. Rows that nobody
-//! writes are in no run and are neither read nor written: two writes of 4 KiB into different rows of a stripe
-//! cost two small updates, not one of the rows between them.
+//! Parity is computed byte by byte down a row, so rows don't have to share a fate. The chunk's rows are cut
+//! into [`Run`]s: maximal ranges within which the *same set* `W` of data columns is written in full. Rows
+//! without a write are in no run and are neither read nor written: two writes of 4 KiB into different rows of
+//! a stripe cost two small updates, not one of the rows between them.
 //!
 //! # Methods
 //!
@@ -23,8 +23,8 @@
 //!   columns (the old bytes of written ones too) and as many parities as data columns are lost, `k * len` bytes;
 //! - [`Method::DataOnly`], no parity can be written: nothing.
 //!
-//! On rows in sync no other set of reads has fewer bytes; a test compares with every subset of members whose span
-//! over GF(2^8) holds the new parity.
+//! On rows in sync no other set of reads has fewer bytes; a test compares with every subset of members that
+//! has the new parity in its span over GF(2^8).
 //!
 //! # Choice
 //!

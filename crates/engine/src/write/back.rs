@@ -1,4 +1,5 @@
-//! The stripe write of an array whose journal writes back; see [`write_back`](crate::consistency::journal::write_back).
+//! The stripe write with a journal that writes back; see
+//! [`write_back`](crate::consistency::journal::write_back).
 
 use std::sync::Arc;
 
@@ -39,8 +40,8 @@ impl VolumeInner {
         Key { slot: self.shared.stripes.slot_number(stripe.0), stripe: stripe.0 }
     }
 
-    /// Acknowledges a batch from the journal. `None` if it must be written through; then nothing is cached any more of its stripe, nor of
-    /// any other whose claim is the same.
+    /// Acknowledges a batch from the journal. `None` if it must be written through; then nothing is cached
+    /// any more of its stripe, nor of any other that has the same claim.
     pub(super) async fn write_back(
         &self,
         journal: &Arc<Journal>,
@@ -98,7 +99,7 @@ impl VolumeInner {
         })
     }
 
-    /// Writes out what is cached of a stripe, and of any other whose claim is the same. The caller holds it.
+    /// Writes out what is cached of a stripe, and of any other that has the same claim. The caller holds it.
     pub(crate) async fn write_out_claimed(&self, stripe: StripeId) -> Answer {
         let Some(journal) = self.caching_journal() else { return Ok(()) };
         for key in journal.cached_in_slot(self.cache_key(stripe).slot) {

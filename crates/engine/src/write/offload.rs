@@ -1,4 +1,4 @@
-//! The stripe write of members whose servers compute; see [`offload`](crate::offload).
+//! The stripe write where members' servers compute; see [`offload`](crate::offload).
 
 use std::sync::Arc;
 
@@ -239,7 +239,7 @@ impl VolumeInner {
         }
     }
 
-    /// The parts of columns whose members are missing, for P or for Q.
+    /// The parts of columns without a member, for P or for Q.
     fn supplied(&self, map: StripeMap, job: &Job, for_q: bool, image: &Image) -> Option<Slice> {
         let lost = job.assignment.supplied;
         let mut columns =

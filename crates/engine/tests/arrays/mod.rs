@@ -233,7 +233,7 @@ impl Served {
         const STEP: usize = 256 << 10;
         let volume = self.array.volume().clone();
         if case.name == "r5-grown" {
-            // The manifest has the size before the array grew; nobody wrote to what it won.
+            // The manifest has the size before the array grew; the space that it won was never written.
             assert_eq!(volume.size(), case.bytes() / 2 * 3);
         } else {
             assert_eq!(volume.size(), case.bytes(), "{}", case.name);

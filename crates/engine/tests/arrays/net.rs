@@ -1,4 +1,4 @@
-//! An array whose members' servers compute, with a ledger.
+//! An array of members with servers that compute, with a ledger.
 
 use std::rc::Rc;
 
@@ -107,7 +107,7 @@ impl Net {
         Statistics::sum(self.scene.array.shared().counters.iter().map(|counters| &**counters))
     }
 
-    /// Waits until whoever is there takes part again.
+    /// Waits until the members that are there take part again.
     pub fn attach(&mut self) {
         let shared = std::sync::Arc::clone(self.scene.array.shared());
         self.scene

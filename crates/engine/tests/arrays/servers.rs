@@ -1,5 +1,5 @@
-//! Members whose servers compute, over simulated disks: a double of what `docs/offload-protocol.md` asks of a server, with delays,
-//! refusals, lost peers and deaths wherever a test wants them.
+//! Members with servers that compute, over simulated disks: a double of what `docs/offload-protocol.md` asks
+//! of a server, with delays, refusals, lost peers and deaths wherever a test wants them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -36,7 +36,7 @@ pub enum Stage {
 
 struct Operation {
     stage: Stage,
-    /// Whose parts are in the sum.
+    /// The members with parts in the sum.
     from: BTreeSet<u8>,
     sum: Vec<u8>,
     offset: u64,
@@ -82,7 +82,7 @@ pub struct Server {
     /// The host may have gone on without it.
     hung_once: Cell<bool>,
     epoch: RefCell<Epoch>,
-    /// Another host has been there since, and it says so to whoever asks.
+    /// Another host has been there since, and the server says so.
     taken: Cell<bool>,
     oldest: Cell<u64>,
     operations: RefCell<BTreeMap<u64, Operation>>,
@@ -217,13 +217,14 @@ impl Server {
         (epoch.attached, epoch.ended) = (false, true);
     }
 
-    /// Somebody has attached it under any number, and given it up.
+    /// As if a host had attached it under any number, and given it up.
     pub fn forge_epoch(&self, number: u64) {
         let mut epoch = self.epoch.borrow_mut();
         (epoch.number, epoch.attached, epoch.given_up) = (number, false, true);
     }
 
-    /// Another host has taken it over, and has left it again; `knows` whom it has taken it from, as from version 1.3 on.
+    /// Another host has taken it over, and has left it again; `knows`: the server says so to the earlier
+    /// host, as from version 1.3 on.
     pub fn taken_and_left(&self, knows: bool) {
         self.operations.borrow_mut().clear();
         let mut epoch = self.epoch.borrow_mut();
@@ -642,7 +643,7 @@ impl Offload for Link {
             server.operations.borrow_mut().clear();
             let mut epoch = server.epoch.borrow_mut();
             (epoch.attached, epoch.given_up) = (false, give_up);
-            // Who only leaves may come back.
+            // A host that doesn't give it up may come back.
             epoch.ended |= give_up;
             Ok((0, None))
         })

@@ -1,4 +1,5 @@
-//! Disks whose requests complete when the test says so, and whose every possible content after a crash can be listed.
+//! Disks that complete a request when the test says so, and list every content that is possible after a
+//! crash.
 
 use std::{cell::RefCell, collections::VecDeque, ops::Range, rc::Rc, sync::Arc};
 
@@ -49,7 +50,7 @@ enum Done {
 
 /// Starts a world with these disks.
 pub fn begin(images: Images, immediate: bool) {
-    // Those who waited are gone, but a request has its end.
+    // The tasks that waited are gone, but their requests still end.
     while complete_one() {}
     DISKS.set(Disks { durable: images, immediate, ..Disks::default() });
 }

@@ -141,9 +141,9 @@ impl Setting {
         subsets.filter(legal).collect()
     }
 
-    /// Whether no other loss is the same but for the names of columns that nobody writes. On level 5 these are exchangeable:
-    /// parity is their sum, whichever is which, and the log names written columns only. On level 6 each has a
-    /// coefficient of its own, and all are tried.
+    /// Whether this loss is the first of those that are alike but for which of the unwritten columns they
+    /// contain. On level 5 these columns are exchangeable: parity is their sum, whichever is which, and the
+    /// log names written columns only. On level 6 each has a coefficient of its own, and all are tried.
     fn is_first_of_its_kind(&self, loss: &[usize]) -> bool {
         let untouched = (2..self.columns() as u64).map(|column| self.member_of(column * CHUNK_SECTORS));
         let lost: Vec<bool> = untouched.map(|slot| loss.contains(&slot)).collect();
@@ -238,7 +238,7 @@ impl Machine {
         Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(Rc::clone(clock)) })
     }
 
-    /// Ends the oldest request, or lets time pass until somebody wakes up.
+    /// Ends the oldest request, or lets time pass until the next timer.
     fn step(&self) {
         if disks::complete_one() {
             return;

@@ -167,7 +167,7 @@ fn past_redundancy_nothing_is_planned() {
         plan_into(&mut plan, &stripe, WritePolicy::Cost, image, &[], &mut World::plain(6))
     };
     assert_eq!(attempt(0b11, 0b11, 2), Err(PlanError::BeyondRedundancy { missing: 2, redundancy: 1 }));
-    // A missing column whose parity is still being rebuilt: its old value is nowhere.
+    // A column is missing and its parity is still being rebuilt: the column's old value is nowhere.
     assert_eq!(attempt(0b10_0001, 1, 1), Err(PlanError::Unreadable { start: 0, end: 512 }));
     // The missing column itself can be written: its new value goes into the parity.
     assert_eq!(attempt(0b10_0001, 1, 0), Ok(()));
