@@ -1,8 +1,8 @@
 //! The connections of a shard's server: how many there may be, of one peer and in all, and which one goes
 //! when there is no room.
 //!
-//! A connection is *settled* when it has said what it is for: chosen an export, proved who it is. Those that
-//! haven't are no reason to turn a newcomer away: the oldest of them goes.
+//! A connection is *settled* when it has said what it is for: chosen an export, or proved its identity. Those
+//! that haven't are no reason to turn a new one away: the oldest of them goes.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;

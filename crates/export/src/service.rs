@@ -37,9 +37,10 @@ impl ServiceError {
 
 /// One shard's handle on an array: cheap to clone, `Rc` inside.
 ///
-/// Offsets and lengths are bytes within the array, multiples of its block size, and not zero long: front ends check
-/// what clients send before they call. Requests run concurrently and may complete in any order. A request whose
-/// future was polled must be awaited to its end; front ends never drop one, except when the shard ends.
+/// Offsets and lengths are bytes within the array, multiples of its block size, and not zero long: front ends
+/// check what clients send before they call. Requests run concurrently and may complete in any order. Once a
+/// request's future was polled, it must be awaited to its end; front ends never drop one, except when the
+/// shard ends.
 #[expect(async_fn_in_trait, reason = "all on one shard: the futures need not be Send")]
 pub trait BlockService: Clone + 'static {
     /// Size in bytes, a multiple of the block size. Constant while it is served.

@@ -39,7 +39,7 @@ pub struct BadBlockChange {
 }
 
 impl From<BadBlocks> for BadBlockTable {
-    /// A table whose order on disk is not known, or that is not on disk yet.
+    /// A table in an order on disk that is not known, or one that is not on disk yet.
     fn from(blocks: BadBlocks) -> Self {
         let shift = blocks.shift();
         let ranges = blocks.ranges().to_vec();

@@ -79,7 +79,7 @@ pub struct BitmapHeader {
     pub daemon_sleep_seconds: u32,
     /// RAID1: how many writes may lag behind on write-mostly members.
     pub write_behind: u32,
-    /// Sectors set aside for the bitmap, 0 if nobody recorded it.
+    /// Sectors set aside for the bitmap, 0 if that was not recorded.
     pub sectors_reserved: u32,
     /// State bits beyond those above, and unnamed bytes, as read.
     residue: Residue,

@@ -10,11 +10,12 @@
 //! record:  | header 64 | entry 64 | entry 64 | ... to a whole block | payloads, in order, to a whole block |
 //! ```
 //!
-//! The anchor names the array and the *incarnation* of the log, which changes whenever the log begins anew; a record's checksum is
-//! seeded with both, so that nothing from before, and nothing that somebody wrote into the array, is taken for a record.
-//! A writer's blocks are those of the member with the longest, which may be lost when the log is read: what blocks a record was made
-//! with, its own length tells. Records are found at any sector of the area. The writer keeps [`gap_bytes`] behind the end of its newest record
-//! free of anything that is needed, so a record that tears can only tear what was dead ([`Found::live`]).
+//! The anchor names the array and the *incarnation* of the log, which changes whenever the log begins anew; a
+//! record's checksum is seeded with both, so that nothing from before, and no data that was written into the
+//! array, is taken for a record. A writer's blocks are those of the member with the longest, which may be
+//! lost when the log is read: what blocks a record was made with, its own length tells. Records are found at
+//! any sector of the area. The writer keeps [`gap_bytes`] behind the end of its newest record free of
+//! anything that is needed, so a record that tears can only tear what was dead ([`Found::live`]).
 
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -119,7 +120,7 @@ pub struct Entry {
     pub length: u32,
     /// Which parity this copy is for.
     pub parity: Parity,
-    /// For which parities there are copies: [`Parity::bit`]. A parity whose member is missing has none.
+    /// For which parities there are copies: [`Parity::bit`]. A parity on a missing member has none.
     pub copies: u8,
     /// Bytes of payload: `length`, or 0 where every column is written.
     pub payload_bytes: u32,

@@ -1,4 +1,4 @@
-//! Who an array or a device is, and when something was written: UUIDs, set names, time stamps.
+//! What names an array or a device, and when something was written: UUIDs, set names, time stamps.
 
 use std::fmt;
 use std::str::FromStr;

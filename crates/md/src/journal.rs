@@ -97,7 +97,7 @@ pub enum Payload {
         /// The stripe was discarded.
         discard: bool,
     },
-    /// Stripes whose data is on the members: their earlier data in the log is void.
+    /// Stripes with their data on the members: their earlier data in the log is void.
     Flush {
         /// The stripes, by member sector.
         stripes: Vec<Sector>,

@@ -232,7 +232,7 @@ impl fmt::Display for ParityLayout {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Raid0Layout {
     /// The superblock doesn't say (feature 0x1000 absent). Harmless where all members have one size; with
-    /// several zones nobody can know, and the array must be refused.
+    /// several zones the right one can't be known, and the array must be refused.
     #[default]
     Unspecified,
     /// 1: by the array's chunk number (kernels before 3.14).

@@ -1,9 +1,9 @@
 //! Linux MD's on-disk format: bytes to validated values and back. No I/O.
 //!
-//! Whoever reads a device gives the bytes and where they were; whoever writes one gets the bytes and puts them
-//! there. Nothing in here panics on bytes from outside, however damaged, and nothing is encoded that the
-//! kernel would refuse. The reference is `docs/formats.md`; the proof are the images in `tests/golden`, which
-//! mdadm and the kernel wrote.
+//! The caller reads a device and gives the bytes and where they were; to write one, it gets the bytes and
+//! puts them there. Nothing in here panics on bytes from outside, however damaged, and nothing is encoded
+//! that the kernel would refuse. The reference is `docs/formats.md`; the proof are the images in
+//! `tests/golden`, which mdadm and the kernel wrote.
 #![forbid(unsafe_code)]
 
 pub mod bad_block_table;

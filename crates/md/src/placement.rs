@@ -20,7 +20,7 @@ use crate::units::{DeviceNumber, MemberSlot, Sector, SectorCount};
 /// Where the bitmap lies behind the superblock, and the room that the superblock has.
 const BEHIND_SUPERBLOCK: u64 = 8;
 const BAD_BLOCK_LOG_SECTORS: u16 = 8;
-/// The most room an internal bitmap takes if nobody asked for a chunk: 128 KiB.
+/// The most room an internal bitmap takes if no chunk was asked for: 128 KiB.
 const BITMAP_SECTORS_MAX_DEFAULT: u64 = 256;
 /// The most room a bitmap may take before a superblock of version 1.0: 1 MiB.
 const BITMAP_SECTORS_MAX_V1_0: u64 = 2048;
@@ -421,7 +421,7 @@ impl NewArray {
         })
     }
 
-    /// RAID0 of unequal members must say how it counts, or nobody can read it; of equal ones it says nothing,
+    /// RAID0 of unequal members must say how it counts, or it can't be read; of equal ones it says nothing,
     /// so that old kernels take it too.
     fn recorded_layout(&self, places: &Places) -> Layout {
         if self.layout != Layout::Raid0(Raid0Layout::Unspecified) {

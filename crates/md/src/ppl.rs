@@ -1,7 +1,7 @@
-//! The partial parity log of RAID5 (docs/formats.md section 8): for each stripe write, the XOR of the data that
-//! it did not write, on the member that holds the stripe's parity, durable before data and parity change.
-//! After a crash the log and the chunks that were written give the parity anew, so that a lost chunk that
-//! nobody wrote is not made of a mixture.
+//! The partial parity log of RAID5 (docs/formats.md section 8): for each stripe write, the XOR of the data
+//! that it did not write, on the member that holds the stripe's parity, durable before data and parity
+//! change. After a crash the log and the chunks that were written give the parity anew. So a lost chunk that
+//! was not written is not made of a mixture.
 //!
 //! A record is a header of 4096 bytes and behind it the partial parity of its entries. Records follow each
 //! other through the area, and begin at its start again when one doesn't fit. Only the newest counts: just one

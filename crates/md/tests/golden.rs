@@ -119,7 +119,7 @@ fn unpack(case: Case) -> (Case, Vec<Vec<u8>>) {
     (case, members)
 }
 
-/// The cases whose name passes `filter`.
+/// The cases with a name that passes `filter`.
 fn cases(filter: impl Fn(&str) -> bool) -> impl Iterator<Item = (&'static Case, &'static [Vec<u8>])> {
     CASES.iter().filter(move |(case, _)| filter(&case.name)).map(|(case, images)| (case, &images[..]))
 }

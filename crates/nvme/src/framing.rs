@@ -129,7 +129,7 @@ impl Framer {
         if let State::Data { left } = self.state { left } else { 0 }
     }
 
-    /// The header of the last PDU, for those who must say what was wrong with it.
+    /// The header of the last PDU, for the message that says what was wrong with it.
     pub fn header(&self) -> &[u8] {
         &self.header[..usize::from(self.header[2]).min(TERMINATION_COPY_MAX).min(self.filled)]
     }

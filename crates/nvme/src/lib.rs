@@ -4,7 +4,7 @@
 //! has no clock, and is what the fuzzer drives. The *sessions* run it over a connected
 //! [`Stream`](pinstripe_runtime::Stream), so that both ends run in the simulator too.
 //!
-//! * [`auth`]: by which secrets hosts and controllers prove who they are.
+//! * [`auth`]: the secrets by which hosts and controllers prove their identity.
 //! * [`target`]: serves block services as namespaces to any NVMe/TCP host.
 //! * [`initiator`]: namespaces of any NVMe/TCP target as [`Device`](pinstripe_runtime::Device)s.
 //!

@@ -37,7 +37,7 @@ pub(crate) struct Link {
     closed: Cell<bool>,
     /// The sender waits here.
     sender: Signal,
-    /// Those who wait for memory or for the end.
+    /// Tasks wait here for memory or for the end.
     changed: Signal,
 }
 

@@ -10,7 +10,7 @@ pinstripe_runtime::mutants! {
     IdentifierReused,
     /// After a loss the server is used again at once, while it may still carry out old commands (C16).
     ReturnsTooEarly,
-    /// A controller whose host is silent lives on, and so do its old commands (C16).
+    /// A controller with a silent host lives on, and so do its old commands (C16).
     SilenceIgnored,
     /// After the target stood still, commands of hosts that have been silent for too long are carried out.
     StaleCarriedOut,

@@ -90,8 +90,8 @@ mod tables {
     /// One table for each factor, 8 KiB in all.
     pub(crate) static NIBBLE_PRODUCTS: [NibbleProducts; 256] = nibble_products();
 
-    /// The matrix of each factor in the order of `GF2P8AFFINEQB`: byte `7 - i` of the word selects the bits of the
-    /// operand whose sum is bit `i` of the product (Intel SDM volume 2, GF2P8AFFINEQB).
+    /// The matrix of each factor in the order of `GF2P8AFFINEQB`: byte `7 - i` of the word selects the
+    /// operand's bits that add up to bit `i` of the product (Intel SDM volume 2, GF2P8AFFINEQB).
     #[cfg(target_arch = "x86_64")]
     pub(crate) static BIT_MATRICES: [u64; 256] = bit_matrices();
 

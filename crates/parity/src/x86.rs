@@ -46,7 +46,8 @@ pub(crate) mod avx2 {
 
         #[inline(always)]
         unsafe fn store_stream(self, to: *mut u8) {
-            // SAFETY: AVX2 is there, and 32 aligned bytes at `to` (caller); `fence` follows before anyone else looks.
+            // SAFETY: AVX2 is there, and 32 aligned bytes at `to` (caller); `fence` follows before another
+            // thread looks.
             unsafe { _mm256_stream_si256(to.cast(), self.0) }
         }
 
@@ -139,8 +140,8 @@ macro_rules! zmm_lanes {
 
         #[inline(always)]
         unsafe fn store_stream(self, to: *mut u8) {
-            // SAFETY: AVX-512 F is there, and 64 aligned bytes at `to` (caller); `fence` follows before anyone else
-            // looks.
+            // SAFETY: AVX-512 F is there, and 64 aligned bytes at `to` (caller); `fence` follows before
+            // another thread looks.
             unsafe { _mm512_stream_si512(to.cast(), self.0) }
         }
 

@@ -1,10 +1,10 @@
 //! Aligned, pooled memory that moves.
 //!
 //! A [`Buffer`] is the only way to a range of bytes: it can be written. [`Buffer::freeze`] turns it into a
-//! [`Slice`], which is shared, read-only and cheap to clone and cut. Both keep the *block* below them alive; when the
-//! last of them goes, on whatever shard, the block returns to the pool that it came from: at once on the pool's own
-//! shard, through a lock-free list from others. So a request that was submitted can keep its memory for as long as the
-//! kernel needs, whoever has stopped waiting for it (C15, C16).
+//! [`Slice`], which is shared, read-only and cheap to clone and cut. Both keep the *block* below them alive;
+//! when the last of them goes, on whatever shard, the block returns to the pool that it came from: at once on
+//! the pool's own shard, through a lock-free list from others. So a request that was submitted can keep its
+//! memory for as long as the kernel needs, even if no task waits for it any more (C15, C16).
 //!
 //! Blocks have sizes of powers of two from 4 KiB. The first ones are cut from one arena, which a driver can
 //! register with the kernel; what does not fit there comes from the system and is reused in the same way, up
@@ -161,10 +161,10 @@ fn map_arena(bytes: usize) -> Option<NonNull<u8>> {
 
 /// Frees a block that no handle and no list names any more.
 fn free_block(block: NonNull<Block>) {
-    // SAFETY: alive until now: nobody has dropped it.
+    // SAFETY: alive until now: nothing has dropped it.
     if unsafe { block.as_ref() }.arena_offset.is_some() {
-        // SAFETY: as above, and nobody reads it there again. It may hold the last handle to the home, which owns the place
-        // that it was read from: so it is moved out before it is dropped.
+        // SAFETY: as above, and nothing reads it there again. It may hold the last handle to the home, which
+        // owns the place that it was read from: so it is moved out before it is dropped.
         drop(unsafe { block.read() });
         return;
     }
@@ -200,7 +200,7 @@ fn headers_layout(arena_bytes: usize) -> Layout {
 fn release(block: NonNull<Block>) {
     // SAFETY: the handle that calls this counts in `references`, so the block is alive.
     let this = unsafe { block.as_ref() };
-    // A count of one is this handle: nobody else has one to make a second of. So no locked instruction is needed.
+    // A count of one is this handle: there is no other one to clone. So no locked instruction is needed.
     if this.references.load(Ordering::Acquire) != 1 {
         if this.references.fetch_sub(1, Ordering::Release) != 1 {
             return;
@@ -233,7 +233,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool whose first `arena_bytes` come from one allocation (rounded up to 4 KiB; 0 for none).
+    /// A pool with its first `arena_bytes` from one allocation (rounded up to 4 KiB; 0 for none).
     pub fn new(arena_bytes: usize) -> Self {
         let arena_bytes = arena_bytes.next_multiple_of(ALIGNMENT);
         let (arena, headers) = if arena_bytes == 0 {
@@ -307,7 +307,7 @@ impl Pool {
             drop(free);
             self.carve(class)
         };
-        // SAFETY: alive, and nobody else's.
+        // SAFETY: alive, and nothing else has it.
         unsafe { block.as_ref().references.store(1, Ordering::Relaxed) };
         self.taken.set(self.taken.get().wrapping_add(1));
         Buffer { block, start: 0, length: narrow(length) }
@@ -323,7 +323,7 @@ impl Pool {
     /// Takes a block back that lost its last handle on this shard, if it is from here. It is the next to go out: what was
     /// used last is still in the core's cache.
     fn put_back(&self, block: NonNull<Block>) -> bool {
-        // SAFETY: the caller held the last handle, so the block is alive and nobody else's.
+        // SAFETY: the caller held the last handle, so the block is alive and nothing else has it.
         let this = unsafe { block.as_ref() };
         if !std::ptr::eq(Arc::as_ptr(&this.home), Arc::as_ptr(&self.home)) {
             return false;
@@ -448,8 +448,8 @@ macro_rules! handle {
             type Target = [u8];
 
             fn deref(&self) -> &[u8] {
-                // SAFETY: the range lies in the block and is initialised (blocks start zeroed); nobody writes it:
-                // a `Buffer` is the only handle to its range, and `Slice`s are read-only.
+                // SAFETY: the range lies in the block and is initialised (blocks start zeroed); nothing
+                // writes it: a `Buffer` is the only handle to its range, and `Slice`s are read-only.
                 unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
             }
         }
@@ -539,11 +539,13 @@ handle!(Slice);
 
 impl Clone for Slice {
     fn clone(&self) -> Self {
-        // A locked instruction waits until all earlier stores are in the cache, which may be 4 KiB of cold memory. If this is
-        // the only handle, nobody else can change the count: other threads have none, nor this one (no `Sync`).
+        // A locked instruction waits until all earlier stores are in the cache, which may be 4 KiB of cold
+        // memory. If this is the only handle, nothing else can change the count: other threads have no
+        // handle, and can't use this one (no `Sync`).
         //
-        // The store ends the release sequences of handles that others have dropped: whoever drops the last one doesn't synchronise
-        // with them any more. So this does, and its own drop passes it on.
+        // The store ends the release sequences of handles that others have dropped: the drop of the last
+        // handle doesn't synchronise with them any more. So this load does, and this handle's own drop passes
+        // it on.
         let references = &self.block().references;
         if references.load(Ordering::Acquire) == 1 {
             references.store(2, Ordering::Relaxed);

@@ -44,9 +44,9 @@ pub(crate) enum Slot {
 pub(crate) struct Waiting {
     pub(crate) payload: Payload,
     pub(crate) waker: Option<Waker>,
-    /// Nobody wants the outcome.
+    /// No task wants the outcome.
     pub(crate) abandoned: bool,
-    /// Whoever waits shall be told this error instead of the outcome.
+    /// The task that waits shall be told this error instead of the outcome.
     pub(crate) given_up: Option<DeviceErrorKind>,
     /// Its place among the requests of its device, if that is watched.
     pub(crate) link: Option<Link>,

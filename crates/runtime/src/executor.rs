@@ -373,8 +373,8 @@ impl Shard {
         Some(due.saturating_add(self.lost_ns.get()))
     }
 
-    /// Makes the tasks ready whose timers are due, and tells those who watch requests of the ones that take long. The
-    /// shard must be the current one.
+    /// Makes tasks ready when their timers are due, and tells observers of requests that take long. The shard
+    /// must be the current one.
     pub fn fire_timers(&self) {
         if self.timers.borrow().next().is_none() && self.slots.next_look().is_none() {
             return;
@@ -395,7 +395,7 @@ impl Shard {
         self.timers.borrow_mut().set(deadline, self.current_task.get())
     }
 
-    /// Nobody waits for this timer any more.
+    /// No task waits for this timer any more.
     pub(crate) fn cancel_timer(&self, timer: TimerId) {
         self.timers.borrow_mut().cancel(timer);
     }
@@ -534,7 +534,7 @@ impl<T> Promise<T> {
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        // After the value was taken nobody looks any more.
+        // If the value was taken already, nothing looks at this any more.
         if matches!(*locked(&self.0.0), Call::Waits) {
             self.settle(Call::Gone);
         }

@@ -1,10 +1,11 @@
 //! What reaches a shard from others: wakes and messages.
 //!
-//! A wake is one bit per task, so it never allocates, never overflows, and many wakes of one task are one. A summary
-//! word per 64 words says where bits are, and one word in which summaries: a wake sets its bits in this order, and who takes them clears
-//! the upper ones first. The shard sets `asleep` before it blocks and looks once more; a sender that
-//! finds `asleep` set clears it and kicks the driver. Both sides use sequentially consistent operations, so one of
-//! them sees the other and no wake is lost (model-checked in `tests/shuttle.rs`).
+//! A wake is one bit per task, so it never allocates, never overflows, and many wakes of one task are one. A
+//! summary word per 64 words says where bits are, and one word in which summaries. A wake sets its bits in
+//! this order; the shard clears the upper ones first when it takes them. The shard sets `asleep` before it
+//! blocks and looks once more; a sender that finds `asleep` set clears it and kicks the driver. Both sides
+//! use sequentially consistent operations, so one of them sees the other and no wake is lost (model-checked
+//! in `tests/shuttle.rs`).
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! The seam to storage that computes: members whose servers work out parity together (`docs/offload-protocol.md`).
+//! The seam to storage that computes: members on servers that work out parity together
+//! (`docs/offload-protocol.md`).
 //!
 //! A write has two phases. In the first, every participant gets what it needs and works out its part; nothing stored changes. In the
 //! second each is told to write ([`Offload::commit`]). Lost bytes are summed up by one of the servers ([`Offload::reduce`]).
@@ -64,7 +65,8 @@ pub struct OffloadLimits {
     pub range_bytes: u32,
 }
 
-/// A member whose server computes. Offsets and lengths are as for [`Device`](crate::Device), memory and completions too.
+/// A member on a server that computes. Offsets and lengths are as for [`Device`](crate::Device), memory and
+/// completions too.
 ///
 /// Errors: [`Gone`](crate::DeviceErrorKind::Gone) if the server or the network is lost; [`Busy`](crate::DeviceErrorKind::Busy)
 /// never; [`Refused`](crate::DeviceErrorKind::Refused) if the operation can't be done so (it was dropped, a peer can't be reached,
@@ -87,7 +89,8 @@ pub trait Offload {
     fn free_to_receive(&self) -> Submission;
     /// Makes the array known; once before the first operation, and whenever a member comes or goes. Durable.
     fn attach(&self, attachment: &Attachment) -> Submission;
-    /// Ends it. With `give_up` whoever comes next needs no higher epoch.
+    /// Ends it. With `give_up` plain writes need no attachment any more, and the next `attach` needs no
+    /// takeover, but still a higher epoch.
     fn detach(&self, give_up: bool) -> Submission;
     /// First phase: takes new data, sends its parts to `reducers`: coefficient * (old + new) if `modify`, else coefficient * new.
     fn partial_write(

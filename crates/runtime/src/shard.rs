@@ -47,7 +47,7 @@ pub fn spawn(future: impl Future<Output = ()> + 'static) {
     with_current(|shard| shard.spawn(future));
 }
 
-/// Starts a task on this shard and gives its value to who awaits the handle.
+/// Starts a task on this shard, and gives its value to the task that awaits the handle.
 pub fn spawn_joined<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
     let state = Rc::new((RefCell::new(None), Signal::default()));
     let task = Rc::clone(&state);

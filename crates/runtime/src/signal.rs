@@ -7,7 +7,8 @@ use crate::{
     mailbox::lock,
 };
 
-/// Tells waiters that some shared state may have changed. It holds no state itself: who waits names the condition.
+/// Tells waiters that some shared state may have changed. It holds no state itself: each waiter names its
+/// condition.
 ///
 /// A notifier changes the state and then calls [`Signal::notify`]; a waiter registers and then looks at the state. The
 /// fences between make sure that one of the two sees the other.

@@ -1,11 +1,13 @@
-//! A shard's timers: a binary heap in which each timer knows its place, so that one that nobody waits for any more is taken out.
+//! A shard's timers: a binary heap in which each timer knows its place. So a timer can be taken out when no
+//! task waits for it any more.
 //!
 //! Their clock is [`crate::Shard::waited`].
 //!
 //! Timers that are due at the same moment fire in the order in which they were set. Nothing is allocated once there is room
 //! for as many timers as are set at a time.
 
-/// Names a timer that was set. One that has fired or was taken out is unknown, whoever has its place now.
+/// Names a timer that was set. Once that has fired or was taken out, the name is unknown, even if another
+/// timer has its place now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimerId {
     place: u32,

@@ -1,9 +1,9 @@
 //! Whether a file is what its reader put there: no other user may be able to change or exchange it.
 //!
 //! In a user namespace (`unshare -r`, a container without root) the kernel shows every owner that the
-//! namespace doesn't know as one and the same user, mostly 65534. That may be root of the machine or anyone,
-//! and a process whose own user isn't known there is shown as that too. So what belongs to such an owner is
-//! not trusted, whoever asks.
+//! namespace doesn't know as one and the same user, mostly 65534. That may be root of the machine or any
+//! other user, and a process is shown as that user too if the namespace doesn't know its own. So what belongs
+//! to such an owner is not trusted, whatever process asks.
 
 use std::{
     fs, io,

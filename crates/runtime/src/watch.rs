@@ -1,4 +1,5 @@
-//! Requests under supervision: who asks a device can be told when it takes too long, and can stop waiting for all of its requests.
+//! Requests under supervision: an observer is told when a device takes too long for one, and all waits for
+//! the device can be given up.
 //!
 //! A [`Watch`] stands for one device on one shard. Its requests under way form a list through the shard's slots, oldest first;
 //! so only the oldest has a deadline, and a request costs a link and a look at the clock, no timer and no memory. What a
@@ -25,7 +26,7 @@ pub struct About {
     pub fua: bool,
     /// Where, in bytes.
     pub offset: u64,
-    /// Bytes of a read, whose buffer must come back.
+    /// Bytes of a read: its buffer must come back.
     pub read_bytes: usize,
 }
 
@@ -38,7 +39,7 @@ pub enum Verdict {
     GiveUp(DeviceErrorKind),
 }
 
-/// Who is told about the requests of a device. Called on the shard of the requests.
+/// Is told about the requests of a device. Called on the shard of the requests.
 pub trait Observer {
     /// The oldest request has been under way for `age_ns`.
     fn overdue(&self, about: About, age_ns: u64) -> Verdict;
@@ -80,7 +81,7 @@ struct State {
     first_look_ns: u64,
     /// Age at which it is told next.
     look_ns: u64,
-    /// Nobody adds requests any more; it goes when those under way are over.
+    /// Its [`Watch`] was dropped; it goes when the requests under way are over.
     orphan: bool,
 }
 
@@ -181,7 +182,7 @@ impl Slots {
         self.watches.borrow().due.iter().copied().min().filter(|due| *due != u64::MAX)
     }
 
-    /// Tells every observer whose oldest request takes too long.
+    /// Tells each observer if its oldest request takes too long.
     pub(crate) fn look(&self, now: u64) {
         let count = self.watches.borrow().due.len();
         for watch in 0..count {
@@ -212,8 +213,9 @@ impl Slots {
         Some((state.observer.clone()?, oldest.about, now.saturating_sub(oldest.since)))
     }
 
-    /// Puts a request into the list of a watch. One that is over already may not be there: nobody would take it out again, and its
-    /// slot's next request, of whatever device, would be taken for one of this watch. Its observer and its error, if it failed.
+    /// Puts a request into the list of a watch, but not one that is over already: nothing would take it out
+    /// again, and its slot's next request, of whatever device, would be taken for one of this watch. If that
+    /// one failed: the observer and the error.
     fn link(
         &self,
         index: u32,
@@ -266,8 +268,8 @@ impl Slots {
         Some(Ended { observer, about, late, was_overdue })
     }
 
-    /// Takes the memory of a request that the device was too busy for, if it may be tried again: a read or write that
-    /// somebody waits for, and only once.
+    /// Takes the memory of a request that the device was too busy for, if it may be tried again: a read or
+    /// write that a task waits for, and only once.
     pub(crate) fn take_again(&self, waiting: &mut Waiting) -> Option<Again> {
         let link = waiting.link.as_mut()?;
         let has_memory = !matches!(waiting.payload, Payload::None);
@@ -319,7 +321,7 @@ impl Slots {
 }
 
 impl Watches {
-    /// Frees a watch that nobody uses and that has nothing under way.
+    /// Frees a watch if its [`Watch`] was dropped and nothing is under way.
     fn release(&mut self, watch: u32) {
         let state = &mut self.states[watch as usize];
         if state.orphan && state.head == NONE && state.observer.take().is_some() {
@@ -336,7 +338,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch on the current shard, whose observer is told when a request is as old as `first_look_ns`.
+    /// A watch on the current shard. Its observer is told when a request is as old as `first_look_ns`.
     pub fn new(observer: Rc<dyn Observer>, first_look_ns: u64) -> Self {
         let index =
             shard::with_current(|shard| shard.slots.watches.borrow_mut().enter(observer, first_look_ns));
@@ -505,7 +507,7 @@ mod tests {
         let world = World::new();
         let _entered = world.shard.enter();
         let (lost, well) = (world.watch(), world.watch());
-        // As a driver does whose server is lost: it completes what it is given before it returns.
+        // As the driver of a lost server does: it completes what it is given before it returns.
         let (over, over_end) = read_of(shard::zeroed(8));
         over_end.finish(Err(DeviceError::of(DeviceErrorKind::Gone)));
         lost.add(&over, about(1));
@@ -543,7 +545,7 @@ mod tests {
         assert_eq!(outcome.buffer.unwrap().len(), 8, "other memory in the place of the read's own");
         assert_eq!((outstanding(), world.shard.requests_in_flight()), (2, 2));
         drop((read, watch));
-        // What the device writes into it now disturbs nobody.
+        // What the device writes into it now disturbs nothing.
         read_end.with_payload(|payload| {
             let Payload::Buffer(buffer) = payload else { panic!("it is the read's") };
             buffer.fill(7);

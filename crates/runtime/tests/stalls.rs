@@ -41,7 +41,8 @@ fn times_out(still_ms: u64, limit_ms: u64, at_ms: u64, prepare: fn()) -> bool {
     got.unwrap().is_none()
 }
 
-/// The message comes only after the gap, as an answer does whose request the stopped process had still to send.
+/// The message comes only after the gap, as an answer does if the stopped process had still to send the
+/// request.
 fn comes_afterwards(prepare: fn()) -> bool {
     times_out(1500, 900, 1600, prepare)
 }

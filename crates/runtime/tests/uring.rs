@@ -607,7 +607,7 @@ fn what_cannot_be_opened_says_why() {
 struct Loop(PathBuf);
 
 impl Loop {
-    /// None for a user who may not make one. Root may: without one the test would show nothing.
+    /// None if the user isn't root. Root must get one: without it the test would show nothing.
     fn new(file: &Path, options: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: only root makes loop devices");

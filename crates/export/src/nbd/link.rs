@@ -172,7 +172,7 @@ impl<T: Stream + ?Sized> Link<T> {
             self.receiver.wake();
         }
         self.stream.shutdown();
-        // A request that got in at the last moment replies to nobody.
+        // A reply that was handed over at the last moment is dropped.
         self.give_up();
         self.closed.set(true);
         self.receiver.wake();

@@ -142,8 +142,8 @@ pub(super) struct OptionReplies<'a> {
 }
 
 impl OptionReplies<'_> {
-    /// A reply whose data is all of `parts`. Their lengths were bounded when they were made (names, descriptions,
-    /// fixed words), so the sum always fits.
+    /// A reply with all of `parts` as its data. Their lengths were bounded when they were made (names,
+    /// descriptions, fixed words), so the sum always fits.
     fn reply(&mut self, kind: u32, parts: &[&[u8]]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let header = OptionReplyHeader {

@@ -88,7 +88,7 @@ impl<S> std::fmt::Debug for Inner<S> {
 }
 
 impl<S: BlockService> Server<S> {
-    /// A server of `exports`, whose clients have a budget of memory of their own.
+    /// A server of `exports`. Its clients have a budget of memory of their own.
     pub fn new(exports: Vec<Export<S>>) -> Result<Self, ServerError> {
         Self::with_budget(exports, Arc::default())
     }

@@ -20,7 +20,7 @@ fn exports() -> Vec<ExportInfo> {
     ]
 }
 
-/// A handshake whose greeting was read, after `flags`.
+/// A handshake after its greeting was read and the client's `flags` came.
 fn greeted(flags: &[u8]) -> Handshake {
     let mut handshake = Handshake::new();
     assert_eq!(handshake.output().as_slice(), b"NBDMAGICIHAVEOPT\x00\x03");

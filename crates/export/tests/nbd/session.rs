@@ -609,10 +609,10 @@ fn cut_short<F: Future<Output = ()> + 'static>(
 fn a_long_request_without_data_ends_with_its_connection() {
     let killed = |client: Rc<Pipe>, _| async move { client.shutdown() };
     assert_eq!(cut_short(killed), [(1, None); 2]);
-    // Whoever still listens is told that it isn't done.
+    // A client that still listens is told that the request isn't done.
     let silent = |client: Rc<Pipe>, _| async move { client.finish_sending() };
     assert_eq!(cut_short(silent), [(1, Some(108)); 2]);
-    // Who says that it leaves has what it asked for done.
+    // A client that says that it leaves has its request carried out to the end.
     let left = |client: Rc<Pipe>, _| async move {
         assert!(client.send_all(&request(0, DISC, 0, 0, 0)).await);
     };

@@ -249,7 +249,7 @@ pub struct Seen {
     pub fast: bool,
 }
 
-/// An array of plain memory whose requests take random time.
+/// An array of plain memory. Its requests take random time.
 #[derive(Clone)]
 pub struct Array {
     pub seen: Rc<RefCell<Seen>>,

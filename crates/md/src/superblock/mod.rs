@@ -1,12 +1,12 @@
 //! The superblock of format 1.x: what every member says about the array and about itself.
 //!
 //! A superblock has two halves, because they change for different reasons. The [`ArrayRecord`] is what all
-//! members say alike: who the array is, its geometry, how fresh the record is, which device plays which role.
-//! The [`MemberRecord`] is what one device says about itself: where its data lies and how much of it is valid.
-//! An update changes one `ArrayRecord`, puts it into every member's [`Superblock`] and encodes each.
+//! members say alike: which array it is, its geometry, how fresh the record is, which device plays which
+//! role. The [`MemberRecord`] is what one device says about itself: where its data lies and how much of it is
+//! valid. An update changes one `ArrayRecord`, puts it into every member's [`Superblock`] and encodes each.
 //!
-//! The feature map isn't a field. As in the kernel it is rebuilt from the state at each write, and a field
-//! whose feature is off says nothing: it reads as `None`, and its old bytes stay on disk untouched. They are
+//! The feature map isn't a field. As in the kernel it is rebuilt from the state at each write. A field of a
+//! feature that is off says nothing: it reads as `None`, and its old bytes stay on disk untouched. They are
 //! the `residue` below, so that a superblock that was read and not changed encodes to the very same bytes.
 //!
 //! Three questions are kept apart. Are these bytes a superblock at all, and an undamaged one? [`decode`]
@@ -63,7 +63,7 @@ impl MetadataVersion {
         })
     }
 
-    /// The version whose superblock lies at `sector` on a device of this size.
+    /// The version that has its superblock at `sector` on a device of this size.
     pub fn at(sector: Sector, device_sectors: u64) -> Option<Self> {
         // On a device of 24 sectors 1.0 and 1.2 share sector 8, but 1.0 would have no room for data there.
         [Self::V1_2, Self::V1_1, Self::V1_0]
@@ -100,7 +100,7 @@ pub fn candidate_sectors(device_sectors: u64) -> impl Iterator<Item = Sector> {
 pub enum Role {
     /// A member of the geometry. Two numbers carry the same slot while one replaces the other.
     Slot(MemberSlot),
-    /// A spare, or nobody.
+    /// A spare, or no device.
     Spare,
     /// Failed and not yet removed.
     Faulty,
@@ -342,7 +342,7 @@ pub enum SuperblockError {
     /// A reserved role.
     #[error("{device} has the reserved role {role:#x}")]
     ReservedRole {
-        /// Whose role it is.
+        /// The device with this role.
         device: DeviceNumber,
         /// The role on disk.
         role: u16,

@@ -25,7 +25,7 @@ const PPL_SECTORS_MIN: u16 = 16;
 /// A rule that a superblock breaks.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Violation {
-    /// Feature bits nobody knows.
+    /// Unknown feature bits.
     #[error("unknown feature bits {0:#x}")]
     UnknownFeatures(u32),
     /// Too many entries in the roles table.

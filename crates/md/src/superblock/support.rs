@@ -29,7 +29,7 @@ pub enum ReadOnlyReason {
 /// Why an array isn't served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum RefusedReason {
-    /// Feature bits that nobody knows.
+    /// Unknown feature bits.
     #[error(
         "the superblock has unknown feature bits {0:#x}: a newer MD wrote it, and what they change is not known here"
     )]

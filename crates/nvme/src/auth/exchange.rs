@@ -20,7 +20,7 @@ use super::random::NoRandom;
 use crate::mutants::{Mutant, active};
 use crate::wire::auth::{Envelope, Failed, Message};
 
-/// Who they are.
+/// The names of both ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     /// NQN of the host.
@@ -111,9 +111,9 @@ enum State {
 pub enum Outcome {
     /// It goes on.
     Open,
-    /// The host is who it says it is.
+    /// The host has proved its identity.
     Authenticated,
-    /// It isn't, or doesn't believe the controller: the connection must end.
+    /// It hasn't, or it doesn't believe the controller: the connection must end.
     Failed,
 }
 

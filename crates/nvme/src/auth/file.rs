@@ -46,7 +46,7 @@ pub enum KeyFileProblem {
         /// Which and why.
         error: KeyFileError,
     },
-    /// Nobody is named.
+    /// The file names no peer.
     #[error("{path} names nobody")]
     Empty {
         /// The file.
@@ -62,8 +62,7 @@ fn instead(why: &pinstripe_runtime::trust::Distrust) -> &'static str {
 }
 
 impl Keyring {
-    /// Reads a file that only its owner can read, who is root or this user, and that no other user can
-    /// exchange.
+    /// Reads a file that root or this user owns, and that no other user can read or exchange.
     pub fn read(path: &Path) -> Result<Self, KeyFileProblem> {
         let at = || path.to_owned();
         let failed = |error| KeyFileProblem::Read { path: at(), error };

@@ -174,8 +174,8 @@ impl KeyPair {
         Ok(Self { group, exponent, public })
     }
 
-    /// What both sides come to, as long as the modulus; empty in the NULL group. `None` if the peer's value is none of the group, or
-    /// one by which anybody would know the outcome: 0, 1, p - 1.
+    /// What both sides come to, as long as the modulus; empty in the NULL group. `None` if the peer's value
+    /// is none of the group, or one that gives the outcome away: 0, 1, p - 1.
     pub fn shared(&self, peer: &[u8]) -> Option<Vec<u8>> {
         if self.group == Group::Null {
             return peer.is_empty().then(Vec::new);

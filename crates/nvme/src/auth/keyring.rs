@@ -1,4 +1,4 @@
-//! Whom this side knows by which secrets, and what it agrees to with them.
+//! The peers that this side knows, their secrets, and what it agrees to with them.
 //!
 //! A file of lines, one for each peer; `#` begins a comment:
 //!
@@ -96,7 +96,7 @@ impl Keyring {
         of(nqn).or_else(|| of(ANY))
     }
 
-    /// Whether nobody is known.
+    /// Whether no peer is known.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,14 +1,15 @@
 //! In-band authentication, DH-HMAC-CHAP: keys and the exchange of messages, without I/O. The sessions of both ends run it.
 //!
 //! * [`Secret`]: a key as `nvme gen-dhchap-key` writes it.
-//! * [`Keyring`]: whom this side knows by which secret, read from a file.
+//! * [`Keyring`]: the peers that this side knows and their secrets, read from a file.
 //! * [`Authentication`]: a keyring and a source of random bytes: what a target or an initiator is given.
 //! * [`exchange`]: the two ends of a transaction.
 //! * `hash`, `group`: the functions that are agreed on.
 //!
-//! **What it proves.** That the peer holds the secret, at the time of the exchange, for this connection's two names. The bytes after it are
-//! neither encrypted nor signed. The choice of hash and group isn't signed either: whoever can change messages on their way can
-//! have the weakest pair chosen that both ends allow. So both ends refuse what their keyring doesn't allow.
+//! **What it proves.** That the peer holds the secret, at the time of the exchange, for this connection's two
+//! names. The bytes after it are neither encrypted nor signed. The choice of hash and group isn't signed
+//! either: an attacker between the ends can have the weakest pair chosen that both allow. So both ends refuse
+//! what their keyring doesn't allow.
 
 mod calculator;
 pub mod exchange;

@@ -5,7 +5,7 @@
 #[error("the system gives no random bytes")]
 pub struct NoRandom;
 
-/// A source of bytes that nobody else can guess.
+/// A source of bytes that no attacker can guess.
 pub trait Random: Send + Sync {
     /// Fills `bytes`.
     fn fill(&self, bytes: &mut [u8]) -> Result<(), NoRandom>;

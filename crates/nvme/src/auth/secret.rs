@@ -11,7 +11,7 @@ const PREFIX: &str = "DHHC-1:";
 /// What a key is bound to, behind the NQN.
 const BOUND: &[u8] = b"NVMe-over-Fabrics";
 
-/// A key, and by which function it is to be bound to the NQN of who uses it.
+/// A key, and the function by which it is to be bound to its owner's NQN.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     /// `None`: it is used as it is.
@@ -68,7 +68,7 @@ impl Secret {
         Ok(Self { transform, key: key.to_vec() })
     }
 
-    /// As it is written. Who sees it can be taken for its owner.
+    /// As it is written. An attacker that sees it can pass for its owner.
     pub fn reveal(&self) -> String {
         let hash = self.transform.map_or(0, Hash::id);
         let bytes = [&self.key[..], &checksum_of(&self.key)].concat();

@@ -46,7 +46,7 @@ pub struct Options {
     pub command_nanoseconds: u64,
     /// Whatever is sent may be carried out late or twice without harm, so a server that was lost is used again at once.
     pub repeats_harmlessly: bool,
-    /// By which this host and the servers prove who they are.
+    /// How this host and the servers prove their identity.
     pub authentication: Option<Arc<Authentication>>,
 }
 
@@ -135,7 +135,7 @@ impl Initiator {
         // Old commands must not be carried out after new ones: the server has let go of them by then.
         let until = lock(&self.lost).get(&address.server()).copied().unwrap_or(0);
         shard::sleep(until.saturating_sub(shard::now())).await;
-        // Whoever stops waiting ends what has begun.
+        // If the caller stops waiting, the lease is dropped, which ends what has begun.
         let lease = Arc::new(Lease { association: Association::new(self, address) });
         if let Err(error) = lease.association.start().await {
             lease.association.end(Loss::Closed);
@@ -265,7 +265,7 @@ impl Association {
         }
     }
 
-    /// The error of who waited for the connection when it ended.
+    /// The error for a caller that needed the connection when it ended.
     pub fn lost(&self, loss: Loss) -> InitiatorError {
         let reason = lock(&self.reason).unwrap_or(loss);
         InitiatorError::Lost { server: self.address.server(), reason: reason.to_string() }

@@ -21,7 +21,8 @@ pub(super) fn entry(association: &Association) -> Option<&Entry> {
     association.options().authentication.as_ref()?.peer(&association.address().nqn)
 }
 
-/// Proves who this host is if Connect's answer asks for it, and has the server prove who it is if its secret is known.
+/// Proves this host's identity if Connect's answer asks for it. If the server's secret is known, the server
+/// must prove its own.
 pub(super) async fn after_connect(queue: &Rc<Queue>, answer: u64) -> Result<(), InitiatorError> {
     let association = &queue.association;
     let failed = |reason| InitiatorError::Authentication {
@@ -34,8 +35,9 @@ pub(super) async fn after_connect(queue: &Rc<Queue>, answer: u64) -> Result<(), 
         return Err(failed(AuthenticationError::SecureChannel));
     }
     if answer & CONNECT_AUTHENTICATE == 0 {
-        // Whoever can change messages can have the question left out; the proof must not be. Linux's discovery controllers never
-        // ask, and what they say is proved by the subsystems: they must ask only if they have a line of their own.
+        // An attacker between the ends can remove the question, so the proof is needed without it too.
+        // Linux's discovery controllers never ask, and the subsystems prove what those say: they must ask
+        // only if they have a line of their own.
         let nqn = &association.address().nqn;
         let meant = |entry: &Entry| nqn != DISCOVERY_NQN || entry.peer == *nqn;
         let wanted = known.is_some_and(|(_, entry)| entry.controller.is_some() && meant(entry));

@@ -23,7 +23,7 @@ const ATTEMPT_NANOSECONDS: u64 = 2_000_000_000;
 #[derive(Debug, Default)]
 pub struct TcpConnector {
     own: Vec<IpAddr>,
-    /// By server: whose turn it is.
+    /// By server: which of our addresses is next.
     turns: Mutex<HashMap<(String, u16), usize>>,
 }
 
@@ -131,7 +131,7 @@ mod tests {
             let own = three().own;
             let _connected = dial("127.0.0.1", port, &own).await.unwrap();
             assert_eq!(listener.accept().unwrap().1.ip(), own[0]);
-            // Nobody has this one, and the other is of another kind.
+            // This host hasn't the first one, and the second is of another kind.
             let foreign: [IpAddr; 3] = ["192.0.2.7".parse().unwrap(), "::1".parse().unwrap(), own[2]];
             let _connected = dial("127.0.0.1", port, &foreign).await.unwrap();
             assert_eq!(listener.accept().unwrap().1.ip(), own[2]);

@@ -69,9 +69,9 @@ impl NvmeSource {
         Presence(Arc::downgrade(&self.lease.association))
     }
 
-    /// Reserves the namespace, so that of all who claim it one succeeds: other hosts can't write it, and others on this
-    /// host can't claim it with another `key` (not 0). An error if somebody else has, or if the server knows no
-    /// reservations; then nothing has changed.
+    /// Reserves the namespace, so that of all processes that claim it one succeeds: other hosts can't write
+    /// it, and other processes on this host can't claim it with another `key` (not 0). An error if another
+    /// claim holds, or if the server knows no reservations; then nothing has changed.
     pub async fn claim(&self, key: u64) -> Result<(), InitiatorError> {
         let keys = Keys { current: 0.into(), other: key.into() };
         self.reserve(nvm::RESERVATION_REGISTER, action::REGISTER, keys).await?;
@@ -79,7 +79,7 @@ impl NvmeSource {
         let keys = Keys { current: key.into(), other: 0.into() };
         let taken = self.reserve(nvm::RESERVATION_ACQUIRE, dword, keys).await;
         if taken.is_err() {
-            // Somebody else holds it. Whether this is heard or not, they go on holding it.
+            // Another claim holds, and goes on holding even if the server doesn't hear this.
             let _ = self.disclaim(key).await;
         }
         taken

@@ -31,7 +31,7 @@ fn instance() -> [u8; 16] {
     static INSTANCE: OnceLock<[u8; 16]> = OnceLock::new();
     *INSTANCE.get_or_init(|| {
         let mut bytes = [0; 16];
-        // Without random bytes it is one with the host's other processes, as any process of a host that doesn't say who it is.
+        // Without random bytes there is no instance: then servers take all such processes of a host for one.
         SystemRandom.fill(&mut bytes).map_or([0; 16], |()| bytes)
     })
 }

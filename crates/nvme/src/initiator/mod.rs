@@ -10,12 +10,12 @@
 //! * [`Initiator`]: the associations of a process; members on the same server share one.
 //! * [`NvmeSource`]: a namespace, to be attached by every shard.
 //!
-//! **Loss.** An association lives once. When a connection of it breaks, a command takes longer than its time-out, or
-//! the peer breaks the protocol, all its queues end, every command in flight and every later one fails with
-//! [`Gone`](pinstripe_runtime::DeviceErrorKind::Gone), and the devices stay gone: a lost server is a lost member. Nothing is
-//! repeated whose first copy might still be carried out (C25). Its return is a new association and a re-add; that waits
-//! until the server must have given up the old one: the keep-alive time has passed since, so that no old write can land
-//! behind a new one (C16).
+//! **Loss.** An association lives once. When a connection of it breaks, a command takes longer than its
+//! time-out, or the peer breaks the protocol, all its queues end, every command in flight and every later one
+//! fails with [`Gone`](pinstripe_runtime::DeviceErrorKind::Gone), and the devices stay gone: a lost server is
+//! a lost member. No command is repeated while its first copy might still be carried out (C25). The server's
+//! return is a new association and a re-add. That waits until the server must have given up the old
+//! association, because the keep-alive time has passed: so no old write can land behind a new one (C16).
 //!
 //! Only what the server itself says was not done is tried again on the same association.
 
@@ -90,7 +90,7 @@ pub enum InitiatorError {
         /// Its answer.
         status: Status,
     },
-    /// This host could not prove who it is, or the server could not.
+    /// This host could not prove its identity, or the server could not.
     #[error("{server} can't be used as {nqn}: {reason}")]
     Authentication {
         /// Host and port.

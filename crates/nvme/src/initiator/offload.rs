@@ -1,4 +1,4 @@
-//! The offload extension, host half: a namespace whose server computes (`docs/offload-protocol.md`).
+//! The offload extension, host half: a namespace on a server that computes (`docs/offload-protocol.md`).
 //!
 //! A device has it if its controller has announced partial writes and reconstruction in a version that is ours. Errors: see
 //! [`Offload`]. What the server says of the extension itself becomes
@@ -94,7 +94,8 @@ impl NvmeSource {
         self.lease.association.limits().offload
     }
 
-    /// Who has attached the namespace, and what the server knows of its link.
+    /// The array and epoch of the namespace, whether it is attached, and what the server knows of its own
+    /// link.
     pub async fn query(&self) -> Result<Query, InitiatorError> {
         let association = &self.lease.association;
         let asked = query(association, self.namespace.number).await;

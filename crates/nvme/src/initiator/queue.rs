@@ -346,7 +346,7 @@ impl Queue {
         };
         let status = match status {
             Status(code) if Status(code).is_success() && pending.damaged => Status::TRANSIENT_TRANSPORT,
-            // A read that is said to be done and whose data never came.
+            // A read that is said to be done, although not all of its data came.
             Status(code) if Status(code).is_success() && short => {
                 pending.request.command_ended(Err(Failure::Lost));
                 return Err(Loss::Protocol(FatalError::DataOutOfRange));
@@ -442,7 +442,8 @@ impl Queue {
             self.in_flight.borrow_mut().iter_mut().filter_map(Option::take).collect();
         let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         if self.number > 0 && !in_flight.is_empty() {
-            // Also when nobody wanted the answers any more: a device that was dropped with writes under way.
+            // Also when no task waits for the answers any more: a device that was dropped with writes under
+            // way.
             self.association.hold_back();
         }
         let lost = if active(Mutant::LossCalledSuccess) { Ok(0) } else { Err(Failure::Lost) };

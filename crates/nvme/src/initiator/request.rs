@@ -18,7 +18,7 @@ pub(super) enum Failure {
     Lost,
 }
 
-/// Who waits for a request.
+/// What waits for a request.
 enum Sink {
     /// A device's request: its memory is with the completion.
     Device(Cell<Option<pinstripe_runtime::Completion>>),
@@ -91,7 +91,7 @@ impl Request {
 
     /// Gives it back.
     pub fn put_buffer(&self, back: Option<Buffer>) {
-        // A stream that has kept the memory gets away with it: who asked gets other memory, and an error.
+        // A stream may have kept the memory: then the request gets other memory, and an error.
         let back = back.unwrap_or_else(|| shard::buffer(self.length));
         match &self.sink {
             Sink::Device(cell) => {
@@ -185,7 +185,7 @@ impl From<Failure> for DeviceError {
             || is(Status::NAMESPACE_NOT_READY)
             || is(Status::RESERVATION_CONFLICT)
         {
-            // Whom another host has fenced off must not touch it again.
+            // A host that another host has fenced off must not touch the namespace again.
             DeviceErrorKind::Gone
         } else {
             DeviceErrorKind::Other

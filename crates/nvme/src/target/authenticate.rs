@@ -1,4 +1,4 @@
-//! Authentication of a queue: until its host has proved who it is, nothing else is carried out.
+//! Authentication of a queue: until its host has proved its identity, nothing else is carried out.
 //!
 //! Every queue authenticates by itself, as Linux's target has it: a connection that says that it belongs to an association proves it.
 //! A queue that is open may authenticate again, and goes on being served meanwhile. A failure ends the connection once the host
@@ -49,13 +49,13 @@ impl Gate {
         self.open.get()
     }
 
-    /// Whether the host has ever proved who it is. Until then it can't send Keep Alive, and it may compute for long: not its silence
-    /// counts but the deadline.
+    /// Whether the gate has ever been open. Until then the host can't send Keep Alive and may compute for
+    /// long: so the deadline counts, not its silence.
     pub fn was_open(&self) -> bool {
         self.proved.get()
     }
 
-    /// The host has proved who it is.
+    /// The host has proved its identity.
     pub fn open(&self) {
         self.open.set(true);
         self.proved.set(true);

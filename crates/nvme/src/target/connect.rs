@@ -106,7 +106,7 @@ pub(super) async fn connect<S>(
     }
 }
 
-/// A Connect whose fields are legal.
+/// A Connect with legal fields.
 struct Request {
     queue: u16,
     entries: u16,
@@ -165,7 +165,7 @@ async fn grant<S>(inner: &Rc<Inner<S>>, request: Request) -> Result<(Arc<Control
         return Err((Status(Status::CONNECT_CONTROLLER_BUSY.code()), 0));
     }
     let controller = if request.queue == 0 { admin(inner, &request).await? } else { io(inner, &request)? };
-    // Where hosts authenticate, the number is taken by the first that has proved who it is.
+    // Where hosts authenticate, the first connection that proves its host's identity takes the number.
     let later = inner.subsystem.authentication().is_some() && !active(Mutant::NumberHeldUnproven);
     let free = if later { !controller.has_queue(request.queue) } else { controller.add_queue(request.queue) };
     if free { Ok((controller, request)) } else { Err(wrong(connect_field::QUEUE)) }

@@ -62,7 +62,7 @@ pub(super) async fn execute<S: BlockService>(
 /// How a command ended that didn't fail.
 enum Done {
     Answered,
-    /// Its data never came: there is nobody to be answered.
+    /// The connection ended before the command's data came: no answer can be sent.
     ConnectionLost,
 }
 

@@ -1,4 +1,5 @@
-//! Who may read and write a namespace ("Reservations"): a pure state machine. It isn't kept over a restart.
+//! Which hosts may read and write a namespace ("Reservations"): a pure state machine. It isn't kept over a
+//! restart.
 
 use zerocopy::IntoBytes;
 
@@ -40,7 +41,7 @@ pub(super) struct Reservations {
 }
 
 impl Reservations {
-    /// Whether nobody has reserved it, so that everything is allowed.
+    /// Whether no host has reserved it, so that everything is allowed.
     pub fn is_free(&self) -> bool {
         self.held.is_none()
     }

@@ -1,8 +1,8 @@
 //! One connection: the receiver, the tasks of its commands, and the watcher.
 //!
-//! The receiver never waits for a command: a write whose data isn't in its capsule becomes a task that waits for memory,
-//! asks for the data (R2T) and goes on when the receiver has put all of it in place. The watcher has the session end when
-//! its controller dies, and tells the host events.
+//! The receiver never waits for a command. A write without its data in the capsule becomes a task: it waits
+//! for memory, asks for the data (R2T) and goes on when the receiver has put all of it in place. The watcher
+//! has the session end when its controller dies, and tells the host events.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -213,7 +213,7 @@ impl<S: BlockService> Session<S> {
         end
     }
 
-    /// The host has proved who it is. Now, and not before, the queue's number is taken: a connection that
+    /// The host has proved its identity. Now, and not before, the queue's number is taken: a connection that
     /// proves nothing must not keep it from one that does. False if another one was first.
     pub fn proved(&self) -> bool {
         if !self.claimed.get() {
@@ -515,7 +515,8 @@ impl<S: BlockService> Session<S> {
         self.host_data_and(command, capsule, length, 0).await
     }
 
-    /// The same with memory for `more` bytes, which is in `held` too: who held one and waited for the other could wait for ever.
+    /// The same with memory for `more` bytes, which is in `held` too. All of it is reserved at once: a
+    /// command that held one part and waited for the other could wait for ever.
     pub async fn host_data_and(
         &self,
         command: &Command,

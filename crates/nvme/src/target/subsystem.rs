@@ -23,8 +23,8 @@ use crate::wire::identify::NamespaceInfo;
 use crate::wire::log::{DiscoveryEntry, Traffic};
 use crate::wire::status::Status;
 
-/// Controllers that a subsystem has at a time, those of discovery included. Those whose hosts haven't proved
-/// who they are don't count: their connections are bounded.
+/// Controllers that a subsystem has at a time, those of discovery included. A controller doesn't count until
+/// its host has proved its identity: until then the limit on connections bounds it.
 const CONTROLLERS_MAX: usize = 256;
 /// Changed namespaces that are remembered one by one.
 const CHANGED_MAX: usize = 1025;
@@ -105,7 +105,7 @@ pub(super) struct Namespace {
     pub info: NamespaceInfo,
     pub uuid: [u8; 16],
     present: AtomicBool,
-    /// Whether anybody holds a reservation. Looked at without the lock.
+    /// Whether a host holds a reservation. Looked at without the lock.
     reserved: AtomicBool,
     reservations: Mutex<Reservations>,
     offload: Option<Arc<Guarded>>,
@@ -145,7 +145,7 @@ impl Namespace {
 /// See the module.
 pub struct Subsystem {
     config: SubsystemConfig,
-    /// By which hosts prove who they are; `None`: they don't.
+    /// How hosts prove their identity; `None`: they don't.
     authentication: Option<Authentication>,
     namespaces: Vec<Namespace>,
     controllers: Mutex<Vec<Arc<Controller>>>,
@@ -164,8 +164,9 @@ impl Subsystem {
         Self::with(config, None, None)
     }
 
-    /// The same, with an authentication and the offload extension. With an authentication only hosts that it knows may connect, and
-    /// only to prove who they are; all else they may do afterwards. With the extension stored epochs are read, which may block.
+    /// The same, with an authentication and the offload extension. With an authentication only hosts that it
+    /// knows may connect, and each must prove its identity before it may do anything else. With the extension
+    /// stored epochs are read, which may block.
     pub fn with(
         config: SubsystemConfig,
         authentication: Option<Authentication>,
@@ -282,8 +283,8 @@ impl Subsystem {
         lock(&self.controllers).len()
     }
 
-    /// The hosts that use it, by their NQNs, once for each of their controllers; those that only ask for
-    /// discovery, or haven't proved who they are, don't count.
+    /// The hosts that use it, by their NQNs, once for each of their controllers. Controllers for discovery
+    /// don't count, nor those with a host that must still prove its identity.
     pub fn hosts(&self) -> Vec<String> {
         let uses = |each: &Arc<Controller>| !each.discovery && !each.is_dead() && each.is_proven();
         let users = self.controllers().into_iter().filter(uses);
@@ -394,7 +395,7 @@ pub(super) struct Controller {
     pub keep_alive_ms: AtomicU64,
     /// When the host was heard of last.
     pub heard: AtomicU64,
-    /// Its host has proved who it is, where it must.
+    /// Its host has proved its identity, where it must.
     proven: AtomicBool,
     dead: AtomicBool,
     /// Admitted writes that aren't over.
@@ -467,7 +468,7 @@ impl Controller {
         lock(&self.state).queues.contains(&number)
     }
 
-    /// Its host has proved who it is.
+    /// Its host has proved its identity.
     pub fn proved(&self) {
         self.proven.store(true, Ordering::SeqCst);
     }
@@ -570,8 +571,8 @@ impl Controller {
 
     /// Lets a command touch a namespace. A write is counted until the guard goes.
     ///
-    /// It counts before it looks at the reservation, and who preempts looks at the counts after changing it: so one
-    /// of them sees the other (C22).
+    /// It counts before it looks at the reservation, and a preempting command looks at the counts after
+    /// changing it: so one of them sees the other (C22).
     pub async fn admit(self: &Arc<Self>, namespace: &Namespace, access: Access) -> Result<Admitted, Status> {
         let mut admitted =
             Admitted { writes: (access == Access::Write).then(|| Arc::clone(self)), change: None };

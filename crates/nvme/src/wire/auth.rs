@@ -1,8 +1,8 @@
 //! Messages of in-band authentication: what Authentication Send and Receive carry.
 //!
-//! Base Specification 2.0, "NVMe In-band Authentication" and "DH-HMAC-CHAP Protocol". A message is a header that says what it
-//! is and which transaction it belongs to, then fields of lengths that the header gives. What follows a message is ignored:
-//! who receives asks for more bytes than there will be.
+//! Base Specification 2.0, "NVMe In-band Authentication" and "DH-HMAC-CHAP Protocol". A message is a header
+//! that says what it is and which transaction it belongs to, then fields of lengths that the header gives.
+//! What follows a message is ignored: the receiver asks for more bytes than there will be.
 
 use super::command::{Command, fabrics};
 
@@ -47,7 +47,7 @@ const HEADER_BYTES: usize = 16;
 pub struct Failed(pub u8);
 
 impl Failed {
-    /// The peer isn't who it says it is.
+    /// The peer has not proved its identity.
     pub const AUTHENTICATION: Self = Self(0x01);
     /// No protocol that both have.
     pub const PROTOCOL: Self = Self(0x02);

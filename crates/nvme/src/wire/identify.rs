@@ -180,7 +180,7 @@ impl NamespaceInfo {
         bytes
     }
 
-    /// What another namespace says; `None` for one that isn't there or whose blocks have no size.
+    /// What another namespace says; `None` for one that isn't there or has blocks without a size.
     pub fn parse(bytes: &[u8; BYTES]) -> Option<Self> {
         let blocks = take64(bytes, 0);
         let format = usize::from(bytes[26] & 0xf | bytes[26] >> 1 & 0x30);

@@ -128,7 +128,7 @@ pub fn discovery(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
     bytes
 }
 
-/// How many entries the page has whose header this is.
+/// How many entries the page with this header has.
 pub fn discovery_count(header: &[u8]) -> Option<usize> {
     let count = u64::from_le_bytes(*header.get(8..16)?.first_chunk()?);
     usize::try_from(count).ok().filter(|count| *count <= ENTRIES_MAX)

@@ -1,4 +1,5 @@
-//! The offload extension: parity computed by the servers (`docs/offload-protocol.md`, whose section numbers stand here).
+//! The offload extension: parity computed by the servers. Section numbers are those of
+//! `docs/offload-protocol.md`.
 //!
 //! What is parsed is whole and makes sense by itself: reserved bytes are zero, ranges have blocks, places exist, coefficients
 //! aren't zero. Whether it makes sense to *this* server (size of the namespace, state of the operation) is for the target.
@@ -260,7 +261,7 @@ pub struct Query {
     pub array: [u8; 16],
     /// The highest one.
     pub epoch: u64,
-    /// Nobody needs an epoch.
+    /// The epoch was given up: plain writes need no attachment.
     pub given_up: bool,
     /// A host is attached.
     pub attached: bool,
@@ -324,21 +325,21 @@ pub enum Request {
         blocks: Blocks,
         /// See above.
         modify: bool,
-        /// To whom.
+        /// Where its parts go.
         reducers: Reducers,
     },
     /// Sends coefficient * old.
     Contribute {
         /// Where.
         blocks: Blocks,
-        /// To whom; there is one.
+        /// Where its part goes; there is one.
         reducers: Reducers,
     },
     /// The same, and reads.
     ReadContribute {
         /// Where.
         blocks: Blocks,
-        /// To whom; there is one.
+        /// Where its part goes; there is one.
         reducers: Reducers,
     },
     /// Sums up what is to be written.

@@ -52,7 +52,7 @@ pub enum FatalError {
     Sequence = 0x02,
     /// The header digest is wrong.
     HeaderDigest = 0x03,
-    /// Data that nobody asked for, or not in this place.
+    /// Data that was not asked for, or not in this place.
     DataOutOfRange = 0x04,
     /// More data than may be sent at a time.
     DataTransferLimit = 0x05,

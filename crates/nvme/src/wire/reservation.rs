@@ -1,4 +1,4 @@
-//! Reservations: who may write a namespace.
+//! Reservations: which hosts may write a namespace.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -72,9 +72,9 @@ pub mod action {
     pub const REPLACE: u32 = 2;
     /// Acquire.
     pub const ACQUIRE: u32 = 0;
-    /// Acquire: take it from another.
+    /// Acquire: take it from another host.
     pub const PREEMPT: u32 = 1;
-    /// Acquire: take it from another, whose commands are over when this is done.
+    /// Acquire: take it from another host. That host's commands are over when this is done.
     pub const PREEMPT_AND_ABORT: u32 = 2;
     /// Release.
     pub const RELEASE: u32 = 0;

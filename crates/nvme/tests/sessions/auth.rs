@@ -137,7 +137,7 @@ fn a_server_that_cannot_prove_who_it_is_is_not_used() {
         assert_eq!(refusal(&initiator(&random, mutual())).await, AuthenticationError::Unproven);
         leave(target).await;
         assert_eq!(subsystem.controller_count(), 0);
-        // One that doesn't ask, or in whose name somebody takes the question away.
+        // A server that doesn't ask, or an attacker that takes the question away.
         let (_, target) = crate::target(&[Array::new(&random, SIZE, 0)]);
         let target = lay(&random, target);
         assert_eq!(refusal(&initiator(&random, mutual())).await, AuthenticationError::NotAsked);
@@ -176,7 +176,7 @@ impl Prover {
         Self { authentication: knows(random, entry), names }
     }
 
-    /// Proves who it is; what the target said last, and all that was sent.
+    /// Proves its identity; what the target said last, and all that was sent.
     async fn prove(&self, host: &mut Host) -> (Message, Vec<Vec<u8>>) {
         let entry = self.authentication.peer(NQN).unwrap();
         let (mut end, mut message) = HostEnd::begin(&self.authentication, entry, &self.names).unwrap();
@@ -336,7 +336,7 @@ fn who_does_not_come_to_an_end_is_cut_off() {
         assert!(matches!(silent.hear().await, Heard::Closed));
         assert!(matches!(begun.hear().await, Heard::Closed));
         assert_eq!(subsystem.controller_count(), 0);
-        // Whoever computes for long isn't silent: keep-alive begins with the proof.
+        // A host that computes for long isn't silent: keep-alive begins with the proof.
         let mut slow = Host::initialize(&random, &target, 0).await;
         assert_eq!(slow.connect(5, 0, CONTROLLER_ANY, 5000).await.status(), Status::SUCCESS);
         shard::sleep(20_000_000_000).await;
@@ -345,7 +345,7 @@ fn who_does_not_come_to_an_end_is_cut_off() {
         slow.enable().await;
         shard::sleep(6_000_000_000).await;
         assert!(matches!(slow.hear().await, Heard::Closed));
-        // Who has proved it stays, unless it begins again and doesn't end.
+        // A host that has proved its identity stays, unless it begins again and doesn't end.
         let mut admin = connected(&random, &target).await;
         prover.prove(&mut admin).await;
         shard::sleep(100_000_000_000).await;
@@ -446,7 +446,7 @@ async fn unproven(random: &Rc<Random>, target: &Target<Array>, admin: &Host) -> 
     (io, status)
 }
 
-/// Whether a host that has proved who it is gets the queue whose number a stranger has asked for before.
+/// Whether a host that has proved its identity gets its queue, after a stranger has asked for that number.
 fn the_owner_gets_its_queue() -> bool {
     let owned = Rc::new(std::cell::Cell::new(true));
     let flag = Rc::clone(&owned);

@@ -16,7 +16,8 @@ const KNOWN: &[(Mutant, u64)] = &[
     (Mutant::FuaDropped, 22),
 ];
 
-/// Who shows it: what our target never does, such as asking for data in parts, a foreign server does.
+/// The server that shows it: what our target never does, such as asking for data in parts, a foreign server
+/// does.
 fn server(mutant: Mutant) -> Server {
     match mutant {
         Mutant::ReadyOffsetIgnored | Mutant::DataOffsetIgnored => Server::Foreign,

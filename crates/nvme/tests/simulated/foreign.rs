@@ -53,7 +53,7 @@ struct Session {
     encoding: Encoding,
     received: Vec<u8>,
     writes: Vec<Write>,
-    /// Commands whose data is there. They are carried out when nothing more comes at once.
+    /// Commands with all their data. They are carried out when nothing more comes at once.
     ready: Vec<(Command, Vec<u8>)>,
     rng: Rng,
     /// The host wants no flow control, and gets none: what a read gives may carry its success.

@@ -1,4 +1,4 @@
-//! Somebody who isn't let in: on the same wires, with the right names and without the right keys.
+//! An intruder: on the same wires, with the right names and without the right keys. It must not be let in.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::network::Wires;
 
-/// The host whom the server knows.
+/// The host that the server knows.
 pub const HOST: &str = "nqn.2026-01.com.example:host";
 /// Its identifier.
 pub const HOST_ID: [u8; 16] = [5; 16];
@@ -28,7 +28,7 @@ pub const HOST_ID: [u8; 16] = [5; 16];
 const OTHER_ID: [u8; 16] = [6; 16];
 /// Time after which an attempt is given up: its wire may be dead.
 const PATIENCE: u64 = 60_000_000_000;
-/// Controllers whose numbers are tried.
+/// Controller numbers below this one are tried.
 const CONTROLLERS: u16 = 60;
 
 /// Random bytes of the world's seed.
@@ -91,7 +91,7 @@ async fn wrong_key(address: &Address, rng: &mut Rng) -> Option<&'static str> {
     matches!(answer, Message::Success1 { .. }).then_some("a host with a wrong key is let in")
 }
 
-/// A queue for the association of the host who is let in.
+/// A queue for the association of the host that is let in.
 async fn queue_of_another(address: &Address, rng: &mut Rng) -> Option<&'static str> {
     shard::sleep(rng.below(2_000_000)).await;
     let mut voice = Voice::dial().await?;
@@ -240,7 +240,7 @@ impl Voice {
         completion.status().is_success().then(|| Envelope::decode(&data).ok())?
     }
 
-    /// Proves who it is: what the server said last, and what was sent.
+    /// Proves its identity: what the server said last, and what was sent.
     async fn prove(
         &mut self,
         authentication: &Authentication,

@@ -94,12 +94,12 @@ impl Network {
         }
     }
 
-    /// Wires that were dialled and whose sessions aren't over.
+    /// Wires that were dialled and have a session that isn't over.
     pub fn live(&self) -> Vec<Rc<Wire>> {
         self.wires.iter().filter(|wire| wire.dialled.get() && !wire.over.get()).cloned().collect()
     }
 
-    /// Nobody will dial any more.
+    /// No wire will be dialled any more.
     pub fn close(&self) {
         for wire in &self.wires {
             wire.release();

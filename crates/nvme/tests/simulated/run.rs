@@ -25,7 +25,7 @@ const BLOW_STEPS: u64 = 4_000;
 /// Times that the host tries to come back, with a second between.
 const TRIES: usize = 60;
 
-/// Who serves.
+/// Which server serves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     Ours,
@@ -74,7 +74,7 @@ struct Run {
     shop: Rc<Shop>,
     address: Address,
     server: Server,
-    /// Host and server authenticate, and somebody tries to get in.
+    /// Host and server authenticate, and an intruder tries to get in.
     secured: bool,
     /// Memory that connections may have the server hold.
     budget_bytes: usize,

@@ -27,8 +27,9 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Of `pool`, whose arena outlives every request of `ring`: a block in it keeps it. Its first part is registered at once, to see
-    /// whether that works. Without (a low `RLIMIT_MEMLOCK`) everything works too, at a higher price.
+    /// Of `pool`. Its arena outlives every request of `ring`: a block in it keeps it. The arena's first part
+    /// is registered at once, to see whether that works. Without (a low `RLIMIT_MEMLOCK`) everything works
+    /// too, at a higher price.
     pub(super) fn new(ring: &IoUring, pool: &Pool) -> Self {
         let (base, bytes) = pool.arena();
         let part = bytes.div_ceil(PARTS).next_power_of_two().max(PART_MIN);

@@ -140,8 +140,8 @@ impl Workers {
     }
 }
 
-/// A thread may outlive the run whose shard made it, and the next run may hold signals back that this one
-/// would die of.
+/// A thread may outlive the run of the shard that made it. The next run may hold signals back, and this
+/// thread must not take them: the process would die.
 fn leave_signals_to_others() {
     let mut all = MaybeUninit::uninit();
     // SAFETY: `sigfillset` initialises the set, which is valid then.

@@ -1,9 +1,9 @@
 //! One shard's ring: it submits operations, reaps their completions and sleeps when there is nothing to do.
 //!
-//! Every operation belongs to a slot of the shard (see [`crate::completion`]), whose number is the kernel's user data.
-//! So the slot, and the memory in it, lives until the kernel's completion; the driver adds what it needs to go on with
-//! a short transfer. Nothing here frees memory of a request (C16): at the end, [`Driver::drain`] waits for the kernel,
-//! and what a hanging device keeps beyond that is never freed.
+//! Every operation belongs to a slot of the shard (see [`crate::completion`]); the slot's number is the
+//! kernel's user data. So the slot, and the memory in it, lives until the kernel's completion; the driver
+//! adds what it needs to go on with a short transfer. Nothing here frees memory of a request (C16): at the
+//! end, [`Driver::drain`] waits for the kernel, and what a hanging device keeps beyond that is never freed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -487,7 +487,7 @@ mod tests {
         let _entered = shard.enter();
         let driver = Driver::new(shard.pool(), 0).unwrap();
         driver.connect_kick(&shard);
-        // Ends the sleep that nobody else ends.
+        // Ends the sleep if nothing else does.
         shard.spawn(crate::shard::sleep(LIMIT_NS));
         assert!(shard.poll_ready(0));
         assert!(!driver.kick_armed.get(), "as when its last completion was just reaped");

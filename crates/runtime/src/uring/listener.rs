@@ -31,7 +31,7 @@ const BACKLOG: i32 = 128;
 /// Why an address can't be listened on. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody listens there.
+    /// Another server listens there.
     #[error("the socket {address} is in use by another server")]
     InUse {
         /// Path, or address and port.
@@ -65,8 +65,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a unix socket that only this user may connect to (mode 0600). A socket file that nobody listens on
-    /// is replaced.
+    /// Listens on a unix socket that only this user may connect to (mode 0600). A socket file that no process
+    /// listens on is replaced.
     pub fn unix(path: impl AsRef<Path>) -> Result<Self, ListenError> {
         let path = path.as_ref();
         let (socket, identity) = listen_unix(path)?;
@@ -175,7 +175,7 @@ fn listen_unix(path: &Path) -> Result<(OwnedFd, (u64, u64)), ListenError> {
     Ok((socket, identity))
 }
 
-/// Removes the file of a socket on which nobody listens.
+/// Removes the file of a socket on which no process listens.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
     let failed = |e| failed(&path.display(), e);
     let stat = rustix::fs::lstat(path).map_err(failed)?;
@@ -186,7 +186,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
     rustix::io::ioctl_fionbio(&client, true).map_err(failed)?;
     match rustix::net::connect(&client, address) {
         Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(failed),
-        // A full backlog (EAGAIN) is somebody too, and what we can't tell we don't remove.
+        // A full backlog (EAGAIN) is a listener too, and where we can't tell, the file stays.
         Ok(()) | Err(_) => Err(in_use(&path.display())),
     }
 }

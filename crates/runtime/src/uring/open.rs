@@ -48,7 +48,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// Who keeps us out.
+/// What keeps us out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// A running md array, by its path.
@@ -93,12 +93,12 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody uses it.
+    /// It is in use.
     #[error("{} {holder}", path.display())]
     Busy {
         /// The path.
         path: PathBuf,
-        /// Who.
+        /// What uses it.
         holder: Holder,
     },
     /// It can't be written, and was to be.
@@ -179,7 +179,7 @@ impl OpenFile {
         let (fd, direct) = open(path, is_block, options).map_err(|e| busy_or(path, &kind, None, e))?;
         let stat = rustix::fs::fstat(&fd).map_err(failed)?;
         if (stat.st_dev, stat.st_ino, stat.st_rdev) != (kind.st_dev, kind.st_ino, kind.st_rdev) {
-            // Somebody has put another thing in its place meanwhile.
+            // Another thing has been put in its place meanwhile.
             return Err(failed(Errno::AGAIN));
         }
         if is_block && !options.read_only && is_read_only(&fd).map_err(failed)? {
@@ -235,7 +235,7 @@ impl OpenFile {
         FileDevice::new(self)
     }
 
-    /// For those who attach it shard by shard.
+    /// To attach it shard by shard.
     pub fn source(self: &Arc<Self>) -> Arc<dyn DeviceSource> {
         Arc::new(Source(Arc::clone(self)))
     }
@@ -396,7 +396,7 @@ impl Queue {
     }
 }
 
-/// Finds out who keeps us out, for the message only.
+/// Finds out what keeps us out, for the message only.
 fn holder(stat: &Stat, asking: Option<&OwnedFd>) -> Holder {
     let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let above = if is_block { holder_above(stat.st_rdev) } else { None };

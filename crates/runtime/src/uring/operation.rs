@@ -69,7 +69,7 @@ impl Descriptor {
         Rc::new(Self { driver, file, registered: None })
     }
 
-    /// Of a device, whose file the kernel looks up once.
+    /// Of a device: the kernel looks up its file once.
     pub(super) fn registered(file: Arc<File>) -> Rc<Self> {
         let driver = Driver::current();
         let registered = driver.register(&file.fd);
@@ -112,7 +112,7 @@ pub(super) enum Kind {
     Send,
     /// Waits until something can be sent, or the connection has failed.
     Writable,
-    /// The connection comes here, so that it is closed if nobody takes it.
+    /// The connection comes here, so that it is closed if no task takes it.
     Accept(Rc<RefCell<Option<OwnedFd>>>),
 }
 
@@ -309,8 +309,8 @@ impl Operation {
 
     fn copy_back(&mut self) {
         if let (Kind::Read, Some(bounce)) = (&self.kind, &self.bounce) {
-            // SAFETY: the slot's buffer is `bounce.buffer.len()` bytes at `target`; nobody else has it until the
-            // request is finished. The kernel is done with the bounce buffer.
+            // SAFETY: the slot's buffer is `bounce.buffer.len()` bytes at `target`; nothing else has it until
+            // the request is finished. The kernel is done with the bounce buffer.
             unsafe {
                 std::ptr::copy_nonoverlapping(bounce.buffer.as_ptr(), bounce.target, bounce.buffer.len());
             }

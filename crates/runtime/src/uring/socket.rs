@@ -115,7 +115,7 @@ impl Stream for SocketStream {
 
 impl Drop for SocketStream {
     fn drop(&mut self) {
-        // Ends requests whose submissions were dropped; they would hold the socket open.
+        // Ends requests with dropped submissions; they would hold the socket open.
         self.shutdown();
     }
 }
@@ -154,7 +154,7 @@ pub async fn connect_tcp_from(own: Option<IpAddr>, address: SocketAddr) -> io::R
     Connection::new(file.fd.try_clone()?).attach()
 }
 
-/// A request that is cancelled when nobody waits for it any more.
+/// A request that is cancelled when no task waits for it any more.
 pub(super) struct Pending {
     submission: Submission,
     descriptor: Rc<Descriptor>,

@@ -2,9 +2,9 @@
 //! disk, and through device mapper (C30). What is one and what isn't is told by device numbers, inodes and what the kernel
 //! says of its devices in `/sys`, never by paths.
 //!
-//! The kernel keeps a partition apart from its disk, and what a mapping uses from everything else, if all claim what they
-//! open. A loop device claims nothing: so whoever opens one locks the file below, and whoever opens a file claims the loop
-//! devices over it ([`claim`]).
+//! The kernel keeps a partition apart from its disk, and what a mapping uses from everything else, if all
+//! claim what they open. A loop device claims nothing. So opening a loop device locks the file below, and
+//! opening a file claims the loop devices over it ([`claim`]).
 //!
 //! The kernel lets one claim a device at a time. Where two of ours have a right to it, because each uses
 //! another part of it, or of what is under it, or because both only read that, the second one joins the first
@@ -197,7 +197,7 @@ pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<V
                 error => failed(&device, error),
             })?;
             claims.push(claim_device(&device, &stat, Mark::Over).map_err(|error| match error {
-                // This user may not look who has it.
+                // This user may not see what has it.
                 Errno::ACCESS | Errno::PERM => busy(),
                 error => busy_or(path, &stat, None, error),
             })?);

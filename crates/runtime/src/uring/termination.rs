@@ -84,7 +84,7 @@ pub async fn termination() -> io::Result<Termination> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and nothing else has it.
     let descriptor = Descriptor::new(File::new(unsafe { OwnedFd::from_raw_fd(fd) }));
     let buffer = shard::buffer(RECORD);
     let read = Operation::new(Kind::ReadSome, &descriptor).memory(buffer.as_ptr(), RECORD);

@@ -1,4 +1,4 @@
-//! The two ends against each other, with somebody in between.
+//! The two ends against each other, with an attacker in between.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -250,7 +250,7 @@ fn a_host_may_authenticate_again() {
 fn neither_end_goes_below_what_its_file_allows() {
     let strong = || entry(None, &[Hash::Sha512], &[Group::Ffdhe2048]);
     let refused = |failed| Err(AuthenticationError::Refused(failed));
-    // Somebody on the way takes the strong ones off the host's list.
+    // An attacker takes the strong ones off the host's list.
     let without_groups = |number: usize, message: &mut Vec<u8>| {
         if number == 0 {
             (message[11], message[42]) = (1, 0);
@@ -260,7 +260,7 @@ fn neither_end_goes_below_what_its_file_allows() {
     assert_eq!(run(&any, &side(2, strong()), without_groups).0, refused(Failed::GROUP));
     let weak_hash = side(1, entry(None, &[Hash::Sha256], Group::ALL));
     assert_eq!(run(&weak_hash, &side(2, strong()), |_, _| {}).0, refused(Failed::HASH));
-    // Or the server, or somebody in its name, chooses what the host didn't offer.
+    // Or the server, or an attacker in its name, chooses what the host didn't offer.
     let other = |at: usize, value: u8| {
         move |number: usize, message: &mut Vec<u8>| {
             if number == 1 {

@@ -59,7 +59,7 @@ fn query(
             ended: state.fence.has_ended(controller),
             held: state.table.held(),
             incarnation: server.incarnation,
-            // What it sends nobody measures.
+            // What this server sends is not measured.
             free_to_send: 0,
             free_to_receive: server.meter.free(shard::now()),
         };
@@ -145,7 +145,7 @@ async fn in_turn<T>(
     shard::timeout(TURN_NANOSECONDS, turn).await.unwrap_or(Err(Status::BUSY))
 }
 
-/// A controller that has ended meanwhile isn't attached: nobody would detach it.
+/// Detaches a controller that has ended meanwhile: nothing else would.
 fn still_there<S: BlockService>(session: &Session<S>, state: &mut State) -> Result<(), Status> {
     if session.controller.is_dead() {
         leave(state, session.controller.id);
@@ -159,7 +159,8 @@ pub(super) fn leave(state: &mut State, controller: u16) {
     if !state.fence.detach(controller) || active(Mutant::OperationsOutliveController) {
         return;
     }
-    // With the last one what came from other servers has nobody to wait for it.
+    // Without an attached host nothing waits for the parts from other servers: then all that are not
+    // committed go.
     let all = !state.fence.has_host();
     state.table.drop_uncommitted(if all { None } else { Some(controller) });
 }

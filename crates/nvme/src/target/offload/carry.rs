@@ -1,8 +1,9 @@
 //! Commands of operations, carried out (sections 4 to 6).
 //!
-//! In the first phase a command takes a slot, works out its part, and brings what it has to the table under its key. The table
-//! may have dropped the operation meanwhile, because of a Resolve, a time-out, the end of its controller or a higher epoch: then the
-//! answer is `Dropped` and the memory goes, with whoever held it.
+//! In the first phase a command takes a slot, works out its part, and brings what it has to the table under
+//! its key. The table may have dropped the operation meanwhile, because of a Resolve, a time-out, the end of
+//! its controller or a higher epoch: then the answer is `Dropped`, and the task that holds the memory frees
+//! it.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -33,7 +34,7 @@ const PEER_NANOSECONDS: u64 = 5_000_000_000;
 enum Done {
     /// With this result.
     Result(u64),
-    /// The data was the answer, or there is nobody to be answered.
+    /// The data was the answer, or the connection has ended.
     Answered,
 }
 
@@ -162,7 +163,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
             let members = state.fence.table();
             let way = |reducer: pinstripe_runtime::Reducer| {
                 let place = members.places.get(usize::from(reducer.place)).cloned().flatten();
-                // Who sends must have a place of his own, and another one.
+                // The sender must have a place of its own, and the reducer another one.
                 let fits = members.own.is_some_and(|own| own != reducer.place);
                 let place = place.filter(|_| fits).ok_or(Status::INVALID_FIELD)?;
                 Ok(Way { place, number: reducer.place, coefficient: reducer.coefficient })

@@ -1,4 +1,4 @@
-//! Who may change a namespace: epochs and attachments (section 3). No I/O.
+//! Which controllers may change a namespace: epochs and attachments (section 3). No I/O.
 //!
 //! What has ended stays out (C28). A controller that was attached, and that another owner's epoch or its own owner's newer controller has
 //! ended, is refused until it attaches anew: also when the epoch was given up meanwhile, for its host has planned what it sends before
@@ -13,7 +13,8 @@ use crate::mutants::{Mutant, active};
 use crate::wire::offload::{Attach, EPOCH_STEP_MAX};
 use crate::wire::status::Status;
 
-/// Who attaches: a process of a host, if it says which one it is. Instances are random, so that no two hosts come to the same.
+/// The owner that attaches: a process of the host if Attach says which one, else the host. Instances are
+/// random, so that no two processes have the same.
 pub(super) fn owner(host: HostId, instance: [u8; 16]) -> HostId {
     if active(Mutant::ProcessesTakenForOne) {
         return host;
@@ -72,7 +73,7 @@ pub(super) struct Fence {
     ended: Vec<u16>,
     generation: u64,
     table: Table,
-    /// Somebody changes the record.
+    /// An Attach or Detach changes the record.
     pub changing: bool,
 }
 
@@ -86,7 +87,7 @@ impl Fence {
         self.record.as_ref()
     }
 
-    /// Whether only who is attached may change the namespace.
+    /// Whether only attached controllers may change the namespace.
     pub fn is_up(&self) -> bool {
         self.record.as_ref().is_some_and(|record| !record.given_up)
     }
@@ -181,7 +182,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Attach of a host. If it raises the epoch, the fence is up against everybody else from now on.
+    /// Attach of a host. If it raises the epoch, the fence is up against all other owners from now on.
     pub fn attach(
         &mut self,
         attach: &Attach,
@@ -214,7 +215,7 @@ impl Fence {
         }
         let Some(record) = &self.record else { return Ok(Grant::Raises) };
         let is_ended = record.ended.contains(&host) && !active(Mutant::EndedOwnerAttaches);
-        // Who knew this epoch before it was given up may not know what came after it.
+        // A host that knew this epoch before it was given up may not know what came after it.
         if is_ended || attach.epoch < record.epoch || (record.given_up && attach.epoch == record.epoch) {
             return Err(Status::FENCED);
         }
@@ -308,7 +309,8 @@ impl Fence {
         self.hosts.len() != before
     }
 
-    /// The epoch is to be given up: nobody is attached any more. The record that is to be stored before [`Fence::given_up`].
+    /// The epoch is to be given up, and no controller is attached any more. The record that is to be stored
+    /// before [`Fence::given_up`].
     pub fn give_up(&mut self) -> Option<EpochRecord> {
         self.hosts.clear();
         self.end_peers();
@@ -403,7 +405,7 @@ mod tests {
         assert_eq!(fence.attach(&attach(5), 2, second, Table::default()), Err(Status::FENCED));
         assert_eq!(fence.attach(&attach(6), 2, second, Table::default()), Err(Status::ATTACHED));
         assert_eq!(fence.attach(&attach(5), 3, first, Table::default()), Ok(Grant::Now));
-        // Its last connection ends with it, and nobody needs to mean a takeover.
+        // When its last connection has ended, another process attaches without a takeover.
         assert!(fence.detach(1) && fence.detach(3));
         attached(&mut fence, 6, 2, second);
     }

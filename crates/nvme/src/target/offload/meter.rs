@@ -54,7 +54,7 @@ impl Meter {
         }
     }
 
-    /// Bytes per second that the link can take for parts, all that come already included. 0: nobody knows.
+    /// Bytes per second that the link can take for parts, all that come already included. 0: not known yet.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     #[expect(
         clippy::cast_possible_truncation,

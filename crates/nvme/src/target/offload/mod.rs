@@ -81,7 +81,7 @@ pub struct EpochRecord {
     pub owner: [u8; 16],
     /// It said which instance it is: one that was started anew is another owner.
     pub has_instance: bool,
-    /// Nobody needs an epoch to write.
+    /// The epoch was given up: plain writes need no attachment.
     pub given_up: bool,
     /// Former owners that may not come again.
     pub ended: Ended,
@@ -143,7 +143,8 @@ pub struct OffloadConfig {
     pub epochs: Option<Arc<dyn EpochStore>>,
     /// How other servers are reached.
     pub connector: Arc<dyn Connector>,
-    /// As whom: see [`OffloadConfig::peer_options`]. What authenticates this server to others goes in here.
+    /// This server's names towards the others: see [`OffloadConfig::peer_options`]. What authenticates it to
+    /// them goes in here.
     pub peers: Options,
 }
 
@@ -154,7 +155,7 @@ impl OffloadConfig {
     }
 }
 
-/// A namespace and who may change it.
+/// A namespace, and which controllers may change it.
 pub(super) struct Guarded {
     number: u32,
     uuid: [u8; 16],
@@ -179,8 +180,8 @@ impl Guarded {
         value
     }
 
-    /// Lets a controller change the namespace until the guard goes, or not. It counts before it looks, and who raises the epoch
-    /// looks at the count after raising: so one of them sees the other (C22).
+    /// Lets a controller change the namespace until the guard goes, or not. It counts before it looks, and an
+    /// Attach that raises the epoch looks at the count after raising: so one of them sees the other (C22).
     pub async fn admit(self: &Arc<Self>, controller: u16) -> Option<Change> {
         loop {
             self.changes.fetch_add(1, Ordering::SeqCst);

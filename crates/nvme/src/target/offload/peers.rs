@@ -1,8 +1,9 @@
 //! The way to other servers: one association for each, whatever the namespaces and shards that use it.
 //!
-//! An association is made, and namespaces are attached on it, on one shard (the *home*); parts go out on the queue of the shard
-//! that has computed them. What fails is told to who waits, and the next part tries again. A Peer that came twice is added
-//! once, so a server whose association was lost is used again at once.
+//! An association is made, and namespaces are attached on it, on one shard (the *home*); parts go out on the
+//! queue of the shard that has computed them. A send fails if the attempt that it began fails; the next part
+//! tries again. A Peer that came twice is added once, so a server is used again at once after its association
+//! was lost.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -46,7 +47,7 @@ struct State {
     link: Option<Arc<ServerLink>>,
     /// By namespace: under what it was attached on the link, and whether it still is.
     attached: BTreeMap<u32, (Identity, bool)>,
-    /// Somebody connects or attaches.
+    /// A task connects or attaches.
     working: bool,
     /// Attempts that have ended.
     attempts: u64,
@@ -128,8 +129,8 @@ impl Peers {
         }
     }
 
-    /// Gives a part to a namespace of another server, and waits until it has it. If the association is lost meanwhile, it is sent
-    /// again on another one; whoever calls says when that takes too long.
+    /// Gives a part to a namespace of another server, and waits until it has it. If the association is lost
+    /// meanwhile, the part is sent again on another one. The caller sets the time limit.
     pub async fn send(
         &self,
         peer: &Arc<Peer>,

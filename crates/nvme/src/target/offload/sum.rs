@@ -1,7 +1,8 @@
 //! A sum of parts that come from many connections, on whatever shards.
 //!
-//! Nothing is added while the table is locked: whoever brings a part while nobody adds takes the sum away, adds, and
-//! brings it back; parts that come meanwhile wait beside it, and he adds them too.
+//! Nothing is added while the table is locked. A task that brings a part takes the sum away if no other task
+//! has it, adds, and brings it back. Parts that come meanwhile wait beside it, and the same task adds them
+//! too.
 
 use pinstripe_runtime::Buffer;
 
@@ -10,9 +11,9 @@ use pinstripe_runtime::Buffer;
 pub(super) struct Sum {
     so_far: Option<Buffer>,
     waiting: Vec<Buffer>,
-    /// Somebody adds; `so_far` is with him.
+    /// A task has taken `so_far`, and adds.
     taken: bool,
-    /// Places whose part has come.
+    /// Bit by place: its part has come.
     places: u64,
     /// Parts of the others that must come, once that is known.
     wait: Option<u16>,
@@ -20,7 +21,7 @@ pub(super) struct Sum {
     own: u8,
 }
 
-/// What must be added, by whoever got it. The first one is the sum so far.
+/// What the task that gets this must add. The first one is the sum so far.
 pub(super) struct Work(Vec<Buffer>);
 
 impl Work {

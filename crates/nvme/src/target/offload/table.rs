@@ -46,7 +46,7 @@ enum Stage {
 
 struct Operation {
     stage: Stage,
-    /// The controller whose command named it first; none yet if only Peers have come.
+    /// The controller that named it first; none yet if only Peers have come.
     controller: Option<u16>,
     length: u32,
     deadline: u64,
@@ -99,7 +99,7 @@ pub(super) enum Taken {
 pub(super) enum Commit {
     /// Write this there, and say so: [`Table::written`].
     Write(Key, u64, Slice),
-    /// Somebody writes: see [`Table::poll_written`].
+    /// Another command writes: see [`Table::poll_written`].
     Wait(Key),
     /// It is done.
     Done,
@@ -306,7 +306,7 @@ impl Table {
             // All parts were there. Either this is one that was added, or one too many; which isn't known any more.
             return Ok(Taken::Again);
         }
-        // One too many, or for somebody who sums nothing up.
+        // One part too many, or a part for an operation that sums nothing up here.
         if !operation.sum.fits() || (operation.controller.is_some() && !operation.sum.is_expected()) {
             self.end(number, Stage::Dropped);
             return Err(Status::INVALID_FIELD);
@@ -412,7 +412,7 @@ impl Table {
         }
     }
 
-    /// What a Commit must do. Who has to write must say what came of it: [`Table::written`].
+    /// What a Commit must do. A task that has to write must say what came of it: [`Table::written`].
     pub fn commit(&mut self, ticket: Ticket, now: u64) -> Result<Commit, Status> {
         // Looked at before `oldest` is: a repeated one may be late.
         let key = self.key(ticket);
@@ -583,7 +583,7 @@ mod tests {
             let longer = table.peer(ticket(7, 1), 1, part(1, 1024), 0).map(|_| ());
             assert_eq!(longer, Err(Status::INVALID_FIELD));
             assert_eq!(bring(&mut table, 7, 2, 1), Err(Status::DROPPED));
-            // One too many, and one for somebody who sums nothing up.
+            // One part too many, and a part for an operation that sums nothing up.
             let key = table.begin(&beginning(8, Some((1, 1))), 0);
             assert!(key.is_ok());
             assert_eq!(bring(&mut table, 8, 0, 1), Ok(true));
@@ -603,7 +603,7 @@ mod tests {
             assert_eq!(bring(&mut table, 9, 0, 1), Err(Status::BUSY));
             assert_eq!(table.over(key), Ok(()));
             assert_eq!(bring(&mut table, 9, 0, 1), Ok(true));
-            // Nobody has come for those: after their time they go.
+            // No host command has named operations 7 and 9: after their time they go.
             let begun = table.begin(&beginning(10, None), PREPARE_NANOSECONDS);
             assert!(begun.is_ok());
             assert_eq!((table.held(), table.dropped), (1, 2));

@@ -32,13 +32,13 @@ pub struct Array {
     pub data: usize,
     pub parities: usize,
     pub chunk: usize,
-    /// Members that nobody can reach.
+    /// Members that no host can reach.
     pub lost: Vec<usize>,
     rows: RefCell<Vec<Row>>,
     next: Cell<u64>,
     outstanding: RefCell<BTreeSet<u64>>,
     pub violations: RefCell<Vec<String>>,
-    /// Nothing befalls anybody now: whatever fails is wrong.
+    /// No blow falls now: whatever fails is wrong.
     pub calm: Cell<bool>,
     pub committed: Cell<u64>,
     pub reduced: Cell<u64>,
@@ -85,7 +85,7 @@ impl Change {
     }
 }
 
-/// The commands of a first phase, and who is to commit.
+/// The commands of a first phase, and the members that are to commit.
 struct Phase {
     commands: Vec<Later>,
     takers: Vec<usize>,
@@ -218,7 +218,7 @@ impl Array {
         self.outstanding.borrow_mut().remove(&ticket.operation.0);
     }
 
-    /// Nobody is at work any more: another host goes on.
+    /// No host is at work any more: another host goes on.
     pub fn settle(&self) {
         for row in self.rows.borrow_mut().iter_mut() {
             row.busy = false;
@@ -369,7 +369,7 @@ impl Array {
         let length = u32::try_from(change.old[0].len()).unwrap();
         let parities: Vec<usize> =
             (self.data..self.members()).filter(|role| self.is_there(row, *role)).collect();
-        // What the host supplies, for columns whose member is lost.
+        // What the host supplies, for columns of lost members.
         let mut supplied: Vec<Option<Vec<u8>>> = vec![None; self.members()];
         let mut phase = Phase { commands: Vec::new(), takers: Vec::new() };
         let mut wait = 0;
@@ -412,7 +412,7 @@ impl Array {
         phase
     }
 
-    /// Has everybody drop a write that wasn't committed.
+    /// Has all members drop a write that wasn't committed.
     async fn give_up(&self, members: &Members, row: usize, ticket: Ticket) -> Ended {
         let mut ended = Ended::Fine;
         for role in (0..self.members()).filter(|role| self.is_there(row, *role)) {

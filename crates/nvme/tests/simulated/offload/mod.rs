@@ -1,8 +1,9 @@
-//! Arrays whose servers compute, in the simulated world: partial writes and reconstructions by two hosts, while connections are
-//! cut and held up, servers die at any step and come back, and hosts lose power or are replaced.
+//! Arrays of servers that compute, in the simulated world: partial writes and reconstructions by two hosts,
+//! while connections are cut and held up, servers die at any step and come back, and hosts lose power or are
+//! replaced.
 //!
-//! A row that was committed holds what was written, P and Q included; one whose first phase failed has not changed, whatever comes
-//! late. At the end no operation takes a slot.
+//! A row that was committed holds what was written, P and Q included. A row with a failed first phase has not
+//! changed, whatever comes late. At the end no operation takes a slot.
 
 mod array;
 mod network;
@@ -48,7 +49,7 @@ enum Blow {
     Death,
     /// A server's disk hangs.
     Hang,
-    /// Everybody loses power.
+    /// All hosts and servers lose power.
     Power,
 }
 
@@ -445,7 +446,7 @@ impl Run {
         self.mend();
     }
 
-    /// Nothing befalls anybody: everything succeeds, and what is stored is right.
+    /// No blow falls: everything succeeds, and what is stored is right.
     fn calm_life(&mut self) -> Result<(), String> {
         self.mend();
         self.array.calm.set(false);

@@ -1,4 +1,4 @@
-//! Wires that are laid when somebody dials: hosts to servers, and servers to each other.
+//! Wires, each laid when its host or server dials: from hosts to servers, and between servers.
 
 use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
@@ -22,7 +22,7 @@ struct Call {
 
 /// A connection.
 pub struct Wire {
-    /// Shard of the one who dialled.
+    /// The shard that dialled.
     pub from: usize,
     /// The server.
     pub to: usize,
@@ -59,7 +59,7 @@ impl Network {
         network
     }
 
-    /// Answers who dials. `server` gives the number and shard of a server that is there.
+    /// Answers the calls. `server` gives the number and shard of a server that is there.
     pub fn connect<F: Future<Output = ()> + 'static>(
         &self,
         world: &mut World,
@@ -102,7 +102,7 @@ impl Network {
         }
     }
 
-    /// Everybody has lost power.
+    /// All hosts and servers have lost power.
     pub fn forget(&self) {
         self.wires.take();
         self.calls.take();

@@ -348,7 +348,8 @@ impl Run {
         self.open(false)
     }
 
-    /// The successor leaves, and gives up. Whoever it has taken the member from stays out, also with another epoch.
+    /// The successor leaves, and gives up. The host that has lost the member to it stays out, also with
+    /// another epoch.
     fn after_give_up(
         &mut self,
         old: &Member,

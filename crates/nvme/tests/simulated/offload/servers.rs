@@ -119,7 +119,7 @@ impl Server {
         *self.running.borrow_mut() = Some(Running { subsystem, targets });
     }
 
-    /// Its process ends: nobody is answered any more, and what it knew is gone. The cell says when.
+    /// Its process ends: no request is answered any more, and what it knew is gone. The cell says when.
     pub fn stop(&self, world: &mut World) -> Rc<Cell<bool>> {
         let over = Rc::new(Cell::new(false));
         let Some(Running { subsystem, targets }) = self.running.take() else {
