@@ -1,8 +1,9 @@
 //! Which modules of a crate use each other, and in which circles.
 //!
-//! An arrow goes from the file that names something to the file of the module that it names: in a `use`, or in a path. Tests don't
-//! count. A circle of files is told when it leaves a folder: whoever changes one of its files has to know all of them, and the
-//! folders say nothing about what rests on what. A module and the modules below it are one folder.
+//! An arrow goes from the file that names something to the file of the module that it names: in a `use`, or
+//! in a path. Tests don't count. A circle of files is told when it leaves a folder: a change of one of its
+//! files takes knowledge of all of them, and the folders say nothing about what rests on what. A module and
+//! the modules below it are one folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! A small NBD client, written from the protocol's document and apart from the server that it talks to.
 //!
-//! Fixed newstyle with `NBD_OPT_GO`, simple replies, one request at a time; who wants more in flight opens more
-//! connections. <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>
+//! Fixed newstyle with `NBD_OPT_GO`, simple replies, one request at a time; for more in flight, a test opens
+//! more connections. <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

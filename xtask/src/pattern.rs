@@ -1,4 +1,4 @@
-//! Content whose every 32 bytes say where they belong and when they were written.
+//! Content in pieces of 32 bytes, each of which says where it belongs and when it was written.
 //!
 //! A 4 KiB block `b` of generation `g` is 128 times: ASCII `MDGOLD` and two digits of `g`; then as little-endian u64
 //! `b`, `!b` and `b * 0x9E3779B97F4A7C15 + g`. The golden images of MD hold the same pattern, so one verifier reads

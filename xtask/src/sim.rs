@@ -35,11 +35,11 @@ const SEEDS: u64 = 600;
 const ATLAS: u64 = 200;
 /// And so many in which shards are interrupted and users and owner meet in narrow places.
 const RACES: u64 = 80;
-/// And so many whose members are reached over the network.
+/// And so many with members over the network.
 const NET: u64 = 100;
 /// And so many of the wider lives.
 const WIDE: u64 = 60;
-/// And so many whose members are far larger than what is written of them.
+/// And so many with members that are far larger than what is written of them.
 const VAST: u64 = 40;
 /// And so many over the network in which hosts meet, servers stand still and requests come late.
 const WILD_NET: u64 = 30;
@@ -90,7 +90,7 @@ pub fn mutants(root: &Path, mutants: &Mutants) -> Result<()> {
     swarm(root, "mutants", search.into_iter().chain(only).collect())
 }
 
-/// Starts the simulator's program, whose profile is fast and keeps all assertions.
+/// Starts the simulator's program, in a profile that is fast and keeps all assertions.
 fn swarm(root: &Path, task: &str, arguments: Vec<String>) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)

@@ -1,8 +1,8 @@
 //! Random writes of the pattern to a stretch of blocks, and what may stand there after they were cut.
 //!
-//! A [`Stretch`] remembers over any number of crashes which generations each of its blocks may hold. Its writes come in
-//! batches from a seed ([`Batches`]): who knows the seed and how many batches are durable knows what may stand, even if
-//! the writer died with its machine.
+//! A [`Stretch`] remembers over any number of crashes which generations each of its blocks may hold. Its
+//! writes come in batches from a seed ([`Batches`]): the seed and the number of durable batches tell what may
+//! stand, even if the writer died with its machine.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

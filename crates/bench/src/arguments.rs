@@ -137,7 +137,7 @@ impl BenchArgs {
         self.fill || self.rate.is_some() || !self.lost.is_empty() || self.rebuild.is_some() || self.attended
     }
 
-    /// What a user gets who gives no options.
+    /// What a user gets without options.
     pub fn defaults() -> Self {
         Self {
             level: Level::Raid5,

@@ -1,4 +1,4 @@
-//! Somebody who watches a run from outside: told where it is, and asked to say when it may go on.
+//! An observer outside of a run: told where the run is, and asked to say when it may go on.
 //!
 //! What only an observer can count (bytes on a link, CPU time of servers), or change (the rate of a link), is counted and
 //! changed while nothing is under way.

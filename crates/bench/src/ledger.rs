@@ -77,7 +77,7 @@ impl Region {
         Self { start, unit_bytes, versions, clients, pattern, stream, read_stream, lost: Vec::new() }
     }
 
-    /// Has [`Pattern::Lost`] read the units whose first byte `is_lost` says so of.
+    /// Has [`Pattern::Lost`] read the units for which `is_lost` holds; it gets a unit's offset in the array.
     pub(crate) fn read_lost(&mut self, is_lost: impl Fn(u64) -> bool) {
         let units = (0..self.versions.len()).filter(|&unit| is_lost(self.offset(unit)));
         self.lost = units.map(|unit| unit as u64).collect();
@@ -150,7 +150,7 @@ impl Region {
         }
     }
 
-    /// The version that unit `unit` must have, 0 if nobody wrote it.
+    /// The version that unit `unit` must have, 0 if it was never written.
     pub(crate) fn version(&self, unit: usize) -> u32 {
         self.versions[unit].load(Ordering::Relaxed)
     }
@@ -237,7 +237,7 @@ impl Rng {
         word ^ word >> 31
     }
 
-    /// A waiting time whose mean is `mean`, as between events that come at random.
+    /// A waiting time with the mean `mean`, as between events that come at random.
     pub(crate) fn pause(&mut self, mean: f64) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "53 bits are all that is wanted")]
         let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;

@@ -6,12 +6,14 @@
 //!                          └> verify: scrub, and every written unit read back  ─> report
 //! ```
 //!
-//! The array is made for the run. Each unit (a write's range) carries who wrote it, where and in which version, in every
-//! sector; [`ledger`] remembers the version of the last acknowledged write. So a run that was fast and wrong fails.
+//! The array is made for the run. Each unit (a write's range) carries its writer, place and version in every
+//! sector; [`ledger`] remembers the version of the last acknowledged write. So a run that was fast and wrong
+//! fails.
 //!
-//! Members may be NVMe/TCP namespaces; what a network needs beyond that: members that are missing meanwhile or are being rebuilt
-//! ([`loss`]), a load that is no more than asked for, and somebody outside who is told when measuring begins and ends
-//! ([`attendance`]). Whatever was missing is put in again and rebuilt, so that every run ends with the same check.
+//! Members may be NVMe/TCP namespaces; what a network needs beyond that: members that are missing meanwhile
+//! or are being rebuilt ([`loss`]), a load that is no more than asked for, and an observer outside that is
+//! told when measuring begins and ends ([`attendance`]). Whatever was missing is put in again and rebuilt, so
+//! that every run ends with the same check.
 //!
 //! With `--limit` the engine writes the first half of the array and the loop the second, in slices that alternate
 //! many times a second: on a machine that others use too, the ratio of neighbouring slices is worth more than

@@ -1,6 +1,7 @@
 //! Members that are missing while the array is measured, and their return.
 //!
-//! Who comes back comes back blank: its superblock is erased, so that all of it is rebuilt and not only what changed.
+//! A member comes back blank: its superblock is erased, so that all of it is rebuilt and not only what
+//! changed.
 
 use std::{fs::File, io::Read, sync::Arc};
 

@@ -66,7 +66,7 @@ pub struct Settings {
     pub depth: usize,
     /// Bytes that were asked for in a second, if not as many as possible.
     pub rate_bytes: Option<u64>,
-    /// Slots whose members were missing.
+    /// Slots with members that were missing.
     pub lost: Vec<usize>,
     /// The slot that was rebuilt.
     pub rebuilt: Option<usize>,
@@ -152,7 +152,7 @@ pub struct Verified {
     pub units: u64,
     /// Stripes that were scrubbed.
     pub stripes: u64,
-    /// Sectors whose parity did not match.
+    /// Sectors with parity that did not match.
     pub mismatched_sectors: u64,
 }
 

@@ -34,7 +34,7 @@ use crate::{
 
 /// With `--limit`: how long the engine works before the loop does, and the other way round.
 const SLICE_NS: u64 = 100_000_000;
-/// Who fills the array; clients are counted from 0.
+/// The writer that fills the array; clients are counted from 0.
 const FILLER: u32 = u32::MAX;
 /// The largest request.
 const SIZE_MAX: u64 = 32 << 20;
@@ -84,7 +84,7 @@ pub enum BenchError {
     /// `--limit` compares plain loads.
     #[error("--limit doesn't go with --fill, --lost, --rebuild, --rate or --attended")]
     LimitStaged,
-    /// Somebody watches, and has gone.
+    /// The observer gave no answer.
     #[error("--attended: nobody said that the run may go on: {0}")]
     Attendance(io::Error),
     /// A member can't be failed or added.

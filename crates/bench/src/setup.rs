@@ -30,7 +30,7 @@ use crate::{
     run::BenchError,
 };
 
-/// Members of an array of memory, if nobody says.
+/// Members of an array of memory by default.
 const MEMBERS: usize = 6;
 /// Logical block of memory members.
 const MEMORY_BLOCK: u32 = 512;

@@ -40,7 +40,7 @@ pub(crate) async fn verify(
     Ok(verified)
 }
 
-/// Reads every written unit back; with `zeroed` the others too, which nobody may have touched.
+/// Reads every written unit back; with `zeroed` the others too, which must still be zero.
 pub(crate) async fn read_back_all(
     array: &Array,
     regions: &[Arc<Region>],

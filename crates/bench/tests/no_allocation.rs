@@ -215,7 +215,7 @@ fn load(shard: &Rc<Shard>, volume: &Volume, clients: u64, operations: u64) -> u6
     ALLOCATIONS.get()
 }
 
-/// Only under `min-reads` is parity kept whose members are as fast as memory.
+/// Parity of members as fast as memory is kept only under `min-reads`.
 fn allocations(level: Level, slow: bool, policy: WritePolicy, operations: u64) -> u64 {
     let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 64 << 20, clock: None });
     let _entered = shard.enter();

@@ -12,7 +12,7 @@ use crate::first_of::{First, first_of};
 /// Pause after an accept that failed, for want of descriptors say.
 const PAUSE_NANOSECONDS: u64 = 100_000_000;
 
-/// Has `take` take connections until `end`, whose value it gives.
+/// Has `take` take connections until `end`, and gives the value of `end`.
 pub async fn accept<T>(
     listener: &Listener,
     end: impl Future<Output = T>,

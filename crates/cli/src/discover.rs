@@ -22,7 +22,7 @@ use crate::{
 struct Found {
     name: String,
     size: u64,
-    /// What the server computes, and who has attached it; absent for a server that computes nothing.
+    /// What the server computes, and which array attached it last; absent for a server that computes nothing.
     offload: Option<(Announcement, Query)>,
 }
 

@@ -144,7 +144,7 @@ fn date(stamp: Timestamp) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Who is there, slot by slot, as this superblock has it.
+/// Which slots have a member, as this superblock has it.
 fn seats(array: &ArrayRecord) -> Vec<bool> {
     let slots = 0..u16::try_from(array.raid_disks).unwrap_or(u16::MAX);
     slots.map(|slot| array.devices_in(pinstripe_md::units::MemberSlot(slot)).next().is_some()).collect()

@@ -4,7 +4,7 @@ use pinstripe_bench::size::ByteSize;
 use pinstripe_runtime::uring::RuntimeConfig;
 use rustix::process::{Resource, getrlimit};
 
-/// Whoever has this capability may lock any amount of memory: its bit.
+/// The bit of the capability with which a process may lock any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
 
 /// A warning if less memory may be locked than the shards' requests use at most.

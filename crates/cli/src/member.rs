@@ -26,7 +26,7 @@ use crate::{
     probe::{Contents, ProbeError, Probed},
 };
 
-/// By which this host and servers prove who they are.
+/// The secrets with which this host and servers prove their identities to each other.
 static SECRETS: OnceLock<Arc<Authentication>> = OnceLock::new();
 /// From which addresses of this host.
 static ADDRESSES: OnceLock<Vec<IpAddr>> = OnceLock::new();
@@ -43,7 +43,7 @@ thread_local! {
 pub enum Member {
     /// Locked while it is open.
     Local(Arc<OpenFile>),
-    /// Not locked: nobody else must use it.
+    /// Not locked: no other program or host may use it.
     Remote(Arc<NvmeSource>),
 }
 
@@ -167,7 +167,7 @@ impl Member {
         }
     }
 
-    /// For those who attach it shard by shard.
+    /// To attach it shard by shard.
     pub fn source(&self) -> Arc<dyn DeviceSource> {
         match self {
             Self::Local(file) => file.source(),

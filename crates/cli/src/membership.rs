@@ -1,4 +1,5 @@
-//! The commands that change who belongs to a served array: `fail`, `add`, `remove`, `replace`; and its bitmap: `grow`.
+//! The commands that change the members of a served array: `fail`, `add`, `remove`, `replace`; and its
+//! bitmap: `grow`.
 
 use std::{path::Path, thread};
 

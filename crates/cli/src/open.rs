@@ -13,18 +13,19 @@ use pinstripe_runtime::{
     uring::{Holder, ListenError, Listener, OpenError, OpenFile, OpenOptions},
 };
 
-/// How long a device may stay busy with nobody to be seen: on a machine with ten times more to do than it has CPUs, the
-/// kernel took more than two seconds.
+/// How long a device may stay busy without a holder that can be named: on a machine with ten times more to do
+/// than it has CPUs, the kernel took more than two seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long an address may be in use. By whom doesn't show, so a server that is there to stay is waited for too.
+/// How long an address may be in use. The kernel doesn't say by which process, so a server that is there to
+/// stay is waited for too.
 const PATIENCE_FOR_ADDRESS_NANOSECONDS: u64 = 5_000_000_000;
 const PAUSE_NANOSECONDS: u64 = 20_000_000;
 
 /// Opens and locks a member. Blocks.
 ///
-/// The kernel takes an io_uring apart after its process has gone, so for a moment the devices of a server that was
-/// killed are held by nobody; those of a member that was just taken out, by ourselves. Such a holder is waited for, one
-/// that can be named is not.
+/// The kernel takes an io_uring apart after its process has gone. So for a moment the devices of a server
+/// that was killed are busy without a holder that can be named, and those of a member that was just taken out
+/// are held by this process. Such a holder is waited for, one that can be named is not.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<OpenFile>, OpenError> {
     let begun = Instant::now();
     loop {

@@ -10,7 +10,7 @@ use pinstripe_bench::size::ByteSize;
 /// How often progress is looked at.
 pub const LOOK: Duration = Duration::from_millis(100);
 
-/// A progress bar on standard error; hidden where that is no terminal, or if nobody wants it.
+/// A progress bar on standard error; hidden if that is no terminal, or with `quiet`.
 pub fn bar(quiet: bool) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
     if quiet {

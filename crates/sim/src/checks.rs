@@ -45,7 +45,7 @@ impl Platter for CrashImage<'_> {
 pub struct Survey {
     /// The superblock with the most events.
     pub freshest: Superblock,
-    /// By slot: the disk's number and its superblock, for those who are current.
+    /// By slot: the disk's number and its superblock, for members that are current.
     pub seats: Vec<Option<(usize, Superblock)>>,
 }
 
@@ -83,7 +83,7 @@ pub enum Damage {
         /// Why it should.
         why: &'static str,
     },
-    /// A row whose parity does not match is not covered by the bitmap.
+    /// A row with parity that does not match is not covered by the bitmap.
     #[error("stripe {stripe}, byte {row} of the chunk, does not match, and no bit says so")]
     Uncovered {
         /// The stripe.
@@ -124,7 +124,7 @@ fn listed(disk: &impl Platter, superblock: &Superblock) -> Result<BadBlocks, Dam
     BadBlocks::decode(&bytes, log.shift).map_err(|error| wrong(&error))
 }
 
-/// Reads the superblocks of `disks` (number and disk) and seats who is current.
+/// Reads the superblocks of `disks` (number and disk) and seats the current members.
 pub fn survey<'a, P: Platter + 'a>(disks: impl Iterator<Item = (usize, &'a P)>) -> Result<Survey, Damage> {
     let mut found = Vec::new();
     for (number, disk) in disks {
@@ -161,7 +161,7 @@ pub fn survey<'a, P: Platter + 'a>(disks: impl Iterator<Item = (usize, &'a P)>) 
 }
 
 impl Survey {
-    /// Slots whose member is here and whole.
+    /// Slots with a member that is here and whole.
     pub fn whole(&self) -> usize {
         let whole = |seat: &&Option<(usize, Superblock)>| {
             seat.as_ref().is_some_and(|(_, superblock)| superblock.member.recovery_offset.is_none())
@@ -261,8 +261,8 @@ pub fn check_parity(
     for_each_mismatch(geometry, members, stripes, |stripe, row| Err(Damage::Parity { stripe, row, why }))
 }
 
-/// Calls `found` for every sector row whose chunks contradict each other. Members that are not there are worked out
-/// if that leaves something to compare; so is what a member lists as bad.
+/// Calls `found` for every sector row with chunks that contradict each other. Members that are not there are
+/// worked out if that leaves something to compare; so is what a member lists as bad.
 fn for_each_mismatch(
     geometry: &ParityGeometry,
     members: &[Option<Held<'_, impl Platter>>],

@@ -83,7 +83,7 @@ impl SimDiskConfig {
         }
     }
 
-    /// A disk whose habits `rng` draws; size and logical block are for the caller to decide.
+    /// A disk with habits that `rng` draws; size and logical block are for the caller to decide.
     pub fn drawn(rng: &mut Rng, name: &str, size: u64) -> Self {
         let latency_ns_min = rng.pick(&[0, 1_000, 10_000]);
         Self {
@@ -381,7 +381,8 @@ impl SimDevice {
             return Submission::done(Err(DeviceError::of(kind)), buffer);
         }
         let mut request = state.request(now, self.shard, operation, offset, length, data);
-        // Being busy is told by a completion; and who looks after every step shall see a stray write before its end.
+        // A busy disk says so by a completion. A stray write doesn't end at once, so that a harness that
+        // looks after every step sees it before its end.
         let waits = state.faults.hung
             || request.failure == Some(DeviceErrorKind::Busy)
             || request.lands != request.offset;

@@ -146,7 +146,7 @@ impl Faults {
         self.plan.push((trigger, fault));
     }
 
-    /// Takes the planned faults whose moment has come, in the order in which they were planned.
+    /// Takes the planned faults that are due, in the order in which they were planned.
     pub(crate) fn ripe(&mut self, now: u64, requests: u64) -> Vec<Fault> {
         if self.plan.is_empty() {
             return Vec::new();

@@ -116,7 +116,7 @@ pub enum Wrong {
     Misplaced,
     /// It holds what no write ever wrote, or parts of several.
     Damaged,
-    /// It holds a write that never covered it, or one that nobody issued.
+    /// It holds a write that never covered it, or one that was never issued.
     Foreign,
 }
 
@@ -309,7 +309,7 @@ impl Ledger {
         id
     }
 
-    /// The read failed, or nobody waits for it any more.
+    /// The read failed, or no task waits for it any more.
     pub fn abandon_read(&mut self, id: ReadId) {
         self.reads.remove(&id);
     }
@@ -389,8 +389,8 @@ impl Ledger {
         self.doubted.extend(sectors.map(|sector| (sector, now)));
     }
 
-    /// Sectors whose rows a crash now may leave half written: with `power` those of every write that isn't known to be
-    /// durable, without it (the process alone dies) those of writes in flight or failed.
+    /// Sectors in rows that a crash now may leave half written: with `power` those of every write that isn't
+    /// known to be durable, without it (the process alone dies) those of writes in flight or failed.
     pub fn unsettled(&self, power: bool) -> BTreeSet<u64> {
         let unsettled =
             |w: &&Write| if power { !w.durable } else { matches!(w.status, Status::Open | Status::Failed) };
@@ -405,7 +405,7 @@ impl Ledger {
         }
     }
 
-    /// Numbers of the writes whose data a read of `sector` that starts now may return, 0 being the first zeroes.
+    /// The writes, by number, that a read of `sector` may return if it starts now; 0 is the first zeroes.
     pub fn legal(&self, sector: u64) -> Vec<u64> {
         let Some(versions) = self.versions.get(&sector) else { return vec![ORIGIN.0] };
         let legal = versions.iter().filter(|v| self.is_legal(versions, v, self.now + 1));

@@ -142,7 +142,7 @@ impl Fate {
     }
 }
 
-/// By sector: who may be there.
+/// By sector: the versions that may be there.
 pub(crate) type Cached = BTreeMap<u64, Vec<Version>>;
 
 /// What a power loss decides about: every version that lies in a cache, in a form in which many losses can be drawn.
@@ -156,7 +156,7 @@ pub(crate) struct Doubt {
     tear: u64,
 }
 
-/// One power loss: who is left.
+/// One power loss: which versions are left.
 pub(crate) struct Loss {
     fates: Vec<Fate>,
     /// By sector of the doubt: the index of the version that survives.
@@ -228,13 +228,13 @@ impl Doubt {
         Loss { fates, left }
     }
 
-    /// Who is left in `sector` after `loss`; `None` if it is as it was.
+    /// The version that is left in `sector` after `loss`; `None` if the sector is as it was.
     pub(crate) fn left(&self, loss: &Loss, sector: u64) -> Option<&Version> {
         let at = self.sectors.binary_search_by_key(&sector, |(sector, _)| *sector).ok()?;
         loss.left[at].map(|version| &self.versions[version].1)
     }
 
-    /// Everyone who is left after `loss`, by sector.
+    /// The version that is left after `loss`, for every sector.
     pub(crate) fn survivors<'d>(
         &'d self,
         loss: &'d Loss,
@@ -272,7 +272,8 @@ pub(crate) struct Medium {
     current: Image,
     durable: Image,
     cached: Cached,
-    /// Writes whose flush failed: no later flush makes them durable, as Linux forgets such an error once told (C5).
+    /// Writes that a failed flush covered: no later flush makes them durable, as Linux forgets such an error
+    /// once told (C5).
     forsaken: BTreeSet<u64>,
     tear: u64,
 }

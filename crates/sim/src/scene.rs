@@ -1,4 +1,4 @@
-//! A small array whose story is told step by step: for what a seed can't be trusted to meet again.
+//! A small array, used step by step: for what a seed can't be trusted to meet again.
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 

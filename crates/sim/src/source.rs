@@ -18,11 +18,12 @@ pub(crate) trait EventSource {
     fn crash(&self, power: bool);
     /// These shards are dead, the others aren't. What a disk has under way is a matter of [`EventSource::crash`].
     fn lose_shards(&self, _shards: &Range<usize>, _silent: bool) {}
-    /// Whether nobody holds it any more and nothing is under way: a link that both ends have let go of.
+    /// Whether nothing is under way and nothing will be: both ends of a link were let go of, or their shards
+    /// are dead.
     fn is_abandoned(&self) -> bool {
         false
     }
-    /// Whether nothing will ever come of it any more: a link whose shards are dead.
+    /// Whether nothing will ever come of it any more: a link between dead shards.
     fn is_over(&self) -> bool {
         false
     }

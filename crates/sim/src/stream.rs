@@ -33,7 +33,7 @@ pub struct SimStreamConfig {
 }
 
 impl SimStreamConfig {
-    /// A connection whose habits `rng` draws: from whole messages to single bytes.
+    /// A connection with habits that `rng` draws: from whole messages to single bytes.
     pub fn drawn(rng: &mut Rng) -> Self {
         Self {
             window: rng.pick(&[1, 512, 65536, 4 << 20]),
@@ -98,7 +98,7 @@ struct Shared {
     clock: Rc<Cell<u64>>,
     trace: Rc<Trace>,
     state: RefCell<State>,
-    /// Ends that somebody holds.
+    /// Ends that are still in use.
     held: Cell<u8>,
 }
 
@@ -221,7 +221,7 @@ impl State {
         }
     }
 
-    /// The shard of an end has died; what it waited for, nobody waits for any more.
+    /// The shard of an end has died: no task waits for the calls of that end any more.
     fn lose(&mut self, end: usize, silent: bool) {
         self.dead[end] = true;
         let calls = (self.pipes[end].send.take(), self.pipes[1 - end].receive.take());

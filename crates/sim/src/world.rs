@@ -5,8 +5,8 @@
 //! Time stands still while anything may happen, but for a drawn tick now and then (code takes time) and for shards
 //! that are descheduled for a while; when nothing may happen it jumps to the next moment at which something will.
 //!
-//! When nothing will ever happen again and the harness still waits, a wake was lost or a request was dropped: the run
-//! ends with [`Stuck`] and says who waits.
+//! When nothing will ever happen again and the harness still waits, a wake was lost or a request was dropped:
+//! the run ends with [`Stuck`] and names the tasks that are alive.
 
 use std::{
     cell::{Cell, RefCell},
@@ -92,7 +92,7 @@ impl Interrupter {
 }
 
 impl WorldConfig {
-    /// A world of `shards` shards whose schedule is drawn.
+    /// A world of `shards` shards with a drawn schedule.
     pub fn new(seed: u64, shards: usize) -> Self {
         Self { seed, shards, arena_bytes: 1 << 20, log_events_max: 0, schedule: None, interruptions: None }
     }
@@ -150,7 +150,7 @@ pub enum Stuck {
     StepsUsedUp {
         /// The limit.
         steps: u64,
-        /// Who is alive and waits.
+        /// See [`World::report`].
         report: String,
     },
 }
@@ -164,7 +164,7 @@ pub struct LeakReport {
     pub requests_in_flight: Vec<usize>,
     /// Blocks of memory that buffers and slices hold, per shard's pool.
     pub blocks_outstanding: Vec<u32>,
-    /// Shards with mail that nobody took.
+    /// Shards with mail that they have not taken.
     pub mailboxes_full: usize,
     /// Requests that disks and links hold.
     pub requests_pending: usize,
@@ -426,7 +426,7 @@ impl World {
         }
     }
 
-    /// Takes up what was laid from inside, and forgets connections that nobody holds any more.
+    /// Takes up connections that were laid from inside. If there are any, it first forgets abandoned ones.
     fn take_up_laid(&mut self) {
         let mut laid = self.laid.borrow_mut();
         if !laid.is_empty() {
@@ -724,7 +724,7 @@ impl World {
         }
     }
 
-    /// Who is alive, what is pending, and the last events, in words.
+    /// The tasks that are alive, what is pending, and the last events, in words.
     pub fn report(&self) -> String {
         let mut lines = format!(
             "seed {}, step {}, time {}, incarnation {}\n",

@@ -1,4 +1,4 @@
-//! Some lives of arrays whose members are reached over the network. `cargo xtask sim` runs more of them.
+//! Some lives of arrays with members over the network. `cargo xtask sim` runs more of them.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use pinstripe_sim::swarm::{self, FIRST_SEED_OF_NET, Summary};

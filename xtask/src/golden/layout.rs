@@ -17,7 +17,7 @@ struct Stripe {
     exponents: Vec<(usize, u32)>,
 }
 
-/// The geometry of an array whose member `i` is in slot `i`.
+/// The geometry of an array with member `i` in slot `i`.
 pub struct Layout {
     level: i32,
     algorithm: u32,

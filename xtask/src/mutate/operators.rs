@@ -13,7 +13,7 @@ use syn::{BinOp, Block, Expr, Stmt};
 
 /// Names of values that ask for more than the usual care: forgetting one is a mutant.
 const FLAGS: &[&str] = &["fua", "force", "forced", "give_up", "durable", "torn", "flush"];
-/// Traits whose implementations make words.
+/// Traits that only make words.
 const OF_WORDS: &[&str] = &["Display", "Debug", "Error"];
 /// The mark of a deliberate defect's seam.
 const SEAM: &str = "active(Mutant::";

@@ -17,7 +17,7 @@ const ROOM: f64 = 0.05;
 const NAME_ROOM: f64 = 0.07;
 /// Most marks of the axis that goes up.
 const MARKS_MAX: f64 = 8.0;
-/// Colours that those too can tell apart who see no red or green (Okabe and Ito).
+/// Colours that the colour-blind can tell apart, too (Okabe and Ito).
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),

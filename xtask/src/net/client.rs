@@ -171,8 +171,8 @@ impl Drop for Bench<'_> {
     }
 }
 
-/// Runs the bench over members on `servers`, with links of these rates while it measures. `arm` says
-/// who does the work.
+/// Runs the bench over members on `servers`, with links of these rates while it measures. `arm` says which
+/// side does the work.
 pub fn run(
     network: &Network,
     pinstripe: &Path,

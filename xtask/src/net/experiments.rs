@@ -14,7 +14,7 @@ const KIB: u64 = 1 << 10;
 /// Bytes of requests under way at a time, where requests aren't very small or very large.
 const BYTES_UNDER_WAY: u64 = 4 << 20;
 
-/// Who does the parity's work, and how.
+/// Which side does the parity's work, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// The client does everything.
@@ -159,7 +159,7 @@ pub struct Figure {
     pub logarithmic: bool,
     /// A chart of each.
     pub quantities: &'static [Quantity],
-    /// Who is compared.
+    /// The arms that are compared.
     pub arms: &'static [Arm],
     /// At each of them.
     pub points: Vec<Point>,

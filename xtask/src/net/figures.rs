@@ -26,7 +26,7 @@ pub struct Wish<'a> {
     pub root: &'a Path,
     /// The command.
     pub pinstripe: &'a Path,
-    /// Only figures whose name contains this; the others stay as they are.
+    /// Only figures with this in their names; the others stay as they are.
     pub only: Option<&'a str>,
     /// Seconds of each point.
     pub seconds: f64,

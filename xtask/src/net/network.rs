@@ -36,12 +36,12 @@ pub const INTERFACE: &str = "eth0";
 /// Most servers: the numbers of a /24 network, and more than any figure needs.
 const SERVERS_MAX: usize = 200;
 
-/// Who is on the network. Server 0 is the first one.
+/// A node of the network. Server 0 is the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Node {
-    /// Whose array it is.
+    /// The host of the array.
     Client,
-    /// Who has a member.
+    /// A host with a member.
     Server(usize),
 }
 
@@ -217,7 +217,7 @@ fn line(device: &str, mbit: Option<f64>) -> String {
     }
 }
 
-/// No traffic but ours, and TCP as everywhere. `/proc/sys/net` is that of who opens it.
+/// No traffic but ours, and TCP as everywhere. `/proc/sys/net` is that of the process that opens it.
 fn quiet(holder: &Holder) -> Result<()> {
     let script = "for file in /proc/sys/net/ipv6/conf/default/disable_ipv6 /proc/sys/net/ipv6/conf/all/disable_ipv6; do \
                   if [ -e $file ]; then echo 1 > $file; fi; done; \
@@ -228,7 +228,7 @@ fn quiet(holder: &Holder) -> Result<()> {
     Ok(())
 }
 
-/// How the links are made, for who reads figures.
+/// How the links are made, for readers of the figures.
 pub fn description() -> String {
     format!(
         "veth and tbf (burst {} KiB, queue of {} KiB) on a bridge, MTU 1500, TCP {CONGESTION}",

@@ -14,7 +14,7 @@ use super::client::Measurement;
 pub struct Row {
     /// The line in the chart, without the arm.
     pub series: String,
-    /// Who did the work.
+    /// Which side did the work, and how: the arm's name.
     pub arm: String,
     /// Place on the axis.
     pub x: f64,

@@ -53,7 +53,7 @@ pub const SUBJECTS: &[Subject] = &[
     Subject::new(Geometry::new("s6-ddf", 6, 4, 64, "ddf-N-continue"), "2"),
 ];
 
-/// The subjects whose name contains `only`.
+/// The subjects with `only` in their names.
 pub fn chosen(only: Option<&str>) -> Result<Vec<Subject>> {
     let is_chosen = |subject: &&Subject| only.is_none_or(|part| subject.geometry.name.contains(part));
     let chosen: Vec<Subject> = SUBJECTS.iter().filter(is_chosen).copied().collect();

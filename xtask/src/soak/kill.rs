@@ -11,8 +11,8 @@
 //! must start dirty and degraded, and hold everything. Now and then a member is replaced meanwhile: its copying goes through all
 //! the deaths of a round, and in the end the new device has the slot, even if the member is lost before.
 //!
-//! A killed process loses no write that its kernel had taken, so every acknowledged write must stand, flushed or not;
-//! one that was cut is old or new in each sector; what nobody wrote is still zero.
+//! A killed process loses no write that its kernel had taken, so every acknowledged write must stand, flushed
+//! or not; one that was cut is old or new in each sector; what was never written is still zero.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -39,7 +39,7 @@ use crate::writer::Stretch;
 const MEMBER_BYTES: u64 = 56 << 20;
 /// Writers on an array, each with a connection of its own.
 const WRITERS: u64 = 4;
-/// Blocks of one writer; between their stretches there are blocks that nobody writes.
+/// Blocks of one writer; between their stretches there are blocks that no writer writes.
 const WRITER_BLOCKS: u64 = 900;
 const WRITER_STRIDE: u64 = 1500;
 /// Milliseconds until a kill under load, after fio's first write.
@@ -87,7 +87,7 @@ struct Array<'a> {
     /// By slot.
     members: Vec<PathBuf>,
     journal: Option<PathBuf>,
-    /// Slots whose members are lost.
+    /// Slots that have lost their members.
     missing: BTreeSet<usize>,
     /// The slot that is being replaced, and the device that is to take it.
     replacing: Option<(usize, PathBuf)>,
@@ -160,7 +160,8 @@ impl<'a> Array<'a> {
         self.replacing.as_ref().map(|(slot, _)| *slot)
     }
 
-    /// Begins to copy a member to a fresh device, through whatever comes. Nobody is missing, or it would go there first.
+    /// Begins to copy a member to a fresh device, through whatever comes. All slots have members, or the
+    /// device would take an empty one.
     fn replace(&mut self, server: &Server, random: &mut Random) -> Result<()> {
         add(&mut self.counts, "replacements", 1);
         let slot = random.index(self.members.len());

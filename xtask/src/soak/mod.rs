@@ -1,8 +1,9 @@
 //! `cargo xtask soak`: servers and machines that die under load, over and over.
 //!
-//! [`kill`] kills the server: what it had acknowledged must be there after the next start, whatever was flushed.
-//! [`power`] kills a whole machine whose disks forget what they had not flushed. Both keep their arrays through all
-//! rounds, know from a seed what every block may hold ([`crate::writer`]), and look after every death.
+//! [`kill`] kills the server: what it had acknowledged must be there after the next start, whatever was
+//! flushed. [`power`] kills a whole machine, and its disks forget what they had not flushed. Both keep their
+//! arrays through all rounds, know from a seed what every block may hold ([`crate::writer`]), and look after
+//! every death.
 
 mod arrays;
 mod disks;

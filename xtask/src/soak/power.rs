@@ -8,9 +8,10 @@
 //!                                                                        └─ nothing: the next round goes on from there
 //! ```
 //!
-//! What the guest had flushed and told must stand; of what came after it any part may, sector by sector; what nobody
-//! wrote is still zero. The disks are [`super::medium`] behind our own NBD server, which QEMU attaches as SCSI disks
-//! with a volatile cache: the flushes that come there are counted, and none is an error.
+//! What the guest had flushed and told must stand; of what came after it any part may, sector by sector; what
+//! was never written is still zero. The disks are [`super::medium`] behind our own NBD server, which QEMU
+//! attaches as SCSI disks with a volatile cache: the flushes that come there are counted, and none is an
+//! error.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,7 +39,7 @@ use crate::writer::{Batches, Stretch};
 const MEMBER_BYTES: u64 = 16 << 20;
 /// Writers in the guest.
 const WRITERS: u64 = 3;
-/// Blocks of one writer; between their stretches there are blocks that nobody writes.
+/// Blocks of one writer; between their stretches there are blocks that no writer writes.
 const WRITER_BLOCKS: u64 = 700;
 const WRITER_STRIDE: u64 = 1100;
 /// Milliseconds from the guest's word to its death.
@@ -124,7 +125,7 @@ struct Array<'a> {
     subject: Subject,
     /// By slot; then the journal, if there is one; then a device that replaces members.
     media: Vec<Shared>,
-    /// The slot whose member is being replaced.
+    /// The slot that is being replaced.
     replacing: Option<usize>,
     stretches: Vec<Stretch>,
     /// Whether it was verified since its last death, and is clean.
@@ -392,7 +393,7 @@ impl<'a> Array<'a> {
         locked(&self.media[slot]).bytes()[4096..4100] == 0xa92b_4efc_u32.to_le_bytes()
     }
 
-    /// The slots, and the place behind them, whose disks belong to the array.
+    /// The slots, and the place behind them, with disks that belong to the array.
     fn members(&self) -> Vec<usize> {
         (0..self.media.len()).filter(|slot| self.is_member(*slot)).collect()
     }

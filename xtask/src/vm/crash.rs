@@ -1,7 +1,7 @@
 //! One side dies in the middle of writes, the other one takes over.
 //!
-//! What must hold: a block whose write was acknowledged has its bytes; one whose write was cut is old or new in each
-//! sector; after the resync from the dead side's bitmap the scrub counts nothing.
+//! What must hold: a block holds its last acknowledged write; a write that was cut leaves each sector old or
+//! new; after the resync from the dead side's bitmap the scrub counts nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ pub const KERNEL_ARRAYS: &[Geometry] = &[
     Geometry::new("k6", 6, 5, 16, "left-symmetric"),
 ];
 
-/// Arrays of ours whose server is killed. Members of 256 MiB have four bitmap regions of 64 MiB.
+/// Arrays of ours that lose their server. Members of 256 MiB have four bitmap regions of 64 MiB.
 const OUR_ARRAYS: &[Geometry] = &[
     Geometry::new("o4", 4, 4, 64, ""),
     Geometry::new("o5", 5, 4, 64, "left-symmetric").with_members_of(256 << 20),
@@ -35,7 +35,7 @@ const OUR_ARRAYS: &[Geometry] = &[
     Geometry::new("o6", 6, 5, 32, "left-symmetric").with_members_of(256 << 20),
 ];
 
-/// Arrays of ours whose server is killed while members are missing.
+/// Arrays of ours that lose their server while members are missing.
 const DEGRADED_ARRAYS: &[Geometry] = &[
     Geometry::new("d5", 5, 4, 64, "left-symmetric").degraded(&[1]),
     Geometry::new("d6", 6, 5, 16, "left-symmetric").degraded(&[0]),

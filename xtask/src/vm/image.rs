@@ -62,7 +62,7 @@ pub struct Image {
     pub archive: PathBuf,
 }
 
-/// Finds the newest kernel in `/boot` whose modules are installed: its version.
+/// Finds the newest kernel in `/boot` that has its md modules installed: its version.
 pub fn find_kernel() -> Result<String> {
     let mut versions: Vec<String> = fs::read_dir("/boot")
         .context("read /boot")?

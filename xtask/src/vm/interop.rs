@@ -55,7 +55,7 @@ const THEIRS: &[Geometry] = &[
     Geometry::new("m6-lost-two-ls6", 6, 5, 16, "left-symmetric-6").degraded(&[2, 4]),
 ];
 
-/// The arrays of [`THEIRS`] whose lost members we rebuild ourselves; the kernel rebuilds the others.
+/// The arrays of [`THEIRS`] that we rebuild ourselves; the kernel rebuilds the others.
 const REBUILT_BY_US: &[&str] = &["m4-lost", "m5-lost-plain", "m6-lost-two"];
 
 /// Created by us and written over NBD; equal in the kernel, which scrubs them and writes; equal again with us.

@@ -16,7 +16,8 @@ use super::members::{self, Geometry};
 use super::server::{self, Server};
 use crate::pattern::{self, BLOCK, Run};
 
-/// Arrays of ours; those whose name says so write back. Their journals are so large that no tail moves within a scenario.
+/// Arrays of ours; those with `-wb` in their names write back. Their journals are so large that no tail moves
+/// within a scenario.
 const OURS: &[Geometry] = &[
     Geometry::new("j4", 4, 4, 16, "").with_journal_of(256 << 20),
     Geometry::new("j5", 5, 4, 64, "left-symmetric").with_journal_of(256 << 20),
@@ -25,7 +26,7 @@ const OURS: &[Geometry] = &[
     Geometry::new("j6-wb", 6, 5, 64, "left-symmetric").with_journal_of(256 << 20),
 ];
 
-/// Arrays of the kernel; those whose name says so write back.
+/// Arrays of the kernel; those with `-wb` in their names write back.
 const KERNELS: &[Geometry] = &[
     Geometry::new("kj5", 5, 4, 64, "left-symmetric").with_journal_of(48 << 20),
     Geometry::new("kj5-wb", 5, 4, 16, "left-symmetric").with_journal_of(48 << 20),

@@ -1,8 +1,9 @@
 //! The life cycle on both sides: what one side began, the other one goes on with.
 //!
-//! A member that comes back gets only what its absence dirtied; a copy or a rebuild that was cut goes on at the recovery
-//! offset of the new device's superblock; a spare takes over, whoever made it; bad blocks are not read, whoever listed them.
-//! What happens to an array is the start of its name, for the guests' scripts too.
+//! A member that comes back gets only what its absence dirtied; a copy or a rebuild that was cut goes on at
+//! the recovery offset of the new device's superblock; a spare takes over, and listed bad blocks are not
+//! read, whichever side made the spare or the list. What happens to an array is the start of its name, for
+//! the guests' scripts too.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -225,7 +226,7 @@ fn go_on(lab: &Lab, geometry: &Geometry) -> Result<()> {
         devices.push(new.clone());
     }
     if part(geometry) == "bad" {
-        // Whoever reads them gets this.
+        // A read of the bad blocks would get this.
         let member = File::options().write(true).open(geometry.file(lab, SLOT))?;
         let start = head(&geometry.file(lab, SLOT))?.data_offset * 512 + BAD_AT;
         member.write_all_at(&vec![0xbd; BLOCK * usize::try_from(BAD.end - BAD.start)?], start)?;

@@ -87,7 +87,7 @@ fn kill_and_tear(lab: &Lab, geometry: &Geometry) -> Result<Crashed> {
     Ok(Crashed::new(torn::tear(lab, geometry, old)?, [vec![first], runs].concat()))
 }
 
-/// What the kernel's writers, each of whose generations goes to the same blocks, found in a page.
+/// What a page held one generation before: each generation of the kernel's writers goes to the same blocks.
 fn generation_before(now: &[u8]) -> Result<Vec<u8>> {
     if !now.starts_with(b"MDGOLD") {
         return Ok(vec![0; BLOCK]);

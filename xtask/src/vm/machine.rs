@@ -22,7 +22,7 @@ use super::image::{self, Image};
 
 const LIBRARY: &str = include_str!("../../vm/lib.sh");
 const SERVE: &str = include_str!("../../vm/serve.sh");
-/// How often a guest is started whose kernel dies before our first process.
+/// How often a guest is started if its kernel dies before our first process.
 const BOOTS_MAX: usize = 4;
 /// How long a killed server's disks may be held.
 const PATIENCE_FOR_DISKS: Duration = Duration::from_secs(30);
@@ -194,7 +194,7 @@ impl Machine {
         }
     }
 
-    /// Waits until nobody holds the disks.
+    /// Waits until the disks are free.
     fn wait_for_disks(&self) -> Result<()> {
         let mut files = self.disks.iter().filter_map(|disk| match &disk.medium {
             Medium::File(file) => Some(file),
@@ -315,8 +315,8 @@ impl Drop for Guest {
     }
 }
 
-/// Waits until nobody holds a file: the kernel takes a killed server's io_uring apart after its process has gone, and until
-/// then its writes go on.
+/// Waits until a file is free: the kernel takes a killed server's io_uring apart after its process has gone,
+/// and until then its writes go on.
 pub fn wait_until_free(file: &Path) -> Result<()> {
     let start = Instant::now();
     while let Err(error) = OpenFile::open(file, &OpenOptions::default()) {

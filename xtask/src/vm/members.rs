@@ -27,7 +27,7 @@ pub struct Geometry {
     pub policy: Option<&'static str>,
     /// Bytes of a logical block of the members, 512 or 4096.
     pub logical_block: u32,
-    /// Slots whose members are lost before anything is written.
+    /// Slots that lose their members before anything is written.
     pub missing: &'static [u32],
     /// Bytes of every member.
     pub member_bytes: u64,

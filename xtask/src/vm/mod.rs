@@ -278,7 +278,7 @@ pub fn list() {
     }
 }
 
-/// Runs the scenarios whose name contains `only`, `jobs` at a time; ends with `N passed, N failed`.
+/// Runs the scenarios with `only` in their names, `jobs` at a time; ends with `N passed, N failed`.
 pub fn run(root: &Path, only: Option<&str>, keep: bool, jobs: usize) -> Result<()> {
     let chosen: Vec<&Scenario> =
         SCENARIOS.iter().filter(|scenario| only.is_none_or(|part| scenario.name.contains(part))).collect();

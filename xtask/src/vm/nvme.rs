@@ -74,7 +74,7 @@ pub fn array(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's host proves who it is to our target.
+/// The kernel's host proves its identity to our target.
 pub fn auth_target(lab: &Lab) -> Result<()> {
     let outcome = lab.boot(guest(lab, "auth", include_str!("../../vm/nvme-auth.sh"))?)?;
     for proof in ["accepted", "refused"] {
@@ -83,7 +83,7 @@ pub fn auth_target(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Our initiator proves who it is to the kernel's target.
+/// Our initiator proves its identity to the kernel's target.
 pub fn auth_member(lab: &Lab) -> Result<()> {
     let mut machine = guest(lab, "auth-member", include_str!("../../vm/nvme-auth-member.sh"))?
         .modules(&["nbd", "nvmet-tcp"]);

@@ -1,14 +1,15 @@
 //! Rows torn as by a power loss, under a partial parity log (docs/formats.md section 8).
 //!
-//! A server or machine that is killed leaves nearly everything on its members, for the host's page cache has it: few
-//! rows or none need the log, and who ignores it finds nothing wrong. So after the kill the parity of each row that a
-//! live record names is set back to what it was before the write: the data is new, the parity old. Where data has not
-//! arrived, the parity becomes that of data that never will. No resync may be needed for that, as all these rows are in
-//! the log.
+//! A server or machine that is killed leaves nearly everything on its members, for the host's page cache has
+//! it: few rows or none need the log, and a start that ignores it finds nothing wrong. So after the kill the
+//! parity of each row that a live record names is set back to what it was before the write: the data is new,
+//! the parity old. Where data has not arrived, the parity becomes that of data that never will. No resync may
+//! be needed for that, as all these rows are in the log.
 //!
-//! An array whose name says so loses a member too. Then only rows are torn whose data on that member was *not* being
-//! written: it has to be made of parity, and only the log makes that right. Rows in which it was being written are left
-//! as the kill left them, and nothing is promised of its sectors there (C19).
+//! An array with a name that ends in `-lost` loses a member too. Then only rows are torn in which data on
+//! that member was *not* being written: it has to be made of parity, and only the log makes that right. Rows
+//! in which it was being written are left as the kill left them, and nothing is promised of its sectors there
+//! (C19).
 //!
 //! The log is decoded here once more, so that a mistake of ours about the format can't hide itself.
 
@@ -59,9 +60,9 @@ impl Row {
     }
 }
 
-/// Tears every row that a live record of a crashed array names. If its name ends in `-lost`, it loses the member whose
-/// data most of the rows are needed for. `old` gives what a page of a member held before the last write: from its slot, its
-/// place in the member's file, and what it holds now.
+/// Tears every row that a live record of a crashed array names. If its name ends in `-lost`, it loses the
+/// member with the data that most of the rows are needed for. `old` gives what a page of a member held before
+/// the last write: from its slot, its place in the member's file, and what it holds now.
 pub fn tear(
     lab: &Lab,
     geometry: &Geometry,
@@ -132,7 +133,7 @@ impl Members {
         Ok((at, bytes.get(at..at + BLOCK).context("a row behind the member's end")?))
     }
 
-    /// Those of the rows whose members don't add up.
+    /// Those of the rows that don't add up to zero.
     fn inconsistent(&self, rows: &[Row]) -> Result<Vec<Row>> {
         let mut found = Vec::new();
         for row in rows {
@@ -147,7 +148,8 @@ impl Members {
         Ok(found)
     }
 
-    /// The rows of each member's newest record. Those of an entry whose partial parity is torn had not begun.
+    /// The rows of each member's newest record. Entries with torn partial parity are left out: their rows had
+    /// not begun.
     fn live_rows(&self, geometry: &Geometry) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         for member in &self.0 {

@@ -16,7 +16,7 @@ use super::{CallError, RESPONSE_BYTES_MAX, Request, Response, VERSION, place};
 /// Why a call to a server failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// Nobody serves it.
+    /// The array is not served.
     #[error("the array {array} is not being served: nothing listens on {}", path.display())]
     NotServed {
         /// As it was asked for.

@@ -38,7 +38,7 @@ pub struct Detail {
     pub journal: Option<Journal>,
     /// `resync`, `bitmap`, `ppl`, `journal` or `double-parity-log`; empty on level 0.
     pub consistency_policy: String,
-    /// Regions whose parity may not match yet.
+    /// Regions with parity that may not match yet.
     pub regions_to_resync: u64,
     /// What resync, recovery, check or repair is under way.
     pub sync: Option<Sync>,
@@ -144,14 +144,14 @@ pub struct Failed {
     pub statistics: BTreeMap<String, u64>,
 }
 
-/// A member whose server was lost, and how it stands with that.
+/// How it stands with a member that lost its server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reconnecting {
     /// How often it was tried.
     pub tries: u64,
     /// What came of the last try.
     pub trouble: String,
-    /// Whether there will be more tries.
+    /// Whether there will be no more tries.
     pub given_up: bool,
 }
 

@@ -32,7 +32,8 @@ pub struct RepairParameters {
 pub struct CheckResult {
     /// Stripes that were compared.
     pub stripes: u64,
-    /// Sectors of rows (4 KiB each) whose parity did not match, as MD's `mismatch_cnt` counts them; repaired or not.
+    /// Sectors of rows (4 KiB each) with parity that did not match, as MD's `mismatch_cnt` counts them;
+    /// repaired or not.
     pub mismatched_sectors: u64,
     /// Stripes that could not be read whole.
     pub unreadable_stripes: u64,
@@ -104,7 +105,7 @@ pub struct EventsParameters {
 /// Of `events`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventsResult {
-    /// Another one is another run of the server, whose numbers begin anew.
+    /// Names this run of the server. Another run has another one, and its numbers begin anew.
     pub instance: String,
     /// Number of the latest event.
     pub last: u64,
@@ -122,7 +123,7 @@ pub struct Event {
     pub event: String,
     /// The member that it is about.
     pub device: Option<String>,
-    /// Whether somebody should do something.
+    /// Whether a user should do something.
     pub alarming: bool,
     /// A sentence.
     pub message: String,

@@ -1,4 +1,4 @@
-//! `pinstripe demo --disaggregated`: a RAID6 whose members are on four servers, which compute its parity.
+//! `pinstripe demo --disaggregated`: a RAID6 with members on four servers, which compute its parity.
 //!
 //! Servers and client are processes of their own, and everything between them goes over links ([`super::link`]) that count and that
 //! can be cut. First it is measured what partial writes cost the client's link, then a server is cut off and comes back, then
@@ -182,7 +182,8 @@ impl Demo {
         self.stop(server)
     }
 
-    /// A server is killed while everything is written anew, and stays away: the pool has spares. Returns who holds which slot then.
+    /// A server is killed while everything is written anew, and stays away: the pool has spares. Returns the
+    /// device of each slot then.
     fn lose_a_server(&mut self, members: &[String]) -> Result<Vec<String>, Failure> {
         step("Serve it again, with the servers' blank namespaces as a pool of spares");
         let pool: Vec<String> = self.stores.iter().map(|store| store.link().address().to_string()).collect();

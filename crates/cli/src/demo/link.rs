@@ -1,7 +1,8 @@
 //! The demo's network: what goes to a server goes through its link, which counts the bytes and can be cut.
 //!
-//! A link listens where hosts are told that the server is, and passes on what comes, both ways. Who has connected is seen in NVMe/TCP's
-//! own words: the Connect command names the host, and servers come to each other by their subsystems' names.
+//! A link listens where hosts are told that the server is, and passes on what comes, both ways. NVMe/TCP
+//! itself says which node has connected: the Connect command names the host, and servers come to each other
+//! by their subsystems' names.
 
 use std::{
     io::{Read, Write},
@@ -78,7 +79,8 @@ impl Link {
         let _ = self.shared.server.set(server);
     }
 
-    /// From now on nothing arrives at either end, and nobody is told; what is on its way arrives when the link is mended.
+    /// From now on nothing arrives at either end, and neither is told; what is on its way arrives when the
+    /// link is mended.
     pub fn cut(&self) {
         self.shared.is_cut.store(true, Ordering::SeqCst);
     }

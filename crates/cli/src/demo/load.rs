@@ -117,8 +117,8 @@ fn place(number: u64, requests: u64) -> u64 {
     if requests.is_multiple_of(STRIDE) { number } else { number * STRIDE % requests }
 }
 
-/// Bytes that follow from their place and the generation, so that nobody needs to keep them. Each eight of them are
-/// different, so data in a wrong place is seen.
+/// Bytes that follow from their place and the generation, so that they need not be kept. Each eight of them
+/// are different, so data in a wrong place is seen.
 fn fill(buffer: &mut [u8], offset: u64, generation: u64) {
     for (index, word) in (0u64..).zip(buffer.chunks_mut(8)) {
         // The mixing steps of SplitMix64.

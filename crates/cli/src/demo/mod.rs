@@ -129,8 +129,8 @@ impl Demo {
         timed("verify", &part, |bar| part.verify(1, bar))
     }
 
-    /// A hot spare takes over, and another member is replaced in place. `spare` holds the lost slot already. Returns who holds
-    /// which slot then.
+    /// A hot spare takes over, and another member is replaced in place. `spare` holds the lost slot already.
+    /// Returns the device of each slot then.
     fn change_members(&self, members: Vec<String>, spare: String) -> Result<Vec<String>, Failure> {
         let (shell, control) = (&self.shell, self.shell.control());
         let mut current = members;

@@ -99,7 +99,7 @@ impl SystemLog {
     fn write(&self, array: &str, event: &Event) {
         let line = log_line(array, event, std::process::id());
         if self.socket.send(line.as_bytes()).is_err() && self.socket.connect(&self.path).is_ok() {
-            // There is nobody left to complain to.
+            // An error can't be reported anywhere else.
             let _ = self.socket.send(line.as_bytes());
         }
     }

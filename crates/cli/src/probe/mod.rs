@@ -1,8 +1,8 @@
 //! What a device holds, found out by reading it: MD's metadata, and the marks of other things that must not be
 //! overwritten by accident.
 //!
-//! It reads like any program would, with no lock, so a member of a running array can be looked at. Whoever wants to
-//! act on the answer holds the device's lock meanwhile.
+//! It reads like any program would, with no lock, so a member of a running array can be looked at. A command
+//! that acts on the answer holds the device's lock meanwhile.
 
 mod md;
 mod signatures;
@@ -94,7 +94,8 @@ impl Probed {
         Ok(Self { path: path.to_owned(), reader: Reader::File(file), size })
     }
 
-    /// A device that `shard` reads, called `path`. Whoever looks at it must not run on that shard: it blocks.
+    /// A device that `shard` reads, called `path`. It is not to be looked at on that shard, for a look
+    /// blocks.
     pub fn remote(
         path: PathBuf,
         source: Arc<dyn DeviceSource>,
@@ -153,7 +154,7 @@ fn read_device(
                 (Err(error), _) => Err(io::Error::other(error)),
                 (Ok(_), None) => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             };
-            // Nobody waits if the command was ended.
+            // No thread waits if the command was ended.
             let _ = answers.send(bytes);
         });
     });

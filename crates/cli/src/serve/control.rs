@@ -85,7 +85,7 @@ impl Controller {
         drop(array);
     }
 
-    /// Answers who asked for the end, and waits until all answers are sent.
+    /// Answers the calls that asked for the end, and waits until all answers are sent.
     pub async fn finish(&self, outcome: Result<(), String>) {
         self.0.stopping.finish(outcome);
         let answered = self.0.answered.wait_until(|| self.0.busy.get() == 0);

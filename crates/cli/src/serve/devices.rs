@@ -45,7 +45,8 @@ pub struct Members {
 pub struct Opened(Vec<Weak<OpenFile>>);
 
 impl Opened {
-    /// Waits until nobody holds the devices that were opened, so that the next server finds them free; not for ever.
+    /// Waits until the devices that were opened are closed, so that the next server finds them free; not for
+    /// ever.
     pub async fn closed(self) {
         let start = shard::now();
         while self.0.iter().any(|file| file.strong_count() > 0) && shard::now() - start < CLOSE_NANOSECONDS {

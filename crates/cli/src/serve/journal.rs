@@ -33,8 +33,8 @@ const LINES_MAX: usize = 1024;
 
 /// See the module.
 ///
-/// Lines are written by a thread of their own, for a full pipe would stop the shard that writes to it. What a reader
-/// who does not read leaves no room for is dropped.
+/// Lines are written by a thread of their own, for a full pipe would stop the shard that writes to it. Lines
+/// that find no room, because a reader does not read, are dropped.
 #[derive(Clone)]
 pub struct Journal {
     json: bool,
@@ -133,7 +133,7 @@ impl Journal {
     }
 }
 
-/// The thread: writes lines until nobody can send any more. Who does not take them is not complained to.
+/// The thread: writes lines until all senders are gone. Errors of writing are ignored.
 fn write(lines: &Receiver<Line>) {
     for line in lines {
         match line {

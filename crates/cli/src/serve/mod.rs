@@ -8,9 +8,10 @@
 //! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and
 //! by then it has acknowledged nothing.
 //!
-//! The start changes nothing until everything stands: devices are opened and locked, then the sockets are bound, then
-//! the array is assembled. The end goes the other way: no more connections, what is in flight is finished, the superblocks
-//! are marked clean, the devices are closed, and then whoever asked for the end is answered.
+//! The start changes nothing until everything stands: devices are opened and locked, then the sockets are
+//! bound, then the array is assembled. The end goes the other way: no more connections, what is in flight is
+//! finished, the superblocks are marked clean, the devices are closed, and then the calls that asked for the
+//! end are answered.
 
 mod clients;
 mod control;

@@ -18,8 +18,9 @@ use crate::control::{DeviceResult, MemberName};
 struct Names(BTreeSet<String>);
 
 impl Names {
-    /// Those of the array's devices that are of this one: the same, one as a path from the server's folder, or links to one file. A
-    /// file system may keep who asks it, so a shard must not. Who needs to know what has the name now looks afterwards.
+    /// Those of the array's devices that are of this one: the same, one as a path from the server's folder,
+    /// or links to one file. A file system may be slow to answer, so a shard must not ask it. What has the
+    /// name now is looked up afterwards.
     async fn of(array: &Array, device: &str) -> Self {
         let journal = array.detail().journal.map(|journal| journal.device);
         let names: Vec<String> =

@@ -1,9 +1,10 @@
 //! A pool of spares: namespaces of NVMe/TCP servers that hold nothing.
 //!
-//! When a slot has been empty for a while and no spare of the array's own is there, the servers are asked what they have, and
-//! the smallest namespace that fits and is blank is added, of whichever server has the fewest members of the array. Several
-//! arrays may share a pool: who wants a blank namespace reserves it, looks whether it is still blank, and lets go of it when
-//! its superblock is there; after that it isn't blank any more.
+//! When a slot has been empty for a while and no spare of the array's own is there, the servers are asked
+//! what they have, and the smallest namespace that fits and is blank is added, of whichever server has the
+//! fewest members of the array. Several arrays may share a pool: a server that wants a blank namespace for
+//! its array reserves it, looks whether it is still blank, and lets go of it when the array's superblock is
+//! there; after that it isn't blank any more.
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
@@ -114,7 +115,8 @@ fn members_at(namespace: &str, members: &[String]) -> usize {
     members.iter().filter(|member| here.as_ref() == Some(member)).count()
 }
 
-/// Whether a slot is empty and nobody of the array's own will take it.
+/// Whether a slot is empty and no spare of the array's own will take it. An array that has failed or is
+/// read-only wants none.
 fn wants_spare(array: &Array) -> bool {
     let detail = array.detail();
     detail.spares.is_empty()
@@ -158,8 +160,8 @@ async fn check_blank(source: &Arc<NvmeSource>) -> Result<(), Failure> {
     Err(Failure::new("it is not empty"))
 }
 
-/// Whether nothing but zeroes is where the headers of everything that we know and don't know are. Nobody is asked before
-/// a spare of the pool is overwritten, so the absence of known signatures isn't enough.
+/// Whether nothing but zeroes is where the headers of everything that we know and don't know are. A spare of
+/// the pool is overwritten without a question, so the absence of known signatures isn't enough.
 async fn ends_are_zero(source: &NvmeSource) -> Result<bool, Failure> {
     let device = source.attach()?;
     let size = source.info().size;

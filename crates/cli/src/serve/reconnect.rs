@@ -1,10 +1,10 @@
-//! Members whose server was lost come back by themselves.
+//! Members that lost their server come back by themselves.
 //!
-//! A lost server is a lost member (C24): its association has ended and never lives again. Each server with lost members has
-//! a task that tries to reach it, with growing pauses. When the same namespace answers and still holds the member of this
-//! array, it is added again; by the bitmap, if that still tells what it missed. A server is found to be lost on an idle array
-//! too, for its connections are kept alive. What somebody failed or removed on purpose
-//! isn't waited for, nor what failed while its server was there.
+//! A lost server is a lost member (C24): its association has ended and never lives again. Each server with
+//! lost members has a task that tries to reach it, with growing pauses. When the same namespace answers and
+//! still holds the member of this array, it is added again; by the bitmap, if that still tells what it
+//! missed. A server is found to be lost on an idle array too, for its connections are kept alive. A member
+//! that a user failed or removed isn't waited for, nor is one that failed while its server was there.
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
@@ -56,7 +56,7 @@ struct Server {
 enum Trouble {
     /// It may be next time.
     Later(String),
-    /// Somebody must look at it.
+    /// A user must look at it.
     Never(String),
 }
 
@@ -69,7 +69,7 @@ impl Reconnector {
         own
     }
 
-    /// Adds to `detail` who is waited for.
+    /// Adds to `detail` which members are waited for.
     pub fn annotate(&self, detail: &mut Detail) {
         let members = self.members.borrow();
         for failed in &mut detail.failed {
@@ -184,10 +184,11 @@ impl Reconnector {
     }
 }
 
-/// Drops members whose association has ended, so that they are waited for before they are needed.
+/// Drops members with an association that has ended, so that they are waited for before they are needed.
 async fn drop_gone(array: &Array) {
     if array.shared().has_failed() {
-        // Nobody is dropped any more (C3). Each try would be told, and what is told ends the next wait.
+        // A failed array drops no member any more (C3). Each try would be told, and what is told ends the
+        // next wait.
         return;
     }
     for (device, known) in member::known() {
@@ -202,8 +203,8 @@ fn longer(pause: u64) -> u64 {
     (pause * 2).min(PAUSE_NANOSECONDS_MAX)
 }
 
-/// Members that failed because their server was gone. One whose association lives has failed by itself, or another host has
-/// reserved its namespace (C22).
+/// Members that failed because their server was gone. If a failed member's association lives, the member has
+/// failed by itself, or another host has reserved its namespace (C22).
 fn lost(array: &Array) -> Vec<(String, Address)> {
     let known = member::known();
     let by_server = |failed: &FailedMember| {

@@ -29,7 +29,8 @@ pub fn sync(progress: &SyncProgress) -> Sync {
     }
 }
 
-/// A slot of an array whose members' servers are attached under `epoch`; `plain` says why none of them computes.
+/// A slot of an array that has attached its members' servers under `epoch`; `plain` says why none of them
+/// computes.
 fn member(slot: usize, member: SlotDetail, epoch: u64, plain: Option<&str>) -> Member {
     Member {
         slot,

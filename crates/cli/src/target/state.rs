@@ -4,8 +4,9 @@
 //! a device has another path after the next boot, and its content is its hosts' to change, so neither says which device it is
 //! (C30). The identity is what hosts know the namespace by (NGUID), and what the files of its epochs are called.
 //!
-//! A file `UUID.device` in the state directory has two lines: what it is, and the lasting name. It is locked while a target serves
-//! the device. Everything is looked at before anything is written; who writes holds the file `lock` meanwhile.
+//! A file `UUID.device` in the state directory has two lines: what it is, and the lasting name. It is locked
+//! while a target serves the device. Everything is looked at before anything is written; a target that writes
+//! holds the file `lock` meanwhile.
 //!
 //! [`Storage::lasting_name`]: pinstripe_runtime::uring::Storage::lasting_name
 
@@ -322,7 +323,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 fn lock(directory: &Path, uuid: &[u8; 16], device: &Served) -> Result<File, Failure> {
     let path = device_file(directory, uuid);
     let failed = |error: io::Error| Failure::new(format!("can't lock {}: {error}", path.display()));
-    // NFS gives locks only to those who may write.
+    // NFS gives such a lock only on a file that is open for writing.
     let file = File::options().read(true).write(true).open(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),

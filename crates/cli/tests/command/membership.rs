@@ -1,4 +1,4 @@
-//! Who belongs to a served array: spares, members that come back, replacements; and its bitmap.
+//! The members of a served array: spares, members that come back, replacements; and its bitmap.
 
 use crate::{
     nbd::{Client, pattern},

@@ -113,7 +113,7 @@ fn another_namespace_or_a_member_that_was_failed_on_purpose_does_not_come_back_b
     assert!(detail(&world)["failed"][0]["reconnecting"].is_null(), "{}", detail(&world));
     world.run(&["add", "data", &members[1], "--wait"]).ok();
 
-    // Nobody asks anything of the array meanwhile.
+    // No request comes to the array meanwhile.
     drop(store);
     await_detail(&world, |now| !now["failed"][0]["reconnecting"].is_null());
     let other = world.file("other", MEMBER_BYTES);

@@ -188,7 +188,7 @@ fn who_may_not_open_a_member_is_told_so() {
     for command in [&["serve", "member0", "member1", "member2"][..], &["examine", "member0"]] {
         let mut command = world.command(command);
         let output = as_nobody(&mut command).output();
-        // A build folder that nobody else may enter can't be tested from.
+        // A build folder that other users may not enter can't be tested from.
         let Ok(output) = output else { continue };
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
@@ -350,7 +350,7 @@ fn limits_say_what_to_raise() {
     let mut limited = std::process::Command::new("prlimit");
     limited.args(["--nproc=1:1", "--"]).arg(command.get_program()).args(command.get_args()).args(&memory);
     limited.current_dir(world.path("."));
-    // A build folder that nobody else may enter can't be tested from.
+    // A build folder that other users may not enter can't be tested from.
     if as_nobody(command.arg("mem:1")).output().is_err() {
         return;
     }

@@ -121,7 +121,7 @@ fn a_check_is_paused_resumed_and_stopped_and_its_speed_is_set() {
     assert!(detail()["sync"].is_null());
 }
 
-/// A monitor whose lines are read; killed at the end.
+/// A monitor and its lines; killed at the end.
 struct Monitor {
     child: Child,
     lines: Receiver<Value>,

@@ -229,7 +229,7 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// None for a user who may not make one. Root may: without one the test would show nothing.
+    /// None for a user without the right to make one. Root has it: without one the test would show nothing.
     pub fn new(world: &World, file: &str, options: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: only root makes loop devices");
@@ -253,7 +253,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// Runs a command as a user who may nothing, where the tests run as root.
+/// Runs a command as a user without rights, where the tests run as root.
 pub fn as_nobody(command: &mut Command) -> &mut Command {
     const NOBODY: u32 = 65534;
     if rustix::process::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }

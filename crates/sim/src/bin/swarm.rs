@@ -305,7 +305,8 @@ fn is_known_over_net(defect: Defect) -> bool {
     }
 }
 
-/// Whom to ask about a defect: the known seed first; if a change of the engine has made it another run, some others.
+/// The runs to try a defect on: the known seed first; if a change of the engine has made it another run, some
+/// others.
 fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let mut known = Vec::new();
     match defect {

@@ -13,7 +13,7 @@ pub enum Stage {
     Submitted,
     /// A part of it has.
     Arriving,
-    /// All of it has, and nobody knows yet.
+    /// All of it has, and it is not completed yet.
     Arrived,
     /// It was completed, and not flushed.
     Completed,

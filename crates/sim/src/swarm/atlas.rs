@@ -3,7 +3,8 @@
 //! Whether a run has it is a matter of its seed's million ([`super::FIRST_SEED_WITH_ATLAS`]). What a level can bear is still the
 //! limit, so that whatever goes wrong is a bug; two more things are looked at:
 //!
-//! - Nobody is dropped who did nothing wrong. A disk that is slow, or hangs for less than the limit, is still a member.
+//! - A member that did nothing wrong is not dropped. A disk that is slow, or hangs for less than the limit,
+//!   is still a member.
 //! - With a spare waiting, an array that was left alone is whole again, without a command.
 
 use std::{
@@ -58,20 +59,20 @@ impl Habits {
     }
 }
 
-/// To whom what was done.
+/// What was done to which disk.
 #[derive(Default)]
 pub(crate) struct Afflicted {
     /// As which member a doomed disk was doomed: when it is another one, it is well.
     doomed_as: BTreeMap<usize, MemberId>,
-    /// Whoever may be dropped in this life.
+    /// Disks that may be dropped in this life.
     blamed: BTreeSet<usize>,
-    /// Who was given back as it was.
+    /// Disks that were given back as they were.
     sick: BTreeSet<usize>,
-    /// Who is on the way in.
+    /// Disks on the way in.
     joining: Rc<RefCell<BTreeSet<usize>>>,
     /// Sectors were made unwritable where users write.
     pub(crate) scratched: bool,
-    /// Who was to be taken out, and is needed.
+    /// Disks that were to be taken out, and are needed.
     pub(crate) spared: Rc<RefCell<BTreeSet<usize>>>,
 }
 
@@ -110,7 +111,7 @@ impl Drop for Joining {
     }
 }
 
-/// A disk as the engine has it: as whom, and how.
+/// A disk as the engine has it: as which member, and in which state.
 type Standing = (MemberId, MemberState);
 
 impl Swarm {
@@ -134,8 +135,8 @@ impl Swarm {
         }
     }
 
-    /// Who is who by now: a disk that came back as another member has left its faults behind, and nobody was dropped without
-    /// a reason.
+    /// Looks at what the disks are by now. A disk that came back as another member has left its faults
+    /// behind; a disk that was dropped without a reason is an error.
     pub(crate) fn take_stock(&mut self) {
         let unwatched = self.setup.net.is_none() && !self.setup.plans_faults();
         if unwatched || self.array.is_none() {
@@ -248,7 +249,8 @@ impl Swarm {
     fn spawn_return(&mut self, number: usize, fails: Option<usize>, removes: bool) {
         let (disk, identity) = (self.disks[number].clone(), uuid(&mut self.rng));
         let reach = self.reach(number);
-        // Who the array was taken from may get hold of it first, and lets go of it when it notices.
+        // The client that the array was taken from may get hold of it first, and lets go of it when it
+        // notices.
         let is_sick = self.afflicted.sick.contains(&number) || self.is_contended();
         let joining = self.afflicted.joining(number);
         let shop = Rc::clone(&self.shop);
@@ -259,7 +261,7 @@ impl Swarm {
                 if let Some(slot) = fails {
                     match array.fail(slot).await {
                         Ok(()) | Err(CommandError::SlotEmpty(_)) => {}
-                        // While others hang nobody knows whether the array could do without it.
+                        // While others hang, it isn't known whether the array could do without it.
                         Err(CommandError::SlotNeeded(_)) => return Ok(()),
                         Err(error) => return Err(format!("fail: {error}")),
                     }
@@ -324,7 +326,7 @@ impl Swarm {
         });
     }
 
-    /// Who waits for a slot.
+    /// How many spares wait for a slot.
     fn spares(&self) -> usize {
         let members = self.array().members();
         members.iter().filter(|(.., state)| *state == MemberState::Spare).count()
@@ -357,7 +359,8 @@ impl Swarm {
         let identity = uuid(&mut self.rng);
         let with =
             with.map(|disk| (self.disks[disk].clone(), self.reach(disk), self.afflicted.joining(disk)));
-        // Who the array was taken from may get hold of it first, and lets go of it when it notices.
+        // The client that the array was taken from may get hold of it first, and lets go of it when it
+        // notices.
         let is_contended = self.is_contended();
         self.command("replace", move |array| async move {
             let source = match &with {
@@ -421,7 +424,8 @@ impl Swarm {
         }
     }
 
-    /// Who is to take a slot over fails. In the moment in which it does so, the slot may go with it.
+    /// A disk that is to take a slot over fails. In the moment in which it takes the slot, the slot may go
+    /// with it.
     fn fail_target(&mut self, timeout_ns: u64) {
         let snapshot = self.array().shared().snapshot();
         let is_near = |seat: &Seat| match seat {

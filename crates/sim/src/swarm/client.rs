@@ -50,7 +50,7 @@ impl Shop {
         })
     }
 
-    /// Of whoever takes the array over: the ledger, the verdict and the counts go on.
+    /// The shop of the client that takes the array over: the ledger, the verdict and the counts go on.
     pub(crate) fn succeed(&self) -> Rc<Self> {
         Rc::new(Self {
             ledger: Rc::clone(&self.ledger),
@@ -135,7 +135,8 @@ pub(crate) struct Habits {
 }
 
 impl Habits {
-    /// A client of an array of `sectors`, whose stripes hold `stripe` sectors. `hot` is where many of them meet.
+    /// A client of an array of `sectors`, in stripes of `stripe` sectors. `hot` is where many of the clients
+    /// meet.
     pub(crate) fn drawn(
         rng: &mut Rng,
         sectors: u64,

@@ -6,9 +6,9 @@ use super::{Swarm, Verdict, life::sector_of};
 use crate::{SECTOR, checks::survey};
 
 impl Swarm {
-    /// Notes whose chunks a start now may have to make of others although they were being written: who is not whole in a
-    /// dirty array that a log may let start all the same. The start may be cut off itself, and the next one finds a clean
-    /// array, with what this one has made of the rows.
+    /// Notes the slots that have no whole member in a dirty array, if a log may let it start all the same.
+    /// Such a start may have to make their chunks of others although they were being written. It may be cut
+    /// off itself, and the next one finds a clean array, with what this one has made of the rows.
     pub(super) fn note_lost(&mut self) -> Result<(), Verdict> {
         if !self.setup.consistency.bears_degraded_start() {
             return Ok(());
@@ -19,7 +19,7 @@ impl Swarm {
             let is_recovering = match seat {
                 None => false,
                 Some((_, superblock)) if superblock.member.recovery_offset.is_some() => true,
-                // It was away, and is back with what it had: nobody can have rebuilt it meanwhile.
+                // It was away, and is back with what it had: no start can have rebuilt it meanwhile.
                 Some(_) if self.lost_at_start.get(&slot) == Some(&false) => {
                     self.lost_at_start.remove(&slot);
                     continue;
@@ -33,9 +33,10 @@ impl Swarm {
         Ok(())
     }
 
-    /// C19: a sector that was in flight on a lost member may be neither old nor new, since it is what parity says, and parity of
-    /// the row may be of any mixture of the row's writes. That is so only where a crash has cut a write off (it was not
-    /// acknowledged and flushed), and only where nobody is there who has the sector itself. All others are what they were.
+    /// C19: a sector that was in flight on a lost member may be neither old nor new, since it is what parity
+    /// says, and parity of the row may be of any mixture of the row's writes. That is so only where a crash
+    /// has cut a write off (it was not acknowledged and flushed), and only where no member is there that has
+    /// the sector itself. All others are what they were.
     pub(crate) fn doubt_cut_off(&mut self) {
         let cut_off = std::mem::take(&mut self.cut_off);
         let lost = std::mem::take(&mut self.lost_at_start);
@@ -70,7 +71,7 @@ impl Swarm {
         }
     }
 
-    /// Parity of rows that nobody has written is unknown, so a lost member's sectors there are, too.
+    /// Parity of rows without a write is unknown, so a lost member's sectors there are, too.
     pub(crate) fn doubt_unwritten(&mut self) {
         self.shop.ledger.borrow_mut().doubt_unwritten();
     }

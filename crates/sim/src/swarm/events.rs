@@ -61,13 +61,14 @@ impl Swarm {
         snapshot.intent.is_torn(0..=snapshot.intent.len() - 1)
     }
 
-    /// A slot whose member may be lost now, and its disk.
+    /// A slot with a member that may be lost now, and its disk.
     pub(crate) fn victim(&mut self) -> Option<(usize, usize)> {
         let snapshot = self.array().shared().snapshot();
         let slot = self.rng.index(snapshot.seats.len());
         let disk = self.disk_in(slot).filter(|disk| !self.afflicted.is_joining(*disk))?;
         let whole = snapshot.seats[slot].is_whole() && !self.doomed.contains(&disk);
-        // Who has just become whole isn't yet for a crash.
+        // A member that has just become whole may not be so yet in the superblocks, which a crash would go
+        // by.
         let recorded = self.array().shared().is_recorded();
         if whole
             && (!recorded || self.is_torn() || self.broken() >= usize::from(self.setup.level.parity_count()))
@@ -114,7 +115,7 @@ impl Swarm {
         self.doomed.insert(disk);
         self.command("fail", move |array| async move {
             match array.fail(slot).await {
-                // While others hang nobody knows whether the array could do without it.
+                // While others hang, it isn't known whether the array could do without it.
                 Ok(()) | Err(CommandError::SlotEmpty(_) | CommandError::SlotNeeded(_)) => Ok(()),
                 Err(error) => Err(error.to_string()),
             }
@@ -294,7 +295,7 @@ impl Swarm {
         }
         self.command("policy", move |array| async move {
             match array.set_policy(policy).await {
-                // No room, or somebody else was faster.
+                // No room, or another change came first.
                 Err(CommandError::Bitmap(_) | CommandError::BitmapRoom(_) | CommandError::Policy(_)) => {
                     Ok(())
                 }
@@ -310,7 +311,7 @@ impl Swarm {
             let has_one = array.shared().snapshot().intent.is_persistent();
             let done = if has_one { array.remove_bitmap().await } else { array.add_bitmap(region).await };
             match done {
-                // No room, or somebody else was faster.
+                // No room, or another change came first.
                 Err(error @ (CommandError::Bitmap(_) | CommandError::BitmapRoom(_))) => {
                     *refused.borrow_mut() = Some(error.to_string());
                     Ok(())

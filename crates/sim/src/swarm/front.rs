@@ -34,7 +34,7 @@ const GRACE_NS: u64 = 1_000_000_000;
 /// NBD's ENOTSUP, which says of a request for fast zeroes alone that it is none.
 const NOT_SUPPORTED: u32 = 95;
 
-/// Users who come over NBD.
+/// Users over NBD.
 #[derive(Clone, Debug)]
 pub struct NbdSetup {
     /// Connections; users share them.
@@ -151,7 +151,7 @@ impl Door {
         }
     }
 
-    /// Now and then the line is cut, whoever uses it.
+    /// Now and then the line is cut, for all of its users.
     pub(crate) fn cut(&self, rng: &mut Rng) {
         if let Self::Nbd(connection) = self
             && rng.chance(connection.cuts, 64)

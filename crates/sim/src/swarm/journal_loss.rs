@@ -108,7 +108,8 @@ impl Swarm {
         Ok(self.journal_lost && (is_gone || !survey.freshest.array.roles.contains(&Role::Journal)))
     }
 
-    /// The array has started after it lost its journal: with it, if nobody had noticed, or without.
+    /// The array has started after it lost its journal: without it, or with it if the members don't say that
+    /// it is lost.
     pub(crate) fn started_after_loss(&mut self, was_disowned: bool, forced: bool) -> Result<(), Verdict> {
         if !std::mem::take(&mut self.journal_lost) {
             return Ok(());

@@ -116,7 +116,7 @@ pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[
 /// Defects of the runtime, which wider lives find.
 pub const RUNTIME_KILLERS: &[(RuntimeMutant, u64)] = &[(RuntimeMutant::StallCharged, 8_000_023)];
 
-/// Defects of the exports, which seeds find whose users come over NBD.
+/// Defects of the exports, which are found by seeds with users over NBD.
 pub const EXPORT_KILLERS: &[(ExportMutant, u64)] = &[
     (ExportMutant::ReplyBeforeWrite, 5),
     (ExportMutant::FuaDropped, 12),

@@ -6,9 +6,9 @@
 //! - those sectors of that member may read as anything until they are written again, and no other sector does;
 //! - a `repair` makes parity of all rows match again, and changes no data.
 //!
-//! And on level 6, if nobody has written to these rows since ([`Swarm::lie_in_peace`]): `repair --locate` makes everything
-//! right. (A write by read-modify-write takes the wrong bytes for the old ones and leaves the difference in P and Q. There it
-//! looks as if the new bytes were wrong.)
+//! And on level 6, if nothing was written to these rows since ([`Swarm::lie_in_peace`]): `repair --locate`
+//! makes everything right. (A write by read-modify-write takes the wrong bytes for the old ones and leaves
+//! the difference in P and Q. There it looks as if the new bytes were wrong.)
 
 use std::rc::Rc;
 
@@ -29,7 +29,7 @@ use crate::{
     world::Stuck,
 };
 
-/// A member of whom one write goes astray.
+/// A member that once writes to a wrong place.
 struct Liar {
     slot: usize,
     disk: usize,
@@ -45,7 +45,7 @@ impl Swarm {
         if !self.setup.consistency.settles_by_parity() || !self.rng.chance(habits.lies, 8) {
             return Ok(());
         }
-        // What a crash would leave now, nobody promises to cover.
+        // Nothing is promised of what a crash would leave now.
         let explorer = self.explorer.take();
         let lied = self.lie_in_turn(geometry);
         self.explorer = explorer;
@@ -121,7 +121,7 @@ impl Swarm {
         self.look_after_lies(geometry)
     }
 
-    /// Nothing is promised of sectors whose place a stray write has missed or hit.
+    /// Nothing is promised of sectors that a stray write has missed or hit.
     fn doubt_misplaced(&mut self, geometry: &ParityGeometry, liar: &Liar) {
         let chunk = u64::from(geometry.chunk_bytes());
         for astray in self.disks[liar.disk].take_misplaced() {

@@ -100,7 +100,7 @@ impl Swarm {
         Ok(())
     }
 
-    /// Parity that nobody has computed yet.
+    /// Parity that was never computed.
     fn spoil_parity(&mut self, geometry: &ParityGeometry) {
         let Ok(survey) = survey(self.disks.iter().enumerate()) else { return };
         let mut bytes = vec![0; geometry.chunk_bytes() as usize];
@@ -138,7 +138,7 @@ impl Swarm {
         self.leave_some_out()?;
         self.die_in_assemblies()?;
         let (mut force, mut has_rival) = (false, self.draw_rivals());
-        // Who was there when it had to be forced, by slot.
+        // Which slots had a member when the start had to be forced.
         let mut forced: Option<Vec<bool>> = None;
         loop {
             let forbidden = self.is_journal_forbidden();
@@ -171,7 +171,8 @@ impl Swarm {
                     force = true;
                 }
                 Err(AssembleError::Fence(FenceError::TooFew { .. })) if !force => {
-                    // C23: with everybody who is a member it may; or where somebody knows that nobody else takes over.
+                    // C23: a takeover may go on with all members; or by force, where a user knows that no
+                    // other host takes over.
                     self.summary.refusals += 1;
                     forced = self.is_takeover_hopeless()?;
                     force = forced.is_some();
@@ -183,7 +184,7 @@ impl Swarm {
                         return Ok(false);
                     }
                 }
-                // Everybody whom the level needs is there, and it is known who that is.
+                // All members that the level needs are there, and it is known which these are.
                 Err(error) if self.net.is_some() => {
                     return Err(Verdict::Scene(format!("assembly is refused: {error}")));
                 }
@@ -209,14 +210,15 @@ impl Swarm {
         Ok(())
     }
 
-    /// An assembly was refused because the array is dirty and degraded. Who is there, by slot, if it is to be forced.
+    /// An assembly was refused because the array is dirty and degraded. Which slots have a member, if it is
+    /// to be forced.
     fn bear_dirty_and_degraded(&mut self, missing: usize) -> Result<Option<Vec<bool>>, Verdict> {
         self.suspect_stale();
         let present = self.present();
         let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
         if !survey.is_dirty() || survey.whole() == survey.seats.len() {
             if self.is_contended() {
-                // Who goes on has changed it since.
+                // The old client goes on, and has changed it since.
                 return Ok(None);
             }
             let words = format!("refused as dirty with {missing} missing, which it is not");
@@ -371,7 +373,7 @@ impl Swarm {
         let goes = |number: &usize| !self.disks[*number].is_gone() && Some(*number) != journal;
         let mut numbers: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
         if self.setup.atlas.is_some() || self.is_vast() {
-            // Who is gone and not known to be may be the one that isn't written down: it is back too.
+            // The superblocks may not know yet that a disk is gone: all disks that are gone come back, too.
             self.outage.extend((0..self.disks.len()).filter(|number| self.disks[*number].is_gone()));
         }
         self.rng.shuffle(&mut numbers);
@@ -403,7 +405,7 @@ impl Swarm {
         Ok(going)
     }
 
-    /// Lets up to `steps` happen, or fewer if everybody is done.
+    /// Lets up to `steps` happen, or fewer if all clients and commands are done.
     fn step_on(&mut self, steps: u64) -> Result<(), Verdict> {
         for _ in 0..steps {
             if self.shop.is_over() || self.shop.open.get() == 0 {
@@ -416,7 +418,7 @@ impl Swarm {
         self.verdict()
     }
 
-    /// Lets up to `steps` happen, whoever waits or doesn't.
+    /// Lets up to `steps` happen, whether a client waits or not.
     pub(super) fn idle_on(&mut self, steps: u64) -> Result<(), Verdict> {
         for _ in 0..steps {
             if !self.step()? {
@@ -659,7 +661,7 @@ impl Swarm {
                     }
                 }
             } else if self.is_spare_coming() {
-                // Nobody has to tell it.
+                // The array puts the spare in without a command.
                 self.wait(|swarm| !swarm.is_spare_coming())?;
             } else if seats.clone().any(|slot| snapshot.seats[slot].member().is_none()) {
                 self.spawn_add();
@@ -676,7 +678,7 @@ impl Swarm {
                 };
                 self.wait(|_| {
                     let snapshot = array.shared().snapshot();
-                    // Whose server died unnoticed is lost only now.
+                    // A member is lost only now if its server died unnoticed.
                     is_whole(&snapshot) || snapshot.seats.iter().any(|seat| seat.member().is_none())
                 })?;
                 if is_whole(&array.shared().snapshot()) {

@@ -187,8 +187,8 @@ pub fn a_member_that_comes_back_gets_every_region_that_was_dirtied() -> Result<(
     expect("it lacks what was written while it was away", bytes == (2, 2))
 }
 
-/// C24: a server that was started anew has lost what its cache held, which is nothing whose bits were cleared. It comes back by
-/// bitmap, even where a flush was what it failed.
+/// C24: a server that was started anew has lost what its cache held. No bit of that was cleared, so the
+/// member comes back by bitmap, even if the request that failed was a flush.
 pub fn a_member_whose_cache_was_lost_gets_back_what_it_held() -> Result<(), Verdict> {
     for seed in 400..408 {
         let mut scene = raid5(seed)?;
@@ -217,7 +217,7 @@ pub fn a_member_whose_cache_was_lost_gets_back_what_it_held() -> Result<(), Verd
     Ok(())
 }
 
-/// C9: who went before bits were cleared can't come back by what is left of them.
+/// C9: a member that went before bits were cleared can't come back by the bits that are left.
 pub fn a_member_does_not_come_back_by_bits_that_were_cleared_since() -> Result<(), Verdict> {
     let mut scene = raid5(6)?;
     let array = start(&mut scene, &[0, 1, 2, 3])?;
@@ -233,7 +233,8 @@ pub fn a_member_does_not_come_back_by_bits_that_were_cleared_since() -> Result<(
     expect("it lacks what was written before the bits were cleared", byte == 2)
 }
 
-/// C9: a rebuild ends, its bits go, and before or after that it is on record that they did. The device whose place was taken finds out.
+/// C9: a rebuild ends, its bits go, and before or after that it is on record that they did. The device that
+/// has lost its slot to the rebuilt one finds out.
 pub fn a_member_does_not_come_back_by_bits_that_a_rebuild_cleared() -> Result<(), Verdict> {
     for seed in 500..504 {
         let mut scene = raid5(seed)?;

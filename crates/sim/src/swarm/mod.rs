@@ -298,7 +298,7 @@ pub(crate) struct Swarm {
     pub(crate) outage: BTreeSet<usize>,
     /// Disks that have been members.
     pub(crate) initiated: BTreeSet<usize>,
-    /// To whom what was done in this life.
+    /// What was done to which disk in this life.
     pub(crate) afflicted: atlas::Afflicted,
     pub(crate) array: Option<Array>,
     pub(crate) shop: Rc<Shop>,
@@ -306,9 +306,10 @@ pub(crate) struct Swarm {
     pub(crate) suspects: BTreeSet<(u64, u64)>,
     /// Sectors of writes that crashes have cut off since the array last started.
     pub(crate) cut_off: BTreeSet<u64>,
-    /// Slots that had no whole member when a dirty array was started since then, and whether somebody was being rebuilt there.
+    /// Slots that had no whole member when a dirty array was started since then, and whether a member was
+    /// being rebuilt there.
     pub(crate) lost_at_start: BTreeMap<usize, bool>,
-    /// Parity of rows that nobody wrote is unknown.
+    /// Parity of rows without a write is unknown.
     pub(crate) unsynced: bool,
     /// This life ends in peace.
     pub(crate) ends_in_peace: bool,

@@ -1,7 +1,7 @@
 //! An NBD client over a simulated connection, by the protocol's numbers and none of the server's code.
 //!
-//! Several users may share a [`Line`]: requests go out one after the other, answers come back in any order. A line dies
-//! when its stream does; then nobody knows what became of the requests that were not answered.
+//! Several users may share a [`Line`]: requests go out one after the other, answers come back in any order. A
+//! line dies when its stream does; then it is unknown what became of the requests that were not answered.
 
 use std::{
     cell::{Cell, RefCell},
@@ -49,7 +49,7 @@ pub(crate) enum Command {
 pub(crate) enum Trouble {
     /// The server says no: this error.
     Refused(u32),
-    /// The line is dead: nobody knows.
+    /// The line is dead: what became of the request is unknown.
     Cut,
 }
 

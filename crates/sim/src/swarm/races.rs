@@ -75,7 +75,7 @@ impl Swarm {
 
     /// One member more than may go is taken out by hand, all at once.
     fn fail_too_many(&mut self) {
-        // Who is about to fail isn't known to the engine yet.
+        // The engine doesn't know yet that a doomed disk is about to fail.
         if !self.doomed.is_empty() {
             return;
         }

@@ -23,7 +23,7 @@ fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
     if holds { Ok(()) } else { Err(Verdict::Scene(what.to_owned())) }
 }
 
-/// A scene whose array is in service, with something in every chunk of its first stripes.
+/// A scene with its array in service, and something in every chunk of its first stripes.
 fn filled(seed: u64, level: Level) -> Result<(Scene, Array), Verdict> {
     let mut scene = Scene::new(seed, level, NewBitmap::None)?;
     scene.options.policy = WritePolicy::AlwaysRmw;
@@ -66,7 +66,7 @@ pub fn a_write_after_a_repair_uses_the_parity_that_it_made() -> Result<(), Verdi
     scene.check_parity()
 }
 
-/// C14: sectors that a read found unreadable are rewritten before anybody else may write them.
+/// C14: sectors that a read found unreadable are rewritten before another request may write them.
 pub fn a_read_repair_does_not_undo_a_write_that_comes_meanwhile() -> Result<(), Verdict> {
     for seed in 0..120 {
         let (mut scene, array) = filled(1000 + seed, Level::Raid5)?;
@@ -93,7 +93,8 @@ pub fn a_read_repair_does_not_undo_a_write_that_comes_meanwhile() -> Result<(), 
 /// Two wrong chunks are not one.
 pub fn two_wrong_chunks_of_a_row_are_left_alone() -> Result<(), Verdict> {
     let (mut scene, array) = filled(21, Level::Raid6)?;
-    // Any two members of the row: whoever the first differing byte accuses, the others do not agree.
+    // Any two members of the row: whichever of them the first differing byte accuses, the others do not
+    // agree.
     for (stripe, pair) in [(0, [0, 1]), (1, [1, 2]), (2, [2, 3]), (3, [3, 0]), (4, [0, 2]), (5, [1, 3])] {
         damage(&scene, pair[0], stripe * CHUNK, &[0, 9]);
         damage(&scene, pair[1], stripe * CHUNK, &[1, 2, 3]);

@@ -1,8 +1,8 @@
 //! Members that are far larger than what is written of them: what lies beyond 4 GiB or 2 TiB, and far apart.
 //!
-//! A third of these lives is *far*: an array as small as any, whose data begins about 4 GiB or 2 TiB behind the beginning of the
-//! members, while superblock, bitmap, list of bad blocks and log stay in front (or, with metadata 1.0, the other way round). All that
-//! happens to others happens to it.
+//! A third of these lives is *far*: an array as small as any, with its data about 4 GiB or 2 TiB behind the
+//! beginning of the members, while superblock, bitmap, list of bad blocks and log stay in front (or, with
+//! metadata 1.0, the other way round). All that happens to others happens to it.
 //!
 //! The others are *vast*: members of 4 to 9 GiB, bitmaps of several pages, level 4 more often. Users work in a few windows, which lie
 //! where a number of some kind would run over, and at both ends. A rebuild of everything would take too long, so a member that goes comes back

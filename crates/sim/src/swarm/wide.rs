@@ -1,7 +1,7 @@
 //! Wider lives: what the seeds below [`super::FIRST_SEED_OF_WIDE`] don't draw.
 //!
-//! - The process, or one shard of it, stands still for far longer than a member may take; with it, or not, what its disks have under
-//!   way. Nobody may be dropped for that (C29).
+//! - The process, or one shard of it, stands still for far longer than a member may take; with it, or not,
+//!   what its disks have under way. No member may be dropped for that (C29).
 //! - All disks are silent for longer than one may be, and not for as long as the last may: the array lives on.
 //! - A member fails in any way at some request of the near future, whatever phase of whatever request that is.
 //! - A member keeps sectors that can't be written: they are listed, and it stays.
@@ -149,7 +149,7 @@ impl Swarm {
         }
     }
 
-    /// A slot whose member has sectors listed: no check of bytes on disks knows of them.
+    /// A slot with a member that lists bad sectors: no check of bytes on disks knows of them.
     pub(crate) fn listed_slot(&self) -> Option<usize> {
         if self.setup.wide.is_none() && !self.is_far() {
             return None;

@@ -7,7 +7,7 @@ use pinstripe_runtime::shard;
 
 use crate::Event;
 
-/// Shorter than anybody notices.
+/// A break too short for a node to have to notice.
 const BLINK_NS: u64 = 300_000_000;
 /// How late at most comes what an association carried that the client has lost: before the server gives it up.
 const LATE_NS: u64 = 5_000_000_000;
@@ -121,7 +121,7 @@ impl Swarm {
         self.part(pair, LONG_NS);
     }
 
-    /// The same, so short that nobody need notice.
+    /// The same, too short for a node to have to notice.
     fn client_blinks(&mut self) {
         let server = self.some_server();
         let Some(net) = &self.net else { return };

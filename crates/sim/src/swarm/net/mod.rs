@@ -1,5 +1,6 @@
-//! Lives of arrays whose members are reached over the network: the shipped initiator, the shipped target with the offload
-//! extension, and simulated connections between them. [`super`] says what a life is; here is what else there is.
+//! Lives of arrays with members over the network: the shipped initiator, the shipped target with the offload
+//! extension, and simulated connections between them. [`super`] says what a life is; here is what else there
+//! is.
 //!
 //! ```text
 //!   client 0 ┐            ┌ server 0 ── disk        each client and each server is a process: shards of its own that die alone
@@ -61,7 +62,7 @@ const MEMBER_NS: u64 = 16_000_000_000;
 const LOOK_NS: u64 = 1_000_000_000;
 /// Times that a server is tried, with a second between.
 const TRIES: usize = 12;
-/// Longer than any server holds an operation that nobody goes on with.
+/// Longer than any server holds an operation that is abandoned.
 const SETTLED_NS: u64 = 15_000_000_000;
 
 /// What a run over the network is made of.
@@ -180,14 +181,14 @@ pub(crate) struct Net {
     wild: bool,
     /// Until when a server stands still.
     standing_until: u64,
-    /// Who serves the array.
+    /// The client that serves the array.
     client: usize,
     /// The next assembly takes the array over.
     takes_over: bool,
     stale: Option<Stale>,
     /// When servers that are down are started again.
     revivals: Vec<(u64, usize)>,
-    /// Servers whose disks lost what their caches held, and whose disks nobody has given back since.
+    /// Servers that lost what their disks' caches held, and that the array has not taken back since.
     emptied: BTreeSet<usize>,
     /// By server: how often something was done to it.
     blows: Rc<RefCell<Vec<u64>>>,
@@ -258,7 +259,7 @@ impl Net {
         self.blows.borrow_mut()[server] += 1;
     }
 
-    /// Whoever begins to use it is as good as new.
+    /// The array has taken the server's disk as a new member: what its cache lost doesn't matter any more.
     pub(super) fn given_back(&mut self, server: usize) {
         self.emptied.remove(&server);
     }
@@ -317,7 +318,7 @@ impl Reach {
     }
 }
 
-/// Has the array know when servers are lost, as whoever serves it does.
+/// Tells the array when a server is lost, as `pinstripe serve` does.
 async fn watch(array: Array, presences: Presences, shop: Rc<Shop>) {
     let mut told = BTreeSet::new();
     while !shop.closing.get() {
@@ -338,12 +339,12 @@ async fn watch(array: Array, presences: Presences, shop: Rc<Shop>) {
 }
 
 impl Swarm {
-    /// The first shard of who serves the array.
+    /// The first shard of the client that serves the array.
     pub(crate) fn home(&self) -> usize {
         self.net.as_ref().map_or(0, Net::home)
     }
 
-    /// How a disk is reached by who serves the array.
+    /// How the client that serves the array reaches a disk.
     pub(crate) fn reach(&self, number: usize) -> Reach {
         let Some(net) = &self.net else { return Reach::Disk(self.disks[number].clone()) };
         let client = &net.clients[net.client];
@@ -371,12 +372,12 @@ impl Swarm {
         }
     }
 
-    /// Everybody is there.
+    /// Starts all servers that are down.
     pub(crate) fn start_servers(&mut self) {
         (0..self.disks.len()).for_each(|number| self.start_server(number));
     }
 
-    /// Servers whose time has come are started.
+    /// Starts the servers that are due.
     pub(crate) fn revive(&mut self) {
         let now = self.world.now();
         let Some(net) = &self.net else { return };
@@ -410,17 +411,17 @@ impl Swarm {
         self.retire_stale();
     }
 
-    /// Whether a crash of the clients alone may cost what was acknowledged and not flushed: a server has lost its cache, and
-    /// those who know have not written it down.
+    /// Whether a crash of the clients alone may cost what was acknowledged and not flushed: a server has lost
+    /// its cache, and the superblocks still name its disk as a current member.
     pub(crate) fn has_emptied_member(&self) -> bool {
         let Some(net) = self.net.as_ref().filter(|net| !net.emptied.is_empty()) else { return false };
         let all = self.initiated.iter().map(|&number| (number, &self.disks[number]));
-        // With nobody there, nothing is promised either.
+        // With no disk there, nothing is promised either.
         let Ok(survey) = survey(all.filter(|(_, disk)| !disk.is_gone())) else { return true };
         survey.seats.iter().flatten().any(|(number, _)| net.emptied.contains(number))
     }
 
-    /// The clients die, with `power` the servers too. Who was down before may stay so.
+    /// The clients die, with `power` the servers too. A server that was down before may stay down.
     pub(crate) fn crash_net(&mut self, power: bool) {
         self.bury_stale();
         let Some(net) = &mut self.net else { return };
@@ -478,12 +479,12 @@ impl Swarm {
         }
     }
 
-    /// After the array was stopped: nobody holds a member's epoch, and the servers end in order.
+    /// After the array was stopped: no server of a member is attached any more, and the servers end in order.
     pub(crate) fn stop_servers(&mut self) -> Result<(), Verdict> {
         let Some(net) = &mut self.net else { return Ok(()) };
         let present = (0..self.disks.len()).filter(|&number| net.servers[number].is_up());
         let held: Vec<usize> = present.filter(|&number| !net.servers[number].is_free()).collect();
-        // One that is no member any more has nobody who could give it up.
+        // A disk that is no member any more has no host that could give it up.
         let all = self.initiated.iter().map(|&number| (number, &self.disks[number]));
         let seats = survey(all.filter(|(_, disk)| !disk.is_gone()))?.seats;
         if let Some(number) = held.iter().find(|held| seats.iter().flatten().any(|(seat, _)| seat == *held)) {

@@ -1,4 +1,4 @@
-//! Wires that are laid when somebody dials, between two clients and the servers, and what is wrong with them.
+//! Wires between two clients and the servers, which are laid when a node dials, and what is wrong with them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -22,7 +22,7 @@ pub(super) type Node = usize;
 
 /// A connection.
 pub(super) struct Wire {
-    /// Who dialled, and whom.
+    /// The node that dialled, and the one that it dialled.
     pub(super) nodes: (Node, Node),
     pub(super) near: Rc<SimStream>,
     far: Rc<SimStream>,
@@ -148,7 +148,7 @@ impl Network {
         }
     }
 
-    /// Everybody hears everybody.
+    /// All nodes hear each other.
     pub(super) fn rejoin_all(&self) {
         let parted = self.parted.borrow().clone();
         for pair in parted {
@@ -162,7 +162,7 @@ impl Network {
         self.between(pair).iter().for_each(|wire| wire.near.throttle(bytes_per_second));
     }
 
-    /// Everybody has lost power.
+    /// All nodes have lost power.
     pub(super) fn forget(&self) {
         self.wires.take();
         self.parted.take();

@@ -4,8 +4,8 @@
 //! one has the array must have no effect (C22): the ledger knows nothing of those writes, so a single sector of one is found. And it
 //! must notice, and stop.
 //!
-//! Some of those who are taken over from are idle then, and begin to write only when their successor has stopped cleanly and has given the
-//! members up (C28): that must have no effect either.
+//! Some old clients are idle then, and begin to write only when their successor has stopped cleanly and has
+//! given the members up (C28): that must have no effect either.
 
 use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
 
@@ -20,7 +20,7 @@ const FOREIGN: u8 = 0xee;
 /// For how long some servers don't hear the old client at most.
 const DEAF_NS: u64 = 8_000_000_000;
 
-/// A client from whom the array was taken.
+/// A client that the array was taken from.
 pub(super) struct Stale {
     array: Option<Array>,
     shop: Rc<Shop>,
@@ -42,7 +42,7 @@ impl Stale {
 }
 
 impl Swarm {
-    /// Nobody uses the array for a while, so that its superblocks say clean.
+    /// No request comes for a while, so that the superblocks may say clean.
     fn idle_awhile(&mut self) -> Result<(), Verdict> {
         self.wait(|swarm| swarm.shop.open.get() == 0)?;
         let time = self.rng.below(2_000_000_000);
@@ -94,8 +94,8 @@ impl Swarm {
         self.net.as_ref().is_some_and(|net| net.stale.is_some())
     }
 
-    /// A takeover was refused for want of members (C23): they are brought. If so many aren't members any more that it must be forced:
-    /// who is there, by slot.
+    /// A takeover was refused for want of members (C23): they are brought. If so few are members still that
+    /// it must be forced: which slots have a member.
     pub(crate) fn is_takeover_hopeless(&mut self) -> Result<Option<Vec<bool>>, Verdict> {
         self.start_servers();
         self.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
