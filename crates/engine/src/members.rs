@@ -486,7 +486,8 @@ impl Observer for Core {
             completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));
             return;
         }
-        let (device, member) = (self.device.clone(), Arc::clone(&self.member));
+        // Held until the request is over: a handle may be replaced by another one meanwhile.
+        let (device, member) = (self.device.upgrade(), Arc::clone(&self.member));
         let counters = Arc::clone(&self.counters);
         shard::spawn(async move {
             let mut result = Err(DeviceError::of(DeviceErrorKind::Busy));
@@ -494,9 +495,9 @@ impl Observer for Core {
                 shard::sleep(RETRY_NS << attempt).await;
                 // The wait may be over by now, and another task may hold the stripe: then nothing may be sent
                 // any more.
-                let Some(device) = device.upgrade().filter(|_| !member.health.refuses()) else { break };
+                let Some(device) = device.as_deref().filter(|_| !member.health.refuses()) else { break };
                 counters.retries.add(1);
-                (result, payload) = once_more(&*device, about, payload).await;
+                (result, payload) = once_more(device, about, payload).await;
                 if !matches!(result, Err(error) if error.kind == DeviceErrorKind::Busy) {
                     break;
                 }

@@ -31,7 +31,7 @@ pub enum Distrust {
     },
     /// Its owner can't be told from any other user that this user namespace doesn't know.
     #[error(
-        "{} belongs to a user that this user namespace doesn't know and shows as {owner}, so it may be anyone: run this outside of the namespace, or in one that has the owner mapped",
+        "{} belongs to the user {owner}, as which this user namespace shows all that it doesn't know, so it may be anyone's: run this outside of the namespace, or in one that has the owner mapped",
         path.display()
     )]
     Unmapped {

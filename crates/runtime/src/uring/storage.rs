@@ -258,17 +258,21 @@ impl Mark {
 }
 
 /// Claims a device, so that the kernel keeps everything else out. Where others of ours have claimed it for
-/// the same reason, one more doesn't need the kernel's claim: the locks and claims on what each of them uses
-/// keep them apart, and keep out what uses the device.
+/// the same reason, one more joins them without a claim of the kernel: the locks and claims on what each of
+/// them uses keep ours apart. The kernel keeps other programs out as long as the first of them runs, and no
+/// longer.
 fn claim_device(path: &Path, stat: &Stat, mark: Mark) -> Result<OwnedFd, Errno> {
     let (fd, joins) = match open_below(path, stat, OFlags::RDONLY | OFlags::EXCL) {
         Err(Errno::BUSY) => (open_below(path, stat, OFlags::RDONLY)?, true),
         claimed => (claimed?, false),
     };
-    let is_marked = joins && is_locked(&fd, &mark.bytes())?;
+    // A claim that is refused never marks: its mark would let in another one that is to be refused.
+    if joins && !is_locked(&fd, &mark.bytes())? {
+        return Err(Errno::BUSY);
+    }
     lock(&fd, true, &mark.bytes())?;
     // Behind the mark: what comes to be over the device from now on sees that.
-    if joins && !(is_marked && is_free_of_others(stat.st_rdev)) {
+    if joins && !is_free_of_others(stat.st_rdev) {
         return Err(Errno::BUSY);
     }
     Ok(fd)

@@ -264,7 +264,14 @@ impl<'a> Replay<'a> {
             let data = latest.iter().map(|(&column, page)| (map.data_slot(column), *page));
             for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
                 for place in self.view.places(slot.index()) {
-                    let bytes = self.page(page).await?;
+                    let bytes = match self.page(page).await {
+                        Ok(bytes) => bytes,
+                        Err(error) => {
+                            // What is under way must not land after a start that does without the journal (C16).
+                            let _ = self.finish(&mut set, &mut writes).await;
+                            return Err(error);
+                        }
+                    };
                     self.submit(place, sector, bytes, &mut set, &mut writes);
                 }
             }
