@@ -28,7 +28,8 @@ const LEAVING_NS: u64 = 3_000_000_000;
 const AGAIN_NS: u64 = 100_000_000;
 /// How often all devices are attached before another host is left the array.
 const TRIES: u32 = 5;
-/// The longest pause before the second try; each one after it is twice as long.
+/// Half of what the pause before the second try is drawn from; the one before each later try is drawn from
+/// twice as much.
 const PAUSE_NS: u64 = 100_000_000;
 /// Steps in which a device's epoch is brought up to the others'.
 const STEPS_MAX: u64 = 64;
