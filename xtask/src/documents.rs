@@ -1,4 +1,5 @@
-//! The documents' own checks: links lead somewhere, the tests and defects that they name exist, and every rule has some.
+//! The documents' own checks: links lead somewhere, the tests and defects that they name exist, and every
+//! rule has some.
 
 use std::collections::HashSet;
 use std::fs;

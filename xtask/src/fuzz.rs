@@ -1,11 +1,11 @@
 //! `cargo xtask fuzz`: runs every fuzz target for a while, on the compiler that is there.
 //!
-//! The targets are built the way cargo-fuzz builds them, without needing it: coverage instrumentation and the address
-//! sanitizer by compiler flags, which `RUSTC_BOOTSTRAP` unlocks on a stable compiler.
+//! The targets are built the way cargo-fuzz builds them, without needing it: coverage instrumentation and the
+//! address sanitizer by compiler flags, which `RUSTC_BOOTSTRAP` unlocks on a stable compiler.
 //!
-//! A target begins with `fuzz/seeds/TARGET` (by hand and from the golden images) and `fuzz/corpus/TARGET` (what earlier
-//! runs found, as few files as reach the same code). What it finds now goes to `fuzz/target/corpus/TARGET`, beside the
-//! repository; `--minimise` takes of it into the corpus what is new.
+//! A target begins with `fuzz/seeds/TARGET` (by hand and from the golden images) and `fuzz/corpus/TARGET`
+//! (what earlier runs found, as few files as reach the same code). What it finds now goes to
+//! `fuzz/target/corpus/TARGET`, beside the repository; `--minimise` takes of it into the corpus what is new.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -120,8 +120,8 @@ impl Target {
         })
     }
 
-    /// Replaces the corpus by the smallest set of inputs that reaches all that corpus and findings reach and the seeds
-    /// don't.
+    /// Replaces the corpus by the smallest set of inputs that reaches all that corpus and findings reach and
+    /// the seeds don't.
     fn minimise(&self) -> Result<()> {
         let fresh = self.corpus.with_extension("new");
         let _ = fs::remove_dir_all(&fresh);

@@ -1,4 +1,5 @@
-//! Debian packages that the VM and the interoperability steps use: installed when we may, named when we may not.
+//! Debian packages that the VM and the interoperability steps use: installed when we may, named when we may
+//! not.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,8 +1,8 @@
 //! Content in pieces of 32 bytes, each of which says where it belongs and when it was written.
 //!
-//! A 4 KiB block `b` of generation `g` is 128 times: ASCII `MDGOLD` and two digits of `g`; then as little-endian u64
-//! `b`, `!b` and `b * 0x9E3779B97F4A7C15 + g`. The golden images of MD hold the same pattern, so one verifier reads
-//! them, the VM's arrays and ours.
+//! A 4 KiB block `b` of generation `g` is 128 times: ASCII `MDGOLD` and two digits of `g`; then as
+//! little-endian u64 `b`, `!b` and `b * 0x9E3779B97F4A7C15 + g`. The golden images of MD hold the same
+//! pattern, so one verifier reads them, the VM's arrays and ours.
 
 use std::fmt;
 use std::fs::File;
@@ -38,8 +38,8 @@ pub fn fill(block: u64, generation: u8, out: &mut [u8]) {
     }
 }
 
-/// Blocks `first..end` and the generations that may stand there; written `FIRST:END=G` or `FIRST:END=G,H`. With
-/// several, each 512-byte sector may hold any of them: that is what a write cut short may leave.
+/// Blocks `first..end` and the generations that may stand there; written `FIRST:END=G` or `FIRST:END=G,H`.
+/// With several, each 512-byte sector may hold any of them: that is what a write cut short may leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Half-open range of blocks.
@@ -141,8 +141,8 @@ pub fn render(blocks: Range<u64>, generation: u8) -> Vec<u8> {
 /// In place of a generation: nothing is promised of what stands there.
 pub const ANYTHING: u8 = u8::MAX;
 
-/// Verifies the first `blocks` blocks: later runs override earlier ones, the rest is zero. The error names the first
-/// wrong blocks.
+/// Verifies the first `blocks` blocks: later runs override earlier ones, the rest is zero. The error names
+/// the first wrong blocks.
 pub fn verify(store: &mut impl Store, blocks: u64, runs: &[Run]) -> Result<()> {
     let mut wrong = Vec::new();
     let mut bytes = vec![0; BLOCK * usize::try_from(BATCH)?];

@@ -1,12 +1,13 @@
-//! `cargo xtask sim` and `cargo xtask mutants`: the swarm simulation of the engine, and the proof that its oracle sees.
+//! `cargo xtask sim` and `cargo xtask mutants`: the swarm simulation of the engine, and the proof that its
+//! oracle sees.
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use clap::Args;
 
-/// Runs seeds of the swarm: each is a whole array's life on simulated disks, checked byte by byte, and goes the same way when it is
-/// run again.
+/// Runs seeds of the swarm: each is a whole array's life on simulated disks, checked byte by byte, and goes
+/// the same way when it is run again.
 #[derive(Args)]
 pub struct Sim {
     /// How many seeds.
@@ -18,8 +19,8 @@ pub struct Sim {
     /// Print this many of the last events of a seed that fails.
     #[arg(long, default_value_t = 0)]
     log: u64,
-    /// Also look at crashes that could have happened, closely, and count the distinct states in which they came: for
-    /// long runs. (A run of the usual seeds looks now and then, and fails below its floor.)
+    /// Also look at crashes that could have happened, closely, and count the distinct states in which they
+    /// came: for long runs. (A run of the usual seeds looks now and then, and fails below its floor.)
     #[arg(long)]
     states: bool,
     /// Threads.
@@ -49,7 +50,8 @@ const MARKS: u64 = 30;
 /// Tries the swarm's oracle on deliberate defects of the engine: each must be found.
 #[derive(Args)]
 pub struct Mutants {
-    /// Look for the seeds anew, this many per defect, and print the table for `crates/sim/src/swarm/killers.rs`.
+    /// Look for the seeds anew, this many per defect, and print the table for
+    /// `crates/sim/src/swarm/killers.rs`.
     #[arg(long)]
     search: Option<u64>,
     /// Only the defects whose name contains this.

@@ -1,8 +1,9 @@
 //! `cargo xtask test`: every check, in order, within one budget of time.
 //!
-//! Each step is a process of its own. Its whole output goes to `target/xtask/STEP.log`; on the terminal stand its name,
-//! its duration and its runners' own closing lines, and the end of the log if it failed. Later steps still run. What takes longer
-//! than CI has runs there as a fixed sample; `--all` runs it whole, and prints a table for the record.
+//! Each step is a process of its own. Its whole output goes to `target/xtask/STEP.log`; on the terminal stand
+//! its name, its duration and its runners' own closing lines, and the end of the log if it failed. Later
+//! steps still run. What takes longer than CI has runs there as a fixed sample; `--all` runs it whole, and
+//! prints a table for the record.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -35,7 +36,8 @@ pub struct Test {
     list: bool,
 }
 
-/// A step: its name and what it runs. `cargo` and `xtask` as the first word mean this cargo and this very program.
+/// A step: its name and what it runs. `cargo` and `xtask` as the first word mean this cargo and this very
+/// program.
 struct Step {
     name: &'static str,
     /// What it finds out.

@@ -99,8 +99,8 @@ impl Stretch {
         }
     }
 
-    /// Members were lost with a crash: of what was in flight to them nothing is promised (C19), so of what was in flight
-    /// at all; a log promises the rest.
+    /// Members were lost with a crash: of what was in flight to them nothing is promised (C19), so of what
+    /// was in flight at all; a log promises the rest.
     pub fn lose_undecided(&mut self) {
         for allowed in &mut self.generations {
             if allowed.len() > 1 && !allowed.contains(&ANYTHING) {
@@ -124,8 +124,8 @@ impl Stretch {
         }
     }
 
-    /// Writes the seed's batches until the store fails: whatever was acknowledged stands, for only the server dies. Adds
-    /// the acknowledged writes to `done`.
+    /// Writes the seed's batches until the store fails: whatever was acknowledged stands, for only the server
+    /// dies. Adds the acknowledged writes to `done`.
     pub fn write_until_cut(&mut self, store: &mut impl Store, seed: u64, done: &AtomicU64) {
         for batch in Batches::new(seed, self.blocks()) {
             for (blocks, generation) in &batch.writes {
@@ -185,8 +185,8 @@ impl Stretch {
         runs
     }
 
-    /// Looks at the blocks of which several generations may stand: the one that is found stands from now on. Torn
-    /// blocks stay undecided.
+    /// Looks at the blocks of which several generations may stand: the one that is found stands from now on.
+    /// Torn blocks stay undecided.
     pub fn settle(&mut self, store: &mut impl Store) -> Result<()> {
         let mut found = vec![0; BLOCK];
         let mut expected = vec![0; BLOCK];

@@ -67,8 +67,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = WARM_UP_SECONDS)]
     pub warm_up: f64,
 
-    /// Bytes to ask for in a second, at random instants; a request's latency counts from when it was due [default: as
-    /// many as --depth allows]
+    /// Bytes to ask for in a second, at random instants; a request's latency counts from when it was due
+    /// [default: as many as --depth allows]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub rate: Option<u64>,
 
@@ -106,7 +106,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SLOT", conflicts_with = "lost")]
     pub rebuild: Option<usize>,
 
-    /// Before the warm-up, before and after measuring: print a line of JSON, and go on after a line on standard input
+    /// Before the warm-up, before and after measuring: print a line of JSON, and go on after a line on
+    /// standard input
     #[arg(long)]
     pub attended: bool,
 
@@ -114,7 +115,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub limit: bool,
 
-    /// Secrets by which this host and NVMe/TCP servers authenticate: a file of lines NQN HOST-SECRET [CONTROLLER-SECRET]
+    /// Secrets by which this host and NVMe/TCP servers authenticate: a file of lines NQN HOST-SECRET
+    /// [CONTROLLER-SECRET]
     #[arg(long, value_name = "FILE")]
     pub dhchap_secrets: Option<PathBuf>,
 

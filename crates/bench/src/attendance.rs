@@ -1,7 +1,7 @@
 //! An observer outside of a run: told where the run is, and asked to say when it may go on.
 //!
-//! What only an observer can count (bytes on a link, CPU time of servers), or change (the rate of a link), is counted and
-//! changed while nothing is under way.
+//! What only an observer can count (bytes on a link, CPU time of servers), or change (the rate of a link), is
+//! counted and changed while nothing is under way.
 
 use std::io::{self, Write};
 

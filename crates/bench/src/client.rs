@@ -1,6 +1,7 @@
 //! One client: a task that reads and writes one request after the other through the engine.
 //!
-//! Its buffer goes into the write as a slice and comes back when the write is acknowledged; nothing is copied.
+//! Its buffer goes into the write as a slice and comes back when the write is acknowledged; nothing is
+//! copied.
 
 use std::{
     cell::{Cell, RefCell},
@@ -122,7 +123,8 @@ impl Client {
         let data = buffer.freeze();
         worker.volume.write(target.offset, data.clone(), false).await?;
         worker.acknowledged.borrow_mut().note(&worker.region, target);
-        // A joined write may leave a handle with its batch for a moment; then the next one takes another buffer.
+        // A joined write may leave a handle with its batch for a moment; then the next one takes another
+        // buffer.
         self.buffer = data.try_into_buffer().ok();
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The array written from end to end before it is measured, in writes of about the same size whatever a request's is.
+//! The array written from end to end before it is measured, in writes of about the same size whatever a
+//! request's is.
 
 use std::{ops::Range, rc::Rc, sync::Arc};
 

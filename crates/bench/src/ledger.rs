@@ -1,11 +1,11 @@
 //! What must be on the array: the version of the last acknowledged write of every unit.
 //!
-//! A *unit* is the range of one request: `size` bytes at a multiple of `size` from the start of a region. Every sector of
-//! a unit begins with its own offset, the version and the writer's number; the rest is the writer's body, which
-//! never changes. So a sector that went elsewhere, is of another time, or is torn shows.
+//! A *unit* is the range of one request: `size` bytes at a multiple of `size` from the start of a region.
+//! Every sector of a unit begins with its own offset, the version and the writer's number; the rest is the
+//! writer's body, which never changes. So a sector that went elsewhere, is of another time, or is torn shows.
 //!
-//! No two writes of one unit are under way at a time: random clients own disjoint units, and a sequential stream comes
-//! round to a unit only after all others. So the last acknowledged version is what must be read.
+//! No two writes of one unit are under way at a time: random clients own disjoint units, and a sequential
+//! stream comes round to a unit only after all others. So the last acknowledged version is what must be read.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -47,8 +47,8 @@ pub(crate) struct Target {
     version: u32,
 }
 
-/// Writes that were acknowledged on one shard and not entered yet. A store to a cold table for each write would be paid
-/// for by the next locked instruction, which the engine has and the straight-line loop has not.
+/// Writes that were acknowledged on one shard and not entered yet. A store to a cold table for each write
+/// would be paid for by the next locked instruction, which the engine has and the straight-line loop has not.
 pub(crate) struct Acknowledged(Vec<Target>);
 
 impl Acknowledged {

@@ -15,9 +15,9 @@
 //! told when measuring begins and ends ([`attendance`]). Whatever was missing is put in again and rebuilt, so
 //! that every run ends with the same check.
 //!
-//! With `--limit` the engine writes the first half of the array and the loop the second, in slices that alternate
-//! many times a second: on a machine that others use too, the ratio of neighbouring slices is worth more than
-//! either number.
+//! With `--limit` the engine writes the first half of the array and the loop the second, in slices that
+//! alternate many times a second: on a machine that others use too, the ratio of neighbouring slices is worth
+//! more than either number.
 #![forbid(unsafe_code)]
 
 mod arguments;

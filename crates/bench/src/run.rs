@@ -363,7 +363,8 @@ async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> 
     Ok(measured)
 }
 
-/// Nanoseconds between two requests of one client, on average, so that all of them together ask for `rate` bytes a second.
+/// Nanoseconds between two requests of one client, on average, so that all of them together ask for `rate`
+/// bytes a second.
 #[expect(clippy::cast_precision_loss, reason = "an average needs no 53 bits")]
 fn interval_ns(arguments: &BenchArgs, rate: u64) -> f64 {
     arguments.size as f64 * arguments.depth as f64 * 1e9 / rate as f64
@@ -401,7 +402,8 @@ fn add(sum: &mut SliceOutcome, slice: SliceOutcome) {
     sum.wall_ns += slice.wall_ns;
 }
 
-/// Requests per CPU time: over memory that is all the time there is, and others' work on the machine isn't in it.
+/// Requests per CPU time: over memory that is all the time there is, and others' work on the machine isn't in
+/// it.
 #[expect(clippy::cast_precision_loss, reason = "a ratio needs no 53 bits")]
 fn rate(slice: SliceOutcome) -> f64 {
     slice.operations as f64 / slice.cpu_ns.max(1) as f64

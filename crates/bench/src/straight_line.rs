@@ -1,8 +1,10 @@
-//! What the machine could do: the copies and the parity of every write in a plain loop over the members' memory.
+//! What the machine could do: the copies and the parity of every write in a plain loop over the members'
+//! memory.
 //!
-//! It does for each request just what no engine can do without: take the old data and the old parity out of the
-//! members into buffers, compute, and put the new ones back. No tasks, no claims, no plan, no intent, no errors. Its
-//! writes are as right as the engine's (other stripes, one thread for each): the scrub and the data check cover both.
+//! It does for each request just what no engine can do without: take the old data and the old parity out of
+//! the members into buffers, compute, and put the new ones back. No tasks, no claims, no plan, no intent, no
+//! errors. Its writes are as right as the engine's (other stripes, one thread for each): the scrub and the
+//! data check cover both.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! After warm-up the I/O path allocates nothing, with members that answer at once and with members that take their time.
+//! After warm-up the I/O path allocates nothing, with members that answer at once and with members that take
+//! their time.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -178,7 +179,8 @@ fn block_on<T: 'static>(shard: &Rc<Shard>, future: impl Future<Output = T> + 'st
     value.take().unwrap()
 }
 
-/// One request of all kinds: small and large, aligned and not, over chunks and stripes, anywhere and in a hot place.
+/// One request of all kinds: small and large, aligned and not, over chunks and stripes, anywhere and in a hot
+/// place.
 async fn request(volume: &Volume, number: u64, dice: u64) {
     const SIZES: [u64; 8] = [512, 1024, 4096, 4096, 4096, 12_288, CHUNK, 6 * CHUNK];
     let length = SIZES[usize::try_from(dice % 8).unwrap()];

@@ -34,7 +34,8 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The words that we were started with. `cargo demo -- OPTION` is as good as `cargo demo OPTION`: elsewhere cargo wants its `--`.
+/// The words that we were started with. `cargo demo -- OPTION` is as good as `cargo demo OPTION`: elsewhere
+/// cargo wants its `--`.
 pub fn words(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = arguments.into_iter().collect();
     if words.get(1..3).is_some_and(|first| first == ["demo", "--"]) {
@@ -56,13 +57,13 @@ pub enum Command {
     ZeroSuperblock(ZeroSuperblockArguments),
     /// Assemble an array and serve it over NBD until it is stopped.
     ///
-    /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in flight is
-    /// finished, and the superblocks say that the array is clean.
+    /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in
+    /// flight is finished, and the superblocks say that the array is clean.
     Serve(Box<ServeArguments>),
     /// Serve block devices and files over NVMe/TCP, each as a namespace of its own, until it is stopped.
     ///
-    /// Any NVMe/TCP host can use them, and `serve` as members of an array: nvme-tcp://HOST:PORT/NQN?nsid=N. Runs in the
-    /// foreground; SIGTERM or SIGINT ends it.
+    /// Any NVMe/TCP host can use them, and `serve` as members of an array: nvme-tcp://HOST:PORT/NQN?nsid=N.
+    /// Runs in the foreground; SIGTERM or SIGINT ends it.
     Target(Box<TargetArguments>),
     /// Show the subsystems that an NVMe/TCP server offers.
     Discover(DiscoverArguments),
@@ -74,8 +75,8 @@ pub enum Command {
     Fail(FailArguments),
     /// Put a device into an array that is served: as a member that is rebuilt, or as a spare.
     ///
-    /// A member that comes back gets only what was dirtied while it was away, if the bitmap still tells. A device that
-    /// isn't needed now waits as a spare, and takes over by itself when a member fails.
+    /// A member that comes back gets only what was dirtied while it was away, if the bitmap still tells. A
+    /// device that isn't needed now waits as a spare, and takes over by itself when a member fails.
     Add(AddArguments),
     /// Take a failed device or a spare out of an array that is served.
     Remove(RemoveArguments),
@@ -89,17 +90,17 @@ pub enum Command {
     Check(CheckArguments),
     /// Read the whole array, compare data with parity, and correct what does not match.
     ///
-    /// Without --locate parity is made from data, as MD's repair does. With it, on level 6, both parities are asked which
-    /// member is wrong: where one alone explains them it is corrected, data or parity; everything else is left as it is, and
-    /// the status is 1.
+    /// Without --locate parity is made from data, as MD's repair does. With it, on level 6, both parities are
+    /// asked which member is wrong: where one alone explains them it is corrected, data or parity; everything
+    /// else is left as it is, and the status is 1.
     Repair(RepairArguments),
     /// Pause, resume or stop resync, recovery, check and repair, or set their speed.
     Sync(SyncArguments),
     /// Tell of what happens to arrays, to a program, the system's log, or as lines.
     ///
-    /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to Rebuild80,
-    /// RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and MismatchFound,
-    /// ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
+    /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to
+    /// Rebuild80, RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and
+    /// MismatchFound, ArrayFailed, MemberBack, NotTakenBack and MoveSpare.
     Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
     ///
@@ -107,8 +108,8 @@ pub enum Command {
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     ///
-    /// With --disaggregated, of a RAID6 on four NVMe/TCP servers that compute its parity: a partition, a lost server, spares from
-    /// the pool, and the bytes on every link.
+    /// With --disaggregated, of a RAID6 on four NVMe/TCP servers that compute its parity: a partition, a lost
+    /// server, spares from the pool, and the bytes on every link.
     Demo(DemoArguments),
     /// Measure the engine on memory, files or devices; every run ends with a check of all that was written.
     Bench(Box<pinstripe_bench::BenchArgs>),
@@ -178,8 +179,8 @@ pub struct CreateArguments {
     /// The device that holds all parity (level 4); it becomes the last member
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub parity: Option<PathBuf>,
-    /// A device that takes every write first, so that no crash leaves a stripe half written (levels 4, 5 and 6); it must
-    /// outlive power losses and is as necessary as the members. Instead of a bitmap
+    /// A device that takes every write first, so that no crash leaves a stripe half written (levels 4, 5 and
+    /// 6); it must outlive power losses and is as necessary as the members. Instead of a bitmap
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub write_journal: Option<PathBuf>,
     /// Overwrite what the devices hold
@@ -228,8 +229,8 @@ pub struct ZeroSuperblockArguments {
 #[derive(Clone, Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ServeArguments {
-    /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT; can be given several times [default: a unix socket beside the
-    /// control socket]
+    /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT; can be given several times [default: a unix socket beside
+    /// the control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
     /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in
@@ -255,10 +256,12 @@ pub struct ServeArguments {
     /// Wait so many seconds for members that are named and not there, then start without them as with --run
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub run_after: Option<u32>,
-    /// Use members on servers that compute although another host uses them; it can't write them any more then, and stops
+    /// Use members on servers that compute although another host uses them; it can't write them any more
+    /// then, and stops
     #[arg(long)]
     pub takeover: bool,
-    /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage, for measurements
+    /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage, for
+    /// measurements
     #[arg(long, value_enum, value_name = "HOW", default_value_t = OffloadChoice::On)]
     pub offload: OffloadChoice,
     /// Which server sums up lost bytes
@@ -276,16 +279,19 @@ pub struct ServeArguments {
     /// Where writes of an array with a journal are acknowledged from
     #[arg(long, value_enum, value_name = "MODE", default_value_t = JournalModeChoice::WriteThrough)]
     pub journal_mode: JournalModeChoice,
-    /// KiB of each member per second that resync, rebuild, check and repair get whatever users do [default: 10000]
+    /// KiB of each member per second that resync, rebuild, check and repair get whatever users do [default:
+    /// 10000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_min: Option<u64>,
     /// KiB of each member per second that they never exceed [default: 2000000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_max: Option<u64>,
-    /// Corrected read errors after which a member is dropped, if the array can do without it; each hour halves the count
+    /// Corrected read errors after which a member is dropped, if the array can do without it; each hour
+    /// halves the count
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_read_errors: u32,
-    /// Take an empty namespace of this NVMe/TCP server in when a slot has been empty for a while: HOST:PORT. More than once: in this order
+    /// Take an empty namespace of this NVMe/TCP server in when a slot has been empty for a while: HOST:PORT.
+    /// More than once: in this order
     #[arg(long, value_name = "HOST:PORT")]
     pub spare_pool: Vec<String>,
     /// Seconds that a slot is left to its own member before a spare of the pool takes it
@@ -297,14 +303,14 @@ pub struct ServeArguments {
     /// Name of the NVMe subsystem [default: nqn.2014-08.org.nvmexpress:uuid: and the array's uuid]
     #[arg(long, value_name = "NQN", requires = "nvme_tcp")]
     pub nqn: Option<String>,
-    /// Serve NVMe/TCP only to hosts that authenticate: a file of lines HOST-NQN HOST-SECRET [CONTROLLER-SECRET], readable by its
-    /// owner only. --nvme-tcp may then listen on any address
+    /// Serve NVMe/TCP only to hosts that authenticate: a file of lines HOST-NQN HOST-SECRET
+    /// [CONTROLLER-SECRET], readable by its owner only. --nvme-tcp may then listen on any address
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
     pub dhchap_hosts: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArguments,
-    /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses, and on these without a warning:
-    /// all that reach them may do everything, and nothing is encrypted
+    /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses, and on
+    /// these without a warning: all that reach them may do everything, and nothing is encrypted
     #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
     /// Make a new array of memory devices (mem:SIZE) first; it is gone when the server ends
@@ -316,7 +322,8 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Members: block devices, best by names of /dev/disk/by-id, which stay, or files, in any order; with --create also mem:SIZE
+    /// Members: block devices, best by names of /dev/disk/by-id, which stay, or files, in any order; with
+    /// --create also mem:SIZE
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.
@@ -521,7 +528,8 @@ pub struct GrowArguments {
 pub enum JournalModeChoice {
     /// From the members: the journal closes the write hole and no more
     WriteThrough,
-    /// From the journal: what only the journal has is lost with it. An array that isn't whole is written through
+    /// From the journal: what only the journal has is lost with it. An array that isn't whole is written
+    /// through
     WriteBack,
 }
 
@@ -543,7 +551,8 @@ pub enum ConsistencyChoice {
     Bitmap,
     /// MD's partial parity log (level 5): an unclean start replays it, members missing or not
     Ppl,
-    /// A log for both parities (level 6), which Linux does not know: a clean array it can assemble, a dirty one it refuses
+    /// A log for both parities (level 6), which Linux does not know: a clean array it can assemble, a dirty
+    /// one it refuses
     DoubleParityLog,
 }
 

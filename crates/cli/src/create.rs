@@ -1,8 +1,9 @@
 //! `pinstripe create`: a new array on devices.
 //!
-//! Everything is checked before anything is written: the options against each other, then every device (opened and
-//! locked, large enough, holding nothing), then the layout against MD's rules, then the devices' servers are asked. With
-//! `--force`, marks of what the devices held are wiped after all that, so that no tool takes a member for what it was.
+//! Everything is checked before anything is written: the options against each other, then every device
+//! (opened and locked, large enough, holding nothing), then the layout against MD's rules, then the devices'
+//! servers are asked. With `--force`, marks of what the devices held are wiped after all that, so that no
+//! tool takes a member for what it was.
 
 use std::{
     io::Read,
@@ -321,9 +322,9 @@ fn named(error: &PlacementError, infos: &[DeviceInfo]) -> Failure {
 
 /// Zeroes the blocks that hold marks of what was there.
 ///
-/// Old MD superblocks go wherever they are, as with mdadm: one in front of the new one would be taken for it. Other
-/// marks stay where the new array has its data, for they may be part of it: an array that is made anew over itself
-/// keeps all of its content.
+/// Old MD superblocks go wherever they are, as with mdadm: one in front of the new one would be taken for it.
+/// Other marks stay where the new array has its data, for they may be part of it: an array that is made anew
+/// over itself keeps all of its content.
 async fn wipe_marks(device: &dyn Device, contents: &Contents, data: Range<u64>) -> Result<(), Failure> {
     let block = u64::from(device.info().logical_block);
     let in_blocks = |mark: Range<u64>| {

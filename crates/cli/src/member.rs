@@ -1,4 +1,5 @@
-//! A member's storage, wherever it is: a file or block device of this machine, or an NVMe namespace of a server.
+//! A member's storage, wherever it is: a file or block device of this machine, or an NVMe namespace of a
+//! server.
 
 use std::{
     cell::RefCell,
@@ -114,7 +115,8 @@ pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens a member, and locks what can be locked. Unless it is for reading only, one that can't be written is refused (C34).
+/// Opens a member, and locks what can be locked. Unless it is for reading only, one that can't be written is
+/// refused (C34).
 pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
     match address(&path) {
         Some(address) => {

@@ -57,7 +57,8 @@ pub async fn hosts(path: Option<PathBuf>) -> Result<Option<Authentication>, Fail
     Ok(Some(Authentication::new(keyring)))
 }
 
-/// Refuses an address that other machines can reach, unless hosts authenticate or the user has said that this is meant.
+/// Refuses an address that other machines can reach, unless hosts authenticate or the user has said that this
+/// is meant.
 pub fn check_address(
     address: SocketAddr,
     hosts: Option<&Path>,

@@ -2,8 +2,8 @@
 
 use pinstripe_runtime::{ShardHandle, shard};
 
-/// Does `work` at the same time on all shards, and waits until it is done. A shard that is gone is left out: it holds
-/// nothing and has no connections.
+/// Does `work` at the same time on all shards, and waits until it is done. A shard that is gone is left out:
+/// it holds nothing and has no connections.
 pub async fn on_shards<F: Future<Output = ()> + 'static>(
     shards: &[ShardHandle],
     work: impl Fn() -> F + Clone + Send + 'static,

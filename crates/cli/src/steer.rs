@@ -1,4 +1,5 @@
-//! Commands that talk to a running server: `detail`, `stop`. Those that change its members are in `membership`.
+//! Commands that talk to a running server: `detail`, `stop`. Those that change its members are in
+//! `membership`.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! `pinstripe target`: block devices and files as namespaces of an NVMe/TCP subsystem, until it is told to stop.
+//! `pinstripe target`: block devices and files as namespaces of an NVMe/TCP subsystem, until it is told to
+//! stop.
 
 mod state;
 

@@ -1,10 +1,11 @@
 //! The gate that every stripe write passes, and the generations by which membership changes.
 //!
-//! One word holds the generation of the current [`Snapshot`](crate::snapshot::Snapshot) and whether the superblocks on disk
-//! say *dirty*. A writer counts itself in (in its own shard's cache line) under the parity of the generation, and
-//! then reads the word: it may go on if the generation is still the one it counted under and the gate is open. The
-//! controller changes the word and then reads the counts. Both sides are sequentially consistent, so either the writer sees
-//! the change or the controller sees the writer. That gives both promises with one count:
+//! One word holds the generation of the current [`Snapshot`](crate::snapshot::Snapshot) and whether the
+//! superblocks on disk say *dirty*. A writer counts itself in (in its own shard's cache line) under the
+//! parity of the generation, and then reads the word: it may go on if the generation is still the one it
+//! counted under and the gate is open. The controller changes the word and then reads the counts. Both sides
+//! are sequentially consistent, so either the writer sees the change or the controller sees the writer. That
+//! gives both promises with one count:
 //!
 //! - *C1*: after publishing a generation the controller waits until no writer is counted under the old one;
 //!   then every write in flight was planned under the new membership.
@@ -38,7 +39,8 @@ pub struct Admission {
 #[derive(Default)]
 struct Counts {
     inside: [AtomicU32; 2],
-    /// Writers that have ever entered: shows the controller whether the array was idle. Written by its own shard only.
+    /// Writers that have ever entered: shows the controller whether the array was idle. Written by its own
+    /// shard only.
     entered: AtomicU64,
 }
 
@@ -181,14 +183,16 @@ impl Admission {
         self.halted.load(Ordering::SeqCst)
     }
 
-    /// Moves to the next generation; the snapshot with that number must be in place. Follow with [`Admission::drained`].
+    /// Moves to the next generation; the snapshot with that number must be in place. Follow with
+    /// [`Admission::drained`].
     pub fn publish(&self, generation: u64) {
         debug_assert_eq!(self.generation() + 1, generation);
         self.word.fetch_add(2, Ordering::SeqCst);
     }
 
-    /// Waits until no writer of the generation before the current one is left. For others than the controller, too, that generation is
-    /// the one before the latest: it is published only when the writers before are gone.
+    /// Waits until no writer of the generation before the current one is left. For others than the
+    /// controller, too, that generation is the one before the latest: it is published only when the writers
+    /// before are gone.
     pub async fn drained(&self) {
         let is_drained = || self.inside(parity(self.generation() + 1)) == 0;
         self.left.wait_until(|| is_drained() || active(Mutant::NotDrained)).await;

@@ -57,7 +57,8 @@ impl Facts<'_> {
         (!sentences.is_empty()).then(|| sentences.join(". "))
     }
 
-    /// What is to be done about too many failures: other things where the space behind the devices is used up than where they are gone.
+    /// What is to be done about too many failures: other things where the space behind the devices is used up
+    /// than where they are gone.
     fn steps(&self) -> String {
         let holds = |error: &&MemberError| {
             self.slots.iter().any(|slot| slot.device.as_deref() == Some(error.name.as_str()))

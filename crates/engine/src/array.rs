@@ -1,7 +1,8 @@
 //! An array in service: what its owner holds on the home shard.
 //!
-//! The home shard runs the controller (`control`), the intent writer and the sweeper (`intent_writer`), and resync, rebuild
-//! and scrub (`maintenance`). All other shards only read and write, through their own [`Volume`].
+//! The home shard runs the controller (`control`), the intent writer and the sweeper (`intent_writer`), and
+//! resync, rebuild and scrub (`maintenance`). All other shards only read and write, through their own
+//! [`Volume`].
 
 use std::{
     cell::{Cell, RefCell},
@@ -64,7 +65,8 @@ pub(crate) struct Home {
     pub(crate) bits_frozen: Cell<bool>,
     /// The log that the array has, or shall have as soon as its parity matches.
     pub(crate) wanted_log: RefCell<Log>,
-    /// It still has something from before the start, and must not have it when something is written without it.
+    /// It still has something from before the start, and must not have it when something is written without
+    /// it.
     pub(crate) log_is_old: Cell<bool>,
     /// A rebuild failed for what the others can't deliver: no spare takes over before something has changed.
     pub(crate) spares_rest: Cell<bool>,
@@ -93,8 +95,8 @@ impl Drop for PagesLock<'_> {
     }
 }
 
-/// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up, no other
-/// may change before it is done (two spares for one slot, or with one device number).
+/// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up,
+/// no other may change before it is done (two spares for one slot, or with one device number).
 pub(crate) struct ChangeLock<'h>(&'h Home);
 
 impl Drop for ChangeLock<'_> {
@@ -164,15 +166,17 @@ impl Home {
 }
 
 impl Array {
-    /// Reads the members, checks that the array can be served, and starts serving it on `shards`, of which the current one must be the
-    /// first. Writes nothing until the first write; an unclean array is resynced in the background.
+    /// Reads the members, checks that the array can be served, and starts serving it on `shards`, of which
+    /// the current one must be the first. Writes nothing until the first write; an unclean array is resynced
+    /// in the background.
     pub async fn assemble(
         sources: Vec<Arc<dyn DeviceSource>>,
         options: ArrayOptions,
         shards: Vec<ShardHandle>,
     ) -> Result<Self, AssembleError> {
         match Self::assemble_with_log(sources.clone(), options.clone(), shards.clone()).await {
-            // Forced, an array does without a journal that can't be replayed, as without one that isn't there.
+            // Forced, an array does without a journal that can't be replayed, as without one that isn't
+            // there.
             Err(AssembleError::Journal { name, .. }) if options.force => {
                 let others = sources.into_iter().filter(|source| source.name() != name).collect();
                 Self::assemble_with_log(others, options, shards).await
@@ -192,7 +196,8 @@ impl Array {
             give_up(&attached).await;
             return Err(error);
         }
-        // A journal that was left out isn't to be found again by the next start: what is done without it, it doesn't know.
+        // A journal that was left out isn't to be found again by the next start: what is done without it, it
+        // doesn't know.
         let refreshes = assembled.old_log == OldLog::Replayed || assembled.journal_left_out;
         let journal = assembled.journal.take();
         let sweep_ns = options.sweep_ns.unwrap_or_else(|| {
@@ -341,7 +346,8 @@ impl Array {
         &self.home.stale
     }
 
-    /// Whether the array was assembled without its journal, because that was forced: what only the journal had is lost.
+    /// Whether the array was assembled without its journal, because that was forced: what only the journal
+    /// had is lost.
     pub fn is_journal_left_out(&self) -> bool {
         self.home.journal_left_out
     }
@@ -383,8 +389,9 @@ impl Array {
     }
 }
 
-/// Whether there may be half-written rows, but for those that a journal puts right. A resync that was interrupted by a clean stop, or has
-/// not begun, leaves none; of those that a journal leaves which is left out, the superblocks know nothing.
+/// Whether there may be half-written rows, but for those that a journal puts right. A resync that was
+/// interrupted by a clean stop, or has not begun, leaves none; of those that a journal leaves which is left
+/// out, the superblocks know nothing.
 fn was_cut_off(array: &ArrayRecord, journal_left_out: bool) -> bool {
     let dirty = array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
     (dirty || journal_left_out) && array.events > 0

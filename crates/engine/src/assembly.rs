@@ -1,8 +1,8 @@
 //! From devices to an array: read every member's superblock, decide which are current, refuse to lose data.
 //!
-//! The freshest superblock decides (highest events); members at most one event behind are current, and their roles come
-//! from the freshest one's table, never from their own (docs/formats.md section 4). Everything is checked before
-//! anything is written.
+//! The freshest superblock decides (highest events); members at most one event behind are current, and their
+//! roles come from the freshest one's table, never from their own (docs/formats.md section 4). Everything is
+//! checked before anything is written.
 
 mod decide;
 
@@ -173,7 +173,7 @@ pub enum AssembleError {
         /// Why.
         problem: JournalProblem,
     },
-    /// The superblocks could not be written, which must come before the journal is replayed to an array that isn't complete.
+    /// The superblocks could not be written before the replay of a journal to an incomplete array.
     #[error(
         "who is missing could not be recorded, and must be before the journal is emptied: too many devices fail. Nothing is lost: see to the devices, and assemble the array again"
     )]
@@ -308,16 +308,16 @@ pub(crate) struct Assembled {
     pub(crate) geometry: Geometry,
     pub(crate) seated: Seated,
     pub(crate) freshest: Superblock,
-    /// The journal device, if the array has one. Whether the members hold what it describes is still to be seen.
+    /// The journal device, if the array has one. What it describes may not be on the members.
     pub(crate) journal: Option<Found>,
     pub(crate) bitmap: Option<BitmapImage>,
     /// Why nothing may be written, if so.
     pub(crate) read_only: Option<ReadOnlyReason>,
-    /// The array was stopped uncleanly, or its resync was not over: from which member sector parity can't be trusted.
+    /// The member sector from which parity can't be trusted, after an unclean stop or in a resync.
     pub(crate) dirty_from: Option<u64>,
     /// The array's journal is not to be had, and it was assembled nevertheless.
     pub(crate) journal_left_out: bool,
-    /// Dirty and degraded, and started nevertheless: parity stands in for data even where a crash may have torn rows.
+    /// Started although dirty and degraded: parity stands in for data even in rows that may be torn.
     pub(crate) forced: bool,
     /// What [`replay`](crate::consistency::replay) left for the array to use.
     pub(crate) log: Log,
@@ -336,7 +336,7 @@ impl Assembled {
     }
 }
 
-/// Reads the superblock of a device: the first valid one of the places where it may lie. `None` if there is none.
+/// Reads the superblock of a device: the first valid one of the places where it may lie, if there is one.
 pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, AssembleError> {
     let name = &device.info().name;
     let sectors = device.info().size / SECTOR_BYTES;
@@ -354,7 +354,8 @@ pub async fn read_superblock(device: &dyn Device) -> Result<Option<Superblock>, 
     damaged.map_or(Ok(None), |error| Err(AssembleError::Superblock { name: name.clone(), error }))
 }
 
-/// Attaches servers that compute: they take no write, nor a flush, of a host that isn't attached while another one was.
+/// Attaches servers that compute: they take no write, nor a flush, of a host that isn't attached while
+/// another one was.
 async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, AssembleError> {
     let array = freshest(found)?.array;
     if options.takeover && !options.force {
@@ -378,8 +379,9 @@ async fn read_again(found: &mut [Found]) -> Result<(), AssembleError> {
     Ok(())
 }
 
-/// What was read may be in the devices' caches only: superblocks, bits and log entries that a process was writing when it was
-/// killed. Whatever is built on them must not survive a power failure that they don't survive.
+/// What was read may be in the devices' caches only: superblocks, bits and log entries that a process was
+/// writing when it was killed. Whatever is built on them must not survive a power failure that they don't
+/// survive.
 async fn flush(found: &[Found]) -> Result<(), AssembleError> {
     for member in found {
         let name = || member.device.info().name.clone();
@@ -443,8 +445,8 @@ pub(crate) async fn give_up(attached: &[Rc<dyn Device>]) {
     }
 }
 
-/// Whether all superblocks are of one update. If not, another host may be in the middle of one, and what they say is worth nothing before
-/// the members are attached.
+/// Whether all superblocks are of one update. If not, another host may be in the middle of one, and what they
+/// say is worth nothing before the members are attached.
 fn is_settled(found: &[Found]) -> bool {
     let mut events = found.iter().map(|member| member.superblock.array.events);
     let first = events.next();
@@ -546,8 +548,8 @@ fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
     }
 }
 
-/// Whether one member's superblock says that another, which calls itself a member, is none. One event behind, it may just
-/// have missed how a device joined; but a device that joins isn't whole.
+/// Whether one member's superblock says that another, which calls itself a member, is none. One event behind,
+/// it may just have missed how a device joined; but a device that joins isn't whole.
 fn is_disowned(by: &Superblock, whom: &Superblock) -> bool {
     let (theirs, mine) = (by.array.events, whom.array.events);
     let knows = theirs >= mine || theirs + 1 == mine && whom.member.recovery_offset.is_none();
@@ -624,7 +626,7 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     Ok(Geometry::Raid0(geometry))
 }
 
-/// What may be done with the array, as far as any of its current members tells: some features stand in one superblock only.
+/// What may be done with the array by all its current members: some features stand in one superblock only.
 fn support(freshest: &Superblock, found: &[Found]) -> Result<Option<ReadOnlyReason>, AssembleError> {
     let mut read_only = None;
     let current = found.iter().filter(|member| {
@@ -670,7 +672,7 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Seat
             continue;
         }
         if own_role == Role::Spare && !believed {
-            // It took the slot in an update that its own superblock missed: a spare has nothing of the array yet.
+            // It took the slot in an update that its superblock missed: a spare has nothing of the array yet.
             let record = &mut member.superblock.member;
             (record.recovery_offset, record.recovery_by_bitmap) = (Some(Sector(0)), false);
         }

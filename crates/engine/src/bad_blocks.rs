@@ -1,20 +1,20 @@
 //! The bad-block log, kept on write (md-format.md section 6).
 //!
-//! Where a member can't take a sector, MD lists the sector as bad instead of dropping the member, if the array has logs. So do
-//! we: for writes, for the rewriting of sectors that could not be read, and for rows that a rebuild can't make.
-//! Such a sector is never read; what it should hold is made from the others.
+//! Where a member can't take a sector, MD lists the sector as bad instead of dropping the member, if the
+//! array has logs. So do we: for writes, for the rewriting of sectors that could not be read, and for rows
+//! that a rebuild can't make. Such a sector is never read; what it should hold is made from the others.
 //!
 //! The controller alone changes logs, one report after the other, in the order in which they were made:
 //!
-//! - *Bad*: the entry is durable on the member, and every shard has stopped reading the sector, before the write that
-//!   failed is acknowledged. The first entry of a log needs a superblock that says that the log counts. A log that is full
-//!   or can't be written costs the member its place.
+//! - *Bad*: the entry is durable on the member, and every shard has stopped reading the sector, before the
+//!   write that failed is acknowledged. The first entry of a log needs a superblock that says that the log
+//!   counts. A log that is full or can't be written costs the member its place.
 //! - *Good* again, after a write that succeeded: the member is flushed first, because the entry is what
 //!   stands between a read and the old content (C4). No request waits for this; until it is done the sector
 //!   is made from the others.
 //!
-//! A crash in between leaves an entry too many or a write that was never acknowledged. How a log changes on disk without losing
-//! an entry to a torn write is in [`pinstripe_md::bad_block_table`].
+//! A crash in between leaves an entry too many or a write that was never acknowledged. How a log changes on
+//! disk without losing an entry to a torn write is in [`pinstripe_md::bad_block_table`].
 
 use std::{
     collections::VecDeque,
@@ -51,7 +51,8 @@ struct Place {
     size: SectorCount,
 }
 
-/// The bad blocks of a member: part of [`Member`]. Only the controller changes them; the snapshot says what counts.
+/// The bad blocks of a member: part of [`Member`]. Only the controller changes them; the snapshot says what
+/// counts.
 pub struct MemberBadBlocks {
     table: Mutex<Arc<BadBlockTable>>,
     /// Nothing where the member has no log that we could write.
@@ -143,8 +144,8 @@ impl VolumeInner {
             && matches!(self.shared.geometry, Geometry::Parity(_))
     }
 
-    /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by [`VolumeInner::listed`] before
-    /// anything that rests on it is acknowledged.
+    /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by
+    /// [`VolumeInner::listed`] before anything that rests on it is acknowledged.
     pub(crate) fn list_bad(
         &self,
         member: &Member,
@@ -160,8 +161,8 @@ impl VolumeInner {
         Listing { ticket, offset, length }
     }
 
-    /// Waits until what was to be listed is, durably, or its member is out. An error if too much of a row can't be read now: then the
-    /// data that was written there is lost.
+    /// Waits until what was to be listed is, durably, or its member is out. An error if too much of a row
+    /// can't be read now: then the data that was written there is lost.
     pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<(), IoError> {
         let shared: &Shared = &self.shared;
         let reports = &shared.bad_reports;
@@ -173,9 +174,9 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// The member's sectors in this range (in bytes, relative to its data) can't be made good: they are listed in its log, or, where
-    /// it has none or the log is full, it is dropped. True if they are listed, durably. For rebuild and scrub, under the
-    /// stripe's claim.
+    /// The member's sectors in this range (in bytes, relative to its data) can't be made good: they are
+    /// listed in its log, or, where it has none or the log is full, it is dropped. True if they are listed,
+    /// durably. For rebuild and scrub, under the stripe's claim.
     pub(crate) async fn record_bad(
         &self,
         view: &View,
@@ -231,7 +232,8 @@ impl Home {
         }
     }
 
-    /// Changes a member's log, on the member and for all shards. The error is what the member is to be dropped for.
+    /// Changes a member's log, on the member and for all shards. The error is what the member is to be
+    /// dropped for.
     async fn keep(&self, report: &Report) -> Result<(), MemberError> {
         let (member, device, slot) = {
             let records = self.records.borrow();

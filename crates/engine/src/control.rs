@@ -1,12 +1,12 @@
 //! The controller: one task on the home shard that alone changes membership and superblocks.
 //!
-//! It is driven by state, not by messages: it looks at what is wanted (members reported as failed, writers at the gate,
-//! commands) and does the most urgent thing whole, then looks again. So superblock updates are serial and nothing that
-//! was asked for can be lost between two messages (C2).
+//! It is driven by state, not by messages: it looks at what is wanted (members reported as failed, writers at
+//! the gate, commands) and does the most urgent thing whole, then looks again. So superblock updates are
+//! serial and nothing that was asked for can be lost between two messages (C2).
 //!
-//! An update of the superblocks writes, in this order: the bitmap's header on every member (C9); one member's superblock
-//! alone; all others. A crash can't tear all copies. If a member fails meanwhile, it is dropped and the update starts
-//! again with one event more. A failure beyond redundancy is not written down (C3).
+//! An update of the superblocks writes, in this order: the bitmap's header on every member (C9); one member's
+//! superblock alone; all others. A crash can't tear all copies. If a member fails meanwhile, it is dropped
+//! and the update starts again with one event more. A failure beyond redundancy is not written down (C3).
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
@@ -232,8 +232,9 @@ impl Home {
         self.work.notify();
     }
 
-    /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all failures that were reported
-    /// and all commands that came before: neither two commands at once nor one beside a failure take the array past redundancy (C31).
+    /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all
+    /// failures that were reported and all commands that came before: neither two commands at once nor one
+    /// beside a failure take the array past redundancy (C31).
     async fn take_out(&self, slot: usize, id: MemberId) -> Result<(), CommandError> {
         self.drop_reported().await?;
         let snapshot = self.shared().snapshot();
@@ -292,7 +293,8 @@ impl Home {
         }
         let fenced = leaving.iter().find(|failure| failure.error.error.kind == DeviceErrorKind::Fenced);
         if let Some(fenced) = fenced {
-            // Another host has taken the array over (C22). The members are well, and nothing is to be written down.
+            // Another host has taken the array over (C22). The members are well, and nothing is to be written
+            // down.
             self.fail_array(std::slice::from_ref(&fenced.error), Shared::fence);
             return false;
         }
@@ -347,7 +349,8 @@ impl Home {
     async fn make_dirty(&self) {
         self.dirty.set(true);
         self.take_up_log().await;
-        // Before the superblocks say that the log counts, it holds nothing; nor does one that doesn't count yet.
+        // Before the superblocks say that the log counts, it holds nothing; nor does one that doesn't count
+        // yet.
         if self.forget_old_log().await.is_err() || !self.empty_log(true).await {
             return;
         }
@@ -360,7 +363,8 @@ impl Home {
         }
     }
 
-    /// Takes up the log that the array was waiting for, if it can be. A failure past redundancy shows at the next update.
+    /// Takes up the log that the array was waiting for, if it can be. A failure past redundancy shows at the
+    /// next update.
     async fn take_up_log(&self) {
         let failures = self.adopt_log().await;
         self.unseat(failures).await;
@@ -469,7 +473,8 @@ impl Home {
         }
         let intent = &snapshot.intent;
         if intent.is_torn(0..=intent.len() - 1) {
-            // "From some sector on" would tell the next start that a clean stop cut the resync short, and that no row is torn.
+            // "From some sector on" would tell the next start that a clean stop cut the resync short, and
+            // that no row is torn.
             return Some(0);
         }
         intent.out_of_sync_from()
@@ -495,7 +500,8 @@ impl Home {
                     let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
                     let outcome = match book.superblock.encode(block) {
                         Ok(bytes) => Ok(book.device.write(offset, copy(&bytes), true)),
-                        // Our own output breaks a rule: nothing is written, and the member is given up rather than damaged.
+                        // Our own output breaks a rule: nothing is written, and the member is given up rather
+                        // than damaged.
                         Err(_) => Err(DeviceError::of(DeviceErrorKind::Invalid)),
                     };
                     writes.push((book.slot, book.member.id, book.member.name.clone(), offset, outcome));
@@ -558,8 +564,9 @@ impl Home {
         self.write_bitmap_pages(&pages).await
     }
 
-    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: writers set bits in a bitmap that
-    /// goes until the superblocks don't name it any more; a new one begins all set, and is on the members before the superblocks name it.
+    /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: writers set
+    /// bits in a bitmap that goes until the superblocks don't name it any more; a new one begins all set, and
+    /// is on the members before the superblocks name it.
     async fn swap_intent(
         &self,
         intent: Arc<crate::intent::IntentTable>,
@@ -587,7 +594,8 @@ impl Home {
         };
         match change {
             IntentChange::Remove => {
-                // Every bit is set, and stays, until no superblock names the bitmap: whatever a crash leaves, it covers all.
+                // Every bit is set, and stays, until no superblock names the bitmap: whatever a crash leaves,
+                // it covers all.
                 self.bits_frozen.set(true);
                 let failures = self.set_every_bit().await;
                 if !failures.is_empty() && !self.unseat(failures).await {

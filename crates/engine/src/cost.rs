@@ -1,7 +1,8 @@
 //! What a member's requests cost, measured: a latency and a time per byte, for reads and for writes.
 //!
-//! Small requests move the latency, large ones the time per byte; each is a moving average (1/8 of every new sample).
-//! Only one in [`SAMPLE_EVERY`] requests is timed, so that a memory device isn't slowed down by the clock.
+//! Small requests move the latency, large ones the time per byte; each is a moving average (1/8 of every new
+//! sample). Only one in [`SAMPLE_EVERY`] requests is timed, so that a memory device isn't slowed down by the
+//! clock.
 
 use std::cell::Cell;
 
@@ -19,9 +20,9 @@ const NOISE: Price = Price { latency_ns: 5_000, ns_per_kib: 100 };
 /// A sample counts as at most so many averages.
 const OUTLIER: u32 = 3;
 
-/// What reads cost, by slot, as plans see it: members within a factor of two of the cheapest count as alike, those within
-/// four as twice as dear, and so on; one that was not measured counts as the cheapest. Else the noise of measurements
-/// would decide between plans of which one reads twice as much.
+/// What reads cost, by slot, as plans see it: members within a factor of two of the cheapest count as alike,
+/// those within four as twice as dear, and so on; one that was not measured counts as the cheapest. Else the
+/// noise of measurements would decide between plans of which one reads twice as much.
 pub(crate) fn read_prices<'m>(
     members: impl Iterator<Item = Option<&'m MemberCost>> + Clone,
     prices: &[Cell<Price>],
@@ -45,8 +46,8 @@ pub(crate) fn read_prices<'m>(
     }
 }
 
-/// Whether parity that was written should be kept for the next read-modify-write. Of a member in memory it is as near there
-/// as in the cache, and the cache costs the write a second place to touch.
+/// Whether parity that was written should be kept for the next read-modify-write. Of a member in memory it is
+/// as near there as in the cache, and the cache costs the write a second place to touch.
 pub(crate) fn is_worth_keeping<'m>(mut members: impl Iterator<Item = &'m MemberCost>) -> bool {
     members.any(|member| member.read().latency_ns >= NOISE.latency_ns)
 }

@@ -47,7 +47,8 @@ pub enum CreateError {
     },
 }
 
-/// Makes the array that `wish` describes on `devices`, which are its members and then its spares, in order. What they hold is lost.
+/// Makes the array that `wish` describes on `devices`, which are its members and then its spares, in order.
+/// What they hold is lost.
 pub async fn create(wish: &NewArray, devices: &[Rc<dyn Device>]) -> Result<PlacedArray, CreateError> {
     create_with(wish, NewLog::None, devices).await
 }
@@ -69,8 +70,8 @@ pub async fn create_placed(
     create_placed_after(placed, devices, async { Ok(()) }).await
 }
 
-/// The same; `before` is what shall be done to the devices first. It begins only when nothing can refuse the array any more: until
-/// then the devices are as they were.
+/// The same; `before` is what shall be done to the devices first. It begins only when nothing can refuse the
+/// array any more: until then the devices are as they were.
 pub async fn create_placed_after<E: From<CreateError>>(
     placed: PlacedArray,
     devices: &[Rc<dyn Device>],

@@ -36,7 +36,8 @@ impl Sources<'_> {
         }
     }
 
-    /// Recovers the lost data columns, in ascending order, one into each of `out` (as many as are lost, one or two).
+    /// Recovers the lost data columns, in ascending order, one into each of `out` (as many as are lost, one
+    /// or two).
     pub fn recover_data(
         &self,
         kernel: &Kernel,

@@ -107,7 +107,8 @@ pub struct MemberOffload {
 /// A slot.
 #[derive(Clone, Debug, Default)]
 pub struct SlotDetail {
-    /// `in-sync`, `resyncing` (it has all of its data, and parity is still to be made to match), `recovering` or `missing`.
+    /// `in-sync`, `resyncing` (it has all of its data, and parity is still to be made to match), `recovering`
+    /// or `missing`.
     pub state: &'static str,
     /// The device that holds the slot, if there is one.
     pub device: Option<String>,

@@ -6,13 +6,14 @@
 //!            of one generation     asked for                of intent
 //! ```
 //!
-//! Between entering and the first write the membership may become another: a thread can be taken off its CPU for as long as it takes
-//! to drop a member and to take it back. So [`Inside::begin`] looks at the generation once more, behind the intent. Each step gives what
-//! the next one takes, and the functions that write to members take a [`Writing`]: none of the steps can be left out.
+//! Between entering and the first write the membership may become another: a thread can be taken off its CPU
+//! for as long as it takes to drop a member and to take it back. So [`Inside::begin`] looks at the generation
+//! once more, behind the intent. Each step gives what the next one takes, and the functions that write to
+//! members take a [`Writing`]: none of the steps can be left out.
 //!
-//! The look is one half. A change of the membership is the other: it is published first, and what then relies on it (a recovery that
-//! reads intent bits) waits until every [`Inside`] of the membership before is gone. So either the bit was there to be read, or the
-//! look sees the change.
+//! The look is one half. A change of the membership is the other: it is published first, and what then relies
+//! on it (a recovery that reads intent bits) waits until every [`Inside`] of the membership before is gone.
+//! So either the bit was there to be read, or the look sees the change.
 
 use std::rc::Rc;
 

@@ -84,7 +84,8 @@ pub enum IoError {
     /// The array is being stopped; nothing was done.
     #[error("the array is stopping")]
     Stopping,
-    /// More members failed than the level can bear. What can still be read is read; nothing more is acknowledged.
+    /// More members failed than the level can bear. What can still be read is read; nothing more is
+    /// acknowledged.
     #[error(
         "more members have failed than the array can bear: `pinstripe detail` says which, and why; mend that, then stop the array and assemble it again"
     )]

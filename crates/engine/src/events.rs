@@ -1,4 +1,5 @@
-//! What happened to the array, as mdadm's monitor tells it: numbered and bounded, so that a reader knows what it has missed.
+//! What happened to the array, as mdadm's monitor tells it: numbered and bounded, so that a reader knows what
+//! it has missed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -207,7 +208,8 @@ impl Array {
         self.home.events.add(kind);
     }
 
-    /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't `after + 1`, some are lost.
+    /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't
+    /// `after + 1`, some are lost.
     pub fn events(&self, after: u64) -> Vec<Event> {
         self.home.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
     }

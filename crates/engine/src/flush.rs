@@ -35,8 +35,8 @@ impl From<IoError> for NotZeroed {
 }
 
 impl VolumeInner {
-    /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped before this returns: the
-    /// kernel reports lost writes once, so the flush is never tried again.
+    /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped
+    /// before this returns: the kernel reports lost writes once, so the flush is never tried again.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
         if self.shared.has_failed() {
             return Err(self.shared.failure());
@@ -68,12 +68,14 @@ impl VolumeInner {
                 self.shared.dropped(member).await?;
             }
         }
-        // Writes that this flush covers may have been made without a member that the superblocks still call current (C2).
+        // Writes that this flush covers may have been made without a member that the superblocks still call
+        // current (C2).
         self.shared.durable(view.snapshot.generation).await
     }
 
-    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only this flush: one that failed
-    /// elsewhere meanwhile has lost what this one was to make durable, and one that failed before is never tried again.
+    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only
+    /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
+    /// that failed before is never tried again.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
         let again = matches!(self.shared.geometry, Geometry::Raid0(_));
         let mut set = self.sets.take();
@@ -127,8 +129,9 @@ impl VolumeInner {
             && view.devices.iter().flatten().all(|device| device.info().zeroes == ZeroedReads::Zero)
     }
 
-    /// Zeroes one whole stripe on all members, parity included: P and Q of zeroes are zero. False if a member can't after all; the
-    /// stripe is then written by other means or left, but never half zeroed with parity that does not match.
+    /// Zeroes one whole stripe on all members, parity included: P and Q of zeroes are zero. False if a member
+    /// can't after all; the stripe is then written by other means or left, but never half zeroed with parity
+    /// that does not match.
     pub(crate) async fn zero_stripe(&self, stripe: StripeId) -> Result<bool, IoError> {
         let _claim = self.claim_alone(stripe).await;
         let zeroed = loop {
@@ -181,8 +184,9 @@ impl VolumeInner {
         Ok(!unsupported)
     }
 
-    /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so that the row stays
-    /// consistent; then the answer is true. The members that failed, and sectors that could not be zeroed, come with it.
+    /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so
+    /// that the row stays consistent; then the answer is true. The members that failed, and sectors that
+    /// could not be zeroed, come with it.
     async fn zero_members(
         &self,
         writing: &Writing<'_>,

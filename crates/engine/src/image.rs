@@ -42,7 +42,8 @@ fn length(data: &Slice) -> u32 {
     u32::try_from(data.len()).unwrap_or(u32::MAX)
 }
 
-/// What a part of an image covers: where it begins in the stripe's data, and its bytes. Sorted, not overlapping.
+/// What a part of an image covers: where it begins in the stripe's data, and its bytes. Sorted, not
+/// overlapping.
 pub type Parts = Vec<(u32, Slice)>;
 
 /// Pieces merged in arrival order. Reusable.
@@ -101,7 +102,8 @@ impl Image {
         std::mem::swap(&mut self.parts, &mut self.scratch);
     }
 
-    /// Cuts the image into columns of `chunk` bytes and joins what touches. Call after the last [`Image::add`].
+    /// Cuts the image into columns of `chunk` bytes and joins what touches. Call after the last
+    /// [`Image::add`].
     pub fn build_extents(&mut self, chunk: u32) {
         self.extents.clear();
         let mut index = 0;
@@ -186,7 +188,8 @@ impl Image {
         self.parts.len()
     }
 
-    /// Cuts the image into images of one column and at most `parts_max` parts each, and gives all but the first.
+    /// Cuts the image into images of one column and at most `parts_max` parts each, and gives all but the
+    /// first.
     pub fn split(&mut self, chunk: u32, parts_max: usize) -> Vec<Parts> {
         let mut images: Vec<Parts> = Vec::new();
         for (from, data) in self.parts.drain(..) {
@@ -208,8 +211,8 @@ impl Image {
         images
     }
 
-    /// Cuts the image at rows where something changes, and gives all but the first part: `end_of` tells how far from a byte of a chunk on
-    /// rows are alike.
+    /// Cuts the image at rows where something changes, and gives all but the first part: `end_of` tells how
+    /// far from a byte of a chunk on rows are alike.
     pub fn cut(&mut self, chunk: u32, end_of: impl Fn(u32) -> u32) -> Vec<Parts> {
         let mut images: BTreeMap<u32, Parts> = BTreeMap::new();
         for (from, data) in self.parts.drain(..) {
@@ -227,7 +230,8 @@ impl Image {
         images.collect()
     }
 
-    /// The chunk range that the image's bytes are in: from the first byte to behind the last, whatever their columns.
+    /// The chunk range that the image's bytes are in: from the first byte to behind the last, whatever their
+    /// columns.
     pub fn rows(&self, chunk: u32) -> (u32, u32) {
         let mut rows = (chunk, 0);
         for (from, data) in &self.parts {

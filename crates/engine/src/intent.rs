@@ -1,8 +1,10 @@
-//! Write intent: which regions of the members may be changing, so that a crash costs a resync of those and not of everything.
+//! Write intent: which regions of the members may be changing, so that a crash costs a resync of those and
+//! not of everything.
 //!
-//! A region is what one bit of MD's bitmap covers. Its counters are several *lanes*, and a stripe picks its lane by
-//! its low bits: writers of neighbouring stripes, which share a region, don't share a cache line (ScalaRAID's D-Blocks).
-//! A region is busy while any lane is not zero; the bits on disk stay MD's linear map.
+//! A region is what one bit of MD's bitmap covers. Its counters are several *lanes*, and a stripe picks its
+//! lane by its low bits: writers of neighbouring stripes, which share a region, don't share a cache line
+//! (ScalaRAID's D-Blocks). A region is busy while any lane is not zero; the bits on disk stay MD's linear
+//! map.
 //!
 //! ```text
 //!            writer: Clean -> Setting          intent writer: page durable
@@ -11,13 +13,15 @@
 //!     └──────────── page durable ──────────── Clearing <──────────────────┘ after a flush of every member (C4)
 //! ```
 //!
-//! A writer increments its lane and then reads the state; the sweeper stores Clearing and then reads the lanes. Both
-//! are sequentially consistent, so a writer that goes on because it saw Set is seen by the sweeper (C7).
+//! A writer increments its lane and then reads the state; the sweeper stores Clearing and then reads the
+//! lanes. Both are sequentially consistent, so a writer that goes on because it saw Set is seen by the
+//! sweeper (C7).
 //!
-//! Sticky marks outlive the lanes (C8): *needs resync* (parity of the region may not match its data, because it never
-//! did or from an unclean load; in the latter case it is also *torn*: rows that were being written may be half new, so
-//! that parity can't stand in for data there) and *missed* (a member was absent from a write). Neither region's bit is cleared until a resync or recovery of the
-//! whole region has ended without an error. Without a bitmap the table keeps the marks in memory only.
+//! Sticky marks outlive the lanes (C8): *needs resync* (parity of the region may not match its data, because
+//! it never did or from an unclean load; in the latter case it is also *torn*: rows that were being written
+//! may be half new, so that parity can't stand in for data there) and *missed* (a member was absent from a
+//! write). Neither region's bit is cleared until a resync or recovery of the whole region has ended without
+//! an error. Without a bitmap the table keeps the marks in memory only.
 
 use std::ops::RangeInclusive;
 
@@ -44,8 +48,8 @@ const TORN: u32 = 1 << 5;
 /// Regions that one stripe's change touches.
 pub type Regions = RangeInclusive<usize>;
 
-/// The intent of one array under one bitmap (or none). Replaced as a whole, with the membership snapshot, when the
-/// bitmap is added, removed or resized.
+/// The intent of one array under one bitmap (or none). Replaced as a whole, with the membership snapshot,
+/// when the bitmap is added, removed or resized.
 pub struct IntentTable {
     region_bytes: u64,
     region_shift: u32,
@@ -79,7 +83,8 @@ impl Drop for Mark<'_> {
 }
 
 impl IntentTable {
-    /// All clean. `member_bytes` are covered by regions of `region_bytes` (a power of two); `persistent` with a bitmap.
+    /// All clean. `member_bytes` are covered by regions of `region_bytes` (a power of two); `persistent` with
+    /// a bitmap.
     pub fn new(member_bytes: u64, region_bytes: u64, persistent: bool) -> Self {
         assert!(region_bytes.is_power_of_two(), "regions of {region_bytes} bytes");
         let count = usize::try_from(member_bytes.div_ceil(region_bytes).max(1)).unwrap_or(usize::MAX);
@@ -224,8 +229,8 @@ impl IntentTable {
             .unwrap_or_else(|word| word)
     }
 
-    /// One sweep: the regions that were idle since the last one and may be cleared. It forgets what was touched, so
-    /// the next sweep sees only what happens from now on.
+    /// One sweep: the regions that were idle since the last one and may be cleared. It forgets what was
+    /// touched, so the next sweep sees only what happens from now on.
     pub fn sweep_candidates(&self) -> Vec<usize> {
         let idle = |region: &usize| {
             let before = self.update(*region, |word| word & !TOUCHED);
@@ -238,8 +243,8 @@ impl IntentTable {
         (0..LANES).all(|lane| self.lane(region, lane).load(Ordering::SeqCst) == 0)
     }
 
-    /// Stops writers from using the bit of `region`, if it has been untouched since it became a candidate. All members
-    /// must have been flushed since then.
+    /// Stops writers from using the bit of `region`, if it has been untouched since it became a candidate.
+    /// All members must have been flushed since then.
     pub fn try_clear(&self, region: usize) -> bool {
         let word = &self.regions[region];
         if word.compare_exchange(SET, CLEARING, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -298,7 +303,8 @@ impl IntentTable {
         self.update(region, |word| word & !(NEEDS_RESYNC | TORN) | TOUCHED);
     }
 
-    /// Of the region that holds byte `to` of the members, what is before it was resynced without an error, and is flushed.
+    /// Of the region that holds byte `to` of the members, what is before it was resynced without an error,
+    /// and is flushed.
     pub fn resynced_to(&self, to: u64) {
         self.resynced_to.store(to, Ordering::SeqCst);
     }

@@ -68,7 +68,8 @@ impl Home {
         }
     }
 
-    /// Clears the bits of regions that were idle for two sweeps, after a flush of every member (C4); never while degraded (C8).
+    /// Clears the bits of regions that were idle for two sweeps, after a flush of every member (C4); never
+    /// while degraded (C8).
     pub(crate) async fn sweep(self: Rc<Self>, interval_ns: u64) {
         while shard::timeout(interval_ns, self.work.wait_until(|| self.stopped.get())).await.is_none() {
             let snapshot = self.shared().snapshot();

@@ -5,8 +5,8 @@
 //! the membership changes, the walk ends and the task looks again. Several stripes are under way at a time,
 //! so that the members are busy.
 //!
-//! Between two stripes a worker holds nothing. There it waits while maintenance is paused (MD: `frozen`), and for its turn
-//! by the limits and beside users ([`pace`]).
+//! Between two stripes a worker holds nothing. There it waits while maintenance is paused (MD: `frozen`), and
+//! for its turn by the limits and beside users ([`pace`]).
 
 mod locate;
 mod pace;
@@ -277,7 +277,8 @@ impl Home {
             };
             self.end(whole);
             if !whole && !self.stopped.get() {
-                // Something was in the way. If it was the membership, the next look sees it; if sectors, not too soon.
+                // Something was in the way. If it was the membership, the next look sees it; if sectors, not
+                // too soon.
                 let changed = || {
                     self.stopped.get()
                         || self.shared().snapshot().generation != generation
@@ -303,8 +304,8 @@ impl Home {
             {
                 return Some(Job::Recover(slot, member.id));
             }
-            // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of them. Nor do they
-            // keep their member from being replaced.
+            // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of
+            // them. Nor do they keep their member from being replaced.
             let vain = self.upkeep.resync_in_vain.get();
             let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
             if let Some((slot, target)) = snapshot.targets.first()
@@ -352,7 +353,8 @@ impl Home {
         self.upkeep.unfinished.set((!whole).then_some(action));
     }
 
-    /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted or due to end.
+    /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted or due
+    /// to end.
     async fn walk(
         self: &Rc<Self>,
         action: SyncAction,
@@ -469,8 +471,8 @@ impl Home {
         }
     }
 
-    /// Notes how far a rebuild or resync has come, for the superblocks of a clean stop. They are written after a flush that begins
-    /// behind this (C4). What is under way meanwhile is done again.
+    /// Notes how far a rebuild or resync has come, for the superblocks of a clean stop. They are written
+    /// after a flush that begins behind this (C4). What is under way meanwhile is done again.
     pub(crate) fn keep_place(&self) {
         let walk = self.upkeep.walk.borrow();
         let Some(walk) = walk.as_ref().filter(|walk| walk.errors.get() == 0) else { return };
@@ -497,7 +499,8 @@ impl Home {
         }
     }
 
-    /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush brings back (C5).
+    /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush
+    /// brings back (C5).
     async fn flush_walked(&self) -> bool {
         let view = self.volume.inner.view();
         self.upkeep.flushing.set(true);
@@ -542,8 +545,8 @@ impl Array {
         self.home.upkeep.frozen.get()
     }
 
-    /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action` `frozen`). Not remembered when the
-    /// array stops. While paused, no recovery and no resync begins either.
+    /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action`
+    /// `frozen`). Not remembered when the array stops. While paused, no recovery and no resync begins either.
     pub fn pause_sync(&self, paused: bool) {
         let upkeep = &self.home.upkeep;
         if upkeep.frozen.replace(paused) != paused {
@@ -596,8 +599,9 @@ impl VolumeInner {
         }
     }
 
-    /// Does a stripe whole or, where several members can't read sectors of it, row by row. A comparison goes apart where blocks are
-    /// listed as bad: parity that can't be read there is to be compared elsewhere, and what is made of it there isn't to be elsewhere.
+    /// Does a stripe whole or, where several members can't read sectors of it, row by row. A comparison goes
+    /// apart where blocks are listed as bad: parity that can't be read there is to be compared elsewhere, and
+    /// what is made of it there isn't to be elsewhere.
     async fn sync_chunk(
         &self,
         view: &View,
@@ -615,7 +619,8 @@ impl VolumeInner {
             let whole = self.sync_rows(view, walk, stripe, (0, chunk), row).await;
             let Err(IoError::Unreadable { .. }) = whole else { return whole };
         }
-        // Sectors that several members can't read are lost only where they are in one row; the other rows are done.
+        // Sectors that several members can't read are lost only where they are in one row; the other rows are
+        // done.
         let (mut findings, mut result) = (Findings::default(), Ok(()));
         let mut from = 0;
         while from < chunk {
@@ -691,7 +696,8 @@ impl VolumeInner {
         (p.map(pinstripe_runtime::Buffer::freeze), q.map(pinstripe_runtime::Buffer::freeze))
     }
 
-    /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller holds the claim.
+    /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller
+    /// holds the claim.
     pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
         let view = self.view();
         let mut row = self.rows.take();
@@ -738,9 +744,9 @@ impl VolumeInner {
     }
 }
 
-/// An error if something of `row` could not be read and it is more than one row of 4 KiB. Then they are done one by one, so that
-/// only rows that need it are made from others: what is right as it is must not be replaced by what damage elsewhere in the
-/// stripe makes of it.
+/// An error if something of `row` could not be read and it is more than one row of 4 KiB. Then they are done
+/// one by one, so that only rows that need it are made from others: what is right as it is must not be
+/// replaced by what damage elsewhere in the stripe makes of it.
 fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &Row) -> Result<(), IoError> {
     if row.unreadable.is_empty() || to - from <= ROW_BYTES || active(Mutant::HealsWholeChunk) {
         return Ok(());

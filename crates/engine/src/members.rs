@@ -1,16 +1,18 @@
 //! Members under supervision: every request to a member goes through here.
 //!
-//! *Slow is not dead.* A request that takes longer than a first limit makes its member `slow`, which is told and nothing else.
-//! At a second limit the member is given up: the waits for all its requests end with an error, on every shard, and the
-//! controller takes it out of the membership like any member that failed. So whatever a device does, an operation of the
-//! array ends. If the array would fail without it, it is asked again first, for as long once more (C29).
+//! *Slow is not dead.* A request that takes longer than a first limit makes its member `slow`, which is told
+//! and nothing else. At a second limit the member is given up: the waits for all its requests end with an
+//! error, on every shard, and the controller takes it out of the membership like any member that failed. So
+//! whatever a device does, an operation of the array ends. If the array would fail without it, it is asked
+//! again first, for as long once more (C29).
 //!
 //! A time-out ends the wait, never the request (C16; decision 14 has the argument):
 //!
-//! - The memory of the request stays with the shard's slot until the completion comes. Such a request is *late*.
-//! - While any request is late, the member refuses new ones. So nothing that is written to it afterwards can be overtaken by what
-//!   was written before. A member that is out of the membership refuses for good, and its device is not taken back
-//!   before its last late request is over.
+//! - The memory of the request stays with the shard's slot until the completion comes. Such a request is
+//!   *late*.
+//! - While any request is late, the member refuses new ones. So nothing that is written to it afterwards can
+//!   be overtaken by what was written before. A member that is out of the membership refuses for good, and
+//!   its device is not taken back before its last late request is over.
 //! - A stripe is released when the members that count have answered: a late write changes only a member that
 //!   nothing reads.
 //!
@@ -187,9 +189,10 @@ impl Health {
     }
 }
 
-/// A member's flushes, by all shards. A device that has lost writes tells it once (C5); but they may be what other flushes wait for too,
-/// those under way and those that come before the member is out. So a flush isn't answered before all are over that began before it
-/// was, by ticket: a count of those that have ended is met by later ones (C33).
+/// A member's flushes, by all shards. A device that has lost writes tells it once (C5); but they may be what
+/// other flushes wait for too, those under way and those that come before the member is out. So a flush isn't
+/// answered before all are over that began before it was, by ticket: a count of those that have ended is met
+/// by later ones (C33).
 #[derive(Default)]
 pub(crate) struct Flushes {
     state: Mutex<FlushState>,
@@ -405,8 +408,8 @@ impl Core {
         give_up_everywhere(shared, self.member.id, DeviceErrorKind::TimedOut);
     }
 
-    /// Whether it is too early to give the member up, because the array would fail without it (C29): what makes several members silent
-    /// at a time may be this machine's own trouble, or the network's, and pass.
+    /// Whether it is too early to give the member up, because the array would fail without it (C29): what
+    /// makes several members silent at a time may be this machine's own trouble, or the network's, and pass.
     fn is_last_straw(&self, age_ns: u64, limit: u64) -> bool {
         let shared = &self.shared;
         matches!(shared.geometry, Geometry::Parity(_))
@@ -527,8 +530,8 @@ async fn once_more(
 }
 
 impl VolumeInner {
-    /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written anew. A member that has
-    /// too many of these is dropped, if the array can do without it.
+    /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written
+    /// anew. A member that has too many of these is dropped, if the array can do without it.
     pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {
         self.counters().corrected_reads.add(1);
         let Some((member, _)) = view.member(slot) else { return };
@@ -600,8 +603,8 @@ impl Home {
         give_up_everywhere(self.shared(), member, DeviceErrorKind::Removed);
     }
 
-    /// C16: a device that still has requests of an earlier membership may not join. It is known by the name under which it was
-    /// a member, or by what its superblock says (`is_it`).
+    /// C16: a device that still has requests of an earlier membership may not join. It is known by the name
+    /// under which it was a member, or by what its superblock says (`is_it`).
     pub(crate) fn refuse_late(
         &self,
         name: &str,

@@ -26,7 +26,8 @@ use crate::{
     volume::give_up_everywhere,
 };
 
-/// How long a command waits for the controller before it looks whether that waits for the member that is to go.
+/// How long a command waits for the controller before it looks whether that waits for the member that is to
+/// go.
 const LOOK_NS: u64 = 100_000_000;
 
 /// What became of a device that was added.
@@ -225,7 +226,8 @@ impl Array {
             if !member.health.is_slow() {
                 continue;
             }
-            // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can do without it.
+            // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can
+            // do without it.
             let snapshot = self.shared().snapshot();
             let goes = |other: &Member| other.id == member.id || self.shared().is_ailing(other);
             if snapshot.slot_of(member.id).is_some()
@@ -237,9 +239,9 @@ impl Array {
         }
     }
 
-    /// Takes a device in. A member that comes back is put into its slot again, and only what was dirtied since is
-    /// rebuilt, if the bitmap still tells; of any other device all is rebuilt, and whatever it holds is lost. Without an
-    /// empty slot it becomes a spare. `uuid` is its new identity unless it comes back.
+    /// Takes a device in. A member that comes back is put into its slot again, and only what was dirtied
+    /// since is rebuilt, if the bitmap still tells; of any other device all is rebuilt, and whatever it holds
+    /// is lost. Without an empty slot it becomes a spare. `uuid` is its new identity unless it comes back.
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Added, CommandError> {
         self.check_change()?;
         let _changing = self.home.lock_changes().await;
@@ -259,8 +261,8 @@ impl Array {
         })
     }
 
-    /// Has a device take the place of a slot's member, which stays in use until the copy is whole: `with`, which gets
-    /// the identity `uuid`, or a spare. Returns the device's name when the copying has begun.
+    /// Has a device take the place of a slot's member, which stays in use until the copy is whole: `with`,
+    /// which gets the identity `uuid`, or a spare. Returns the device's name when the copying has begun.
     pub async fn replace(
         &self,
         slot: usize,
@@ -277,7 +279,8 @@ impl Array {
                 spare.ok_or(CommandError::NoSpare)?.member.id
             }
             Some(source) => {
-                // As a spare it would fill that slot, whatever it was named for. Refused before anything is written to it.
+                // As a spare it would fill that slot, whatever it was named for. Refused before anything is
+                // written to it.
                 let absent = self.shared().snapshot().absent();
                 if let Some(empty) = absent.iter().next() {
                     return Err(CommandError::OtherSlotEmpty { slot, empty });
@@ -327,7 +330,8 @@ impl Array {
         Err(CommandError::NotReplaceable { slot, state })
     }
 
-    /// Takes a failed device or a spare out of the array, so that nothing is known of it any more. Returns its name.
+    /// Takes a failed device or a spare out of the array, so that nothing is known of it any more. Returns
+    /// its name.
     pub async fn remove(&self, which: &Removed) -> Result<String, CommandError> {
         self.check_change()?;
         let _changing = self.home.lock_changes().await;
@@ -357,8 +361,8 @@ impl Array {
         }))
     }
 
-    /// What is to be entered for a device, and the slot that it comes back to, if it was a member and bits may tell what
-    /// it missed.
+    /// What is to be entered for a device, and the slot that it comes back to, if it was a member and bits
+    /// may tell what it missed.
     async fn newcomer(
         &self,
         source: Arc<dyn DeviceSource>,
@@ -378,8 +382,8 @@ impl Array {
         }
     }
 
-    /// What a device was, if it says so. Refused if it is a member, or knows more than the array, or may still be written
-    /// by requests that were given up (C16).
+    /// What a device was, if it says so. Refused if it is a member, or knows more than the array, or may
+    /// still be written by requests that were given up (C16).
     async fn former(&self, source: &Arc<dyn DeviceSource>) -> Result<Option<Found>, CommandError> {
         let device = self.attach(source)?;
         let found = match read_member(Arc::clone(source), device).await {
@@ -541,7 +545,8 @@ impl Array {
         }
         let (offset, image) = self.new_bitmap(region_bytes)?;
         let intent = self.other_table(region_bytes.into(), true);
-        // Everything is set until the sweeper has seen it idle: writers under the old table are not counted in this one.
+        // Everything is set until the sweeper has seen it idle: writers under the old table are not counted
+        // in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
         let change = IntentChange::Add { offset, image: Box::new(image) };
         Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
@@ -555,7 +560,8 @@ impl Array {
         IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 
-    /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as gone.
+    /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as
+    /// gone.
     pub(crate) fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
         let records = self.home.records.borrow();
         let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());

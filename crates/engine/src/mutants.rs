@@ -147,7 +147,8 @@ pinstripe_runtime::mutants! {
     RowErrorIgnored,
     /// A flush that fails after a part of a resync or a rebuild is forgotten (C5).
     WalkForgetsFailedFlush,
-    /// A partial parity log counts although not every member names it: a crash came in the middle of its coming or going.
+    /// A partial parity log counts although not every member names it: a crash came in the middle of its
+    /// coming or going.
     TornLogBelieved,
     /// What assembly has read isn't made durable before anything is built on it.
     AssembledUnflushed,
@@ -167,7 +168,8 @@ pinstripe_runtime::mutants! {
     JournalLossIgnored,
     /// A write is acknowledged from the cache of a write-back journal before it is in the log.
     AcknowledgedFromMemory,
-    /// A write that goes to the members leaves what is cached of its rows behind: its parity doesn't cover that.
+    /// A write that goes to the members leaves what is cached of its rows behind: its parity doesn't cover
+    /// that.
     CachedLeftBehind,
     /// Readers don't look at what is cached.
     CacheNotRead,
@@ -263,7 +265,8 @@ pinstripe_runtime::mutants! {
     UnreadableLogEmpty,
     /// A sector that can't be read keeps a log's replay from its whole page.
     ReplayByPages,
-    /// The double-parity log is called by the superblocks' events only, which a crash may have left where they were.
+    /// The double-parity log is called by the superblocks' events only, which a crash may have left where
+    /// they were.
     IncarnationFromEvents,
     /// A spare is removed although it has taken a slot since it was looked up.
     SeatedSpareRemoved,
@@ -279,7 +282,8 @@ pinstripe_runtime::mutants! {
     BitsClearedBeforeRecorded,
     /// A member that the array can't do without is given up at the same limit as any other (C29).
     LastStrawDropped,
-    /// That a member is lost is known when all requests that went out with the failed one are over (C29, C31).
+    /// That a member is lost is known when all requests that went out with the failed one are over (C29,
+    /// C31).
     LossToldLate,
     /// The superblocks don't say that the journal is lost (C18).
     JournalLossUnrecorded,
@@ -299,11 +303,13 @@ pinstripe_runtime::mutants! {
     OffloadSuppliedForgotten,
     /// Lost bytes are summed up with coefficients that are twice as large.
     OffloadWrongCoefficient,
-    /// Assembly believes what it has read before the members' servers knew of it, while another host wrote (C23).
+    /// Assembly believes what it has read before the members' servers knew of it, while another host wrote
+    /// (C23).
     ReadBeforeAttach,
     /// Where Q stands behind P, each gets the other's part.
     OffloadPartsCrossed,
-    /// In an array that has failed, parity of rows that were being written stands in for a lost member's data (C10).
+    /// In an array that has failed, parity of rows that were being written stands in for a lost member's data
+    /// (C10).
     FailedRowsTrusted,
     /// A host doesn't ask whether its array was taken over meanwhile (C28).
     TakeoverUnnoticed,
@@ -320,7 +326,8 @@ pinstripe_runtime::mutants! {
 }
 
 impl Mutant {
-    /// Those that the engine's directed scenes of failures find (`tests/fault_mutants.rs`), rather than the swarm.
+    /// Those that the engine's directed scenes of failures find (`tests/fault_mutants.rs`), rather than the
+    /// swarm.
     pub const OF_FAULTS: &[Self] = &[
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
@@ -342,7 +349,8 @@ impl Mutant {
         Self::FirstBitmapBelieved,
     ];
 
-    /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than the swarm.
+    /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than
+    /// the swarm.
     pub const OF_JOURNAL: &[Self] = &[
         Self::TailBeforeFlush,
         Self::JournalAfterMembers,
@@ -357,8 +365,8 @@ impl Mutant {
         Self::TailPassesCached,
     ];
 
-    /// Those that the engine's exhaustive test of the write hole finds (`tests/write_hole`) and its crashes of arrays with a log
-    /// (`tests/log_crashes.rs`), rather than the swarm.
+    /// Those that the engine's exhaustive test of the write hole finds (`tests/write_hole`) and its crashes
+    /// of arrays with a log (`tests/log_crashes.rs`), rather than the swarm.
     pub const OF_LOGS: &[Self] = &[
         Self::LogRecordForgotten,
         Self::ReplaySkipsEntry,
@@ -371,8 +379,8 @@ impl Mutant {
         Self::TornLogBelieved,
     ];
 
-    /// Those that the engine's tests of membership, of checkpoints and of the door to the members find (`tests/membership.rs`,
-    /// `tests/checkpoints.rs`, `tests/races.rs`).
+    /// Those that the engine's tests of membership, of checkpoints and of the door to the members find
+    /// (`tests/membership.rs`, `tests/checkpoints.rs`, `tests/races.rs`).
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,
         Self::SeatedSpareRemoved,
@@ -386,7 +394,8 @@ impl Mutant {
         Self::AssembledUnflushed,
     ];
 
-    /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather than the swarm.
+    /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather
+    /// than the swarm.
     pub const OF_OFFLOAD: &[Self] = &[
         Self::OffloadCommitsEarly,
         Self::OffloadQForP,

@@ -24,14 +24,15 @@ pub struct ArrayOptions {
     pub newly_degraded: bool,
     /// Idle time after which the superblocks are marked clean, in nanoseconds (MD: safe_mode_delay).
     pub safe_mode_delay_ns: u64,
-    /// Time between two sweeps of the bitmap, in nanoseconds (MD: daemon_sleep); the bitmap's own value if `None`.
+    /// Time between two sweeps of the bitmap, in nanoseconds (MD: daemon_sleep); the bitmap's own value if
+    /// `None`.
     pub sweep_ns: Option<u64>,
     /// How long a write of a sequential stream may wait for its neighbours, in nanoseconds; 0 for not at all.
     pub gather_ns: u64,
     /// Stripes that resync, rebuild and scrub have under way at a time.
     pub maintenance_depth: usize,
-    /// How fast they may go, and how fast they go whatever users do; [`Array::set_sync_speed`](crate::array::Array::set_sync_speed)
-    /// changes it later.
+    /// How fast they may go, and how fast they go whatever users do;
+    /// [`Array::set_sync_speed`](crate::array::Array::set_sync_speed) changes it later.
     pub sync_speed: SyncSpeed,
     /// How often a recovery's progress is recorded, in nanoseconds; what is recorded is not done again.
     pub checkpoint_ns: u64,
@@ -41,8 +42,8 @@ pub struct ArrayOptions {
     pub slow_member_ns: u64,
     /// How long a member may take for a request until it is dropped, in nanoseconds; 0 for ever.
     pub member_timeout_ns: u64,
-    /// Corrected reads after which a member is dropped, if the array can do without it; every hour halves what was counted (MD:
-    /// max_read_errors).
+    /// Corrected reads after which a member is dropped, if the array can do without it; every hour halves
+    /// what was counted (MD: max_read_errors).
     pub max_read_errors: u32,
     /// Where writes of an array with a journal are acknowledged from, if it is whole; the array's own word is
     /// [`Array::journal_mode`](crate::array::Array::journal_mode).

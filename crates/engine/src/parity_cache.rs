@@ -1,15 +1,17 @@
 //! Parity that was written lately, so that the next read-modify-write of the row needs no parity read.
 //!
-//! Entries are 4 KiB rows of P or Q, shared by all shards, bounded, set-associative with a clock hand per set. They hold
-//! reference-counted slices of the very buffers that were written: inserting copies nothing, and a hit is read in place.
-//! But a buffer that is kept is one that the next write can't use, so the next write's is cold. Therefore a full set takes
-//! a row only on its second write within a short time (each set remembers the last few that it turned away): a load
-//! that never comes back to a row leaves the cache alone, and what comes back displaces what does not.
+//! Entries are 4 KiB rows of P or Q, shared by all shards, bounded, set-associative with a clock hand per
+//! set. They hold reference-counted slices of the very buffers that were written: inserting copies nothing,
+//! and a hit is read in place. But a buffer that is kept is one that the next write can't use, so the next
+//! write's is cold. Therefore a full set takes a row only on its second write within a short time (each set
+//! remembers the last few that it turned away): a load that never comes back to a row leaves the cache alone,
+//! and what comes back displaces what does not.
 //!
-//! Only the holder of a stripe's claim touches its entries (C13). A read-modify-write *takes* an entry out when it plans
-//! to use it, any other write *removes* it before it writes that parity, whatever becomes of the write; both insert after
-//! success. So an entry that is there has been whole since, and what was taken can be changed in place. The key carries the membership generation, so that
-//! whatever happened to a member meanwhile, its old entries are not found any more.
+//! Only the holder of a stripe's claim touches its entries (C13). A read-modify-write *takes* an entry out
+//! when it plans to use it, any other write *removes* it before it writes that parity, whatever becomes of
+//! the write; both insert after success. So an entry that is there has been whole since, and what was taken
+//! can be changed in place. The key carries the membership generation, so that whatever happened to a member
+//! meanwhile, its old entries are not found any more.
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
@@ -44,8 +46,8 @@ pub struct Key {
     pub generation: u64,
 }
 
-/// What most requests look at, and nothing else: 32 bytes for each set, so that a cache of 64 MiB has a directory of
-/// 64 KiB. Four tags to a word; 0 is no tag.
+/// What most requests look at, and nothing else: 32 bytes for each set, so that a cache of 64 MiB has a
+/// directory of 64 KiB. Four tags to a word; 0 is no tag.
 ///
 /// It is read without a lock. Only the holder of the stripe's claim puts a row's tag in, and only the holder
 /// looks for it: if it finds no tag, the row isn't here. (Eviction by others takes a tag away together with
@@ -213,8 +215,8 @@ impl ParityCache {
         }
     }
 
-    /// Keeps `row`, 4 KiB that the members hold durably or in their caches. Where there is no room, it takes another's
-    /// place only when it comes the second time.
+    /// Keeps `row`, 4 KiB that the members hold durably or in their caches. Where there is no room, it takes
+    /// another's place only when it comes the second time.
     pub fn insert(&self, key: Key, row: Slice) {
         debug_assert_eq!(row.len(), ROW_BYTES as usize);
         let Some(place) = self.place(&key) else { return };
@@ -235,8 +237,8 @@ impl ParityCache {
         drop(old);
     }
 
-    /// Makes room when the membership has changed: what an earlier one left is never found again. False if `generation`
-    /// is an earlier one itself.
+    /// Makes room when the membership has changed: what an earlier one left is never found again. False if
+    /// `generation` is an earlier one itself.
     fn advance(&self, generation: u64) -> bool {
         let before = self.generation.fetch_max(generation, Ordering::Relaxed);
         if before < generation {

@@ -1,4 +1,5 @@
-//! Reads: straight from the member where it can answer, from the others under the stripe's claim where it can't.
+//! Reads: straight from the member where it can answer, from the others under the stripe's claim where it
+//! can't.
 
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Submission, shard};
 
@@ -63,8 +64,8 @@ impl VolumeInner {
         (result, whole.unwrap_or(rest))
     }
 
-    /// Reads whole stripes at once, and those of which one piece is lost one by one, so that a server can sum that up while the
-    /// others are on their way.
+    /// Reads whole stripes at once, and those of which one piece is lost one by one, so that a server can sum
+    /// that up while the others are on their way.
     async fn read_by_stripes(
         &self,
         geometry: &ParityGeometry,
@@ -190,7 +191,8 @@ impl VolumeInner {
         }
     }
 
-    /// Answers from the other members, under the claim; with `repair`, rewrites the sectors of that slot in the same claim (C14).
+    /// Answers from the other members, under the claim; with `repair`, rewrites the sectors of that slot in
+    /// the same claim (C14).
     async fn read_reconstructed(
         &self,
         piece: &Piece,
@@ -226,7 +228,8 @@ impl VolumeInner {
             if by_rows {
                 result = self.read_by_rows(&view, piece, &mut buffer, &mut row).await;
             }
-            // With the members that there are by now it may be possible after all: one has just been rebuilt, say (C1).
+            // With the members that there are by now it may be possible after all: one has just been rebuilt,
+            // say (C1).
             if result.is_ok() || self.shared.admission.generation() == view.snapshot.generation {
                 break (view, by_rows, result);
             }
@@ -273,8 +276,8 @@ impl VolumeInner {
         several || view.uniform(base, (from, end), geometry.logical_block()) < end
     }
 
-    /// Reads a part of one chunk row by row: sectors that several members can't read are lost only where they are in one row. The
-    /// caller holds the claim.
+    /// Reads a part of one chunk row by row: sectors that several members can't read are lost only where they
+    /// are in one row. The caller holds the claim.
     async fn read_by_rows(
         &self,
         view: &View,

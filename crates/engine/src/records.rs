@@ -1,4 +1,5 @@
-//! The home shard's books: what the next superblocks will say, which devices there are, the bitmap as it is on disk.
+//! The home shard's books: what the next superblocks will say, which devices there are, the bitmap as it is
+//! on disk.
 
 use std::{
     rc::Rc,
@@ -63,7 +64,8 @@ pub(crate) struct MemberBook {
     /// [`NO_SLOT`] for a spare.
     pub(crate) slot: usize,
     pub(crate) state: MemberState,
-    /// Between its recovery offset and this byte only what regions with set bits hold is still to be recovered.
+    /// Between its recovery offset and this byte only what regions with set bits hold is still to be
+    /// recovered.
     pub(crate) valid_but_for_bits: u64,
 }
 
@@ -103,8 +105,8 @@ pub(crate) struct Records {
     /// By [`MemberId`].
     pub(crate) members: Vec<MemberBook>,
     pub(crate) bitmap: Option<BitmapImage>,
-    /// Not all members have the freshest record: a crash came between. They get it as it is before there is another, or
-    /// a second such crash would leave them two events behind, which is stale.
+    /// Not all members have the freshest record: a crash came between. They get it as it is before there is
+    /// another, or a second such crash would leave them two events behind, which is stale.
     pub(crate) uneven: bool,
     /// The journal device, if there is one.
     pub(crate) journal: Option<JournalBook>,
@@ -165,9 +167,10 @@ impl Records {
         roles.any(|(number, role)| matches!(role, Role::Slot(_)) && !here.contains(&number))
     }
 
-    /// A device that was left out (not given, or out of date) misses everything that is written from now on. The next
-    /// superblocks call it faulty, whatever the table said: one event behind counts as current, and by that it would be
-    /// taken back with old data (C2). An update later it is two behind, and its number is free, as after `remove`.
+    /// A device that was left out (not given, or out of date) misses everything that is written from now on.
+    /// The next superblocks call it faulty, whatever the table said: one event behind counts as current, and
+    /// by that it would be taken back with old data (C2). An update later it is two behind, and its number is
+    /// free, as after `remove`.
     fn disown_absent(&mut self) {
         let number = |book: &MemberBook| usize::from(book.superblock.member.dev_number.0);
         let here: Vec<usize> = self.active().map(number).collect();
@@ -281,8 +284,8 @@ impl Records {
         book.state = MemberState::Removed;
     }
 
-    /// A device takes a slot, or is to take it over from its member: nothing of it is valid yet, or, by bitmap, all but
-    /// what the set bits cover.
+    /// A device takes a slot, or is to take it over from its member: nothing of it is valid yet, or, by
+    /// bitmap, all but what the set bits cover.
     pub(crate) fn seat(&mut self, id: MemberId, slot: usize, how: Seating) {
         let number = MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX));
         self.set_role(id, Role::Slot(number));
@@ -360,7 +363,8 @@ impl Records {
         any
     }
 
-    /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with it.
+    /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with
+    /// it.
     pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
         if !active(Mutant::AbsentNotDisowned) {
             self.disown_absent();
@@ -372,8 +376,8 @@ impl Records {
         self.distribute(complete);
     }
 
-    /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name one at all. A spare that
-    /// has no room for it doesn't log, and is not asked.
+    /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name
+    /// one at all. A spare that has no room for it doesn't log, and is not asked.
     pub(crate) fn need_log(&mut self, needed: bool) {
         let names = |book: &MemberBook| book.superblock.member.double_parity_log.is_some();
         let named = self.active().all(|book| !book.is_seated() || names(book));

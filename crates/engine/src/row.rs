@@ -1,7 +1,7 @@
 //! All data of a row range of one stripe, whatever is missing: read what is needed, reconstruct the rest.
 //!
-//! This is the one place that decodes. Degraded reads, reconstruct-writes, read repair, resync, rebuild and scrub
-//! all use it, each under the claim of the stripe.
+//! This is the one place that decodes. Degraded reads, reconstruct-writes, read repair, resync, rebuild and
+//! scrub all use it, each under the claim of the stripe.
 
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet};
 
@@ -75,7 +75,8 @@ fn low(slot: usize) -> MemberSlot {
 }
 
 impl VolumeInner {
-    /// Reads the chunk range `from..to` of `stripe` into `row` until every column of `want` is known. The caller holds the claim.
+    /// Reads the chunk range `from..to` of `stripe` into `row` until every column of `want` is known. The
+    /// caller holds the claim.
     pub(crate) async fn read_row(
         &self,
         view: &View,
@@ -97,8 +98,8 @@ impl VolumeInner {
             .map_err(|missing| IoError::Unreadable { stripe: stripe.0, missing })
     }
 
-    /// Which slots must still be read. Every wanted column that is lost needs all other columns and as many parities as columns are
-    /// lost in all.
+    /// Which slots must still be read. Every wanted column that is lost needs all other columns and as many
+    /// parities as columns are lost in all.
     fn slots_to_read(
         &self,
         view: &View,

@@ -1,10 +1,10 @@
 //! How devices come to slots: a spare takes over, a member comes back, a device replaces another.
 //!
-//! The controller alone does this, one step after the other. What they have in common is that the device's own superblock
-//! goes to disk first, alone ([`Home::announce`]), and all others follow. Until it has, the device is what it was; a
-//! crash right behind it leaves that one superblock as the freshest, and it alone knows what of the device is valid. The
-//! other way round a crash could leave superblocks that name the device as the slot's member, and its own that does not say
-//! how little of it is valid.
+//! The controller alone does this, one step after the other. What they have in common is that the device's
+//! own superblock goes to disk first, alone ([`Home::announce`]), and all others follow. Until it has, the
+//! device is what it was; a crash right behind it leaves that one superblock as the freshest, and it alone
+//! knows what of the device is valid. The other way round a crash could leave superblocks that name the
+//! device as the slot's member, and its own that does not say how little of it is valid.
 
 use std::{rc::Rc, sync::Arc};
 
@@ -88,8 +88,8 @@ impl Home {
                 || active(Mutant::LargerBlocksJoin))
     }
 
-    /// Whether a device has as much room for the array's log as those that log now. One that mdadm added to an array with a
-    /// double-parity log has none.
+    /// Whether a device has as much room for the array's log as those that log now. One that mdadm added to
+    /// an array with a double-parity log has none.
     fn has_room_for_log(&self, book: &MemberBook) -> bool {
         let length = |book: &MemberBook| book.member.log_area().map_or(0, |area| area.length);
         let records = self.records.borrow();
@@ -140,8 +140,8 @@ impl Home {
         self.update_superblocks().await
     }
 
-    /// An empty log, the bitmap as it is, whole, and then the superblock, on a device that takes a slot. From the first page on it gets
-    /// every bit that is set.
+    /// An empty log, the bitmap as it is, whole, and then the superblock, on a device that takes a slot. From
+    /// the first page on it gets every bit that is set.
     async fn introduce(&self, id: MemberId) -> Result<(), Failure> {
         let (log, superblock, device) = {
             let records = self.records.borrow();
@@ -246,8 +246,8 @@ impl Home {
         Ok(())
     }
 
-    /// Where every member has everything, no region is marked as missed any more. While a replacement is under way the
-    /// marks stay: some may say what is to be copied again.
+    /// Where every member has everything, no region is marked as missed any more. While a replacement is
+    /// under way the marks stay: some may say what is to be copied again.
     pub(crate) fn forgive(&self) {
         let snapshot = self.shared().snapshot();
         if snapshot.is_complete() && snapshot.targets.is_empty() {
@@ -255,9 +255,9 @@ impl Home {
         }
     }
 
-    /// The target of a replacement takes the slot, and its former member is faulty, as MD has it. The target's superblock,
-    /// which goes first, says both: before it the old member is the member, behind it the new one, and each has
-    /// everything.
+    /// The target of a replacement takes the slot, and its former member is faulty, as MD has it. The
+    /// target's superblock, which goes first, says both: before it the old member is the member, behind it
+    /// the new one, and each has everything.
     async fn switch(&self, slot: usize, old: MemberId, new: MemberId) -> Result<(), IoError> {
         if self.records.borrow().needs_levelling() {
             self.update_superblocks().await?;

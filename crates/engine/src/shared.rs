@@ -1,4 +1,5 @@
-//! What the shards of one array share. Small, and each part lock-free or locked only for moments; all else is shard-local.
+//! What the shards of one array share. Small, and each part lock-free or locked only for moments; all else is
+//! shard-local.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -50,7 +51,8 @@ pub struct Shared {
     durable: AtomicU64,
     durable_changed: Signal,
     failures: Mutex<Vec<Failure>>,
-    /// Members that are out or about to be, for a failure of their own. Numbers of members are never used again.
+    /// Members that are out or about to be, for a failure of their own. Numbers of members are never used
+    /// again.
     leaving: Mutex<Vec<MemberId>>,
     /// For the controller: sectors that turned bad or good.
     pub(crate) bad_reports: Reports,
@@ -66,8 +68,8 @@ pub struct Shared {
     pub(crate) offload: crate::offload::Common,
 }
 
-/// How far the stripes written lately were written, on whatever shard: what tells a sequential stream. By the low bits of
-/// the stripe's number. A wrong answer costs a short wait or a pre-read, nothing else.
+/// How far the stripes written lately were written, on whatever shard: what tells a sequential stream. By the
+/// low bits of the stripe's number. A wrong answer costs a short wait or a pre-read, nothing else.
 pub struct RecentStripes {
     /// stripe << 24 | blocks of 512 bytes
     written: [AtomicU64; 64],
@@ -109,8 +111,8 @@ impl RecentStripes {
         self.at(stripe).store(stripe << 24 | blocks, Ordering::Relaxed);
     }
 
-    /// Whether `stripe`, of `stripe_bytes`, seems to be next in a sequential stream: most of its predecessor was written
-    /// lately, and gathering has been of use.
+    /// Whether `stripe`, of `stripe_bytes`, seems to be next in a sequential stream: most of its predecessor
+    /// was written lately, and gathering has been of use.
     pub fn is_next(&self, stripe: u64, stripe_bytes: u64) -> bool {
         if stripe == 0 || self.blocks(stripe - 1) * 512 * 2 < stripe_bytes {
             return false;
@@ -241,8 +243,8 @@ impl Shared {
         self.durable.load(Ordering::SeqCst) >= self.admission.generation()
     }
 
-    /// Waits until the superblocks on disk know the membership of `generation`. False if it is another before, or the array
-    /// has failed.
+    /// Waits until the superblocks on disk know the membership of `generation`. False if it is another
+    /// before, or the array has failed.
     pub async fn recorded(&self, generation: u64) -> bool {
         let is_durable = || self.durable.load(Ordering::SeqCst) >= generation;
         self.durable_changed.wait_until(|| is_durable() || self.has_moved(generation)).await;
@@ -259,8 +261,8 @@ impl Shared {
         self.knock.notify();
     }
 
-    /// A member has failed in a way that costs it its place. It is reported when all requests that went out with the failed one are over,
-    /// and others may take long.
+    /// A member has failed in a way that costs it its place. It is reported when all requests that went out
+    /// with the failed one are over, and others may take long.
     pub(crate) fn note_leaving(&self, member: MemberId) {
         let mut leaving = locked(&self.leaving);
         if !leaving.contains(&member) {
@@ -273,8 +275,8 @@ impl Shared {
         locked(&self.leaving).contains(&member)
     }
 
-    /// Whether the array can do without `member` too, besides all that have been reported. If so it counts as reported from now
-    /// on, so that two shards that ask for two members at a time don't both hear yes.
+    /// Whether the array can do without `member` too, besides all that have been reported. If so it counts as
+    /// reported from now on, so that two shards that ask for two members at a time don't both hear yes.
     pub(crate) fn can_spare(&self, member: MemberId) -> bool {
         let mut leaving = locked(&self.leaving);
         let goes = |other: &Member| other.id == member || leaving.contains(&other.id);
@@ -320,7 +322,8 @@ impl Shared {
         self.offload.changed.notify();
     }
 
-    /// Another host has taken the array over: nothing more is acknowledged, nor read, for this host's view of the members is old (C28).
+    /// Another host has taken the array over: nothing more is acknowledged, nor read, for this host's view of
+    /// the members is old (C28).
     pub fn fence(&self) {
         self.fenced.store(true, Ordering::SeqCst);
         self.fail();

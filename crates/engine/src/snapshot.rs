@@ -53,7 +53,8 @@ pub enum Seat {
     InSync(Arc<Member>),
     /// A member that is being rebuilt: it gets every write, and no read.
     Recovering(Arc<Member>),
-    /// A member that has everything, and the one that is to take its place: that gets every write too, and no read.
+    /// A member that has everything, and the one that is to take its place: that gets every write too, and no
+    /// read.
     Replacing {
         /// The member that has everything.
         member: Arc<Member>,
@@ -203,8 +204,8 @@ impl Snapshot {
 
 /// A snapshot with one shard's device handles.
 ///
-/// They are counted by *place*: the slots, and behind them the targets of replacements. What is to reach every device
-/// (a flush, say) goes over all places; what is written to a slot goes to [`View::places`].
+/// They are counted by *place*: the slots, and behind them the targets of replacements. What is to reach
+/// every device (a flush, say) goes over all places; what is written to a slot goes to [`View::places`].
 pub struct View {
     /// The membership.
     pub snapshot: Arc<Snapshot>,
@@ -237,13 +238,15 @@ impl View {
         Some(self.snapshot.seats.len() + number)
     }
 
-    /// The places that take what is written to a slot: the slot itself, and the target of its replacement (C1).
+    /// The places that take what is written to a slot: the slot itself, and the target of its replacement
+    /// (C1).
     pub fn places(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
         let target = if active(Mutant::ReplacementNotWritten) { None } else { self.target_place(slot) };
         std::iter::once(slot).chain(target)
     }
 
-    /// The member and device of a slot that has everything, if `length` bytes at member offset `offset` are not known to be bad there.
+    /// The member and device of a slot that has everything, if `length` bytes at member offset `offset` are
+    /// not known to be bad there.
     pub fn readable(&self, slot: usize, offset: u64, length: u64) -> Option<(&Arc<Member>, &Rc<dyn Device>)> {
         let recovering = active(Mutant::RecoveringRead) && self.snapshot.recovering.contains(slot);
         if self.snapshot.missing.contains(slot) && !recovering {
@@ -255,8 +258,9 @@ impl View {
 }
 
 impl View {
-    /// How far of the range `from..to` of a chunk (at `base` of the members' data) each slot is either listed as bad or is not. At the
-    /// next multiple of `grain` at the least: a grain that is listed in part is one by itself.
+    /// How far of the range `from..to` of a chunk (at `base` of the members' data) each slot is either listed
+    /// as bad or is not. At the next multiple of `grain` at the least: a grain that is listed in part is one
+    /// by itself.
     ///
     /// What one sector's parity makes of a member must not stand in for sectors that the member has (C10).
     pub fn uniform(&self, base: u64, (from, to): (u32, u32), grain: u32) -> u32 {
@@ -276,7 +280,8 @@ impl View {
         end
     }
 
-    /// The slots that can't be read in a range of member bytes: missing, being rebuilt, or with a known bad block there.
+    /// The slots that can't be read in a range of member bytes: missing, being rebuilt, or with a known bad
+    /// block there.
     pub fn unreadable(&self, offset: u64, length: u64) -> Set64 {
         let mut slots = self.snapshot.missing;
         for slot in self.snapshot.with_bad_blocks {

@@ -1,7 +1,8 @@
 //! Which task writes a stripe now, which writes joined it, and which comes next.
 //!
-//! Every stripe maps to one slot of a fixed table (direct-mapped: neighbours never collide, others that do simply wait).
-//! A slot is one word: *held*, and the head of a list of nodes that arrived while it was held. All that can happen:
+//! Every stripe maps to one slot of a fixed table (direct-mapped: neighbours never collide, others that do
+//! simply wait). A slot is one word: *held*, and the head of a list of nodes that arrived while it was held.
+//! All that can happen:
 //!
 //! ```text
 //!   free ──CAS──> held ──CAS, push a node──> held, list ──exchange, take the list──> held
@@ -9,18 +10,19 @@
 //!     └────────────┘                                         └── the oldest waiter becomes the owner, the rest goes with it
 //! ```
 //!
-//! The owner takes the list whenever it wants to let others *join*: pieces for its own stripe go into its batch, all
-//! others stay in its private queue, in arrival order (a lock-free stack gives last-in first-out, so each taken list is
-//! turned round, C11). The last take before parity is computed closes the join window: what is pushed later is not seen
-//! until the release, so no follower can be lost between "too late to join" and "waiting" – they are the same push.
+//! The owner takes the list whenever it wants to let others *join*: pieces for its own stripe go into its
+//! batch, all others stay in its private queue, in arrival order (a lock-free stack gives last-in first-out,
+//! so each taken list is turned round, C11). The last take before parity is computed closes the join window:
+//! what is pushed later is not seen until the release, so no follower can be lost between "too late to join"
+//! and "waiting" – they are the same push.
 //!
 //! Release hands the slot to the oldest waiter and to no other (C12): no stampede, no starvation: a waiter
 //! waits for at most the writes that arrived before it. The word needs no generation: a push is right
 //! whenever the head it links to is still the head, and a take empties the list whatever it holds, so ABA
 //! can't do harm.
 //!
-//! Nodes live in an arena of fixed size, a share per shard. The payload moves to the owner with the join and the
-//! answer comes back through the node.
+//! Nodes live in an arena of fixed size, a share per shard. The payload moves to the owner with the join and
+//! the answer comes back through the node.
 
 use std::{future::Future, pin::Pin, task::Context, task::Poll, task::Waker};
 
@@ -91,7 +93,8 @@ fn locked<T>(mutex: &Mutex<T>) -> pinstripe_runtime::atomics::MutexGuard<'_, T> 
 }
 
 impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
-    /// A table of `slots` words (rounded up to a power of two) for `shards` shards with `nodes_per_shard` waiters each.
+    /// A table of `slots` words (rounded up to a power of two) for `shards` shards with `nodes_per_shard`
+    /// waiters each.
     pub fn new(slots: usize, shards: usize, nodes_per_shard: usize) -> Self {
         let node = |_| Node {
             next: AtomicU32::new(END),
@@ -137,8 +140,8 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
             .map(|_| Claim { table: self, slot, stripe, queue: List::default(), followers: List::default() })
     }
 
-    /// Claims `stripe`, or joins its owner's write with `payload` (an exclusive claim has none and never joins).
-    /// `shard` is the caller's index. The caller must hold no other claim (C12).
+    /// Claims `stripe`, or joins its owner's write with `payload` (an exclusive claim has none and never
+    /// joins). `shard` is the caller's index. The caller must hold no other claim (C12).
     pub async fn claim(&self, shard: usize, stripe: u64, payload: Option<P>) -> Entered<'_, P, R> {
         if let Some(claim) = self.try_claim(stripe) {
             return Entered::Owner(claim, payload);
@@ -269,7 +272,8 @@ impl<P: 'static, R: Clone + 'static> Drop for Wait<'_, P, R> {
     }
 }
 
-/// The right to change one stripe. Dropping it releases the slot; followers that were not answered learn that.
+/// The right to change one stripe. Dropping it releases the slot; followers that were not answered learn
+/// that.
 pub struct Claim<'t, P: 'static, R: Clone + 'static> {
     table: &'t StripeTable<P, R>,
     slot: usize,
@@ -291,7 +295,8 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
         self.table.slots[self.slot].load(Ordering::Relaxed) != HELD || self.queue.head != END
     }
 
-    /// Lets at most `limit` writes of this stripe that have arrived by now join; each payload goes to `each`, in arrival order.
+    /// Lets at most `limit` writes of this stripe that have arrived by now join; each payload goes to `each`,
+    /// in arrival order.
     pub fn join(&mut self, limit: usize, mut each: impl FnMut(P)) -> usize {
         self.take_arrivals();
         let mut joined = 0;

@@ -1,4 +1,5 @@
-//! Level 0: no redundancy, no stripes to keep consistent, no state on disk that changes. A member's error is the request's error.
+//! Level 0: no redundancy, no stripes to keep consistent, no state on disk that changes. A member's error is
+//! the request's error.
 
 use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission};
 

@@ -1,7 +1,7 @@
 //! The array as one shard uses it: reads, writes, flushes, discards.
 //!
-//! A [`Volume`] is the shard's handle: the shared state, this shard's devices, and its pools of contexts, so that a
-//! request allocates nothing once they are warm.
+//! A [`Volume`] is the shard's handle: the shared state, this shard's devices, and its pools of contexts, so
+//! that a request allocates nothing once they are warm.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,8 +32,8 @@ use crate::{
     write::{WriteContext, overlay},
 };
 
-/// Most stripes of longer writes that have tasks of their own at a time. Clients decide how many there are, and a shard holds only so
-/// many tasks; beyond this a request writes its stripes one by one.
+/// Most stripes of longer writes that have tasks of their own at a time. Clients decide how many there are,
+/// and a shard holds only so many tasks; beyond this a request writes its stripes one by one.
 const BRANCHES_MAX: usize = 4096;
 
 /// An array on one shard. Cheap to clone.
@@ -101,7 +101,8 @@ fn everywhere(shared: &Arc<Shared>, act: impl Fn(&VolumeInner) + Clone + Send + 
     }
 }
 
-/// Has every shard see the current membership soon, even an idle one, so that a device that was dropped is let go of.
+/// Has every shard see the current membership soon, even an idle one, so that a device that was dropped is
+/// let go of.
 pub(crate) fn adopt_everywhere(shared: &Arc<Shared>) {
     everywhere(shared, |volume| drop(volume.view()));
 }
@@ -163,7 +164,8 @@ impl Volume {
         self.inner.shared.geometry.array_bytes()
     }
 
-    /// Reads `buffer.len()` bytes from `offset`; the buffer comes back, its content unspecified after an error.
+    /// Reads `buffer.len()` bytes from `offset`; the buffer comes back, its content unspecified after an
+    /// error.
     pub async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), IoError>, Buffer) {
         let length = buffer.len() as u64;
         if let Err(error) = self.inner.shared.geometry.check_range(offset, length) {
@@ -183,8 +185,8 @@ impl Volume {
         }
     }
 
-    /// Reads what a write-back journal has, and the rest from the members. What is cached was looked up first: a page that goes to its
-    /// member meanwhile is there before it leaves the cache.
+    /// Reads what a write-back journal has, and the rest from the members. What is cached was looked up
+    /// first: a page that goes to its member meanwhile is there before it leaves the cache.
     async fn read_cached(
         &self,
         geometry: &ParityGeometry,
@@ -248,8 +250,8 @@ impl Volume {
         self.inner.flush().await
     }
 
-    /// Tells that a range is not needed. Whole stripes read back zero afterwards where every member can zero; the rest stays as it
-    /// is (C6).
+    /// Tells that a range is not needed. Whole stripes read back zero afterwards where every member can zero;
+    /// the rest stays as it is (C6).
     pub async fn discard(&self, offset: u64, length: u64) -> Result<(), IoError> {
         self.inner.check_write(offset, length)?;
         self.zero_whole_stripes(offset, length).await.map(|_| ())
@@ -412,7 +414,8 @@ impl VolumeInner {
     }
 }
 
-/// Stands for a device that a shard could not attach: every request fails, so the member is dropped by the usual way.
+/// Stands for a device that a shard could not attach: every request fails, so the member is dropped by the
+/// usual way.
 pub(crate) struct Unattached {
     info: DeviceInfo,
     error: DeviceError,

@@ -5,13 +5,15 @@
 //!                              intent ──┘     ^ same-stripe writes join until here
 //! ```
 //!
-//! - *Plan* is made under a [`Pass`](crate::admission::Pass): the membership can't change without this write being waited
-//!   for. If it has changed by the freeze, everything but the batch is thrown away and planned anew (C1).
+//! - *Plan* is made under a [`Pass`](crate::admission::Pass): the membership can't change without this write
+//!   being waited for. If it has changed by the freeze, everything but the batch is thrown away and planned
+//!   anew (C1).
 //! - *Freeze* is the last look at the writes that have arrived (C11); the image is final then, and each
 //!   sector is written once.
-//! - Nothing is written before the intent of every row is durable (C7), and intent is kept until every member has answered.
-//! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before it, every
-//!   member that the plan had to leave out.
+//! - Nothing is written before the intent of every row is durable (C7), and intent is kept until every member
+//!   has answered.
+//! - A member that fails a write is dropped, durably, before the batch is acknowledged (C2). So is, before
+//!   it, every member that the plan had to leave out.
 
 mod back;
 mod encode;
@@ -75,7 +77,8 @@ pub(crate) struct WriteContext {
     is_split: bool,
     /// It has been acknowledged from a journal, and is written out now.
     is_written_out: bool,
-    /// Whether the members' requests are timed, request by request: a slow member must not make the others look slow.
+    /// Whether the members' requests are timed, request by request: a slow member must not make the others
+    /// look slow.
     timed: bool,
     /// A member failed, and before that is recorded the log must not forget what it may have missed.
     logged: Logged,
@@ -213,7 +216,8 @@ impl VolumeInner {
                     self.shared.dropped(member).await?;
                 }
                 Err(Again::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
-                    // Read errors of several members: the plan avoids their whole chunks, but each row may have just one.
+                    // Read errors of several members: the plan avoids their whole chunks, but each row may
+                    // have just one.
                     healed = true;
                     Box::pin(self.heal_stripe(stripe)).await;
                     context.avoid = Set64::EMPTY;
@@ -321,8 +325,8 @@ impl VolumeInner {
         Ok(marked.durable(Mutant::DataBeforeIntent).await)
     }
 
-    /// Makes the image one that the log can take: cuts it, if it must be, and fills up rows that are written in part with
-    /// what they have.
+    /// Makes the image one that the log can take: cuts it, if it must be, and fills up rows that are written
+    /// in part with what they have.
     async fn cut_to_rows(
         &self,
         view: &View,
@@ -413,8 +417,8 @@ impl VolumeInner {
         shared.recent.learn(context.image.bytes_covered() == full);
     }
 
-    /// How long to wait for the next piece of a stream: the writes that must end before their clients send it take the
-    /// time of the slowest member.
+    /// How long to wait for the next piece of a stream: the writes that must end before their clients send it
+    /// take the time of the slowest member.
     fn gather_limit(&self) -> u64 {
         let chunk = self.parity_geometry().chunk_bytes();
         let view = self.view();
@@ -426,8 +430,8 @@ impl VolumeInner {
         (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
-    /// Where a member has bad blocks, rows are written by themselves: what parity makes of them there isn't what the member has
-    /// elsewhere in its chunk.
+    /// Where a member has bad blocks, rows are written by themselves: what parity makes of them there isn't
+    /// what the member has elsewhere in its chunk.
     fn cut_at_bad_blocks(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
         let geometry = self.parity_geometry();
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
@@ -481,8 +485,8 @@ impl VolumeInner {
             end: e.end(),
         });
         let policy = match self.shared.options.policy {
-            // With reconstruct-write every data server sends parity's a part, with read-modify-write only those that are written: what crosses
-            // the network costs more than what a server reads.
+            // With reconstruct-write every data server sends parity's a part, with read-modify-write only
+            // those that are written: what crosses the network costs more than what a server reads.
             WritePolicy::Cost if by_servers => WritePolicy::AlwaysRmw,
             policy => policy,
         };
@@ -513,7 +517,8 @@ impl VolumeInner {
         (self.parity_geometry().member_offset(stripe) + u64::from(start), u64::from(end - start))
     }
 
-    /// Reads what the plan needs and what is not there yet. A member that can't be read is avoided in the next plan.
+    /// Reads what the plan needs and what is not there yet. A member that can't be read is avoided in the
+    /// next plan.
     async fn pre_read(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
         let totals = context.plan.totals();
         self.counters().pre_read_bytes.add(totals.read_bytes);
@@ -564,7 +569,8 @@ impl VolumeInner {
         if failed { Err(Again::Replan) } else { Ok(()) }
     }
 
-    /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted and reported.
+    /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted
+    /// and reported.
     async fn write_members(&self, writing: &Writing<'_>, stripe: StripeId, context: &mut WriteContext) {
         let (view, geometry) = (writing.view(), self.parity_geometry());
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
@@ -636,8 +642,8 @@ impl VolumeInner {
         set.clear();
     }
 
-    /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write needed was taken
-    /// out when it was planned, or was not there.
+    /// Before parity of a run is written, the cache must not have it any more (C13). What read-modify-write
+    /// needed was taken out when it was planned, or was not there.
     fn forget_parity(&self, stripe: StripeId, run: &Run) {
         if run.method != Method::Rmw && !active(Mutant::StaleParityCache) {
             self.shared.cache.remove_rows(stripe.0, run.start, run.end);
@@ -728,8 +734,8 @@ struct PlanFacts<'a> {
     view: &'a View,
     stripe: StripeId,
     rows: &'a mut Vec<(Parity, u32, Slice)>,
-    /// Pretends that members are alike. A stripe write that is timed does: else a member that was dear once would never
-    /// be read again, and stay so.
+    /// Pretends that members are alike. A stripe write that is timed does: else a member that was dear once
+    /// would never be read again, and stay so.
     explores: bool,
 }
 
@@ -766,7 +772,8 @@ impl Shared {
 }
 
 impl WriteContext {
-    /// Leaves one column in the image, for a log that can't take all of it in one. What else there is comes after it.
+    /// Leaves one column in the image, for a log that can't take all of it in one. What else there is comes
+    /// after it.
     fn split(&mut self, chunk: u32) {
         let rest = self.image.split(chunk, ROOM);
         self.rest.extend(rest);

@@ -93,7 +93,8 @@ fn nobody_starves_at_a_hot_slot() {
     assert!(*worst.borrow() > 1, "nobody waited: the test tests nothing");
 }
 
-/// Long writes over small stripes: beyond a limit they go stripe by stripe, whatever clients send, and every byte is right.
+/// Long writes over small stripes: beyond a limit they go stripe by stripe, whatever clients send, and every
+/// byte is right.
 #[test]
 fn long_writes_of_many_clients_have_few_tasks() {
     const WRITERS: u64 = 64;
@@ -137,7 +138,8 @@ fn a_row_that_is_written_again_is_read_without_its_parity() {
         // One run of several rows.
         assert_eq!(rows_read(1, 2), 2 * (1 + parities));
         assert_eq!((rows_read(1, 1), rows_read(2, 1)), (1, 1));
-        // The last row of one chunk and the first of the next: two runs. The parity of the first row is known.
+        // The last row of one chunk and the first of the next: two runs. The parity of the first row is
+        // known.
         assert_eq!(rows_read(3, 2), 1 + parities + 1);
         assert_eq!((rows_read(3, 1), rows_read(4, 1), rows_read(0, 4)), (1, 1, 4));
         scene.read_all();
@@ -162,7 +164,8 @@ fn a_read_error_is_served_from_the_others_and_rewritten() {
     assert_eq!(scene.check(), 0);
 }
 
-/// Two members can't read different rows of one stripe: nothing is lost, for readers or for the scrub that heals.
+/// Two members can't read different rows of one stripe: nothing is lost, for readers or for the scrub that
+/// heals.
 #[test]
 fn read_errors_of_two_members_in_different_rows_lose_nothing() {
     for scrub in [false, true] {

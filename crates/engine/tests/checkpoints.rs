@@ -1,4 +1,5 @@
-//! How far a resync or rebuild is, as the superblocks say it: what a crash or a clean stop leaves isn't done again.
+//! How far a resync or rebuild is, as the superblocks say it: what a crash or a clean stop leaves isn't done
+//! again.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;

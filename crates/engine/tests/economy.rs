@@ -1,4 +1,5 @@
-//! What writes cost the members: policies choose as their names say, and a sequential stream is not read before it is written.
+//! What writes cost the members: policies choose as their names say, and a sequential stream is not read
+//! before it is written.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -105,7 +106,8 @@ fn cost_keeps_away_from_a_slow_member() {
     assert!(seeing * 2 < blind, "{seeing} reads of the slow member against {blind}");
 }
 
-/// 64 clients feed one stream with chunks. The bound is the issue's; MD itself pre-reads 1.1%, StRAID's prototype 13.7%.
+/// 64 clients feed one stream with chunks. The bound is the issue's; MD itself pre-reads 1.1%, StRAID's
+/// prototype 13.7%.
 #[test]
 fn a_sequential_stream_of_64_writers_is_hardly_read_before() {
     for (seed, shards) in [(5, 1), (6, 2), (7, 3)] {

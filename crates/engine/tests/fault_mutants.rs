@@ -94,7 +94,8 @@ fn time_out(seed: u64) -> bool {
     is_right_after_crash(&mut scene)
 }
 
-/// A member of level 0 takes a write, the client is told that it failed, and writes again: the first must not come last.
+/// A member of level 0 takes a write, the client is told that it failed, and writes again: the first must not
+/// come last.
 fn late_write(seed: u64) -> bool {
     let mut wish = wish(Level::Raid5, 2, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
     wish.level = Level::Raid0;

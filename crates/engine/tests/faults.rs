@@ -1,4 +1,5 @@
-//! Members that hang, are slow, busy or full of bad sectors: every operation ends, and nothing acknowledged is lost.
+//! Members that hang, are slow, busy or full of bad sectors: every operation ends, and nothing acknowledged
+//! is lost.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -206,7 +207,8 @@ fn after_a_failure_beyond_redundancy_members_that_answer_again_are_read() {
         }
         refused
     });
-    // Of the missing member only what can't have been half written: not the stripes of the bitmap's region in which a write was cut off.
+    // Of the missing member only what can't have been half written: not the stripes of the bitmap's region in
+    // which a write was cut off.
     assert_eq!(refused.len(), 3, "{refused:?}");
     for (at, error) in refused {
         assert!(at < 4 * STRIPE_SECTORS && matches!(error, IoError::Unreadable { .. }), "{at}: {error}");

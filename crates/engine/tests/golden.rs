@@ -1,4 +1,5 @@
-//! Arrays that mdadm and the kernel made, read through the real engine: complete and with everything that may be missing.
+//! Arrays that mdadm and the kernel made, read through the real engine: complete and with everything that may
+//! be missing.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -193,7 +194,8 @@ fn one_event_behind_is_current_and_two_are_stale() {
     assert_eq!(served.array.stale_members()[0].name, "member2");
 }
 
-/// An idle kernel steps the events back by one when it marks the array clean: some members may have it, some not yet.
+/// An idle kernel steps the events back by one when it marks the array clean: some members may have it, some
+/// not yet.
 #[test]
 fn events_that_stepped_back_on_some_members_leave_none_stale() {
     for ahead in 0..4 {
@@ -297,8 +299,8 @@ fn a_raid0_of_different_members_without_a_recorded_layout_is_refused() {
     }
 }
 
-/// Complete and dirty: everything (or what the bitmap says) is resynced in the background, and the content is right meanwhile
-/// and after.
+/// Complete and dirty: everything (or what the bitmap says) is resynced in the background, and the content is
+/// right meanwhile and after.
 #[test]
 fn a_dirty_array_is_resynced_in_the_background() {
     for name in ["r5-crash-nobm", "torn-bitmap-before", "r5-resyncing", "r5-recovering"] {

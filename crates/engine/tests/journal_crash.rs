@@ -1,4 +1,5 @@
-//! Our own journal in the simulated world: crashes at any step, members lost with them, a journal that runs full or fails.
+//! Our own journal in the simulated world: crashes at any step, members lost with them, a journal that runs
+//! full or fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -200,7 +201,8 @@ fn the_journal_is_reclaimed_when_half_of_it_is_used_and_not_when_a_writer_waits(
     }
 }
 
-/// Room can only be had by flushing, and the member that can't flush can only be dropped when no writer waits for room.
+/// Room can only be had by flushing, and the member that can't flush can only be dropped when no writer waits
+/// for room.
 #[test]
 fn a_member_that_fails_its_flush_while_writers_wait_for_room_is_dropped() {
     for seed in 0..12 {
@@ -347,8 +349,8 @@ fn a_journal_that_is_smaller_than_a_stripe_by_now_is_refused_at_the_start() {
     }
 }
 
-/// With a journal the superblocks stay clean under writes, and a crash needs no resync; before the first resync is over
-/// they say where parity isn't known to match.
+/// With a journal the superblocks stay clean under writes, and a crash needs no resync; before the first
+/// resync is over they say where parity isn't known to match.
 #[test]
 fn an_array_with_a_journal_is_clean_as_soon_as_it_is_in_sync() {
     let mut scene = scene(4, Level::Raid5, 4, InitialSync::Resync, 256 + 720, 1);
@@ -368,7 +370,8 @@ fn an_array_with_a_journal_is_clean_as_soon_as_it_is_in_sync() {
     assert_eq!(scene.check(), 0);
 }
 
-/// Zeroes and discards go through the log, or not at all: what was zeroed past it would come back with a replay.
+/// Zeroes and discards go through the log, or not at all: what was zeroed past it would come back with a
+/// replay.
 #[test]
 fn zeroes_survive_a_crash() {
     for seed in 0..20 {
@@ -526,8 +529,8 @@ fn assembly_meets(
     answer.take().unwrap()
 }
 
-/// The journal, or a member, hangs or goes while the journal is replayed: that is an error which names it, and the next
-/// replay brings everything.
+/// The journal, or a member, hangs or goes while the journal is replayed: that is an error which names it,
+/// and the next replay brings everything.
 #[test]
 fn a_replay_in_which_a_device_hangs_or_fails_ends_with_an_error_and_can_be_repeated() {
     let mut named = 0;
@@ -544,7 +547,8 @@ fn a_replay_in_which_a_device_hangs_or_fails_ends_with_an_error_and_can_be_repea
         if let Some(error) = assembly_fails(&mut scene, which, &fault, steps) {
             assert!(error.to_string().contains(&format!("disk{which}")), "{error}");
             named += 1;
-            // A start without the journal may follow, and write: nothing of this one may land after that (C16).
+            // A start without the journal may follow, and write: nothing of this one may land after that
+            // (C16).
             let report = format!("{:?}", scene.world.run_until(1, |_| false));
             for other in (0..4).filter(|other| *other != which) {
                 let quiet = format!("disk {other} (disk{other}): 0 requests pending");
@@ -592,7 +596,8 @@ fn a_member_that_hangs_in_the_replay_of_its_log_is_an_error_and_the_replay_can_b
     assert!(named > 6, "{named} of the replays were cut short");
 }
 
-/// C4: what a replay has brought to the members is flushed on each of them, before superblocks say that it is there.
+/// C4: what a replay has brought to the members is flushed on each of them, before superblocks say that it is
+/// there.
 #[test]
 fn a_replay_that_can_not_be_flushed_is_an_error_whichever_member_it_is() {
     for (level, members, log) in [(Level::Raid5, 4, NewLog::Ppl), (Level::Raid6, 5, NewLog::DoubleParity)] {
@@ -603,7 +608,8 @@ fn a_replay_that_can_not_be_flushed_is_an_error_whichever_member_it_is() {
             power_loss(&mut scene);
             let disk = scene.disks[which].clone();
             let (before, mut reads) = (disk.counters().flushes, None);
-            // Assembly flushes what it reads, and goes on to read the logs: the next flush is that of the replay.
+            // Assembly flushes what it reads, and goes on to read the logs: the next flush is that of the
+            // replay.
             let is_time = move || {
                 let now = disk.counters();
                 now.flushes > before && now.reads > *reads.get_or_insert(now.reads)
@@ -821,7 +827,8 @@ fn the_mode_is_switched_under_writers_and_write_through_has_nothing_cached() {
     }
 }
 
-/// The mode is switched back just as the array stops, and something is cached by then: the journal has it for the next start.
+/// The mode is switched back just as the array stops, and something is cached by then: the journal has it for
+/// the next start.
 #[test]
 fn what_is_cached_while_the_array_stops_keeps_nothing_from_ending() {
     let mut left = 0;
@@ -899,7 +906,8 @@ fn a_flush_says_that_the_journal_is_lost_while_something_can_not_be_written_out(
     }
 }
 
-/// P is wrong, a write of its row goes on from it and is in the journal, and then it is put right. What a check finds after a crash.
+/// P is wrong, a write of its row goes on from it and is in the journal, and then it is put right. What a
+/// check finds after a crash.
 fn wrong_after_a_repair(seed: u64, level: Level, action: ScrubAction, mode: JournalMode) -> u64 {
     const STRIPE: StripeId = StripeId(1);
     let options = ArrayOptions { gather_ns: 0, policy: WritePolicy::AlwaysRmw, ..options() };
@@ -945,7 +953,8 @@ fn a_journal_does_not_bring_back_the_parity_that_was_put_right() {
     }
 }
 
-/// Each of the journal's deliberate defects is found: by a byte that is wrong, or by parity that doesn't match.
+/// Each of the journal's deliberate defects is found: by a byte that is wrong, or by parity that doesn't
+/// match.
 #[cfg(feature = "mutants")]
 #[test]
 fn every_defect_of_the_journal_is_found() {

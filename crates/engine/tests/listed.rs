@@ -1,5 +1,5 @@
-//! Members that have blocks listed as bad and stay: what is made of a listed sector is made of no other one, and what goes wrong in one row
-//! is no other row's.
+//! Members that have blocks listed as bad and stay: what is made of a listed sector is made of no other one,
+//! and what goes wrong in one row is no other row's.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -27,8 +27,8 @@ const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(65536) };
 const CHUNK: u64 = 16 << 10;
 /// Of a column.
 const SECTORS: u64 = CHUNK / 512;
-/// The stripe that everything is done to. Far from the beginning, where a number that is off by a little is off by
-/// sectors.
+/// The stripe that everything is done to. Far from the beginning, where a number that is off by a little is
+/// off by sectors.
 const STRIPE: u64 = 43;
 const ROW: u64 = 8;
 
@@ -215,7 +215,8 @@ fn rows_beside_listed_sectors_of_two_members_are_read_and_written() {
     assert!(matches!(refused, Err(IoError::Unreadable { .. })), "{refused:?}");
 }
 
-/// Beside listed sectors a write goes to the members in parts. The first one fails here, and the others were never tried.
+/// Beside listed sectors a write goes to the members in parts. The first one fails here, and the others were
+/// never tried.
 #[test]
 fn of_a_write_that_failed_in_parts_nothing_is_left_for_the_next_one() {
     let mut scene = raid5();

@@ -1,5 +1,5 @@
-//! Crashes of arrays with a log around what else happens to them: the log begins or goes, or a member fails. The log says that
-//! parity matches; it must be right.
+//! Crashes of arrays with a log around what else happens to them: the log begins or goes, or a member fails.
+//! The log says that parity matches; it must be right.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -169,7 +169,8 @@ impl Story {
     }
 }
 
-/// Writers, and a crash. Sectors that don't match then. A partial parity log has place for one record or for several.
+/// Writers, and a crash. Sectors that don't match then. A partial parity log has place for one record or for
+/// several.
 fn a_crash_comes(seed: u64, level: Level, log: NewLog) -> u64 {
     let data_sector = if seed.is_multiple_of(2) { DATA_SECTOR } else { 4 * DATA_SECTOR };
     let mut story = Story::with_data_at(data_sector, seed, level, log);
@@ -196,8 +197,8 @@ fn a_log_begins_and_a_crash_comes(seed: u64, level: Level, policy: Policy) -> u6
     story.crash_and_check()
 }
 
-/// A member fails under writers, and a crash comes soon after, perhaps before any superblock says so: then it is back, and
-/// current. Sectors that don't match then.
+/// A member fails under writers, and a crash comes soon after, perhaps before any superblock says so: then it
+/// is back, and current. Sectors that don't match then.
 fn a_member_fails_and_a_crash_comes(seed: u64, level: Level, log: NewLog, fault: &Fault) -> u64 {
     let mut story = Story::new(seed, level, log);
     story.spawn_writers(6);
@@ -257,8 +258,8 @@ fn sectors_not_replayed(seed: u64, level: Level, log: NewLog, what: Sectors) -> 
     story.mismatched(&geometry, LATENT)
 }
 
-/// A double-parity log begins on an array in service, and power fails about then. What it was called, if it had begun, and what
-/// the next one is called.
+/// A double-parity log begins on an array in service, and power fails about then. What it was called, if it
+/// had begun, and what the next one is called.
 fn incarnations(seed: u64) -> (Option<u64>, u64) {
     let mut story = Story::new(seed, Level::Raid6, NewLog::None);
     story.spawn_writers(3);
@@ -409,8 +410,8 @@ fn a_listed_sector_that_is_still_refused_does_not_keep_a_log_from_its_replay() {
     replay_leaves_out_no_more_than(Sectors::ListedAndRefused);
 }
 
-/// The log can't be read, and the resync that this costs is cut off by another crash. By then the log can be read, and knows nothing
-/// of what was written meanwhile.
+/// The log can't be read, and the resync that this costs is cut off by another crash. By then the log can be
+/// read, and knows nothing of what was written meanwhile.
 #[test]
 fn a_log_from_before_a_resync_is_not_believed_after_it_was_cut_off() {
     for seed in 0..8 {

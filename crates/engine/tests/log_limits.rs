@@ -1,5 +1,5 @@
-//! Logs at their limits: more than two meta blocks at once, a start without them, one that waits for a resync, blocks of
-//! another length, and sectors that are listed as bad.
+//! Logs at their limits: more than two meta blocks at once, a start without them, one that waits for a
+//! resync, blocks of another length, and sectors that are listed as bad.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -227,7 +227,8 @@ fn a_log_does_not_bring_back_the_parity_that_was_put_right() {
     scene.read_all();
 }
 
-/// One sector here and one there, so that each sector of the chunk is another run: twice as many as those of one column.
+/// One sector here and one there, so that each sector of the chunk is another run: twice as many as those of
+/// one column.
 #[test]
 fn a_batch_that_the_log_has_no_room_for_is_written_in_parts() {
     const CHUNK: u64 = 32 << 10;

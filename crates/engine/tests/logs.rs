@@ -73,7 +73,8 @@ fn served(wish: NewArray, log: NewLog, block: u32) -> (Served, Vec<Arc<Memory>>)
     (Served { world, array }, memories)
 }
 
-/// Bytes that the members were written, by a load of `depth` clients that each write `length` bytes `count` times.
+/// Bytes that the members were written, by a load of `depth` clients that each write `length` bytes `count`
+/// times.
 fn written(level: Level, log: NewLog, block: u32, length: u64, count: u64) -> u64 {
     const DEPTH: u64 = 32;
     let mut world = World::new(WorldConfig { arena_bytes: 16 << 20, ..WorldConfig::new(1, 1) });
@@ -334,8 +335,8 @@ fn a_spare_takes_part_in_the_log_that_was_there_before_it() {
     }
 }
 
-/// An array of which some members name a partial parity log and some don't, and some are one event ahead: a crash came in the
-/// middle of an update.
+/// An array of which some members name a partial parity log and some don't, and some are one event ahead: a
+/// crash came in the middle of an update.
 fn with_torn_log(named: [bool; 4]) -> Served {
     let (mut served, memories) = served(array(Level::Raid5, 4, NewBitmap::None), NewLog::Ppl, 512);
     served.write(0, &[1; 4096]).unwrap();

@@ -207,8 +207,8 @@ fn locate_is_refused_where_there_is_one_parity_and_repair_where_nothing_may_chan
     assert!(matches!(refused, Err(SyncError::Command(_))), "{refused:?}");
 }
 
-/// One member can't read a sector, another has silently wrong bytes in another row of the stripe: the first one's good
-/// bytes there must not be made anew from the damage.
+/// One member can't read a sector, another has silently wrong bytes in another row of the stripe: the first
+/// one's good bytes there must not be made anew from the damage.
 #[test]
 fn a_read_error_is_corrected_in_its_row_only() {
     let mut scene = scene(7, Level::Raid6, 5);
@@ -250,7 +250,8 @@ fn a_rebuild_that_meets_a_read_error_corrects_it() {
     assert_eq!(scene.array.detail().statistics.reconstructed_reads, 0, "all sectors can be read again");
 }
 
-/// A repair that makes parity anew must not leave the old one in the cache, where the next small write finds it.
+/// A repair that makes parity anew must not leave the old one in the cache, where the next small write finds
+/// it.
 #[test]
 fn what_is_written_after_a_repair_matches_the_parity_that_it_made() {
     let mut scene = scene(9, Level::Raid5, 4);

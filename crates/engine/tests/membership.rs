@@ -461,7 +461,8 @@ fn a_crash_at_any_step_of_a_replacement_leaves_a_complete_array() {
     }
 }
 
-/// A spare is removed at about the time at which it takes the slot of a member that fails. Whether it was refused because it has.
+/// A spare is removed at about the time at which it takes the slot of a member that fails. Whether it was
+/// refused because it has.
 fn a_spare_goes_and_is_needed(seed: u64) -> bool {
     let mut scene = raid5(200 + seed);
     scene.write(0, 64, true).unwrap();

@@ -284,7 +284,8 @@ fn servers_that_do_not_reach_each_other_are_done_without() {
     }
 }
 
-/// Writes one range while the server that takes step `step` of the write dies. False if there is no such step any more.
+/// Writes one range while the server that takes step `step` of the write dies. False if there is no such step
+/// any more.
 fn dies_in_write(mut net: Net, step: u64, at: u64, sectors: u64) -> bool {
     let begun = net.script.steps.get();
     net.script.dies_at.set(Some(begun + step));
@@ -597,7 +598,8 @@ fn members_are_attached_in_one_order_whatever_order_they_are_given_in() {
     net.assert_consistent();
 }
 
-/// Two hosts take the array over at the same time, from one that serves it. `orders` says how each has its devices. What came of it.
+/// Two hosts take the array over at the same time, from one that serves it. `orders` says how each has its
+/// devices. What came of it.
 fn two_takeovers(net: &mut Net, reversed: [bool; 2]) -> Vec<Result<Array, AssembleError>> {
     let outcomes = Rc::new(RefCell::new(Vec::new()));
     for (host, reversed) in (1..).zip(reversed) {

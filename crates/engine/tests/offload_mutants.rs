@@ -1,4 +1,5 @@
-//! Each deliberate defect in what is asked of servers that compute is caught by a directed scene, which passes without it.
+//! Each deliberate defect in what is asked of servers that compute is caught by a directed scene, which
+//! passes without it.
 //!
 //! `cargo test -p pinstripe-engine --features mutants --test offload_mutants`
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -129,7 +130,8 @@ fn with_log(seed: u64) -> bool {
     written && net.servers.iter().all(|server| server.count("partial_write") == 0)
 }
 
-/// Another host takes the array over and leaves: this one writes nothing more, although the servers would let it.
+/// Another host takes the array over and leaves: this one writes nothing more, although the servers would let
+/// it.
 fn taken_and_left(seed: u64) -> bool {
     let mut net = array(seed, Level::Raid5);
     net.sleep(2_000);

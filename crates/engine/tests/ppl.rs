@@ -1,4 +1,5 @@
-//! The partial parity log: arrays of mdadm's served, dirty ones replayed, and what a batch looks like in the log.
+//! The partial parity log: arrays of mdadm's served, dirty ones replayed, and what a batch looks like in the
+//! log.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -175,7 +176,8 @@ fn a_dirty_ppl_array_is_not_replayed_for_readers() {
     assert!(matches!(error, AssembleError::DirtyDegraded { .. }), "{error}");
 }
 
-/// What a clean stop in the middle of a resync leaves, as the kernel does it: the log is in use, and the resync is not over.
+/// What a clean stop in the middle of a resync leaves, as the kernel does it: the log is in use, and the
+/// resync is not over.
 #[test]
 fn a_log_ends_no_resync_that_a_stop_cut_short() {
     let golden = golden_array("r5-ppl-clean");
@@ -252,8 +254,8 @@ fn records_that_follow_each_other_are_found_whatever_the_superblock_says() {
     assert_eq!(served.check(), 0);
 }
 
-/// Linux walks from header to header while another one has room before the area's end, and takes the last place it came to for the
-/// newest record's.
+/// Linux walks from header to header while another one has room before the area's end, and takes the last
+/// place it came to for the newest record's.
 #[test]
 fn no_record_ends_where_linux_does_not_find_it() {
     let golden = golden_array("r5-ppl-clean");

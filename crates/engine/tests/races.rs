@@ -1,5 +1,5 @@
-//! What happens at the same time: zeroes and a member that comes back (C27), flushes (C33), commands and failures (C31), commands and a
-//! stop. Each of two things is right by itself.
+//! What happens at the same time: zeroes and a member that comes back (C27), flushes (C33), commands and
+//! failures (C31), commands and a stop. Each of two things is right by itself.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -75,8 +75,8 @@ fn check_slowly(scene: &mut Scene) {
     });
 }
 
-/// A stripe is zeroed, and its thread is off its CPU for a second as soon as the zeroes have entered. Meanwhile the member that was
-/// missing comes back by bitmap.
+/// A stripe is zeroed, and its thread is off its CPU for a second as soon as the zeroes have entered.
+/// Meanwhile the member that was missing comes back by bitmap.
 fn zeroes_are_held_up_while_a_member_comes_back(seed: u64) {
     let mut scene = degraded(seed);
     check_slowly(&mut scene);
@@ -138,7 +138,8 @@ fn an_earlier_membership_that_is_trusted_is_found() {
     }
 }
 
-/// Many flushes, of which the first that reaches one disk fails, and a crash as soon as one of them is answered.
+/// Many flushes, of which the first that reaches one disk fails, and a crash as soon as one of them is
+/// answered.
 fn a_crash_follows_a_flush_beside_one_that_fails(seed: u64) {
     let mut world = World::new(WorldConfig::new(seed, 2));
     let slow = |number| SimDiskConfig {
@@ -354,7 +355,8 @@ fn a_stop_ends_although_the_controller_waits_for_a_member_that_may_take_for_ever
     assert!(scene.world.now() < 120 * SECOND);
 }
 
-/// A process dies, and what it wrote lies in the disks' caches: the next one must not rest on what a power loss takes back.
+/// A process dies, and what it wrote lies in the disks' caches: the next one must not rest on what a power
+/// loss takes back.
 fn the_next_process_reads_what_lies_in_caches(seed: u64) {
     let mut scene = array(seed, Level::Raid5, 4);
     scene.write(0, 96, false).unwrap();
@@ -471,7 +473,8 @@ fn requests(array: &Array, spare: &Arc<dyn DeviceSource>) -> Vec<(&'static str, 
     ]
 }
 
-/// Everything is asked for at three moments about a stop that has to wait for a member that hangs, and behind it.
+/// Everything is asked for at three moments about a stop that has to wait for a member that hangs, and behind
+/// it.
 fn all_is_asked_about_a_stop(seed: u64) {
     let mut scene = array(seed, Level::Raid6, 5);
     let spare: Arc<dyn DeviceSource> = scene.world.add_disk(SimDiskConfig::new("spare", 2048 * 512)).source();

@@ -1,5 +1,5 @@
-//! Replacements on arrays with a log, and at their switch: crashes at any step, members lost with them, and the one device that a
-//! crash leaves ahead of all others.
+//! Replacements on arrays with a log, and at their switch: crashes at any step, members lost with them, and
+//! the one device that a crash leaves ahead of all others.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -175,8 +175,8 @@ fn settle(scene: &mut Scene) {
     scene.world.run_until(STEPS, settled).unwrap();
 }
 
-/// A replacement under writers, a crash (at any step, or about when the target is switched in), perhaps others while that is
-/// put right, and members lost with the last.
+/// A replacement under writers, a crash (at any step, or about when the target is switched in), perhaps
+/// others while that is put right, and members lost with the last.
 fn crashes(seed: u64, kind: Kind) {
     let mut scene = scene(seed, kind);
     let mut rng = scene.world.rng(5);
@@ -192,7 +192,8 @@ fn crashes(seed: u64, kind: Kind) {
         rng.below(1 << scale)
     };
     let _ = scene.world.run_until(steps, |_| false);
-    // What was being written at the first crash may be so at the last: nothing says how far it was put right between.
+    // What was being written at the first crash may be so at the last: nothing says how far it was put right
+    // between.
     let in_flight = scene.ledger.borrow().unsettled(false);
     while rng.chance(1, 3) {
         power_loss(&mut scene);
@@ -262,7 +263,8 @@ fn no_crash_of_a_replacement_loses_a_byte_with_a_bitmap() {
     SEEDS.for_each(|seed| crashes(seed, Kind::Bitmap));
 }
 
-/// The old member's log and the target's say the same of what is under way, and a replaced member is as good as any other.
+/// The old member's log and the target's say the same of what is under way, and a replaced member is as good
+/// as any other.
 #[test]
 fn a_log_comes_and_goes_while_a_member_is_being_replaced() {
     for (kind, policy) in [(Kind::Ppl, Policy::Ppl), (Kind::DoubleParity, Policy::DoubleParityLog)] {
@@ -287,8 +289,9 @@ fn a_log_comes_and_goes_while_a_member_is_being_replaced() {
     }
 }
 
-/// A crash that leaves only the target's superblock saying that it is the member. The array is started without it, and
-/// written to. With `less` the members' superblocks end up with so many events less than the target's.
+/// A crash that leaves only the target's superblock saying that it is the member. The array is started
+/// without it, and written to. With `less` the members' superblocks end up with so many events less than the
+/// target's.
 fn revenant(kind: Kind, less: Option<i64>) -> Scene {
     let (mut scene, alone) = (0..200)
         .find_map(|seed| {

@@ -2,8 +2,8 @@
 //!
 //! `cargo test -p pinstripe-engine --features shuttle --test shuttle`
 //!
-//! Shuttle explores interleavings under sequential consistency; a lost wake-up leaves a thread blocked for ever, which it
-//! reports as a deadlock.
+//! Shuttle explores interleavings under sequential consistency; a lost wake-up leaves a thread blocked for
+//! ever, which it reports as a deadlock.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -70,7 +70,8 @@ impl Stripes {
         assert!(self.taken.swap(false, Ordering::SeqCst));
     }
 
-    /// A whole write, as `write_batch` does it: own piece, joiners before and after the pre-read, one answer for all.
+    /// A whole write, as `write_batch` does it: own piece, joiners before and after the pre-read, one answer
+    /// for all.
     fn write(&self, stripe: u64, piece: u64) {
         match future::block_on(self.table.claim(0, stripe, Some(piece))) {
             Entered::Owner(mut claim, own) => {
@@ -280,7 +281,8 @@ fn no_data_is_written_while_its_bit_is_not_durable() {
     });
 }
 
-/// The gate with what it guards: how many write under each generation, and whether "the superblocks" say dirty.
+/// The gate with what it guards: how many write under each generation, and whether "the superblocks" say
+/// dirty.
 struct Gate {
     admission: Admission,
     knock: Signal,

@@ -1,4 +1,5 @@
-//! The traps of MD's format, and whether what we write keeps its rules (docs/formats.md sections 2.2, 4, 5, 7).
+//! The traps of MD's format, and whether what we write keeps its rules (docs/formats.md sections 2.2, 4, 5,
+//! 7).
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod arrays;
@@ -162,8 +163,9 @@ fn events_never_step_back_when_we_write() {
     assert_eq!(seen, [24, 24]);
 }
 
-/// A member that was not given misses the writes of that session. Even if the host stops right after the first update of the
-/// superblocks, which with others' servers leaves that member just one event behind, it must not be taken for current.
+/// A member that was not given misses the writes of that session. Even if the host stops right after the
+/// first update of the superblocks, which with others' servers leaves that member just one event behind, it
+/// must not be taken for current.
 #[test]
 fn a_member_that_was_absent_for_one_event_is_not_current() {
     for lost in 0..4 {
@@ -191,7 +193,7 @@ fn a_member_that_was_absent_for_one_event_is_not_current() {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------
 // What we write ourselves.
 
 const MEMBER_BYTES: usize = 2 << 20;
@@ -250,7 +252,8 @@ fn made(wish: NewArray) -> (Served, Vec<Arc<Memory>>) {
     (Served { world, array }, memories)
 }
 
-/// Section 2.2, as far as one superblock tells: it decodes, breaks no rule, and says no more than the array has.
+/// Section 2.2, as far as one superblock tells: it decodes, breaks no rule, and says no more than the array
+/// has.
 fn keeps_the_rules(memory: &Memory) -> Superblock {
     let superblock = superblock_of(memory);
     superblock.check(512).unwrap();

@@ -1,8 +1,8 @@
 //! Front ends: the protocols by which clients reach a Pinstripe array.
 //!
-//! Each protocol is split in two. The *core* turns bytes into requests and results into bytes; it does no I/O, has no
-//! clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over a connected
-//! stream and a [`BlockService`], on one shard.
+//! Each protocol is split in two. The *core* turns bytes into requests and results into bytes; it does no
+//! I/O, has no clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over
+//! a connected stream and a [`BlockService`], on one shard.
 //!
 //! * [`service`]: what a front end asks of an array; [`VolumeService`] is the array's own.
 //! * [`nbd`]: the Network Block Device protocol.

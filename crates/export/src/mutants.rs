@@ -11,7 +11,8 @@ pinstripe_runtime::mutants! {
     ZeroesFuaDropped,
     /// A zeroing that can't be fast is refused when it is done.
     SlowZeroesDone,
-    /// A flush does nothing on a connection that has no other request under way: it covers its own connection at best.
+    /// A flush does nothing on a connection that has no other request under way: it covers its own connection
+    /// at best.
     FlushOfIdleConnectionSkipped,
     /// The pieces in which a payload arrives are put together with an overlap.
     PayloadPiecesOverlap,

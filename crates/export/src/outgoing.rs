@@ -56,7 +56,8 @@ impl Outgoing {
             buffer.truncate(used);
             return self.ready.push_back(Ready { slice: buffer.freeze(), held, loose });
         }
-        // A peer that doesn't read must not have every few bytes between large messages keep a whole batch's memory.
+        // A peer that doesn't read must not have every few bytes between large messages keep a whole batch's
+        // memory.
         let mut little = shard::buffer(used);
         little.copy_from_slice(&buffer[..used]);
         self.ready.push_back(Ready { slice: little.freeze(), held, loose });

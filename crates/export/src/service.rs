@@ -52,8 +52,9 @@ pub trait BlockService: Clone + 'static {
     /// Bytes of a range that is handled well when aligned to itself, such as a chunk or a stripe; any number.
     fn preferred_block(&self) -> u32;
 
-    /// Bytes of a range, aligned to itself, that [`BlockService::discard`] and [`BlockService::write_zeroes`] handle as a whole. A part
-    /// of one may be left as it is, or cost more, so front ends cut long requests at multiples of it.
+    /// Bytes of a range, aligned to itself, that [`BlockService::discard`] and [`BlockService::write_zeroes`]
+    /// handle as a whole. A part of one may be left as it is, or cost more, so front ends cut long requests
+    /// at multiples of it.
     fn discard_granularity(&self) -> u64 {
         self.preferred_block().into()
     }
@@ -66,8 +67,8 @@ pub trait BlockService: Clone + 'static {
         false
     }
 
-    /// Fills `buffer` from `offset` and gives back the same buffer, whole, also after a failure. After a success
-    /// every byte of it is sent to the client.
+    /// Fills `buffer` from `offset` and gives back the same buffer, whole, also after a failure. After a
+    /// success every byte of it is sent to the client.
     async fn read(&self, offset: u64, buffer: Buffer) -> (Result<(), ServiceError>, Buffer);
 
     /// Writes `data` at `offset`; with `fua` it is durable at completion.

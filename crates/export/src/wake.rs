@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Wakes the one task that waits here. Unlike the runtime's `Signal` it never allocates and is of no use to other
-/// shards.
+/// Wakes the one task that waits here. Unlike the runtime's `Signal` it never allocates and is of no use to
+/// other shards.
 #[derive(Default)]
 pub(crate) struct Wake(Cell<Option<Waker>>);
 

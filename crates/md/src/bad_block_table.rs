@@ -1,12 +1,13 @@
 //! The bad-block log as it is on a member, and how it changes step by step.
 //!
-//! A crash may tear the write of a log at any sector. So an entry that is to stay must be in whatever mixture of old and new sectors
-//! a crash can leave. Sorting or closing gaps in one write would break that: an entry that moves from one sector into
-//! another may be in neither. A change is therefore a short series of images, each to be durable before the next:
+//! A crash may tear the write of a log at any sector. So an entry that is to stay must be in whatever mixture
+//! of old and new sectors a crash can leave. Sorting or closing gaps in one write would break that: an entry
+//! that moves from one sector into another may be in neither. A change is therefore a short series of images,
+//! each to be durable before the next:
 //!
 //! - listing more: entries grow in place, or new ones are appended;
-//! - taking off: first what is left of entries that are cut in two is appended; then entries shrink in place, and the last ones are
-//!   copied to the places of those that go; then the end moves forward.
+//! - taking off: first what is left of entries that are cut in two is appended; then entries shrink in place,
+//!   and the last ones are copied to the places of those that go; then the end moves forward.
 //!
 //! Entries may come in any order, for us and for MD.
 
@@ -34,7 +35,8 @@ pub struct BadBlockTable {
 pub struct BadBlockChange {
     /// What the log is afterwards.
     pub table: BadBlockTable,
-    /// The log's bytes, step by step: each must be durable before the next is written. None if nothing changes.
+    /// The log's bytes, step by step: each must be durable before the next is written. None if nothing
+    /// changes.
     pub images: Vec<Vec<u8>>,
 }
 
@@ -237,7 +239,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(96))]
 
-        /// Every mixture of the sectors of two successive images lists at least what both ends of the change list.
+        /// Every mixture of the sectors of two successive images lists at least what both ends of the change
+        /// list.
         #[test]
         fn whatever_a_crash_leaves_of_a_change_lists_what_is_to_stay(
             steps in prop::collection::vec((0_u8..3, 0_u64..2900, 1_u64..60), 80..200),

@@ -266,7 +266,8 @@ mod tests {
         }
     }
 
-    /// Words of a log: nearly right ones, close together so that they touch, or at the highest addresses; the end; any.
+    /// Words of a log: nearly right ones, close together so that they touch, or at the highest addresses; the
+    /// end; any.
     fn word() -> impl Strategy<Value = u64> {
         let entry = |(start, length): (u64, u64)| start << 10 | length;
         prop_oneof![

@@ -366,7 +366,8 @@ impl BitmapImage {
         self.bytes[..HEADER_BYTES].copy_from_slice(&self.header.encode());
     }
 
-    /// Records whether the bits can't be trusted. Only once all that isn't in sync has its bit may it be `false`.
+    /// Records whether the bits can't be trusted. Only once all that isn't in sync has its bit may it be
+    /// `false`.
     pub fn set_stale(&mut self, stale: bool) {
         self.header.stale = stale;
         self.bytes[..HEADER_BYTES].copy_from_slice(&self.header.encode());

@@ -1,9 +1,10 @@
-//! The double-parity log: what MD has no answer to, the write hole of RAID6 without a journal device. The format is
-//! Pinstripe's own; docs/formats.md argues each crash.
+//! The double-parity log: what MD has no answer to, the write hole of RAID6 without a journal device. The
+//! format is Pinstripe's own; docs/formats.md argues each crash.
 //!
-//! As the partial parity log does for P, it holds for each run of rows of a stripe write what the *unwritten* columns
-//! contribute to P and to Q: the one on the member that has the stripe's P, the other on the member that has its Q, both
-//! durable before data or parity change. Rows are counted in sectors, and any set of columns can be named.
+//! As the partial parity log does for P, it holds for each run of rows of a stripe write what the *unwritten*
+//! columns contribute to P and to Q: the one on the member that has the stripe's P, the other on the member
+//! that has its Q, both durable before data or parity change. Rows are counted in sectors, and any set of
+//! columns can be named.
 //!
 //! ```text
 //! area:    | anchor, 4096 bytes | records, around and around                        |
@@ -239,7 +240,8 @@ impl Identity {
         crc32c(&bytes)
     }
 
-    /// The header of a record with `entries`, padded to whole blocks; `record_bytes` is the whole record's length.
+    /// The header of a record with `entries`, padded to whole blocks; `record_bytes` is the whole record's
+    /// length.
     pub fn encode_header(
         self,
         sequence: u64,
@@ -282,7 +284,8 @@ impl Identity {
         let decode = |raw: &[u8]| Entry::from_raw(&RawEntry::read_from_bytes(raw).ok()?);
         let entries: Vec<Entry> = entries.chunks_exact(ENTRY_BYTES).map(decode).collect::<Option<_>>()?;
         let length = u64::from(raw.record_bytes.get());
-        // Longer blocks make neither header nor payloads shorter: two kinds with the same sum have the same header.
+        // Longer blocks make neither header nor payloads shorter: two kinds with the same sum have the same
+        // header.
         let block = BLOCKS.into_iter().find(|block| record_bytes(&entries, *block) == length)?;
         let mut at = usize::try_from(header_bytes(count, block)).ok()?;
         let mut found = Vec::with_capacity(count);
@@ -315,7 +318,8 @@ fn record_bytes<'e>(entries: impl IntoIterator<Item = &'e Entry>, block_bytes: u
     header_bytes(count, block_bytes) + payloads.next_multiple_of(block_bytes.max(1))
 }
 
-/// How much behind the newest record of an area holds nothing that is needed; also the length of the longest record.
+/// How much behind the newest record of an area holds nothing that is needed; also the length of the longest
+/// record.
 pub fn gap_bytes(area_bytes: u64, block_bytes: u64) -> u64 {
     let block = block_bytes.max(1);
     area_bytes.saturating_sub(ANCHOR_BYTES as u64) / 8 / block * block
@@ -348,13 +352,13 @@ impl Record {
 pub struct Found {
     /// Which log.
     pub identity: Identity,
-    /// Every record that is to be believed, oldest first: those in the gap behind the newest are left out, and those that
-    /// were written before a record that is not there any more.
+    /// Every record that is to be believed, oldest first: those in the gap behind the newest are left out,
+    /// and those that were written before a record that is not there any more.
     pub live: Vec<Record>,
 }
 
-/// Looks through an area. `None` if no log of this array begins there. `block_bytes` are the array's blocks now; the writer's may have
-/// been others.
+/// Looks through an area. `None` if no log of this array begins there. `block_bytes` are the array's blocks
+/// now; the writer's may have been others.
 pub fn find(area: &[u8], set_uuid: Uuid, block_bytes: u64) -> Option<Found> {
     let identity = Identity::of_anchor(area, set_uuid)?;
     let length = area.len() as u64;
@@ -382,9 +386,9 @@ pub fn find(area: &[u8], set_uuid: Uuid, block_bytes: u64) -> Option<Found> {
     Some(Found { identity, live: records })
 }
 
-/// Which of the records, oldest first, is the first of those that follow each other around the area without a break. At the
-/// area's end a record may be left over from a round before, because the next one did not fit there: what came after it is
-/// overwritten, so of its rows it says what may no longer be so.
+/// Which of the records, oldest first, is the first of those that follow each other around the area without a
+/// break. At the area's end a record may be left over from a round before, because the next one did not fit
+/// there: what came after it is overwritten, so of its rows it says what may no longer be so.
 fn first_of_the_latest_round(records: &[Record]) -> usize {
     let Some(newest) = records.last() else { return 0 };
     let (mut above, mut wrapped) = (newest.offset, false);
@@ -508,7 +512,8 @@ mod tests {
         }
     }
 
-    /// Seven entries fill a header of 512 bytes. The lengths are counted by hand here: writer and reader share a function.
+    /// Seven entries fill a header of 512 bytes. The lengths are counted by hand here: writer and reader
+    /// share a function.
     #[test]
     fn a_header_of_many_entries_counts_for_the_records_length() {
         let cases =
@@ -570,7 +575,8 @@ mod tests {
     fn what_an_earlier_round_left_at_the_end_is_dead() {
         let mut area = area();
         let end = area.len();
-        // First round: up to the end. Second: its last record doesn't fit there. Third: what followed the first is gone.
+        // First round: up to the end. Second: its last record doesn't fit there. Third: what followed the
+        // first is gone.
         put(&mut area, end - 2048, 1, &[vec![1; 1024]]);
         put(&mut area, 4096, 2, &[vec![2; 1024]]);
         put(&mut area, end - 9216, 3, &[vec![3; 1024]]);

@@ -1,5 +1,5 @@
-//! The journal of RAID4, 5 and 6 (docs/formats.md section 9): a ring on a device of its own, in which data and
-//! parity stand before they go to the members.
+//! The journal of RAID4, 5 and 6 (docs/formats.md section 9): a ring on a device of its own, in which data
+//! and parity stand before they go to the members.
 //!
 //! The ring begins at the journal member's `data_offset` and is `data_size` long, in whole blocks of 4 KiB. A
 //! meta block says what the blocks behind it are and gives a checksum for each; behind them comes the next
@@ -241,7 +241,8 @@ fn decode_payload(bytes: &[u8]) -> Option<(Payload, &[u8])> {
     }
 }
 
-/// Writes a meta block piece by piece into memory that is at hand. What doesn't fit is refused and leaves the block as it was.
+/// Writes a meta block piece by piece into memory that is at hand. What doesn't fit is refused and leaves the
+/// block as it was.
 #[derive(Debug)]
 pub struct MetaWriter<'b> {
     block: &'b mut [u8],
@@ -271,7 +272,8 @@ impl<'b> MetaWriter<'b> {
         self.pages((TYPE_DATA, false), location, &[checksum])
     }
 
-    /// The parity of the row at the member sector `location`: a checksum for P, or for P and Q. False if it doesn't fit.
+    /// The parity of the row at the member sector `location`: a checksum for P, or for P and Q. False if it
+    /// doesn't fit.
     pub fn parity(&mut self, location: Sector, checksums: &[u32]) -> bool {
         self.pages((TYPE_PARITY, false), location, checksums)
     }

@@ -3,8 +3,8 @@
 //! Between the superblock and the data (1.1, 1.2), or before the superblock (1.0), lie the bitmap and the
 //! bad-block log. In front of the data some head-room is left, so that a later reshape has somewhere to move.
 //!
-//! One thing differs from mdadm on purpose. It enters the last member of a new RAID5 as a spare under rebuild;
-//! we enter all members and mark the array dirty from sector 0, which is a resync as for RAID6.
+//! One thing differs from mdadm on purpose. It enters the last member of a new RAID5 as a spare under
+//! rebuild; we enter all members and mark the array dirty from sector 0, which is a resync as for RAID6.
 
 use thiserror::Error;
 
@@ -114,7 +114,8 @@ pub struct NewArray {
 pub struct PlacedArray {
     /// A superblock per device: members first, then spares, in their given order.
     pub superblocks: Vec<Superblock>,
-    /// The bitmap, the same for all, to be written at each superblock's [`bitmap_sector`](Superblock::bitmap_sector).
+    /// The bitmap, the same for all, to be written at each superblock's
+    /// [`bitmap_sector`](Superblock::bitmap_sector).
     pub bitmap: Option<BitmapImage>,
 }
 
@@ -306,7 +307,8 @@ impl NewArray {
         Ok(Places { data_offset, gap, bitmap, bad_block_log: narrow(log_offset)?, log: area, size })
     }
 
-    /// Sectors for a log: what it should have, or what there is before data that begins where the caller says.
+    /// Sectors for a log: what it should have, or what there is before data that begins where the caller
+    /// says.
     fn room_for_log(&self, log: NewLog, data_offset: u64, smallest: u64) -> u64 {
         let wanted = log_sectors(log, self.chunk);
         match self.version.super_offset(smallest) {
@@ -521,8 +523,9 @@ pub fn place_spare(
     Ok(superblock)
 }
 
-/// Where a bitmap of `sectors` can be put on a member that has none, in sectors from its superblock: right behind the
-/// superblock of formats 1.1 and 1.2, right before the bad-block log or the superblock of 1.0. `None` if there is no room.
+/// Where a bitmap of `sectors` can be put on a member that has none, in sectors from its superblock: right
+/// behind the superblock of formats 1.1 and 1.2, right before the bad-block log or the superblock of 1.0.
+/// `None` if there is no room.
 pub fn bitmap_place(superblock: &Superblock, sectors: SectorCount) -> Option<i32> {
     let member = &superblock.member;
     let log = member.bad_block_log.map(|log| i64::from(log.offset));
@@ -543,8 +546,8 @@ pub fn bitmap_place(superblock: &Superblock, sectors: SectorCount) -> Option<i32
     (start + needed <= end).then(|| i32::try_from(start).ok()).flatten()
 }
 
-/// Where a log can be put on a member that has neither log nor bitmap: in the larger of the two places before and behind the
-/// bad-block log, between superblock and data. `None` if there is too little room.
+/// Where a log can be put on a member that has neither log nor bitmap: in the larger of the two places before
+/// and behind the bad-block log, between superblock and data. `None` if there is too little room.
 pub fn log_place(superblock: &Superblock, log: NewLog) -> Option<PplArea> {
     let member = &superblock.member;
     let relative =

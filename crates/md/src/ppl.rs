@@ -4,9 +4,9 @@
 //! was not written is not made of a mixture.
 //!
 //! A record is a header of 4096 bytes and behind it the partial parity of its entries. Records follow each
-//! other through the area, and begin at its start again when one doesn't fit. Only the newest counts: just one
-//! may be in flight per member. Which it is, shows the walk from the start of the area, as long as headers are
-//! whole and generations don't fall.
+//! other through the area, and begin at its start again when one doesn't fit. Only the newest counts: just
+//! one may be in flight per member. Which it is, shows the walk from the start of the area, as long as
+//! headers are whole and generations don't fall.
 
 use thiserror::Error;
 use zerocopy::byteorder::little_endian::{U32, U64};

@@ -1,11 +1,11 @@
 //! A stream of PDUs, cut and checked: bytes in, PDUs out. No I/O; both ends use it.
 //!
-//! [`Framer::receive`] takes headers piece by piece. The data behind a header isn't stored here: the caller passes it through
-//! [`Framer::data_received`], straight from where it put it, and then, if data digests are on, gives the digest to
-//! [`Framer::receive`], which says whether it fits.
+//! [`Framer::receive`] takes headers piece by piece. The data behind a header isn't stored here: the caller
+//! passes it through [`Framer::data_received`], straight from where it put it, and then, if data digests are
+//! on, gives the digest to [`Framer::receive`], which says whether it fits.
 //!
-//! What is checked here: the type against the role, every length against the type and against what was agreed, digests.
-//! What a PDU means in the state of its connection is checked by the sessions.
+//! What is checked here: the type against the role, every length against the type and against what was
+//! agreed, digests. What a PDU means in the state of its connection is checked by the sessions.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -134,8 +134,9 @@ impl Framer {
         &self.header[..usize::from(self.header[2]).min(TERMINATION_COPY_MAX).min(self.filled)]
     }
 
-    /// These bytes of data were received. Returns whether a [`Event::DataDigest`] is due before the next PDU once no
-    /// data is left; `None`, and the stream is at its end, if so many weren't due: that is an error of the caller.
+    /// These bytes of data were received. Returns whether a [`Event::DataDigest`] is due before the next PDU
+    /// once no data is left; `None`, and the stream is at its end, if so many weren't due: that is an error
+    /// of the caller.
     #[must_use]
     pub fn data_received(&mut self, bytes: &[u8]) -> Option<bool> {
         let count = u32::try_from(bytes.len()).ok();
@@ -154,7 +155,8 @@ impl Framer {
         Some(self.digest_due)
     }
 
-    /// Takes bytes up to the end of the piece that is due; call again with the rest. Takes none while data is due.
+    /// Takes bytes up to the end of the piece that is due; call again with the rest. Takes none while data is
+    /// due.
     pub fn receive(&mut self, input: &[u8]) -> Step {
         match self.state {
             State::Header => self.receive_header(input),
@@ -365,7 +367,8 @@ pub struct Encoded {
     length: usize,
 }
 
-/// Most bytes of an encoded header with digest and padding: an ICReq, or a command with its data aligned to 128.
+/// Most bytes of an encoded header with digest and padding: an ICReq, or a command with its data aligned to
+/// 128.
 pub const HEADER_BYTES_MAX: usize = 128;
 
 impl Encoded {
@@ -376,8 +379,8 @@ impl Encoded {
 }
 
 impl Encoding {
-    /// Finishes a header of `kind` in front of `data` bytes of data: lengths, flags, digest, padding. Of `header` the
-    /// common part is filled in here.
+    /// Finishes a header of `kind` in front of `data` bytes of data: lengths, flags, digest, padding. Of
+    /// `header` the common part is filled in here.
     pub fn header<T: IntoBytes + zerocopy::Immutable>(
         &self,
         kind: u8,

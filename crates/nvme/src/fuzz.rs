@@ -1,5 +1,5 @@
-//! One body for the fuzz target and for the property test: whatever the bytes and wherever they are cut, the core doesn't
-//! panic and comes to the same PDUs; and what it accepts, it encodes to the same bytes.
+//! One body for the fuzz target and for the property test: whatever the bytes and wherever they are cut, the
+//! core doesn't panic and comes to the same PDUs; and what it accepts, it encodes to the same bytes.
 
 use crate::auth::{Keyring, Secret};
 use crate::framing::{DATA_MAX, Encoding, Event, Framer, Pdu, Role};
@@ -15,8 +15,8 @@ struct Trace {
     data: Vec<u8>,
 }
 
-/// Runs a stream through a framer in one piece and in fragments. The first byte chooses the role (bit 0), the digests
-/// (bits 1 and 2) and the fragments (the rest).
+/// Runs a stream through a framer in one piece and in fragments. The first byte chooses the role (bit 0), the
+/// digests (bits 1 and 2) and the fragments (the rest).
 ///
 /// # Panics
 ///

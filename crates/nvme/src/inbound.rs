@@ -1,7 +1,7 @@
 //! A connection's receiving half: bytes become PDUs, and data goes to its place. Both ends use it.
 //!
-//! Headers and small data come through a staging buffer, many at a time. Of large data only what came along with its
-//! header is copied; the rest is received straight to where it belongs.
+//! Headers and small data come through a staging buffer, many at a time. Of large data only what came along
+//! with its header is copied; the rest is received straight to where it belongs.
 
 use std::rc::Rc;
 
@@ -104,8 +104,9 @@ impl Inbound {
         (if self.link.alive() { received } else { 0 }, outcome.buffer)
     }
 
-    /// Puts the data of the last PDU into `buffer` from `start` on, where there must be room for it. Gives the buffer
-    /// back, unless the stream has kept it, and says whether the data's digest, if there is one, fits.
+    /// Puts the data of the last PDU into `buffer` from `start` on, where there must be room for it. Gives
+    /// the buffer back, unless the stream has kept it, and says whether the data's digest, if there is one,
+    /// fits.
     pub async fn data(&mut self, buffer: Buffer, start: usize) -> (Option<Buffer>, Result<bool, Ended>) {
         let mut buffer = Some(buffer);
         let filled = self.fill(&mut buffer, start).await;

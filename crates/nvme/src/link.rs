@@ -63,8 +63,8 @@ impl Link {
         !self.broken.get()
     }
 
-    /// Waits for memory. False if the connection has ended; otherwise [`Link::release`] or a sent message must give the
-    /// bytes back.
+    /// Waits for memory. False if the connection has ended; otherwise [`Link::release`] or a sent message
+    /// must give the bytes back.
     pub async fn acquire(&self, bytes: usize) -> bool {
         let ticket = self.next_ticket.replace(self.next_ticket.get() + 1);
         let room = || {

@@ -5,8 +5,8 @@ pinstripe_runtime::mutants! {
     LossCalledSuccess,
     /// Commands that wait to be sent when the association ends are never answered (C25).
     WaitingForgotten,
-    /// A command that takes too long is given up alone, and its identifier used again: the late answer of the old one is
-    /// believed (C25).
+    /// A command that takes too long is given up alone, and its identifier used again: the late answer of the
+    /// old one is believed (C25).
     IdentifierReused,
     /// After a loss the server is used again at once, while it may still carry out old commands (C16).
     ReturnsTooEarly,
@@ -81,7 +81,8 @@ pinstripe_runtime::mutants! {
 }
 
 impl Mutant {
-    /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's sessions.
+    /// Those that lives of whole arrays over the network find (`pinstripe-sim`), rather than this crate's
+    /// sessions.
     pub const OF_LIVES: &[Self] = &[Self::OldHostKept, Self::EarlyPeerNotAdded];
     /// Those that single sessions show (`tests/sessions`).
     pub const OF_SESSIONS: &[Self] =

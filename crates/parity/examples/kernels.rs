@@ -1,8 +1,9 @@
-//! Speed of every kernel on hot data: 8 data columns of 64 KiB (in the second-level cache) and of 4 KiB (in the first).
+//! Speed of every kernel on hot data: 8 data columns of 64 KiB (in the second-level cache) and of 4 KiB (in
+//! the first).
 //!
-//! `cargo run --release -p pinstripe-parity --example kernels` prints GiB of data columns per second, the best of
-//! several rounds. The data of an operation are the columns that it reads (old and new count as one); for a recovery,
-//! one lost column.
+//! `cargo run --release -p pinstripe-parity --example kernels` prints GiB of data columns per second, the
+//! best of several rounds. The data of an operation are the columns that it reads (old and new count as one);
+//! for a recovery, one lost column.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

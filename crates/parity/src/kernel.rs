@@ -8,9 +8,9 @@ use crate::scalar;
 
 /// One implementation of every operation.
 ///
-/// Slices may have any length and any alignment; all slices of one call must have the same length, else the call
-/// panics, and nothing is written. A reference to a kernel is proof that this processor can run it: the only way to
-/// one is [`Kernel::supported`] and what builds on it.
+/// Slices may have any length and any alignment; all slices of one call must have the same length, else the
+/// call panics, and nothing is written. A reference to a kernel is proof that this processor can run it: the
+/// only way to one is [`Kernel::supported`] and what builds on it.
 pub struct Kernel {
     name: &'static str,
     operations: &'static Operations,
@@ -18,8 +18,8 @@ pub struct Kernel {
 
 /// The unchecked entry points of a kernel.
 ///
-/// All are `unsafe` to call for the same two reasons: the processor must have the kernel's features, and all slices of
-/// a call must have the same length. Factors are elements of the field, no longer exponents.
+/// All are `unsafe` to call for the same two reasons: the processor must have the kernel's features, and all
+/// slices of a call must have the same length. Factors are elements of the field, no longer exponents.
 #[allow(clippy::type_complexity, reason = "a signature is clearest in place")]
 pub(crate) struct Operations {
     pub(crate) xor: unsafe fn(dst: &mut [u8], sources: &[&[u8]]),
@@ -80,25 +80,25 @@ impl Kernel {
 
     /// The same as [`xor`](Self::xor) with non-temporal stores, which bypass the cache.
     ///
-    /// Only for a destination that is not in the cache and will not be read soon (a full stripe on its way to a
-    /// device): there it saves the read for ownership, elsewhere it costs several times what `xor` costs. The stores
-    /// are ordered before all later ones when this returns.
+    /// Only for a destination that is not in the cache and will not be read soon (a full stripe on its way to
+    /// a device): there it saves the read for ownership, elsewhere it costs several times what `xor` costs.
+    /// The stores are ordered before all later ones when this returns.
     pub fn xor_stream(&self, dst: &mut [u8], sources: &[&[u8]]) {
         check_sources(dst.len(), sources);
         // SAFETY: as in `xor`.
         unsafe { (self.operations.xor_stream)(dst, sources) }
     }
 
-    /// `p` and `q` become the parity of `columns`. A column's index is its exponent; `None` contributes nothing, but
-    /// counts (DDF layouts count the positions of parity). At most 255 columns.
+    /// `p` and `q` become the parity of `columns`. A column's index is its exponent; `None` contributes
+    /// nothing, but counts (DDF layouts count the positions of parity). At most 255 columns.
     pub fn pq(&self, p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
         let columns = check_columns(p.len(), q.len(), columns);
         // SAFETY: `self` proves the features, the line above the lengths.
         unsafe { (self.operations.pq)(p, q, columns) }
     }
 
-    /// The same as [`pq`](Self::pq) with non-temporal stores: see [`xor_stream`](Self::xor_stream) for when to use it.
-    /// Where `p` and `q` do not start at the same offset in a 64-byte line, plain stores are used.
+    /// The same as [`pq`](Self::pq) with non-temporal stores: see [`xor_stream`](Self::xor_stream) for when
+    /// to use it. Where `p` and `q` do not start at the same offset in a 64-byte line, plain stores are used.
     pub fn pq_stream(&self, p: &mut [u8], q: &mut [u8], columns: &[Option<&[u8]>]) {
         let columns = check_columns(p.len(), q.len(), columns);
         // SAFETY: as in `pq`.
@@ -138,8 +138,9 @@ impl Kernel {
         unsafe { (self.operations.accumulate_pq)(p, q, data, power_of_two(exponent)) }
     }
 
-    /// `dst` becomes the XOR of all sources times `factor`, any element of the field; zero if there are no sources. What a column
-    /// contributes to a sum that is kept elsewhere: of a change, the sources are the old column and the new one.
+    /// `dst` becomes the XOR of all sources times `factor`, any element of the field; zero if there are no
+    /// sources. What a column contributes to a sum that is kept elsewhere: of a change, the sources are the
+    /// old column and the new one.
     pub fn scaled_sum(&self, dst: &mut [u8], sources: &[&[u8]], factor: u8) {
         check_sources(dst.len(), sources);
         // SAFETY: as in `xor`.
@@ -153,8 +154,8 @@ impl Kernel {
 
     /// Recovers a lost column from Q alone (P is lost too, or not wanted).
     ///
-    /// `qx` holds the XOR of Q and of every surviving column's contribution to Q, and becomes the column that had this
-    /// exponent: `qx / 2^exponent`.
+    /// `qx` holds the XOR of Q and of every surviving column's contribution to Q, and becomes the column that
+    /// had this exponent: `qx / 2^exponent`.
     pub fn recover_from_q(&self, qx: &mut [u8], exponent: u8) {
         let factor = divide(1, power_of_two(exponent));
         // SAFETY: `self` proves the features; there is one slice.
@@ -163,9 +164,9 @@ impl Kernel {
 
     /// Recovers two lost columns from P and Q.
     ///
-    /// `px` holds the XOR of P and of the surviving columns, and becomes the column with `exponent_a`; `qx` holds the
-    /// XOR of Q and of the surviving columns' contributions to it, and becomes the column with `exponent_b`. The two
-    /// exponents must differ.
+    /// `px` holds the XOR of P and of the surviving columns, and becomes the column with `exponent_a`; `qx`
+    /// holds the XOR of Q and of the surviving columns' contributions to it, and becomes the column with
+    /// `exponent_b`. The two exponents must differ.
     pub fn recover_two(&self, px: &mut [u8], qx: &mut [u8], exponent_a: u8, exponent_b: u8) {
         check_sources(px.len(), &[qx]);
         assert_ne!(exponent_a, exponent_b, "two lost columns have two exponents");
@@ -186,8 +187,8 @@ impl Kernel {
         self.cancels(&[a, b])
     }
 
-    /// True if the XOR of all sources is zero everywhere: the data columns of a row and their P do so. For a scrub: it
-    /// writes nothing and stops at the first difference.
+    /// True if the XOR of all sources is zero everywhere: the data columns of a row and their P do so. For a
+    /// scrub: it writes nothing and stops at the first difference.
     pub fn cancels(&self, sources: &[&[u8]]) -> bool {
         check_sources(sources.first().map_or(0, |source| source.len()), sources);
         // SAFETY: as in `xor`.
@@ -209,8 +210,8 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The kernels for this processor. Every `unsafe` call in this file rests on this function: a vector kernel enters the
-/// list only where the features are present that its module enables.
+/// The kernels for this processor. Every `unsafe` call in this file rests on this function: a vector kernel
+/// enters the list only where the features are present that its module enables.
 fn detect() -> Vec<Kernel> {
     // Not pushed to on other processors.
     #[allow(unused_mut)]
@@ -242,7 +243,8 @@ fn check_sources(length: usize, sources: &[&[u8]]) {
     }
 }
 
-/// Checks the lengths and the number of columns, and leaves out the absent columns at the end: they change nothing.
+/// Checks the lengths and the number of columns, and leaves out the absent columns at the end: they change
+/// nothing.
 #[inline]
 fn check_columns<'a>(p: usize, q: usize, columns: &'a [Option<&'a [u8]>]) -> &'a [Option<&'a [u8]>] {
     assert_eq!(p, q, "P and Q of different lengths");

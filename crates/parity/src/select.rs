@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use crate::kernel::Kernel;
 
-/// The environment variable that overrides the choice of kernel: `scalar`, `avx2`, `avx512`, `gfni` or `neon`. Unset or empty
-/// means the best.
+/// The environment variable that overrides the choice of kernel: `scalar`, `avx2`, `avx512`, `gfni` or
+/// `neon`. Unset or empty means the best.
 pub const KERNEL_VARIABLE: &str = "PINSTRIPE_PARITY";
 
 /// Why a kernel could not be had by its name.
@@ -56,8 +56,8 @@ pub fn kernel() -> &'static Kernel {
     selection().kernel
 }
 
-/// How [`kernel`] was chosen, so that a command can show it and warn of an override that was not followed. The
-/// environment is read once, at the first call of either.
+/// How [`kernel`] was chosen, so that a command can show it and warn of an override that was not followed.
+/// The environment is read once, at the first call of either.
 #[inline]
 pub fn selection() -> &'static Selection {
     static SELECTION: OnceLock<Selection> = OnceLock::new();

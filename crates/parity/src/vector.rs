@@ -1,12 +1,13 @@
 //! The operations on vector registers, written once for every register width.
 //!
-//! Three traits keep apart what varies: [`Lanes`] is a register and its arithmetic, [`Span`] how much of it memory
-//! holds and how it is stored, [`Operation`] what happens to the bytes at one offset. [`run`] walks an operation over a
-//! length: blocks of several registers, then single ones, then what is left. Inside a block the sources are walked
-//! with the sums kept in registers, so that every source byte is read once and every destination byte written once.
+//! Three traits keep apart what varies: [`Lanes`] is a register and its arithmetic, [`Span`] how much of it
+//! memory holds and how it is stored, [`Operation`] what happens to the bytes at one offset. [`run`] walks an
+//! operation over a length: blocks of several registers, then single ones, then what is left. Inside a block
+//! the sources are walked with the sums kept in registers, so that every source byte is read once and every
+//! destination byte written once.
 //!
-//! Everything is `inline(always)` and is compiled into the functions that [`vector_operations`] makes; those carry the
-//! processor features, and only there do the intrinsics become single instructions.
+//! Everything is `inline(always)` and is compiled into the functions that [`vector_operations`] makes; those
+//! carry the processor features, and only there do the intrinsics become single instructions.
 #![allow(
     clippy::inline_always,
     reason = "code must end up in the functions that enable the processor features"
@@ -15,8 +16,9 @@
 /// A vector register of bytes, each byte an element of the field.
 ///
 /// # Safety
-/// Every method requires that the processor has the features of the implementing module; those with a pointer require
-/// that `BYTES` bytes (of the partial ones: `count < BYTES` bytes) are valid there for the access, at any alignment.
+/// Every method requires that the processor has the features of the implementing module; those with a pointer
+/// require that `BYTES` bytes (of the partial ones: `count < BYTES` bytes) are valid there for the access, at
+/// any alignment.
 pub(crate) trait Lanes: Copy {
     /// The width, a power of two of at most [`WIDTH_MAX`].
     const BYTES: usize;
@@ -43,7 +45,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_part(from: *const u8, count: usize) -> Self {
         let mut bytes = [0; WIDTH_MAX];
         debug_assert!(count < Self::BYTES);
-        // SAFETY: `count` bytes are valid at `from` (caller) and fit into `bytes`, which is as wide as any register.
+        // SAFETY: `count` bytes are valid at `from` (caller) and fit into `bytes`, which is as wide as any
+        // register.
         unsafe {
             from.copy_to_nonoverlapping(bytes.as_mut_ptr(), count);
             Self::load(bytes.as_ptr())
@@ -207,8 +210,8 @@ trait Operation<L: Lanes> {
     /// Treats `N` registers from offset `at`; false ends the walk.
     ///
     /// # Safety
-    /// The processor has the features of `L`. The pointers of the operation are valid for the bytes that `span` says,
-    /// from offset `at`.
+    /// The processor has the features of `L`. The pointers of the operation are valid for the bytes that
+    /// `span` says, from offset `at`.
     unsafe fn step<S: Span, const N: usize>(&self, at: usize, span: S) -> bool;
 }
 
@@ -244,7 +247,8 @@ unsafe fn run<L: Lanes, O: Operation<L>, const N: usize>(
 /// As [`run`], with non-temporal stores wherever whole blocks of registers lie at aligned addresses.
 ///
 /// # Safety
-/// As for [`run`]; every destination of the operation is aligned like `destination`, modulo the register's width.
+/// As for [`run`]; every destination of the operation is aligned like `destination`, modulo the register's
+/// width.
 #[inline(always)]
 unsafe fn run_streamed<L: Lanes, O: Operation<L>, const N: usize>(
     operation: &O,
@@ -252,8 +256,9 @@ unsafe fn run_streamed<L: Lanes, O: Operation<L>, const N: usize>(
     length: usize,
 ) {
     let mut at = (destination.addr().wrapping_neg() % L::BYTES).min(length);
-    // SAFETY: the partial step treats the bytes before the first aligned address, fewer than a register, and none
-    // beyond `length`; from there on the offsets keep every destination aligned, and stay below `length`.
+    // SAFETY: the partial step treats the bytes before the first aligned address, fewer than a register, and
+    // none beyond `length`; from there on the offsets keep every destination aligned, and stay below
+    // `length`.
     unsafe {
         if at > 0 {
             operation.step::<Part, 1>(0, Part(at));
@@ -280,8 +285,8 @@ impl<L: Lanes> Operation<L> for Sum<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut sum = Block::<L, N>::load(span, self.first.add(at));
-            // From the last: 1.4 times as fast out of a second-level cache (Zen 5, sources side by side), elsewhere
-            // the same.
+            // From the last: 1.4 times as fast out of a second-level cache (Zen 5, sources side by side),
+            // elsewhere the same.
             for source in self.rest.iter().rev() {
                 sum = sum.xor(Block::load(span, source.as_ptr().add(at)));
             }
@@ -291,7 +296,8 @@ impl<L: Lanes> Operation<L> for Sum<'_> {
     }
 }
 
-/// P and Q of the columns at one offset, by Horner's rule from the greatest exponent down. The last column is present.
+/// P and Q of the columns at one offset, by Horner's rule from the greatest exponent down. The last column is
+/// present.
 ///
 /// # Safety
 /// The processor has the features of `L`, and the columns are valid from offset `at` for what `span` says.
@@ -517,8 +523,8 @@ impl<L: Lanes, const N: usize> Vectors<L, N> {
         let Some((last, others)) = split_last(columns) else { return zero_both(p, q) };
         let operation = Encode { p: p.as_mut_ptr(), q: q.as_mut_ptr(), last, others };
         let distance = p.as_ptr().addr().abs_diff(q.as_ptr().addr());
-        // SAFETY: every pointer comes from a slice of this length (caller); the stores are non-temporal only if both
-        // destinations are aligned alike, to the widest register and so to any.
+        // SAFETY: every pointer comes from a slice of this length (caller); the stores are non-temporal only
+        // if both destinations are aligned alike, to the widest register and so to any.
         unsafe {
             if distance.is_multiple_of(WIDTH_MAX) {
                 run_streamed::<L, _, N>(&operation, p.as_ptr(), p.len());
@@ -639,8 +645,8 @@ fn zero_both(p: &mut [u8], q: &mut [u8]) {
     q.fill(0);
 }
 
-/// Defines the module's `OPERATIONS`: the functions of [`Vectors`] compiled with the processor features `$features`,
-/// on registers `$lanes`, `$n` at a time (`$pq` where a block needs twice as many sums).
+/// Defines the module's `OPERATIONS`: the functions of [`Vectors`] compiled with the processor features
+/// `$features`, on registers `$lanes`, `$n` at a time (`$pq` where a block needs twice as many sums).
 macro_rules! vector_operations {
     ($lanes:ty, $features:literal, $n:literal, $pq:literal) => {
         vector_operations! { @define $lanes, $features;
@@ -668,7 +674,8 @@ macro_rules! vector_operations {
             /// All slices have the same length.
             #[target_feature(enable = $features)]
             unsafe fn $name($($argument: $type),*) -> $result {
-                // SAFETY: the attribute names the features that the registers need; the lengths are the caller's.
+                // SAFETY: the attribute names the features that the registers need; the lengths are the
+                // caller's.
                 unsafe { $crate::vector::Vectors::<$lanes, $n>::$name($($argument),*) }
             }
         )*

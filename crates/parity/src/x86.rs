@@ -1,7 +1,7 @@
 //! The registers of x86-64: 32 bytes with AVX2, 64 with AVX-512, and those with GFNI.
 //!
-//! `SAFETY` arguments here are all of one kind: an intrinsic needs its processor feature, which the caller of every
-//! [`Lanes`] method promises, and the memory that it reads or writes, which the caller promises too.
+//! `SAFETY` arguments here are all of one kind: an intrinsic needs its processor feature, which the caller of
+//! every [`Lanes`] method promises, and the memory that it reads or writes, which the caller promises too.
 #![allow(clippy::inline_always, reason = "see `vector`")]
 #![allow(clippy::wildcard_imports, reason = "intrinsics, whose names carry their prefix already")]
 
@@ -153,8 +153,8 @@ macro_rules! zmm_lanes {
 
         #[inline(always)]
         unsafe fn load_part(from: *const u8, count: usize) -> Self {
-            // SAFETY: AVX-512 BW is there, and `count` bytes at `from` (caller); bytes outside the mask are not
-            // touched, and give zero.
+            // SAFETY: AVX-512 BW is there, and `count` bytes at `from` (caller); bytes outside the mask are
+            // not touched, and give zero.
             Self(unsafe { _mm512_maskz_loadu_epi8((1 << count) - 1, from.cast()) })
         }
 
@@ -210,8 +210,9 @@ pub(crate) mod avx512 {
         unsafe fn double(self) -> Self {
             // SAFETY: AVX-512 F and BW are there (caller).
             unsafe {
-                // A shuffle gives zero where the index has its highest bit set, else here always 0x1d: the reduction
-                // of just the other bytes. Adding 0x1d to all turns that round. (0x96: the sum of three.)
+                // A shuffle gives zero where the index has its highest bit set, else here always 0x1d: the
+                // reduction of just the other bytes. Adding 0x1d to all turns that round. (0x96: the sum of
+                // three.)
                 let constant = _mm512_set1_epi8(0x1d);
                 let others = _mm512_shuffle_epi8(constant, self.0);
                 let shifted = _mm512_add_epi8(self.0, self.0);

@@ -1,4 +1,5 @@
-//! No kernel reads or writes a byte outside its slices: they end at, or begin after, a page that may not be touched.
+//! No kernel reads or writes a byte outside its slices: they end at, or begin after, a page that may not be
+//! touched.
 #![cfg(unix)]
 
 use std::{ptr, slice};
@@ -8,7 +9,8 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, m
 
 const PAGE: usize = 65536;
 
-/// One accessible stretch of memory between two that are not. (64 KiB is a multiple of every page size in use.)
+/// One accessible stretch of memory between two that are not. (64 KiB is a multiple of every page size in
+/// use.)
 struct Guarded {
     base: *mut u8,
 }

@@ -1,5 +1,6 @@
-//! Every kernel gives the oracle's bytes, for every operation, on any length, offset and alignment, and touches no byte
-//! outside its destinations. The oracle in turn agrees with the definition and with vectors computed by hand.
+//! Every kernel gives the oracle's bytes, for every operation, on any length, offset and alignment, and
+//! touches no byte outside its destinations. The oracle in turn agrees with the definition and with vectors
+//! computed by hand.
 
 use pinstripe_parity::{Kernel, double, multiply, power_of_two, select};
 use proptest::prelude::*;
@@ -15,7 +16,8 @@ struct Window {
 const MARGIN: usize = 64;
 
 impl Window {
-    /// Pseudo-random bytes everywhere, the margins included. The start is `offset` bytes behind a 64-byte line.
+    /// Pseudo-random bytes everywhere, the margins included. The start is `offset` bytes behind a 64-byte
+    /// line.
     fn new(seed: &mut u64, offset: usize, length: usize) -> Self {
         let mut bytes = vec![0; 2 * MARGIN + offset + length + MARGIN];
         for byte in &mut bytes {
@@ -101,8 +103,8 @@ fn cases_with_destinations() -> impl Strategy<Value = (Case, Window, Window)> {
     })
 }
 
-/// Runs `operation` with the oracle and with every kernel on the same destinations; all bytes must be equal, those
-/// around the destinations too.
+/// Runs `operation` with the oracle and with every kernel on the same destinations; all bytes must be equal,
+/// those around the destinations too.
 fn same_for_all(
     p: &Window,
     q: &Window,
@@ -366,7 +368,8 @@ mod misuse_panics_before_anything_is_read {
     }
 }
 
-/// What the other tests compare is what is supported: without this, a broken detection would leave nothing to compare.
+/// What the other tests compare is what is supported: without this, a broken detection would leave nothing to
+/// compare.
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 #[test]
 fn neon_is_among_the_kernels_that_are_compared() {

@@ -1,4 +1,5 @@
-//! A row that lost any one or two of its members gets them back, from parity that was encoded, updated or accumulated.
+//! A row that lost any one or two of its members gets them back, from parity that was encoded, updated or
+//! accumulated.
 
 use pinstripe_parity::Kernel;
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
-//! The atomics of everything that shards share. The model checker swaps them for its own; nothing else changes.
+//! The atomics of everything that shards share. The model checker swaps them for its own; nothing else
+//! changes.
 
 #[cfg(not(feature = "shuttle"))]
 pub use std::sync::{

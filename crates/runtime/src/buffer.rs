@@ -37,8 +37,9 @@ const SPARE_BYTES_MAX: usize = 64 << 20;
 /// Number of block sizes: 4 KiB to 128 MiB.
 const CLASSES: usize = 16;
 
-/// One pooled piece of memory. Reached through raw pointers by the handles that count in `references`. Those of the arena lie
-/// in `Home::headers`, by the page that they begin with, so that cutting one off allocates nothing; others on the heap.
+/// One pooled piece of memory. Reached through raw pointers by the handles that count in `references`. Those
+/// of the arena lie in `Home::headers`, by the page that they begin with, so that cutting one off allocates
+/// nothing; others on the heap.
 struct Block {
     memory: NonNull<u8>,
     class: usize,
@@ -71,7 +72,8 @@ struct Home {
     headers: NonNull<Block>,
 }
 
-// SAFETY: `arena` and `headers` are allocations that `Home` owns and frees once; all mutation goes through atomics.
+// SAFETY: `arena` and `headers` are allocations that `Home` owns and frees once; all mutation goes through
+// atomics.
 unsafe impl Send for Home {}
 // SAFETY: as above.
 unsafe impl Sync for Home {}
@@ -130,9 +132,11 @@ impl Home {
 impl Drop for Home {
     fn drop(&mut self) {
         if self.arena_bytes > 0 {
-            // SAFETY: mapped in `map_arena` with this size; the last `Arc<Home>` is gone, so no block uses it.
+            // SAFETY: mapped in `map_arena` with this size; the last `Arc<Home>` is gone, so no block uses
+            // it.
             let _ = unsafe { rustix::mm::munmap(self.arena.as_ptr().cast(), self.arena_bytes) };
-            // SAFETY: allocated in `Pool::new` with this layout; blocks are moved out before they are dropped.
+            // SAFETY: allocated in `Pool::new` with this layout; blocks are moved out before they are
+            // dropped.
             unsafe { dealloc(self.headers.as_ptr().cast(), headers_layout(self.arena_bytes)) }
         }
     }
@@ -143,8 +147,8 @@ fn layout(bytes: usize) -> Layout {
         .unwrap_or_else(|_| panic!("a block of {bytes} bytes is too large"))
 }
 
-/// Zeroes from the kernel, on huge pages where it has them: what the parity cache keeps is touched rarely, and would
-/// cost a miss of the address translation each time.
+/// Zeroes from the kernel, on huge pages where it has them: what the parity cache keeps is touched rarely,
+/// and would cost a miss of the address translation each time.
 fn map_arena(bytes: usize) -> Option<NonNull<u8>> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
     // SAFETY: a fresh private mapping at an address of the kernel's choice touches nothing of ours.
@@ -320,8 +324,8 @@ impl Pool {
         buffer
     }
 
-    /// Takes a block back that lost its last handle on this shard, if it is from here. It is the next to go out: what was
-    /// used last is still in the core's cache.
+    /// Takes a block back that lost its last handle on this shard, if it is from here. It is the next to go
+    /// out: what was used last is still in the core's cache.
     fn put_back(&self, block: NonNull<Block>) -> bool {
         // SAFETY: the caller held the last handle, so the block is alive and nothing else has it.
         let this = unsafe { block.as_ref() };
@@ -363,7 +367,8 @@ impl Pool {
         if !in_arena {
             return NonNull::from(Box::leak(Box::new(block)));
         }
-        // SAFETY: one header for each page of the arena, and `used` is the start of a page in it that no other block has.
+        // SAFETY: one header for each page of the arena, and `used` is the start of a page in it that no
+        // other block has.
         unsafe {
             let place = self.home.headers.add(used / ALIGNMENT);
             place.write(block);
@@ -432,7 +437,8 @@ macro_rules! handle {
                 self.block().arena_offset.map(|at| at + self.start as usize)
             }
 
-            /// Whether its memory belongs to `pool`: only then does a registered index of that pool's driver fit.
+            /// Whether its memory belongs to `pool`: only then does a registered index of that pool's driver
+            /// fit.
             pub fn is_from(&self, pool: &Pool) -> bool {
                 Arc::ptr_eq(&self.block().home, &pool.home)
             }
@@ -497,8 +503,8 @@ impl Buffer {
         head
     }
 
-    /// Appends `next`. Neighbouring parts of one buffer are joined; otherwise both are copied into other memory of the current
-    /// shard: a read that was given up came back with memory that is not its own.
+    /// Appends `next`. Neighbouring parts of one buffer are joined; otherwise both are copied into other
+    /// memory of the current shard: a read that was given up came back with memory that is not its own.
     #[expect(clippy::needless_pass_by_value, reason = "the handle to the range must end here")]
     pub fn unsplit(&mut self, next: Buffer) {
         if self.block == next.block && self.start + self.length == next.start {

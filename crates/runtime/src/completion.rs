@@ -1,7 +1,8 @@
 //! Requests under way: a slot of the shard holds the memory until the driver completes it.
 //!
-//! A driver that can answer at once returns [`Submission::done`] and touches neither slot nor waker. Otherwise it takes
-//! a slot with [`Submission::pending`], keeps the [`Completion`] and calls [`Completion::finish`] later, on the same shard.
+//! A driver that can answer at once returns [`Submission::done`] and touches neither slot nor waker.
+//! Otherwise it takes a slot with [`Submission::pending`], keeps the [`Completion`] and calls
+//! [`Completion::finish`] later, on the same shard.
 
 use std::{
     cell::RefCell,

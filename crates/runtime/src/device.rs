@@ -45,12 +45,13 @@ pub enum DeviceErrorKind {
     Busy,
     /// Its server won't or can't do it so: nothing has changed, and there is another way (see [`Offload`]).
     Refused,
-    /// Another host has taken the array over with a higher epoch: this one must write nothing more, anywhere. The member
-    /// itself is well, so this is no reason to drop it.
+    /// Another host has taken the array over with a higher epoch: this one must write nothing more, anywhere.
+    /// The member itself is well, so this is no reason to drop it.
     Fenced,
     /// It was taken out of service on purpose.
     Removed,
-    /// It did not answer in the time that it is given. The request is not over: it may still take effect (C16).
+    /// It did not answer in the time that it is given. The request is not over: it may still take effect
+    /// (C16).
     TimedOut,
     /// It had more errors than it is allowed, each of them mended.
     TooManyErrors,
@@ -121,14 +122,16 @@ impl DeviceError {
 
 /// One member's storage as one shard sees it.
 ///
-/// A call submits at once and returns a [`Submission`] to await; requests run concurrently and complete in any order.
-/// Offsets and lengths are bytes, multiples of the logical block. The memory of a request stays with the device until
-/// its completion, even when the submission is dropped. A completion may come inline, before the call returns.
+/// A call submits at once and returns a [`Submission`] to await; requests run concurrently and complete in
+/// any order. Offsets and lengths are bytes, multiples of the logical block. The memory of a request stays
+/// with the device until its completion, even when the submission is dropped. A completion may come inline,
+/// before the call returns.
 ///
-/// [`DeviceErrorKind::Busy`] comes by a completion, never inline, so that the memory of a request is there to try it again.
+/// [`DeviceErrorKind::Busy`] comes by a completion, never inline, so that the memory of a request is there to
+/// try it again.
 ///
-/// A read's outcome always brings the buffer back; what it holds after an error is unspecified. Short transfers don't
-/// exist: a driver continues them or fails.
+/// A read's outcome always brings the buffer back; what it holds after an error is unspecified. Short
+/// transfers don't exist: a driver continues them or fails.
 pub trait Device {
     /// What the device says of itself.
     fn info(&self) -> &DeviceInfo;
@@ -146,7 +149,8 @@ pub trait Device {
     fn offload(&self) -> Option<&dyn Offload> {
         None
     }
-    /// Whether it is reached over a network: all such devices share this host's link, where every byte delays the others'.
+    /// Whether it is reached over a network: all such devices share this host's link, where every byte delays
+    /// the others'.
     fn is_remote(&self) -> bool {
         false
     }

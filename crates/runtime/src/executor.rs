@@ -1,10 +1,12 @@
 //! A shard: the tasks of one thread, their timers, memory and requests.
 //!
-//! The executor decides nothing by itself: a driver asks it to deliver mail, to fire timers and to poll a ready task.
-//! So the production driver can run it flat out and the simulator can choose every step from a seed.
+//! The executor decides nothing by itself: a driver asks it to deliver mail, to fire timers and to poll a
+//! ready task. So the production driver can run it flat out and the simulator can choose every step from a
+//! seed.
 //!
-//! A waker is a number (shard, task), never a pointer: cloning and dropping one is free, and a stale one can at worst
-//! poll a task once too often. Task memory is reused by type, so a spawn does not allocate after warm-up.
+//! A waker is a number (shard, task), never a pointer: cloning and dropping one is free, and a stale one can
+//! at worst poll a task once too often. Task memory is reused by type, so a spawn does not allocate after
+//! warm-up.
 
 use std::{
     any::{Any, TypeId},
@@ -30,7 +32,8 @@ use crate::{
 
 /// How often the loop of a driver comes round at least while something has a time limit.
 pub const TURN_NS: u64 = 250_000_000;
-/// What of the time between two turns may count as waited: twice that, for a busy machine. All beyond is a gap.
+/// What of the time between two turns may count as waited: twice that, for a busy machine. All beyond is a
+/// gap.
 pub const GAP_NS: u64 = 2 * TURN_NS;
 
 /// Shards that may be alive at a time in a process.
@@ -86,7 +89,8 @@ struct TaskCell<F> {
 
 impl<F: Future<Output = ()> + 'static> TaskCell<F> {
     fn future(self: Pin<&mut Self>) -> Pin<&mut Option<F>> {
-        // SAFETY: structural pinning: `future` is never moved out of a pinned cell, and `TaskCell` has no `Drop`.
+        // SAFETY: structural pinning: `future` is never moved out of a pinned cell, and `TaskCell` has no
+        // `Drop`.
         unsafe { self.map_unchecked_mut(|cell| &mut cell.future) }
     }
 }
@@ -208,8 +212,8 @@ impl Shard {
         Rc::new(shard)
     }
 
-    /// Has `interrupter` asked at every [`interruption`](shard::interruption) whether the task that is polled is to stop there. It is
-    /// ready again at once: when it goes on is for the driver to decide.
+    /// Has `interrupter` asked at every [`interruption`](shard::interruption) whether the task that is polled
+    /// is to stop there. It is ready again at once: when it goes on is for the driver to decide.
     pub fn interrupt_by(&self, interrupter: impl Fn() -> bool + 'static) {
         *self.interrupter.borrow_mut() = Some(Rc::new(interrupter));
     }
@@ -251,12 +255,13 @@ impl Shard {
         }
     }
 
-    /// Nanoseconds that this shard was there to wait, since some fixed moment: [`Shard::now`] without the gaps that
-    /// [`Shard::turn`] has found, and without the one that it will find. Timers and looks at requests go by it, so it never steps
-    /// back. It means nothing on another shard.
+    /// Nanoseconds that this shard was there to wait, since some fixed moment: [`Shard::now`] without the
+    /// gaps that [`Shard::turn`] has found, and without the one that it will find. Timers and looks at
+    /// requests go by it, so it never steps back. It means nothing on another shard.
     pub fn waited(&self) -> u64 {
         let now = match self.clock {
-            // Between two turns, too: a task that is polled after a gap, in the same batch, must not be charged with it.
+            // Between two turns, too: a task that is polled after a gap, in the same batch, must not be
+            // charged with it.
             Clock::Monotonic(_) if !active(Mutant::StallCharged) => {
                 self.now().min(self.turned_at.get().saturating_add(GAP_NS))
             }
@@ -265,9 +270,10 @@ impl Shard {
         now.saturating_sub(self.lost_ns.get())
     }
 
-    /// The driver's loop comes round, with everything reaped that has completed. A gap since the last time is charged to no wait
-    /// (C29): the process was stopped, its group frozen, its machine suspended, and what it waits for may have been, too, or
-    /// has been ready for long. A driver that turns must do so every [`TURN_NS`] while something has a time limit.
+    /// The driver's loop comes round, with everything reaped that has completed. A gap since the last time is
+    /// charged to no wait (C29): the process was stopped, its group frozen, its machine suspended, and what
+    /// it waits for may have been, too, or has been ready for long. A driver that turns must do so every
+    /// [`TURN_NS`] while something has a time limit.
     pub fn turn(&self) {
         let now = self.now();
         let gap = now.saturating_sub(self.turned_at.replace(now));
@@ -276,7 +282,8 @@ impl Shard {
         }
     }
 
-    /// The driver's loop came round all the time until now: for a driver with a clock of its own, which jumps.
+    /// The driver's loop came round all the time until now: for a driver with a clock of its own, which
+    /// jumps.
     pub fn has_turned(&self) {
         self.turned_at.set(self.now());
     }
@@ -328,8 +335,8 @@ impl Shard {
         self.ready.borrow().len()
     }
 
-    /// Polls the ready task at `position` of the queue, 0 being the oldest. The shard must be the current one.
-    /// Returns false if there is none.
+    /// Polls the ready task at `position` of the queue, 0 being the oldest. The shard must be the current
+    /// one. Returns false if there is none.
     pub fn poll_ready(&self, position: usize) -> bool {
         let Some(index) = self.ready.borrow_mut().remove(position) else {
             return false;
@@ -365,8 +372,8 @@ impl Shard {
         }
     }
 
-    /// When, by [`Shard::now`], something is to be done although nothing happens: the next timer, or a look at a request that takes
-    /// long. Later, if the loop stands still before.
+    /// When, by [`Shard::now`], something is to be done although nothing happens: the next timer, or a look
+    /// at a request that takes long. Later, if the loop stands still before.
     pub fn next_timer(&self) -> Option<u64> {
         let (timer, look) = (self.timers.borrow().next(), self.slots.next_look());
         let due = timer.into_iter().chain(look).min()?;
@@ -426,7 +433,8 @@ impl Shard {
         #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits")]
         let number = (shard << TASK_BITS | u64::from(task)) as usize;
         let data = std::ptr::without_provenance(number);
-        // SAFETY: the functions of the table treat the data as a number, so every rule of `RawWaker` holds trivially.
+        // SAFETY: the functions of the table treat the data as a number, so every rule of `RawWaker` holds
+        // trivially.
         unsafe { Waker::from_raw(RawWaker::new(data, &WAKER)) }
     }
 }
@@ -484,8 +492,8 @@ impl ShardHandle {
         self.mailbox.send_to(self.generation, message);
     }
 
-    /// Runs the future that `make` gives over there and waits for its value; an error if that shard is gone, or goes
-    /// before the future ends.
+    /// Runs the future that `make` gives over there and waits for its value; an error if that shard is gone,
+    /// or goes before the future ends.
     pub async fn call<F, T>(&self, make: impl FnOnce() -> F + Send + 'static) -> Result<T, ShardGone>
     where
         F: Future<Output = T> + 'static,

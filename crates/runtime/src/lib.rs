@@ -1,9 +1,9 @@
 //! The ground that Pinstripe stands on: a small deterministic executor (one *shard* per thread), pooled
 //! aligned buffers, and the two seams to the world, [`Device`] and [`Stream`].
 //!
-//! Nothing above this crate names a thread, a clock or a system call. A task runs on one shard from spawn to end;
-//! it gets time, memory and new tasks from [`shard`]. Production drives shards with io_uring, the simulator with a
-//! seed; both run the same tasks.
+//! Nothing above this crate names a thread, a clock or a system call. A task runs on one shard from spawn to
+//! end; it gets time, memory and new tasks from [`shard`]. Production drives shards with io_uring, the
+//! simulator with a seed; both run the same tasks.
 //!
 //! ```text
 //!   task ── Device::read/write ──> Submission (a future)         completions, timers and wakes come from

@@ -11,8 +11,9 @@ use std::collections::VecDeque;
 
 use crate::atomics::{AtomicBool, AtomicU64, Mutex, Ordering};
 
-/// Tasks that a shard can hold at a time: several times what clients can start. 256 connections of 128 requests over NBD are 2^15,
-/// as many over NVMe are as many, and the stripes of long writes are limited by the engine.
+/// Tasks that a shard can hold at a time: several times what clients can start. 256 connections of 128
+/// requests over NBD are 2^15, as many over NVMe are as many, and the stripes of long writes are limited by
+/// the engine.
 pub const TASKS_MAX: usize = 1 << 18;
 const WORDS: usize = TASKS_MAX / 64;
 const SUMMARIES: usize = WORDS / 64;
@@ -28,7 +29,8 @@ pub struct Mailbox {
     /// A bit for each summary.
     top: AtomicU64,
     inbox: Mutex<VecDeque<Message>>,
-    /// Which of the shards that use this mailbox in turn is its owner now. Changed under the lock of the messages.
+    /// Which of the shards that use this mailbox in turn is its owner now. Changed under the lock of the
+    /// messages.
     generation: AtomicU64,
     has_messages: AtomicBool,
     asleep: AtomicBool,
@@ -54,8 +56,8 @@ impl Default for Mailbox {
 }
 
 impl Mailbox {
-    /// How to wake the thread when it is blocked in the kernel. The driver sets it; it goes with the shard. It must
-    /// not block and must not come back to this mailbox.
+    /// How to wake the thread when it is blocked in the kernel. The driver sets it; it goes with the shard.
+    /// It must not block and must not come back to this mailbox.
     pub fn set_kick(&self, kick: impl Fn() + Send + Sync + 'static) {
         *lock(&self.kick) = Some(Box::new(kick));
     }
@@ -75,8 +77,9 @@ impl Mailbox {
         let _ = self.post(None, message);
     }
 
-    /// Has `message` run, unless the shard of `generation` is gone. A mailbox serves many shards in turn: a message
-    /// for a dead one must not run on its successor. Returns false, and drops the message, if it is gone.
+    /// Has `message` run, unless the shard of `generation` is gone. A mailbox serves many shards in turn: a
+    /// message for a dead one must not run on its successor. Returns false, and drops the message, if it is
+    /// gone.
     pub fn send_to(&self, generation: u64, message: Message) -> bool {
         self.post(Some(generation), message).is_ok()
     }
@@ -165,8 +168,8 @@ impl Mailbox {
         message
     }
 
-    /// Empties it, for reuse by another shard. Wakers of the one before know that they are not its: but for one that is just
-    /// being used, which reaches the next owner as a spurious wake.
+    /// Empties it, for reuse by another shard. Wakers of the one before know that they are not its: but for
+    /// one that is just being used, which reaches the next owner as a spurious wake.
     pub(crate) fn reset(&self) {
         drop(lock(&self.kick).take());
         let left = {

@@ -12,8 +12,9 @@ pub struct Memory {
     size: usize,
 }
 
-// SAFETY: the mapping lives as long as this; accesses are raw copies. Two requests for the same sectors at the same
-// time race like they would on a disk: each byte has some old or new value, and the engine orders what must be ordered.
+// SAFETY: the mapping lives as long as this; accesses are raw copies. Two requests for the same sectors at
+// the same time race like they would on a disk: each byte has some old or new value, and the engine orders
+// what must be ordered.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}

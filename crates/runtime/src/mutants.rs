@@ -1,10 +1,11 @@
 //! Deliberate defects, which show that the tests would find them: one switch per crate.
 //!
-//! A crate names its defects with [`mutants!`](crate::mutants!) in a module of its own, and asks `active(Mutant::Name)`
-//! where the rule is kept. Only with *its* feature `mutants`, which no product build has, can one be turned on; otherwise
-//! every question is `false` at compile time.
+//! A crate names its defects with [`mutants!`](crate::mutants!) in a module of its own, and asks
+//! `active(Mutant::Name)` where the rule is kept. Only with *its* feature `mutants`, which no product build
+//! has, can one be turned on; otherwise every question is `false` at compile time.
 
-/// Makes the invoking module the crate's list of defects: `Mutant`, `activate`, and within the crate `active`.
+/// Makes the invoking module the crate's list of defects: `Mutant`, `activate`, and within the crate
+/// `active`.
 #[macro_export]
 macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident,)*) => {

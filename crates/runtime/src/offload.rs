@@ -1,10 +1,12 @@
 //! The seam to storage that computes: members on servers that work out parity together
 //! (`docs/offload-protocol.md`).
 //!
-//! A write has two phases. In the first, every participant gets what it needs and works out its part; nothing stored changes. In the
-//! second each is told to write ([`Offload::commit`]). Lost bytes are summed up by one of the servers ([`Offload::reduce`]).
+//! A write has two phases. In the first, every participant gets what it needs and works out its part; nothing
+//! stored changes. In the second each is told to write ([`Offload::commit`]). Lost bytes are summed up by one
+//! of the servers ([`Offload::reduce`]).
 //!
-//! Coefficients are elements of GF(2^8) with polynomial 0x11d; parity P has 1 for every column, Q has 2^i for column i.
+//! Coefficients are elements of GF(2^8) with polynomial 0x11d; parity P has 1 for every column, Q has 2^i for
+//! column i.
 
 use crate::{Buffer, Slice, Submission};
 
@@ -21,7 +23,8 @@ pub struct Ticket {
     pub oldest: OperationId,
 }
 
-/// Where a part goes: a place in the table of peers (see [`Offload::attach`]), and what it is multiplied by before.
+/// Where a part goes: a place in the table of peers (see [`Offload::attach`]), and what it is multiplied by
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reducer {
     /// The place.
@@ -33,7 +36,8 @@ pub struct Reducer {
 /// Up to two.
 pub type Reducers = [Option<Reducer>; 2];
 
-/// Highest epoch and highest number of an operation: what is higher is refused, so that what follows can always be counted.
+/// Highest epoch and highest number of an operation: what is higher is refused, so that what follows can
+/// always be counted.
 pub const NUMBER_MAX: u64 = (1 << 63) - 1;
 /// By how much an attachment may raise a member's epoch: one forged number must not use them all up.
 pub const EPOCH_STEP_MAX: u64 = 1 << 32;
@@ -51,8 +55,8 @@ pub struct Attachment {
     pub peers: Vec<Option<String>>,
     /// Raises the epoch although another host is attached.
     pub takeover: bool,
-    /// Ends what this host has under way at the member over other connections, and those connections' right to change it. What this one
-    /// has under way is finished first.
+    /// Ends what this host has under way at the member over other connections, and those connections' right
+    /// to change it. What this one has under way is finished first.
     pub alone: bool,
 }
 
@@ -68,31 +72,35 @@ pub struct OffloadLimits {
 /// A member on a server that computes. Offsets and lengths are as for [`Device`](crate::Device), memory and
 /// completions too.
 ///
-/// Errors: [`Gone`](crate::DeviceErrorKind::Gone) if the server or the network is lost; [`Busy`](crate::DeviceErrorKind::Busy)
-/// never; [`Refused`](crate::DeviceErrorKind::Refused) if the operation can't be done so (it was dropped, a peer can't be reached,
-/// the host is not attached): take another way. A failed first phase has changed nothing.
+/// Errors: [`Gone`](crate::DeviceErrorKind::Gone) if the server or the network is lost;
+/// [`Busy`](crate::DeviceErrorKind::Busy) never; [`Refused`](crate::DeviceErrorKind::Refused) if the
+/// operation can't be done so (it was dropped, a peer can't be reached, the host is not attached): take
+/// another way. A failed first phase has changed nothing.
 ///
-/// [`Fenced`](crate::DeviceErrorKind::Fenced) comes from `attach` if the server knows a higher epoch, and from `commit` and every
-/// plain write, flush or discard of the device if another host has taken the member over since. First-phase commands say
-/// `Refused` then: the plain way shows what is the matter. `attach` is refused while another host is attached (unless
-/// `takeover`), and says `Gone` if the server has been started anew since the device was opened.
+/// [`Fenced`](crate::DeviceErrorKind::Fenced) comes from `attach` if the server knows a higher epoch, and
+/// from `commit` and every plain write, flush or discard of the device if another host has taken the member
+/// over since. First-phase commands say `Refused` then: the plain way shows what is the matter. `attach` is
+/// refused while another host is attached (unless `takeover`), and says `Gone` if the server has been started
+/// anew since the device was opened.
 pub trait Offload {
     /// What the server can do at once.
     fn limits(&self) -> OffloadLimits;
     /// The member as other servers reach it: `nvme-tcp://HOST:PORT/NQN?nsid=N`.
     fn address(&self) -> String;
     /// The highest epoch that the member was ever attached under, in the bytes of the outcome; 0 for none.
-    /// [`Fenced`](crate::DeviceErrorKind::Fenced) if this device was attached, and another host has ended that.
+    /// [`Fenced`](crate::DeviceErrorKind::Fenced) if this device was attached, and another host has ended
+    /// that.
     fn epoch(&self) -> Submission;
-    /// Bytes per second that the server's link can take for parts of sums, by its own reckoning, in the bytes of the outcome; 0 if it
-    /// was never seen full.
+    /// Bytes per second that the server's link can take for parts of sums, by its own reckoning, in the bytes
+    /// of the outcome; 0 if it was never seen full.
     fn free_to_receive(&self) -> Submission;
     /// Makes the array known; once before the first operation, and whenever a member comes or goes. Durable.
     fn attach(&self, attachment: &Attachment) -> Submission;
     /// Ends it. With `give_up` plain writes need no attachment any more, and the next `attach` needs no
     /// takeover, but still a higher epoch.
     fn detach(&self, give_up: bool) -> Submission;
-    /// First phase: takes new data, sends its parts to `reducers`: coefficient * (old + new) if `modify`, else coefficient * new.
+    /// First phase: takes new data, sends its parts to `reducers`: coefficient * (old + new) if `modify`,
+    /// else coefficient * new.
     fn partial_write(
         &self,
         ticket: Ticket,
@@ -119,6 +127,7 @@ pub trait Offload {
     fn reduce(&self, ticket: Ticket, offset: u64, buffer: Buffer, coefficient: u8, wait: u16) -> Submission;
     /// Second phase: writes what it holds; with `fua` durable at completion. May be repeated.
     fn commit(&self, ticket: Ticket, fua: bool) -> Submission;
-    /// Drops the operation if it isn't committed. Bytes of the outcome: 0 not applied and never will be, 1 applied, 2 in doubt.
+    /// Drops the operation if it isn't committed. Bytes of the outcome: 0 not applied and never will be, 1
+    /// applied, 2 in doubt.
     fn resolve(&self, ticket: Ticket) -> Submission;
 }

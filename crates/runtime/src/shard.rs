@@ -76,8 +76,8 @@ pub fn now() -> u64 {
     with_current(Shard::now)
 }
 
-/// Nanoseconds that this shard was there to wait: [`now`] without the time in which its loop stood still (C29). For
-/// how long something takes that is waited for here; it means nothing on another shard.
+/// Nanoseconds that this shard was there to wait: [`now`] without the time in which its loop stood still
+/// (C29). For how long something takes that is waited for here; it means nothing on another shard.
 pub fn waited() -> u64 {
     with_current(Shard::waited)
 }
@@ -144,9 +144,9 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
-/// A point between two steps of a protocol with other shards, at which the machine may take this thread off its CPU. Production
-/// doesn't wait here. A simulated world may ([`Shard::interrupt_by`]): to it a poll is one step, and what another shard does in
-/// the middle of it would never be seen.
+/// A point between two steps of a protocol with other shards, at which the machine may take this thread off
+/// its CPU. Production doesn't wait here. A simulated world may ([`Shard::interrupt_by`]): to it a poll is
+/// one step, and what another shard does in the middle of it would never be seen.
 pub fn interruption() -> impl Future<Output = ()> {
     let mut is_over = false;
     std::future::poll_fn(move |cx| {
@@ -158,8 +158,8 @@ pub fn interruption() -> impl Future<Output = ()> {
     })
 }
 
-/// Waits for `future`, but no longer than `nanoseconds`: `None` then. The future is dropped, which ends a wait and
-/// never a request.
+/// Waits for `future`, but no longer than `nanoseconds`: `None` then. The future is dropped, which ends a
+/// wait and never a request.
 pub async fn timeout<F: Future>(nanoseconds: u64, future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     let mut sleep = sleep(nanoseconds);

@@ -10,8 +10,8 @@ use crate::{
 /// Tells waiters that some shared state may have changed. It holds no state itself: each waiter names its
 /// condition.
 ///
-/// A notifier changes the state and then calls [`Signal::notify`]; a waiter registers and then looks at the state. The
-/// fences between make sure that one of the two sees the other.
+/// A notifier changes the state and then calls [`Signal::notify`]; a waiter registers and then looks at the
+/// state. The fences between make sure that one of the two sees the other.
 #[derive(Default)]
 pub struct Signal {
     waiters: Mutex<Waiters>,

@@ -6,8 +6,8 @@ use crate::{Buffer, Slice, Submission};
 
 /// A connection. One receive and one send may be under way at a time each.
 pub trait Stream {
-    /// Receives at least one byte into the front of `buffer`; the outcome's count says how many, 0 means that the
-    /// peer has closed.
+    /// Receives at least one byte into the front of `buffer`; the outcome's count says how many, 0 means that
+    /// the peer has closed.
     fn receive(&self, buffer: Buffer) -> Submission;
     /// Sends some of `data` from its front; the outcome's count says how many, at least one.
     fn send(&self, data: Slice) -> Submission;

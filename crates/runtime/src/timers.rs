@@ -3,8 +3,8 @@
 //!
 //! Their clock is [`crate::Shard::waited`].
 //!
-//! Timers that are due at the same moment fire in the order in which they were set. Nothing is allocated once there is room
-//! for as many timers as are set at a time.
+//! Timers that are due at the same moment fire in the order in which they were set. Nothing is allocated once
+//! there is room for as many timers as are set at a time.
 
 /// Names a timer that was set. Once that has fired or was taken out, the name is unknown, even if another
 /// timer has its place now.

@@ -6,11 +6,13 @@
 //!     shard 1 ─ thread, ring, arena, files ─ what others have it do: ShardHandle::call
 //! ```
 //!
-//! A turn of a shard: reap, mail, timers, a bounded batch of tasks, submit, reap. With nothing to do it looks around for some
-//! microseconds and then sleeps in the kernel; [`crate::mailbox`] explains why no wake is lost.
+//! A turn of a shard: reap, mail, timers, a bounded batch of tasks, submit, reap. With nothing to do it looks
+//! around for some microseconds and then sleeps in the kernel; [`crate::mailbox`] explains why no wake is
+//! lost.
 //!
-//! The end of `main` stops the shards: each drops its tasks, cancels what it can and waits for the kernel to be done
-//! with every request before the memory goes (C16). A panic does the same in builds that unwind, then goes on.
+//! The end of `main` stops the shards: each drops its tasks, cancels what it can and waits for the kernel to
+//! be done with every request before the memory goes (C16). A panic does the same in builds that unwind, then
+//! goes on.
 
 mod arena;
 mod blocking;
@@ -50,11 +52,12 @@ pub struct RuntimeConfig {
     pub shards: usize,
     /// Shard `i` stays on CPU `cpus[i % cpus.len()]`; without, the kernel moves the threads.
     pub cpus: Option<Vec<usize>>,
-    /// Bytes of each shard's buffer arena, which is registered with the kernel, and so takes memory, as it is used, where
-    /// `RLIMIT_MEMLOCK` allows.
+    /// Bytes of each shard's buffer arena, which is registered with the kernel, and so takes memory, as it is
+    /// used, where `RLIMIT_MEMLOCK` allows.
     pub arena_bytes: usize,
-    /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs its waker
-    /// a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits one shard alone.
+    /// How long a shard without work looks around before it sleeps, in nanoseconds. Waking a sleeper costs
+    /// its waker a system call and some 20 us until it runs; looking costs this much CPU each time. 0 suits
+    /// one shard alone.
     pub spin_ns: u64,
     /// Holds SIGTERM and SIGINT back from all shards, for [`termination`]; SIGHUP, SIGUSR1, SIGUSR2 and
     /// SIGALRM do nothing then.
@@ -242,7 +245,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Lets them run and waits for all. Without a context, one of them has panicked and the others must not start.
+    /// Lets them run and waits for all. Without a context, one of them has panicked and the others must not
+    /// start.
     fn finish(mut self, context: Option<&Context>) {
         for start in self.starts.drain(..) {
             if let Some(context) = context {
@@ -305,7 +309,8 @@ fn work(
         std::process::abort();
     };
     if !drained {
-        // A device hangs. The kernel may still read and write the memory of its requests: it is never given back.
+        // A device hangs. The kernel may still read and write the memory of its requests: it is never given
+        // back.
         std::mem::forget((Rc::clone(&shard), Rc::clone(&driver)));
     }
     Driver::set_current(None);

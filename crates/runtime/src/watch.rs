@@ -1,13 +1,15 @@
 //! Requests under supervision: an observer is told when a device takes too long for one, and all waits for
 //! the device can be given up.
 //!
-//! A [`Watch`] stands for one device on one shard. Its requests under way form a list through the shard's slots, oldest first;
-//! so only the oldest has a deadline, and a request costs a link and a look at the clock, no timer and no memory. What a
-//! device answers before the call returns is never linked. Ages are times that were really waited
-//! ([`crate::Shard::waited`]): a process that was stopped has not waited for anything (C29).
+//! A [`Watch`] stands for one device on one shard. Its requests under way form a list through the shard's
+//! slots, oldest first; so only the oldest has a deadline, and a request costs a link and a look at the
+//! clock, no timer and no memory. What a device answers before the call returns is never linked. Ages are
+//! times that were really waited ([`crate::Shard::waited`]): a process that was stopped has not waited for
+//! anything (C29).
 //!
-//! Giving up ends the waits, never the requests (C16): the memory stays in the slots until the completions come, and the observer
-//! hears of each of these ([`Observer::settled`]). A read that was given up gets other memory in the place of its own.
+//! Giving up ends the waits, never the requests (C16): the memory stays in the slots until the completions
+//! come, and the observer hears of each of these ([`Observer::settled`]). A read that was given up gets other
+//! memory in the place of its own.
 
 use std::{cell::RefCell, rc::Rc, task::Waker};
 
@@ -56,8 +58,8 @@ pub trait Observer {
     /// A request that was given up is over: its device will do nothing more for it.
     fn settled(&self);
 
-    /// The device had no resources for a read or write ([`DeviceErrorKind::Busy`]) and has not tried it. The observer asks the
-    /// device again and finishes `completion`, which is passed here once per request.
+    /// The device had no resources for a read or write ([`DeviceErrorKind::Busy`]) and has not tried it. The
+    /// observer asks the device again and finishes `completion`, which is passed here once per request.
     fn retry(&self, completion: Completion, about: About, payload: Payload);
 }
 
@@ -330,7 +332,8 @@ impl Watches {
     }
 }
 
-/// One device's requests on one shard. See the module. Dropping it leaves the observer to the requests under way.
+/// One device's requests on one shard. See the module. Dropping it leaves the observer to the requests under
+/// way.
 pub struct Watch {
     index: u32,
     /// A watch belongs to its shard.
@@ -345,8 +348,8 @@ impl Watch {
         Self { index, _local: std::marker::PhantomData }
     }
 
-    /// Watches a request that was submitted just now. What was answered already is left alone; if its driver has completed it
-    /// meanwhile, with an error, the observer is told.
+    /// Watches a request that was submitted just now. What was answered already is left alone; if its driver
+    /// has completed it meanwhile, with an error, the observer is told.
     pub fn add(&self, submission: &Submission, about: About) {
         let Some(slot) = submission.slot() else { return };
         let failed = shard::with_current(|shard| shard.slots.link(slot, self.index, about, shard.waited()));
@@ -355,8 +358,8 @@ impl Watch {
         }
     }
 
-    /// Ends the waits for all requests under way with an error of `kind`. Returns how many these are; each of them will be told as
-    /// [`Observer::settled`].
+    /// Ends the waits for all requests under way with an error of `kind`. Returns how many these are; each of
+    /// them will be told as [`Observer::settled`].
     pub fn give_up(&self, kind: DeviceErrorKind) -> usize {
         shard::with_current(|shard| shard.slots.give_up(self.index, kind))
     }
@@ -366,7 +369,8 @@ impl Watch {
         shard::with_current(|shard| shard.slots.oldest(self.index))
     }
 
-    /// Has the observer told, from now on, when a request is as old as `age_ns`; also of one that it was told of before.
+    /// Has the observer told, from now on, when a request is as old as `age_ns`; also of one that it was told
+    /// of before.
     pub fn look_from(&self, age_ns: u64) {
         shard::with_current(|shard| shard.slots.look_from(self.index, age_ns));
     }

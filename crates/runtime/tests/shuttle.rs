@@ -2,9 +2,9 @@
 //!
 //! `cargo test -p pinstripe-runtime --features shuttle --test shuttle`
 //!
-//! Shuttle explores interleavings under sequential consistency. So it finds steps in the wrong order; that the
-//! orderings are `SeqCst`, without which the processor may swap them, is for the reader to see. A lost wake leaves a
-//! thread blocked for ever, which shuttle reports as a deadlock.
+//! Shuttle explores interleavings under sequential consistency. So it finds steps in the wrong order; that
+//! the orderings are `SeqCst`, without which the processor may swap them, is for the reader to see. A lost
+//! wake leaves a thread blocked for ever, which shuttle reports as a deadlock.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,5 +1,5 @@
-//! C29: only time that was really waited counts. A shard's thread stands still, as when its process is stopped or its machine
-//! suspended, and nothing that it waits for times out by that.
+//! C29: only time that was really waited counts. A shard's thread stands still, as when its process is
+//! stopped or its machine suspended, and nothing that it waits for times out by that.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -18,8 +18,8 @@ use pinstripe_runtime::{
     uring::{self, Connection, RuntimeConfig},
 };
 
-/// A message is awaited for at most `limit_ms` and comes at `at_ms`; meanwhile the shard's thread stands still for `still_ms`.
-/// Whether the limit ends the wait.
+/// A message is awaited for at most `limit_ms` and comes at `at_ms`; meanwhile the shard's thread stands
+/// still for `still_ms`. Whether the limit ends the wait.
 fn times_out(still_ms: u64, limit_ms: u64, at_ms: u64, prepare: fn()) -> bool {
     let (mut sender, receiver) = UnixStream::pair().unwrap();
     let writer = thread::spawn(move || {
@@ -53,8 +53,9 @@ fn time_in_which_the_shard_stood_still_is_charged_to_no_wait() {
     assert!(times_out(1, 100, 400, || ()), "time in which it turned is");
 }
 
-/// The shard's thread stands still for 1.2 s while it polls a wait of at most 0.9 s, which is ready when it is polled again.
-/// Whether the limit ends that wait, and how long one of 50 ms takes that begins before the loop comes round.
+/// The shard's thread stands still for 1.2 s while it polls a wait of at most 0.9 s, which is ready when it
+/// is polled again. Whether the limit ends that wait, and how long one of 50 ms takes that begins before the
+/// loop comes round.
 fn stands_still_in_a_batch(prepare: fn()) -> (bool, Duration) {
     let outcome = uring::run(&RuntimeConfig::unpinned(1), move |_| async move {
         prepare();

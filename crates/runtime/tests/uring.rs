@@ -252,8 +252,8 @@ fn pinned_shards_stay_on_their_cpu() {
 
 const BLOCK: u64 = 512;
 
-/// Random reads, writes, flushes, discards and zeroes from several tasks on every shard, each in its own area,
-/// against a model in memory.
+/// Random reads, writes, flushes, discards and zeroes from several tasks on every shard, each in its own
+/// area, against a model in memory.
 async fn exercise(context: Context, open: Arc<OpenFile>, seed: u64) {
     const TASKS: u64 = 8;
     let mut answers = Vec::new();

@@ -1,8 +1,9 @@
-//! What must be true of the bytes on the members, looked at past the engine: superblocks, bitmap and parity of rows.
+//! What must be true of the bytes on the members, looked at past the engine: superblocks, bitmap and parity
+//! of rows.
 //!
-//! The arithmetic is this module's own (P by XOR, Q by Horner's rule over the field of Linux's RAID 6), so that a
-//! mistake in the shipped kernels is not made twice. Where a row lies is asked of the engine's geometry, which the
-//! golden images check.
+//! The arithmetic is this module's own (P by XOR, Q by Horner's rule over the field of Linux's RAID 6), so
+//! that a mistake in the shipped kernels is not made twice. Where a row lies is asked of the engine's
+//! geometry, which the golden images check.
 
 use pinstripe_engine::geometry::{MemberSlot, ParityGeometry, StripeId, StripeMap};
 use pinstripe_md::{
@@ -203,7 +204,8 @@ impl Survey {
         Ok(merged)
     }
 
-    /// Checks that what the superblocks and the bitmap call in sync is: what a crash must leave at any moment.
+    /// Checks that what the superblocks and the bitmap call in sync is: what a crash must leave at any
+    /// moment.
     pub fn check_covered(&self, disks: &[impl Platter], geometry: &ParityGeometry) -> Result<(), Damage> {
         self.check_stripes_covered(disks, geometry, 0..geometry.stripes())
     }
@@ -302,7 +304,8 @@ fn for_each_mismatch(
     Ok(())
 }
 
-/// Which sector rows of a stripe contradict themselves. At most one chunk fewer than the redundancy may be missing.
+/// Which sector rows of a stripe contradict themselves. At most one chunk fewer than the redundancy may be
+/// missing.
 pub fn contradictions(map: StripeMap, chunks: &[Option<Vec<u8>>], chunk: usize) -> Vec<bool> {
     let mut p = vec![0_u64; chunk / 8];
     let mut q = vec![0_u64; chunk / 8];
@@ -320,7 +323,8 @@ pub fn contradictions(map: StripeMap, chunks: &[Option<Vec<u8>>], chunk: usize) 
     }
     let known = |slot: Option<MemberSlot>| slot.and_then(|slot| chunks[slot.index()].as_deref());
     let (on_p, on_q) = (known(Some(map.p_slot())), known(map.q_slot()));
-    // With nothing lost both differences are zero; with one column lost, the difference of Q is that of P, scaled.
+    // With nothing lost both differences are zero; with one column lost, the difference of Q is that of P,
+    // scaled.
     let mut wrong = vec![false; chunk / 512];
     if let Some(bytes) = on_p {
         add(&mut p, bytes);

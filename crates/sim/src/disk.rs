@@ -1,12 +1,12 @@
 //! A simulated disk: [`SimDisk`] as the harness sees it, [`SimDevice`] as a shard uses it.
 //!
-//! A request has one or two *effects* (a part of a write reaches the medium, a part of a read leaves it, a flush does
-//! its work) and then an end, each at a time of its own. So writes in flight land in any order, overlapping ones mix
-//! by sectors, and a read that is completed late may hold what was true early. Once its end has been chosen by the
-//! scheduler, the request is completed on the shard that submitted it.
+//! A request has one or two *effects* (a part of a write reaches the medium, a part of a read leaves it, a
+//! flush does its work) and then an end, each at a time of its own. So writes in flight land in any order,
+//! overlapping ones mix by sectors, and a read that is completed late may hold what was true early. Once its
+//! end has been chosen by the scheduler, the request is completed on the shard that submitted it.
 //!
-//! At a crash a request in flight may have happened fully, in part, or not at all. The medium says what becomes of
-//! writes that were completed and not flushed.
+//! At a crash a request in flight may have happened fully, in part, or not at all. The medium says what
+//! becomes of writes that were completed and not flushed.
 
 mod counters;
 mod crash_point;

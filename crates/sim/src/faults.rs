@@ -28,8 +28,8 @@ pub enum Fault {
     Return,
     /// Ends unreadable and unwritable ranges, failing or refused requests, and misdirection.
     Heal,
-    /// The next write that lies in these bytes lands so many bytes behind its place (and goes on at the beginning of the
-    /// range). It is answered as if nothing had happened.
+    /// The next write that lies in these bytes lands so many bytes behind its place (and goes on at the
+    /// beginning of the range). It is answered as if nothing had happened.
     Misdirect(Range<u64>, u64),
     /// Nothing that was planned happens any more.
     Calm,

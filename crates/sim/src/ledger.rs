@@ -1,23 +1,25 @@
 //! The oracle: which values may a sector of the user's address space hold now?
 //!
-//! It knows what clients asked for and what they were told, and nothing of the code under test. A sector is a register
-//! with concurrent writers. Its *versions* are the operations that could have set it; times are the order of calls to
-//! the ledger: issued before the request was made, finished after its answer was seen, so that intervals are never
-//! shorter than the truth and every verdict is sound.
+//! It knows what clients asked for and what they were told, and nothing of the code under test. A sector is a
+//! register with concurrent writers. Its *versions* are the operations that could have set it; times are the
+//! order of calls to the ledger: issued before the request was made, finished after its answer was seen, so
+//! that intervals are never shorter than the truth and every verdict is sound.
 //!
-//! **Order.** V *precedes* W if V had finished when W was issued (and W did happen: it was acknowledged, or was seen),
-//! or if a read that began after V had finished saw W. The relation is transitive.
+//! **Order.** V *precedes* W if V had finished when W was issued (and W did happen: it was acknowledged, or
+//! was seen), or if a read that began after V had finished saw W. The relation is transitive.
 //!
-//! **A read** that began at s may see V unless some W that V precedes had landed before s: was acknowledged, or had been
-//! seen by a read that ended, before s. So once a write in flight was seen, nothing older may come back, and of two
-//! concurrent writes, once one was seen after both had finished, the other is gone.
+//! **A read** that began at s may see V unless some W that V precedes had landed before s: was acknowledged,
+//! or had been seen by a read that ended, before s. So once a write in flight was seen, nothing older may
+//! come back, and of two concurrent writes, once one was seen after both had finished, the other is gone.
 //!
-//! **Durability.** A version is durable if it was acknowledged before a flush was issued that succeeded, or was
-//! acknowledged and forced. After a power loss a sector may hold V unless V precedes a durable version. The survivors
-//! are then all equal: finished, durable (the media hold one of them), in no order, until a read shows which it is.
+//! **Durability.** A version is durable if it was acknowledged before a flush was issued that succeeded, or
+//! was acknowledged and forced. After a power loss a sector may hold V unless V precedes a durable version.
+//! The survivors are then all equal: finished, durable (the media hold one of them), in no order, until a
+//! read shows which it is.
 //!
-//! **Doubt.** A write that failed may have happened or not, and until a later write succeeds reads need not agree on
-//! it. A discard leaves each sector as it was or zero, for good. [`Ledger::doubt`] takes back all promises for a range.
+//! **Doubt.** A write that failed may have happened or not, and until a later write succeeds reads need not
+//! agree on it. A discard leaves each sector as it was or zero, for good. [`Ledger::doubt`] takes back all
+//! promises for a range.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -209,7 +211,8 @@ impl Ledger {
         id
     }
 
-    /// A write from `sector` on is about to be submitted. Fills `data` (whole sectors) with what it shall write.
+    /// A write from `sector` on is about to be submitted. Fills `data` (whole sectors) with what it shall
+    /// write.
     pub fn begin_write(&mut self, sector: u64, data: &mut [u8], forced: bool) -> WriteId {
         let sectors = sector..sector + (data.len() / stamp::BYTES) as u64;
         let id = self.begin(Kind::Write, sectors.clone(), forced);
@@ -219,8 +222,8 @@ impl Ledger {
         id
     }
 
-    /// Of these two writes, both in flight, the volume promises that `later` wins wherever both cover a sector. It counts
-    /// once `later` is acknowledged: a crash may leave the earlier one alone.
+    /// Of these two writes, both in flight, the volume promises that `later` wins wherever both cover a
+    /// sector. It counts once `later` is acknowledged: a crash may leave the earlier one alone.
     pub fn order(&mut self, earlier: WriteId, later: WriteId) {
         self.orders.insert(later, earlier);
     }
@@ -372,7 +375,8 @@ impl Ledger {
         self.versions.get(&sector).into_iter().flatten().any(cured)
     }
 
-    /// The process died, the machine did not: everything in flight is cut off, nothing that was acknowledged is lost.
+    /// The process died, the machine did not: everything in flight is cut off, nothing that was acknowledged
+    /// is lost.
     pub fn kill(&mut self) {
         let now = self.tick();
         self.reads.clear();

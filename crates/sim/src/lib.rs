@@ -1,9 +1,9 @@
 //! The seeded world that replaces kernel, disks and network.
 //!
-//! One thread runs N shards under a virtual clock. Every choice (which task is polled, when mail arrives, when and in
-//! which order requests take effect and complete, what survives a crash) comes from a seed, so a run that failed can be
-//! run again, byte for byte. The code under test is the shipped code: it sees [`pinstripe_runtime::Device`] and
-//! [`pinstripe_runtime::Stream`] and cannot tell.
+//! One thread runs N shards under a virtual clock. Every choice (which task is polled, when mail arrives,
+//! when and in which order requests take effect and complete, what survives a crash) comes from a seed, so a
+//! run that failed can be run again, byte for byte. The code under test is the shipped code: it sees
+//! [`pinstripe_runtime::Device`] and [`pinstripe_runtime::Stream`] and cannot tell.
 //!
 //! ```text
 //!   World ── step ──> one of: poll a task │ mail │ timers │ effect or end of a request ──> Trace (rolling hash)

@@ -1,10 +1,11 @@
-//! What a simulated disk holds: contents as reads see them, contents that are durable, and between the two the
-//! versions of sectors that lie in a volatile cache.
+//! What a simulated disk holds: contents as reads see them, contents that are durable, and between the two
+//! the versions of sectors that lie in a volatile cache.
 //!
-//! Per sector the medium holds the durable value, and the cache remembers every value that landed since, in order. A
-//! real disk may have destaged any of them at any moment, so after a power loss the sector holds the durable value or
-//! any one of those. Making a version durable drops it and the older ones: a cache never destages an older value over
-//! a newer one. Writes survive whole, in part (cut at the tear unit) or not at all, each on its own.
+//! Per sector the medium holds the durable value, and the cache remembers every value that landed since, in
+//! order. A real disk may have destaged any of them at any moment, so after a power loss the sector holds the
+//! durable value or any one of those. Making a version durable drops it and the older ones: a cache never
+//! destages an older value over a newer one. Writes survive whole, in part (cut at the tear unit) or not at
+//! all, each on its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +27,8 @@ const BLOCK: usize = 512;
 
 type Page = Option<Box<[u8; PAGE]>>;
 
-/// Bytes that are zero until written, in pages that exist once touched: a disk may be far larger than what is written of it.
+/// Bytes that are zero until written, in pages that exist once touched: a disk may be far larger than what is
+/// written of it.
 #[derive(Clone)]
 pub(crate) struct Image {
     /// In whole pages.
@@ -145,7 +147,8 @@ impl Fate {
 /// By sector: the versions that may be there.
 pub(crate) type Cached = BTreeMap<u64, Vec<Version>>;
 
-/// What a power loss decides about: every version that lies in a cache, in a form in which many losses can be drawn.
+/// What a power loss decides about: every version that lies in a cache, in a form in which many losses can be
+/// drawn.
 pub(crate) struct Doubt {
     /// Each sector, ascending, with its versions: a range of `versions`.
     sectors: Vec<(u64, Range<usize>)>,

@@ -1,7 +1,7 @@
 //! The source of every decision of a run: xoshiro256** (Blackman and Vigna), its state filled by splitmix64.
 //!
-//! Written here rather than taken from a crate so that a seed names the same run for ever: a seed that once found a
-//! bug is a test.
+//! Written here rather than taken from a crate so that a seed names the same run for ever: a seed that once
+//! found a bug is a test.
 
 use std::ops::Range;
 

@@ -14,9 +14,11 @@ pub(crate) trait EventSource {
     fn happen(&self, nth: usize, now: u64, shards: &[Rc<Shard>]);
     /// Requests that are not completed, hung ones too.
     fn pending(&self) -> usize;
-    /// The shards are dead: requests under way will never be completed. With `power` volatile caches are lost.
+    /// The shards are dead: requests under way will never be completed. With `power` volatile caches are
+    /// lost.
     fn crash(&self, power: bool);
-    /// These shards are dead, the others aren't. What a disk has under way is a matter of [`EventSource::crash`].
+    /// These shards are dead, the others aren't. What a disk has under way is a matter of
+    /// [`EventSource::crash`].
     fn lose_shards(&self, _shards: &Range<usize>, _silent: bool) {}
     /// Whether nothing is under way and nothing will be: both ends of a link were let go of, or their shards
     /// are dead.

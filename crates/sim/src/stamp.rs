@@ -5,8 +5,8 @@
 //!   8  write    8     24  check   8
 //! ```
 //!
-//! So a sector that comes back tells which write it is of, whether it lies where it belongs, and whether all of it is
-//! there. The body is a stream of random numbers, so no XOR of some sectors is another sector.
+//! So a sector that comes back tells which write it is of, whether it lies where it belongs, and whether all
+//! of it is there. The body is a stream of random numbers, so no XOR of some sectors is another sector.
 
 use crate::rng::mix;
 

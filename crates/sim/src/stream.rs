@@ -1,7 +1,8 @@
 //! A simulated connection: bytes arrive in order, in fragments and after delays that the seed draws.
 //!
-//! Each direction is a window of bytes: sent ones travel in segments, arrive, and wait to be received. A send takes as
-//! many bytes as the seed and the window allow; a receive gives as many as the seed likes of those that arrived.
+//! Each direction is a window of bytes: sent ones travel in segments, arrive, and wait to be received. A send
+//! takes as many bytes as the seed and the window allow; a receive gives as many as the seed likes of those
+//! that arrived.
 
 use std::{
     cell::{Cell, RefCell},
@@ -142,8 +143,8 @@ impl SimStream {
         self.shared.state.borrow_mut().reset();
     }
 
-    /// This end loses the connection; the other one gets what was sent to it, and hears nothing of the loss before
-    /// [`SimStream::reset`].
+    /// This end loses the connection; the other one gets what was sent to it, and hears nothing of the loss
+    /// before [`SimStream::reset`].
     pub fn lose(&self) {
         self.shared.state.borrow_mut().lost[self.end] = true;
     }

@@ -1,7 +1,8 @@
 //! What happened, as a rolling hash of every event and, if asked for, the last events in words.
 //!
-//! Two runs of a seed must give the same hash. So an event holds only what a seed decides: positions, counts, offsets
-//! and contents, never an address, and never a shard's or a mailbox's id, which the process hands out.
+//! Two runs of a seed must give the same hash. So an event holds only what a seed decides: positions, counts,
+//! offsets and contents, never an address, and never a shard's or a mailbox's id, which the process hands
+//! out.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,9 +1,10 @@
 //! The world: shards, disks and links under one clock, every step of them chosen by a seed.
 //!
-//! A step is one of: a shard polls one of its ready tasks, a shard takes its mail, a shard's due timers fire, a request
-//! of a disk or link takes effect or ends. What may happen now competes; the [`Schedule`] says with which weights.
-//! Time stands still while anything may happen, but for a drawn tick now and then (code takes time) and for shards
-//! that are descheduled for a while; when nothing may happen it jumps to the next moment at which something will.
+//! A step is one of: a shard polls one of its ready tasks, a shard takes its mail, a shard's due timers fire,
+//! a request of a disk or link takes effect or ends. What may happen now competes; the [`Schedule`] says with
+//! which weights. Time stands still while anything may happen, but for a drawn tick now and then (code takes
+//! time) and for shards that are descheduled for a while; when nothing may happen it jumps to the next moment
+//! at which something will.
 //!
 //! When nothing will ever happen again and the harness still waits, a wake was lost or a request was dropped:
 //! the run ends with [`Stuck`] and names the tasks that are alive.
@@ -45,8 +46,9 @@ pub struct WorldConfig {
 }
 
 /// How shards are taken off their CPU in the middle of a poll, where a task says that it matters
-/// ([`interruption`](pinstripe_runtime::shard::interruption)): between two steps of a protocol with other shards. A shard that is
-/// descheduled between two polls ([`Schedule::pauses`]) never shows what happens there.
+/// ([`interruption`](pinstripe_runtime::shard::interruption)): between two steps of a protocol with other
+/// shards. A shard that is descheduled between two polls ([`Schedule::pauses`]) never shows what happens
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interruptions {
     /// Of 1024 such points, how many are one.
@@ -142,7 +144,8 @@ impl Schedule {
 /// A run that can't go on, or went on for too long.
 #[derive(Debug, thiserror::Error)]
 pub enum Stuck {
-    /// Nothing will ever happen again and the condition does not hold: a lost wake, a dropped request, a hung disk.
+    /// Nothing will ever happen again and the condition does not hold: a lost wake, a dropped request, a hung
+    /// disk.
     #[error("deadlock: nothing will ever happen again\n{0}")]
     Deadlock(String),
     /// The condition did not come true in the steps that were allowed.
@@ -239,7 +242,8 @@ pub struct World {
     shards: Vec<Rc<Shard>>,
     /// Until when each shard is descheduled.
     paused_until: Vec<u64>,
-    /// By shard: where in its queue the task is that was interrupted. It goes on before anything else happens there.
+    /// By shard: where in its queue the task is that was interrupted. It goes on before anything else happens
+    /// there.
     interrupted: Vec<Option<usize>>,
     interrupter: Rc<Interrupter>,
     /// Shards that have not turned since they were.
@@ -258,7 +262,8 @@ pub struct World {
 
 type Sources = Rc<RefCell<Vec<Rc<dyn EventSource>>>>;
 
-/// Lays connections from inside the world, where [`World::add_stream`] can't be called. Clones lay for the same world.
+/// Lays connections from inside the world, where [`World::add_stream`] can't be called. Clones lay for the
+/// same world.
 #[derive(Clone)]
 pub struct Wiring {
     rng: Rc<RefCell<Rng>>,
@@ -529,8 +534,8 @@ impl World {
         true
     }
 
-    /// These shards get no steps for so long, as when their process is stopped, its group frozen or its machine suspended. Disks,
-    /// links and all other shards go on.
+    /// These shards get no steps for so long, as when their process is stopped, its group frozen or its
+    /// machine suspended. Disks, links and all other shards go on.
     pub fn stall(&mut self, shards: Range<usize>, nanoseconds: u64) {
         let until = self.now() + nanoseconds;
         for index in shards {
@@ -645,7 +650,8 @@ impl World {
 
     /// Nothing may happen at `now`: time goes on to the next moment at which something will, if there is one.
     fn jump(&mut self, now: u64) -> bool {
-        // Of a shard that stands still no timer is due before it goes on; whether it is due then, is seen then.
+        // Of a shard that stands still no timer is due before it goes on; whether it is due then, is seen
+        // then.
         let resumes = |(shard, &until): (&Rc<Shard>, &u64)| {
             let wants = shard.ready_count() > 0 || shard.mailbox().has_mail();
             let timer = shard.next_timer().map(|due| due.max(until));
@@ -661,7 +667,8 @@ impl World {
         true
     }
 
-    /// Power loss: every task of every shard is gone, disks keep what their caches let survive, and new shards start.
+    /// Power loss: every task of every shard is gone, disks keep what their caches let survive, and new
+    /// shards start.
     pub fn crash(&mut self) {
         self.end_incarnation(true);
     }
@@ -671,8 +678,9 @@ impl World {
         self.end_incarnation(false);
     }
 
-    /// One process of several dies, which is these shards: its tasks are gone, its connections are reset, or, if it is `silent`, say
-    /// nothing any more. `disks` are those of its machine: with `power` their caches are lost.
+    /// One process of several dies, which is these shards: its tasks are gone, its connections are reset, or,
+    /// if it is `silent`, say nothing any more. `disks` are those of its machine: with `power` their caches
+    /// are lost.
     pub fn end_shards(&mut self, shards: &Range<usize>, disks: &[SimDisk], power: bool, silent: bool) {
         self.take_up_laid();
         self.shards[shards.clone()].iter().for_each(end_tasks);

@@ -1,4 +1,5 @@
-//! The engine in the simulated world, one fixed scene per test: the first thing to look at when the swarm is red.
+//! The engine in the simulated world, one fixed scene per test: the first thing to look at when the swarm is
+//! red.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

@@ -1,5 +1,6 @@
-//! Scenes in which the swarm has found defects of the engine, by name. A seed's run changes with whatever the engine does
-//! and the swarm draws, so the scenes that can be told in a few lines are told; the rest are the seeds themselves.
+//! Scenes in which the swarm has found defects of the engine, by name. A seed's run changes with whatever the
+//! engine does and the swarm draws, so the scenes that can be told in a few lines are told; the rest are the
+//! seeds themselves.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

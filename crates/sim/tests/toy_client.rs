@@ -1,6 +1,6 @@
-//! A client without any cleverness over one disk, through many crashes, judged by the ledger: what disk and ledger
-//! say of writes, flushes, overlaps and power losses must agree under every schedule. Then disks with a lie in them,
-//! which the ledger must find.
+//! A client without any cleverness over one disk, through many crashes, judged by the ledger: what disk and
+//! ledger say of writes, flushes, overlaps and power losses must agree under every schedule. Then disks with
+//! a lie in them, which the ledger must find.
 #![allow(clippy::unwrap_used, reason = "a test may stop at whatever it did not expect")]
 
 use std::{

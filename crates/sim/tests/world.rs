@@ -10,7 +10,8 @@ use std::{
 use pinstripe_runtime::{Signal, shard};
 use pinstripe_sim::{SimDiskConfig, Stuck, World, WorldConfig};
 
-/// Messages, timers, yields and disk requests on three shards; gives the trace and the order in which tasks ended.
+/// Messages, timers, yields and disk requests on three shards; gives the trace and the order in which tasks
+/// ended.
 fn busy_run(seed: u64) -> (u64, String, Vec<u64>) {
     let mut world = World::new(WorldConfig { log_events_max: 10_000, ..WorldConfig::new(seed, 3) });
     let config = SimDiskConfig::drawn(&mut world.rng(0), "disk", 1 << 20);

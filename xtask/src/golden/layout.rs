@@ -1,4 +1,5 @@
-//! Where MD puts data and parity: the table of md(4) and of Linux's `raid5_compute_sector`, for levels 4, 5 and 6.
+//! Where MD puts data and parity: the table of md(4) and of Linux's `raid5_compute_sector`, for levels 4, 5
+//! and 6.
 //!
 //! Deliberately plain and apart from the product's address map: it judges what that map is measured by.
 

@@ -1,8 +1,8 @@
 //! `cargo xtask golden`: makes the golden images that the original set lacks, with mdadm in the VM.
 //!
-//! Same shape, same pattern and same manifest entries as the set (see `docs/formats.md` and its `manifest.json`). The
-//! images are verified here by the address map of MD's documentation, written down once more and apart from the
-//! engine's, before they become what the engine is measured by.
+//! Same shape, same pattern and same manifest entries as the set (see `docs/formats.md` and its
+//! `manifest.json`). The images are verified here by the address map of MD's documentation, written down once
+//! more and apart from the engine's, before they become what the engine is measured by.
 
 mod layout;
 pub mod superblock;

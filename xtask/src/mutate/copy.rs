@@ -1,7 +1,7 @@
 //! The mutated copy of the workspace: made, woven, and built until what doesn't compile is out.
 //!
-//! A file of the copy is written only if it has changed, so a round builds what it must. A mutant that the compiler complains
-//! of is left out and named in the result; the others keep their numbers.
+//! A file of the copy is written only if it has changed, so a round builds what it must. A mutant that the
+//! compiler complains of is left out and named in the result; the others keep their numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -64,7 +64,8 @@ impl Copy {
             copy.forget_suites(&format!("crates/{name}/tests"), &kept)?;
         }
         for path in &kept {
-            // The sources of the crates are woven, the manifests changed: below. Cargo shortens the lock file.
+            // The sources of the crates are woven, the manifests changed: below. Cargo shortens the lock
+            // file.
             let changed = CRATES.iter().any(|name| path.starts_with(&format!("crates/{name}/src/")))
                 || path.ends_with("Cargo.toml")
                 || path == "Cargo.lock" && copy.at(path).exists();
@@ -138,8 +139,8 @@ impl Copy {
         write_if_new(&self.at("crates/mutation/src/lib.rs"), include_bytes!("switch.rs"))
     }
 
-    /// Weaves the mutants in and builds the tests of the crates that have some, and with the swarm those of all; gives the
-    /// programs. What doesn't compile is marked so.
+    /// Weaves the mutants in and builds the tests of the crates that have some, and with the swarm those of
+    /// all; gives the programs. What doesn't compile is marked so.
     pub fn build(&self, mutants: &mut [Mutant], swarm: bool) -> Result<Vec<Program>> {
         let of = |name: &&str| mutants.iter().any(|one| one.file.starts_with(&format!("crates/{name}/")));
         let crates: Vec<&str> = CRATES.iter().copied().filter(|name| swarm || of(name)).collect();
@@ -225,8 +226,8 @@ pub fn sources(root: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The suite that a file of tests belongs to: `crates/C/tests/SUITE.rs` or `crates/C/tests/SUITE/...`. What suites share belongs to
-/// none.
+/// The suite that a file of tests belongs to: `crates/C/tests/SUITE.rs` or `crates/C/tests/SUITE/...`. What
+/// suites share belongs to none.
 fn suite_of(root: &Path, path: &str) -> Option<String> {
     let mut parts = path.split('/');
     let (_, of, tests, name) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -282,7 +283,8 @@ fn complaint(message: &Value) -> Option<Complaint> {
     Some(Complaint { spans, words: message["rendered"].as_str()?.to_owned() })
 }
 
-/// Which mutants the errors are about: the innermost around what is pointed at, else those in it, else the nearest.
+/// Which mutants the errors are about: the innermost around what is pointed at, else those in it, else the
+/// nearest.
 fn blame(woven: &BTreeMap<String, Schemata>, errors: &[Complaint]) -> BTreeSet<u32> {
     let mut blamed = BTreeSet::new();
     for error in errors {

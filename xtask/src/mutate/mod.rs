@@ -1,12 +1,15 @@
-//! `cargo xtask mutate`: defects that were not planned, a sample of all that a few operators make, against tests and swarm.
+//! `cargo xtask mutate`: defects that were not planned, a sample of all that a few operators make, against
+//! tests and swarm.
 //!
-//! A mutant that had to be built alone would cost minutes. So all mutants of a sample are woven into one copy of the workspace
-//! ([`schemata`]), each behind a question that the environment answers ([`switch.rs`](switch.rs)); the copy is built once
-//! ([`copy`]), and each test and each seed of the swarm is a process that is told which mutant is on ([`runs`]).
+//! A mutant that had to be built alone would cost minutes. So all mutants of a sample are woven into one copy
+//! of the workspace ([`schemata`]), each behind a question that the environment answers
+//! ([`switch.rs`](switch.rs)); the copy is built once ([`copy`]), and each test and each seed of the swarm is
+//! a process that is told which mutant is on ([`runs`]).
 //!
-//! A mutant that no run kills is a gap of the tests, or changes nothing that matters. Which of the two is written down, with the
-//! reason, in `docs/results/mutation-accepted.json`; there a mutant is named by its file, its function, its operator and its text,
-//! so that the name outlives other edits. A survivor that isn't in that list fails the run.
+//! A mutant that no run kills is a gap of the tests, or changes nothing that matters. Which of the two is
+//! written down, with the reason, in `docs/results/mutation-accepted.json`; there a mutant is named by its
+//! file, its function, its operator and its text, so that the name outlives other edits. A survivor that
+//! isn't in that list fails the run.
 
 mod copy;
 mod operators;
@@ -185,8 +188,8 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, add)
 }
 
-/// So many of them, none of which crosses another; the numbers begin at 1. Each mutant draws its place by its name, so an edit
-/// elsewhere leaves the sample nearly as it was.
+/// So many of them, none of which crosses another; the numbers begin at 1. Each mutant draws its place by its
+/// name, so an edit elsewhere leaves the sample nearly as it was.
 fn sample(mut all: Vec<Mutant>, seed: u64, count: usize) -> Vec<Mutant> {
     all.sort_by_cached_key(|mutant| Random::new(hash(&mutant.key) ^ seed).number());
     let mut chosen: Vec<Mutant> = Vec::new();

@@ -1,8 +1,9 @@
 //! Where a source file can be mutated, and how.
 //!
-//! A candidate names a range of bytes of the source and what is done with it. Only code that runs is looked at: constants,
-//! `const fn`, patterns, types, attributes, macros, tests and the seams of the deliberate defects (`active(Mutant::...)`) are
-//! left alone, and so is what only the fuzzer calls. A candidate need not compile: types are unknown here, and the build finds out.
+//! A candidate names a range of bytes of the source and what is done with it. Only code that runs is looked
+//! at: constants, `const fn`, patterns, types, attributes, macros, tests and the seams of the deliberate
+//! defects (`active(Mutant::...)`) are left alone, and so is what only the fuzzer calls. A candidate need not
+//! compile: types are unknown here, and the build finds out.
 
 use std::ops::Range;
 

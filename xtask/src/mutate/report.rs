@@ -1,4 +1,5 @@
-//! What came of each mutant, kept in a file while it is found out, and held against the list of what is explained.
+//! What came of each mutant, kept in a file while it is found out, and held against the list of what is
+//! explained.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

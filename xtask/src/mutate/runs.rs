@@ -1,8 +1,10 @@
-//! What is run against a mutant: each test of the crates and each seed of the swarm is one run, a process of its own.
+//! What is run against a mutant: each test of the crates and each seed of the swarm is one run, a process of
+//! its own.
 //!
-//! First every run goes once without a mutant: it must pass, its time is its cost, and it writes down which mutants it asked
-//! about. A mutant then meets only the runs that reach it, the cheapest first, until one fails. A process that takes far
-//! longer than it did, by its own time or by the clock, or far more memory, has failed too.
+//! First every run goes once without a mutant: it must pass, its time is its cost, and it writes down which
+//! mutants it asked about. A mutant then meets only the runs that reach it, the cheapest first, until one
+//! fails. A process that takes far longer than it did, by its own time or by the clock, or far more memory,
+//! has failed too.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,7 @@
 //! One source text with all its mutants, each behind its own question.
 //!
-//! What a mutant replaces stands twice: as it was, with the mutants that lie within, and changed, without them. So the text
-//! grows with the mutants and not with their combinations.
+//! What a mutant replaces stands twice: as it was, with the mutants that lie within, and changed, without
+//! them. So the text grows with the mutants and not with their combinations.
 
 use std::ops::Range;
 

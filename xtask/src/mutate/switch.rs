@@ -1,8 +1,10 @@
-//! The switch of the mutants in a mutated copy of the workspace (`cargo xtask mutate`), where this file is a crate.
+//! The switch of the mutants in a mutated copy of the workspace (`cargo xtask mutate`), where this file is a
+//! crate.
 //!
-//! Every mutant is compiled in and asks [`active`] for its own number. The environment says which one is on (`MUTATION`), or
-//! names a file to which the numbers that are asked are written, each once (`MUTATION_REACHED`). Both are read once in each
-//! thread, so a run goes the same way whatever the time, and a question costs one look at a thread's own variable.
+//! Every mutant is compiled in and asks [`active`] for its own number. The environment says which one is on
+//! (`MUTATION`), or names a file to which the numbers that are asked are written, each once
+//! (`MUTATION_REACHED`). Both are read once in each thread, so a run goes the same way whatever the time, and
+//! a question costs one look at a thread's own variable.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -54,7 +56,8 @@ fn record(number: u32) {
         OpenOptions::new().append(true).create(true).open(path).ok()
     });
     if let Some(mut file) = file.as_ref() {
-        // Four bytes at the end of a file are written whole; without the file the mutant counts as not reached.
+        // Four bytes at the end of a file are written whole; without the file the mutant counts as not
+        // reached.
         let _ = file.write_all(&number.to_le_bytes());
     }
 }

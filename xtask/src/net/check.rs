@@ -1,4 +1,5 @@
-//! The short form: a lab that counts or limits wrongly, and an array that moves more than its plan, fail here.
+//! The short form: a lab that counts or limits wrongly, and an array that moves more than its plan, fail
+//! here.
 //!
 //! Ratios of bytes only, and limits that no machine exceeds: how busy this one is doesn't matter.
 
@@ -104,8 +105,8 @@ fn links_agree(measured: &Measurement) -> Result<()> {
     Ok(())
 }
 
-/// Partial writes by the client move each byte twice in each direction: data and parity, old and new. No link is faster than
-/// it may be, and none so slow that the limit isn't the reason.
+/// Partial writes by the client move each byte twice in each direction: data and parity, old and new. No link
+/// is faster than it may be, and none so slow that the limit isn't the reason.
 fn writes(lab: &Lab) -> Result<String> {
     let load = Load::new(5, SECONDS);
     let measured = lab.measure(Arm::HostCentric, SERVERS, &load, &equal_links(SERVERS, MBIT))?;

@@ -1,5 +1,5 @@
-//! `pinstripe bench` in the client's namespace, watched: the links are limited and everything is counted only while it
-//! measures. Making the array, filling it, and its check afterwards go as fast as the machine can.
+//! `pinstripe bench` in the client's namespace, watched: the links are limited and everything is counted only
+//! while it measures. Making the array, filling it, and its check afterwards go as fast as the machine can.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -72,7 +72,8 @@ impl Load {
     }
 
     fn arguments(&self) -> Vec<String> {
-        // No cache of parity: it would hold all of a small array's, and those that are worth the work are not small.
+        // No cache of parity: it would hold all of a small array's, and those that are worth the work are not
+        // small.
         let mut words = vec![
             "bench --json --force --attended --assume-clean --cache 0 --warm-up".to_owned(),
             WARM_UP_SECONDS.to_owned(),

@@ -1,7 +1,8 @@
-//! What is measured: every figure is a list of points, each with its load, its servers and its links, and the arms that are
-//! compared at each point.
+//! What is measured: every figure is a list of points, each with its load, its servers and its links, and the
+//! arms that are compared at each point.
 //!
-//! Levels 5 and 6, 8 servers, chunks of 512 KiB, random requests of 128 KiB and equal links, unless that is what the figure is about.
+//! Levels 5 and 6, 8 servers, chunks of 512 KiB, random requests of 128 KiB and equal links, unless that is
+//! what the figure is about.
 
 use super::client::{Load, Rebuild, equal_links};
 use super::network::{Node, Rates};

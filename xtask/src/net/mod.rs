@@ -1,7 +1,8 @@
-//! `cargo xtask net`: arrays over NVMe/TCP on a network of this machine's own namespaces, with links of any rate.
+//! `cargo xtask net`: arrays over NVMe/TCP on a network of this machine's own namespaces, with links of any
+//! rate.
 //!
-//! Without options it is a test: bytes on every link against what the client says it moved, limits that limit, data and parity right.
-//! With `--figures` it measures what docs/results/disaggregated.md shows.
+//! Without options it is a test: bytes on every link against what the client says it moved, limits that
+//! limit, data and parity right. With `--figures` it measures what docs/results/disaggregated.md shows.
 
 mod chart;
 mod check;
@@ -29,7 +30,8 @@ pub struct Net {
     /// Not being root is no failure.
     #[arg(long, hide = true)]
     unless_unprivileged: bool,
-    /// Measure, and write docs/results/disaggregated.md: an hour or so for each arm, on a machine with nothing else to do.
+    /// Measure, and write docs/results/disaggregated.md: an hour or so for each arm, on a machine with
+    /// nothing else to do.
     #[arg(long)]
     figures: bool,
     /// Only the figures whose name contains this; the others stay as they were measured.

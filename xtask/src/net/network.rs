@@ -1,4 +1,5 @@
-//! A network on this machine: one namespace for the client, one for each server, and one with the bridge that joins them.
+//! A network on this machine: one namespace for the client, one for each server, and one with the bridge that
+//! joins them.
 //!
 //! ```text
 //!   client            hub                        server K
@@ -6,9 +7,10 @@
 //!   tbf: sends    tbf: the client receives       tbf: server K sends
 //! ```
 //!
-//! The namespaces have no names: each is held by a process that sleeps in it and that the kernel ends with us. With the last process
-//! of a namespace go its links, so nothing stays behind however we end, and nothing that we did not make can be
-//! touched. A look inside: `nsenter --net --target PID`, with the PID of a target or of the bench.
+//! The namespaces have no names: each is held by a process that sleeps in it and that the kernel ends with
+//! us. With the last process of a namespace go its links, so nothing stays behind however we end, and nothing
+//! that we did not make can be touched. A look inside: `nsenter --net --target PID`, with the PID of a target
+//! or of the bench.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,14 +22,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Bytes that a limited link lets through at once. TCP hands links up to 64 KiB in one piece, and two cores with other work
-/// let a timer be late: at 500 Mbit/s these are 4 ms.
+/// Bytes that a limited link lets through at once. TCP hands links up to 64 KiB in one piece, and two cores
+/// with other work let a timer be late: at 500 Mbit/s these are 4 ms.
 const BURST_BYTES: u64 = 256 << 10;
-/// Bytes of queue in front of a limited link, however slow; more is dropped, as a switch does. What a figure has under way fits, so
-/// that it measures links and not how TCP gets over losses. At 500 Mbit/s these are 100 ms.
+/// Bytes of queue in front of a limited link, however slow; more is dropped, as a switch does. What a figure
+/// has under way fits, so that it measures links and not how TCP gets over losses. At 500 Mbit/s these are
+/// 100 ms.
 const QUEUE_BYTES: u64 = 6_250_000;
-/// The same control on every machine, whatever it uses itself: the only one that every kernel lets a namespace choose. On links as
-/// short as these the usual ones act like it.
+/// The same control on every machine, whatever it uses itself: the only one that every kernel lets a
+/// namespace choose. On links as short as these the usual ones act like it.
 const CONGESTION: &str = "reno";
 /// How long a process may take to be in its namespace.
 const PATIENCE: Duration = Duration::from_secs(10);

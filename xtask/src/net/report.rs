@@ -1,4 +1,5 @@
-//! The page of the figures: what was asked for and what came of it, then every figure with its table and where it comes from.
+//! The page of the figures: what was asked for and what came of it, then every figure with its table and
+//! where it comes from.
 
 use std::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! What was measured, as it is kept beside the figures: they can be drawn again, and measured again one by one.
+//! What was measured, as it is kept beside the figures: they can be drawn again, and measured again one by
+//! one.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +25,8 @@ pub struct Row {
     pub bytes_per_second: f64,
     /// The same by the goodput of a link.
     pub of_goodput: f64,
-    /// What it could be at most, in the same measure, by what the plan moves over the busiest link; host-centric only.
+    /// What it could be at most, in the same measure, by what the plan moves over the busiest link;
+    /// host-centric only.
     pub bound: Option<f64>,
     /// Bytes that the client sent for each of the user's, by the link's counters.
     pub sent: f64,
@@ -119,8 +121,8 @@ pub struct Goodput {
 }
 
 impl Goodput {
-    /// What a load with this percentage of reads is compared with: a duplex link carries both at once, so that mixed loads can
-    /// exceed it.
+    /// What a load with this percentage of reads is compared with: a duplex link carries both at once, so
+    /// that mixed loads can exceed it.
     pub fn of(self, reads: u8) -> f64 {
         match reads {
             100 => self.read,

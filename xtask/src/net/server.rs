@@ -1,7 +1,7 @@
 //! `pinstripe target` in a server's namespace, over a loop device in memory.
 //!
-//! The memory is an anonymous file, the loop device is set to go with its last user before the target starts, and the target
-//! ends with us: nothing stays.
+//! The memory is an anonymous file, the loop device is set to go with its last user before the target starts,
+//! and the target ends with us: nothing stays.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -16,8 +16,8 @@ use serde_json::Value;
 use super::experiments::Arm;
 use super::network::{Network, Node};
 
-/// Attaches a loop device to the file and becomes the target over it. A signal must not come between the making of the
-/// device and the moment from which it goes by itself.
+/// Attaches a loop device to the file and becomes the target over it. A signal must not come between the
+/// making of the device and the moment from which it goes by itself.
 const SCRIPT: &str = r#"
 trap "" INT TERM HUP
 device=$(losetup --find --show "$1") || exit 1

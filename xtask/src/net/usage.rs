@@ -39,8 +39,8 @@ fn parse_link(text: &str) -> Option<LinkBytes> {
     Some(LinkBytes { received: numbers.next()?.ok()?, sent: numbers.nth(7)?.ok()? })
 }
 
-/// Seconds of CPU that a process has used, all its threads together. What the kernel does for it in interrupts and in threads of
-/// its own isn't in it.
+/// Seconds of CPU that a process has used, all its threads together. What the kernel does for it in
+/// interrupts and in threads of its own isn't in it.
 pub fn cpu_seconds(pid: u32) -> Result<f64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -71,7 +71,8 @@ impl Machine {
         parse_machine(&text).context("/proc/stat is of another form")
     }
 
-    /// The share that was busy since `earlier`, with whatever, others' work included, but for that of lower priority.
+    /// The share that was busy since `earlier`, with whatever, others' work included, but for that of lower
+    /// priority.
     pub fn busy_since(self, earlier: Self) -> f64 {
         let all = self.all.saturating_sub(earlier.all).max(1);
         #[expect(clippy::cast_precision_loss, reason = "ticks of 10 ms")]

@@ -21,8 +21,8 @@ impl Subject {
         Self { geometry, shards }
     }
 
-    /// Whether a log closes its write hole, so that it starts dirty and degraded with everything that was acknowledged.
-    /// Without one that is refused, and rightly.
+    /// Whether a log closes its write hole, so that it starts dirty and degraded with everything that was
+    /// acknowledged. Without one that is refused, and rightly.
     pub fn closes_hole(&self) -> bool {
         self.geometry.policy.is_some() || self.geometry.journal_bytes > 0
     }
@@ -67,7 +67,8 @@ pub fn verify(server: &Server, stretches: &[Stretch], blocks: u64) -> Result<()>
     pattern::verify(&mut server.client()?, blocks, &runs)
 }
 
-/// The array must come in sync, its parity must match, and then [`verify`]; what was undecided is decided now.
+/// The array must come in sync, its parity must match, and then [`verify`]; what was undecided is decided
+/// now.
 pub fn verify_in_sync(server: &Server, stretches: &mut [Stretch], blocks: u64) -> Result<()> {
     server.wait_until_in_sync()?;
     server.check()?;

@@ -1,9 +1,9 @@
 //! fio as a second witness, on a stretch of its own at the array's end.
 //!
-//! fio writes every block of its stretch once, in random order, each with a checksum. When the server dies it leaves a
-//! state file that says how far it was; the same command verifies just what was acknowledged until then. A block in
-//! flight may be torn, which is why there is only one pass. Several jobs with one request each: with more, fio 3.33's NBD
-//! engine never notices that its server is gone.
+//! fio writes every block of its stretch once, in random order, each with a checksum. When the server dies it
+//! leaves a state file that says how far it was; the same command verifies just what was acknowledged until
+//! then. A block in flight may be torn, which is why there is only one pass. Several jobs with one request
+//! each: with more, fio 3.33's NBD engine never notices that its server is gone.
 
 use std::fs;
 use std::path::PathBuf;

@@ -54,8 +54,8 @@ fn write(path: &Path, number: usize, writer: &str, word: &Mutex<()>) -> Result<(
     })
 }
 
-/// Says a line on the serial port and waits until it is out: what is said must not be lost, or the host would take
-/// batches for cut that were not.
+/// Says a line on the serial port and waits until it is out: what is said must not be lost, or the host would
+/// take batches for cut that were not.
 fn tell(line: &str) -> Result<()> {
     let mut out = stdout().lock();
     out.write_all(line.as_bytes())?;

@@ -1,4 +1,5 @@
-//! The server is killed, by SIGKILL, at any instant: under writes, in recovery, in the middle of a rebuild or a replacement.
+//! The server is killed, by SIGKILL, at any instant: under writes, in recovery, in the middle of a rebuild or
+//! a replacement.
 //!
 //! A round of one array:
 //!
@@ -7,9 +8,10 @@
 //!                                   └─ serve ─ kill (while it recovers) ─┘        └─ fail, add, kill, serve, verify
 //! ```
 //!
-//! Where a log closes the write hole, members are lost as well: before the writes, or with the server. Then the array
-//! must start dirty and degraded, and hold everything. Now and then a member is replaced meanwhile: its copying goes through all
-//! the deaths of a round, and in the end the new device has the slot, even if the member is lost before.
+//! Where a log closes the write hole, members are lost as well: before the writes, or with the server. Then
+//! the array must start dirty and degraded, and hold everything. Now and then a member is replaced meanwhile:
+//! its copying goes through all the deaths of a round, and in the end the new device has the slot, even if
+//! the member is lost before.
 //!
 //! A killed process loses no write that its kernel had taken, so every acknowledged write must stand, flushed
 //! or not; one that was cut is old or new in each sector; what was never written is still zero.
@@ -177,7 +179,8 @@ impl<'a> Array<'a> {
         let start = Instant::now();
         loop {
             match Server::start_with(self.lab, name, &self.devices(), &["--shards", self.subject.shards]) {
-                // The kernel may still be taking the killed server's ring apart, however patient the next one is.
+                // The kernel may still be taking the killed server's ring apart, however patient the next one
+                // is.
                 Err(error)
                     if format!("{error:#}").contains("is in use by another process or by the kernel")
                         && start.elapsed() < PATIENCE =>
@@ -302,8 +305,8 @@ impl<'a> Array<'a> {
         Ok(())
     }
 
-    /// Fresh devices come in for what is missing (or for one that is failed now), and the server is killed while it
-    /// rebuilds: under writes only where a log allows it, for the array would be dirty and degraded.
+    /// Fresh devices come in for what is missing (or for one that is failed now), and the server is killed
+    /// while it rebuilds: under writes only where a log allows it, for the array would be dirty and degraded.
     fn rebuild(&mut self, mut server: Server, random: &mut Random) -> Result<Server> {
         add(&mut self.counts, "rebuilds", 1);
         if self.missing.is_empty() {

@@ -1,11 +1,11 @@
 //! A disk in memory that forgets at a power cut what was not flushed.
 //!
-//! Beside the bytes that a read sees it keeps what is durable, and for each sector the versions written since. NBD's
-//! rules: a flush makes durable what was answered before the flush came; a forced write (FUA) makes itself durable.
-//! What was not answered yet is not promised to either.
+//! Beside the bytes that a read sees it keeps what is durable, and for each sector the versions written
+//! since. NBD's rules: a flush makes durable what was answered before the flush came; a forced write (FUA)
+//! makes itself durable. What was not answered yet is not promised to either.
 //!
-//! At a power cut each sector that isn't durable becomes, by the dice, any of its versions or what it was before: so
-//! writes are lost, torn at 512 bytes, and survive in another order than they came in.
+//! At a power cut each sector that isn't durable becomes, by the dice, any of its versions or what it was
+//! before: so writes are lost, torn at 512 bytes, and survive in another order than they came in.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,8 @@ pub struct Medium {
     pending: BTreeMap<usize, Vec<Version>>,
     next_write: u64,
     unanswered: BTreeSet<u64>,
-    /// The defect that the control run looks for: flushes and forced writes are answered, and nothing is done.
+    /// The defect that the control run looks for: flushes and forced writes are answered, and nothing is
+    /// done.
     pub ignores_flushes: bool,
     counters: Counters,
 }
@@ -152,7 +153,8 @@ impl Medium {
 
     /// The power fails: what is not durable survives by the dice.
     pub fn cut_power(&mut self, random: &mut Random) {
-        // Some disks lose nearly all of it, some nearly nothing: uniform dice alone would never leave a whole write.
+        // Some disks lose nearly all of it, some nearly nothing: uniform dice alone would never leave a whole
+        // write.
         let kept_percent = [0, 10, 50, 90, 100][random.index(5)];
         let whole_writes = random.percent(50);
         let mut fates: BTreeMap<u64, bool> = BTreeMap::new();

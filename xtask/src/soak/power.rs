@@ -220,7 +220,8 @@ impl<'a> Array<'a> {
         self.lab.directory.join(format!("{}.img", self.disk(slot)))
     }
 
-    /// The guest serves these slots, rebuilds onto or copies to another one if told, and writes until it dies.
+    /// The guest serves these slots, rebuilds onto or copies to another one if told, and writes until it
+    /// dies.
     fn write_until_cut(
         &mut self,
         members: &[usize],
@@ -232,7 +233,8 @@ impl<'a> Array<'a> {
             .zip(&seeds)
             .map(|(number, seed)| format!("{}:{WRITER_BLOCKS}:{seed}", number * WRITER_STRIDE))
             .collect();
-        // Under writes an array that misses a member would be dirty and degraded, and rightly refused without a log.
+        // Under writes an array that misses a member would be dirty and degraded, and rightly refused without
+        // a log.
         let rebuilds = matches!(meanwhile, Meanwhile::Rebuild(_));
         let writes = !rebuilds || self.subject.closes_hole();
         let (word, range) = match meanwhile {
@@ -299,7 +301,8 @@ impl<'a> Array<'a> {
         self.write_until_cut(&self.members(), &Meanwhile::Replace(slot), random)
     }
 
-    /// How a replacement ended. True if the new device has the slot; else it never came so far, and is forgotten.
+    /// How a replacement ended. True if the new device has the slot; else it never came so far, and is
+    /// forgotten.
     fn is_replaced(&mut self, server: &Server, slot: usize) -> Result<bool> {
         let new = self.file(self.newcomer());
         if server.device_in(slot)? == new {
@@ -412,8 +415,8 @@ impl<'a> Array<'a> {
         self.verify_on_host(&lost)
     }
 
-    /// Serves without the `lost` slots, verifies, puts fresh devices in for them and for what isn't a member yet, and
-    /// verifies again.
+    /// Serves without the `lost` slots, verifies, puts fresh devices in for them and for what isn't a member
+    /// yet, and verifies again.
     fn verify_on_host(&mut self, lost: &BTreeSet<usize>) -> Result<()> {
         add(&mut self.counts, "verified_by_us", 1);
         let files = self.dump()?;
@@ -483,8 +486,8 @@ impl<'a> Array<'a> {
     }
 }
 
-/// How many batches of each writer the guest told to be durable. The last line may be cut short; its number is then
-/// smaller than that of the line before.
+/// How many batches of each writer the guest told to be durable. The last line may be cut short; its number
+/// is then smaller than that of the line before.
 fn durable(outcome: &Outcome, writers: usize) -> Vec<usize> {
     let mut durable = vec![0; writers];
     for line in outcome.all("durable") {

@@ -1,7 +1,7 @@
 //! Writes `newc` cpio archives, the form in which the Linux kernel takes its first root file system.
 //!
-//! The kernel unpacks several archives laid behind one another, each aligned to four bytes, so a boot's own files
-//! (script, program under test) travel in a small archive behind the cached one. Format: Linux's
+//! The kernel unpacks several archives laid behind one another, each aligned to four bytes, so a boot's own
+//! files (script, program under test) travel in a small archive behind the cached one. Format: Linux's
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`.
 
 use std::collections::BTreeSet;
@@ -15,8 +15,8 @@ const FILE: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// An archive in memory. Parent directories are added by themselves, owner and times are always zero, so that equal
-/// inputs give equal bytes.
+/// An archive in memory. Parent directories are added by themselves, owner and times are always zero, so that
+/// equal inputs give equal bytes.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,

@@ -139,8 +139,8 @@ pub fn our_server_dies(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Our server is killed while a member is missing: neither side starts what may hold wrong reconstructions, unless it is
-/// forced to.
+/// Our server is killed while a member is missing: neither side starts what may hold wrong reconstructions,
+/// unless it is forced to.
 pub fn degraded_server_dies(lab: &Lab) -> Result<()> {
     let mut refused = Machine::new("refused", include_str!("../../vm/kernel-refuses.sh"));
     for geometry in DEGRADED_ARRAYS {
@@ -175,7 +175,8 @@ pub fn is_dirty(lab: &Lab, geometry: &Geometry) -> Result<bool> {
     Ok(Superblock::read(&fs::read(geometry.file(lab, 0))?)?.resync_offset != u64::MAX)
 }
 
-/// Writes from all sides until enough is acknowledged, kills the server under the writers, and says what may stand.
+/// Writes from all sides until enough is acknowledged, kills the server under the writers, and says what may
+/// stand.
 pub fn write_until_killed(server: Server) -> Result<Vec<Run>> {
     let size = server.client()?.size / BLOCK as u64;
     let done = AtomicU64::new(0);

@@ -19,7 +19,8 @@ pub fn write_error(lab: &Lab) -> Result<()> {
     in_the_guest(lab, include_str!("../../vm/write-error.sh"), "listed")
 }
 
-/// A suspended device-mapper device hangs: the array goes on without it, and takes it back when its requests are over.
+/// A suspended device-mapper device hangs: the array goes on without it, and takes it back when its requests
+/// are over.
 pub fn hang(lab: &Lab) -> Result<()> {
     in_the_guest(lab, include_str!("../../vm/hang.sh"), "hung")
 }

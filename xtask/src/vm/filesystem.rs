@@ -12,7 +12,8 @@ const GEOMETRIES: &[Geometry] = &[
     Geometry::new("e6", 6, 5, 64, "left-symmetric").with_members_of(64 << 20),
 ];
 
-/// ext4 over nbd-client: mkfs, copy, unmount, fsck clean, equal copies; complete and with a member lost half-way.
+/// ext4 over nbd-client: mkfs, copy, unmount, fsck clean, equal copies; complete and with a member lost
+/// half-way.
 pub fn ext4(lab: &Lab) -> Result<()> {
     let mut servers = Vec::new();
     let mut exports = Vec::new();

@@ -1,8 +1,8 @@
 //! The guest's root file system: Debian's kernel modules, busybox and the real mdadm in one archive.
 //!
-//! It is built once and cached under `target/vm`, under a name that is a fingerprint of everything that went into it,
-//! so a changed kernel, tool or script gives a new one. What belongs to a single boot comes in a second archive
-//! behind it (see [`super::machine`]).
+//! It is built once and cached under `target/vm`, under a name that is a fingerprint of everything that went
+//! into it, so a changed kernel, tool or script gives a new one. What belongs to a single boot comes in a
+//! second archive behind it (see [`super::machine`]).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -96,8 +96,8 @@ pub fn prepare(directory: &Path) -> Result<Image> {
     Ok(Image { kernel, archive })
 }
 
-/// The files a program needs at run time: itself first, then its libraries and loader, all with links resolved on
-/// reading. A static program is alone.
+/// The files a program needs at run time: itself first, then its libraries and loader, all with links
+/// resolved on reading. A static program is alone.
 pub fn with_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let mut files = vec![program.to_owned()];
     let output = Command::new("ldd").arg(program).output().context("run ldd")?;

@@ -58,7 +58,8 @@ const THEIRS: &[Geometry] = &[
 /// The arrays of [`THEIRS`] that we rebuild ourselves; the kernel rebuilds the others.
 const REBUILT_BY_US: &[&str] = &["m4-lost", "m5-lost-plain", "m6-lost-two"];
 
-/// Created by us and written over NBD; equal in the kernel, which scrubs them and writes; equal again with us.
+/// Created by us and written over NBD; equal in the kernel, which scrubs them and writes; equal again with
+/// us.
 pub fn ours(lab: &Lab) -> Result<()> {
     for geometry in OURS {
         let devices = geometry.make_members(lab)?;
@@ -80,7 +81,8 @@ pub fn ours(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Created by mdadm, complete and degraded; equal with us, written and partly rebuilt by us; equal in the kernel.
+/// Created by mdadm, complete and degraded; equal with us, written and partly rebuilt by us; equal in the
+/// kernel.
 pub fn theirs(lab: &Lab) -> Result<()> {
     let first = members::first_writes();
     let mut create = Machine::new("create", include_str!("../../vm/mdadm-create.sh"));
@@ -106,7 +108,8 @@ pub fn theirs(lab: &Lab) -> Result<()> {
     members::ensure_no_resync(&seen, &now)
 }
 
-/// The members that are there must hold `expected`; then `writes` go to them. A complete array must scrub clean.
+/// The members that are there must hold `expected`; then `writes` go to them. A complete array must scrub
+/// clean.
 fn serve_and_verify(lab: &Lab, geometry: &Geometry, expected: &[Run], writes: &[Run]) -> Result<()> {
     let server = Server::start(lab, geometry.name, &geometry.present(lab))?;
     let mut client = server.client()?;

@@ -1,8 +1,9 @@
 //! Journals: the kernel replays ours, and we the kernel's.
 //!
-//! A server that is killed leaves nearly everything on its members, for the host's page cache has it. So the members are
-//! set back after the kill: each page is taken at random from before or after the writes. While the journal's tail has
-//! not moved, no such mixture may lose anything, for everything since is in the journal.
+//! A server that is killed leaves nearly everything on its members, for the host's page cache has it. So the
+//! members are set back after the kill: each page is taken at random from before or after the writes. While
+//! the journal's tail has not moved, no such mixture may lose anything, for everything since is in the
+//! journal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +40,8 @@ const BLOCKS: &[std::ops::Range<u64>] = &[0..100, 2000..2064, 5003..5004, 8000..
 const DATA_OFFSET_AT: usize = 4096 + 128;
 const JOURNAL_TAIL_AT: usize = 4096 + 152;
 
-/// Our server is killed and its members are set back; the kernel replays, resyncs nothing, and finds all consistent.
+/// Our server is killed and its members are set back; the kernel replays, resyncs nothing, and finds all
+/// consistent.
 pub fn ours_in_kernel(lab: &Lab) -> Result<()> {
     let mut left = BTreeMap::new();
     for geometry in OURS {

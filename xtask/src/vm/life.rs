@@ -68,11 +68,13 @@ const SLOT: u32 = 1;
 const SLOWLY: &[&str] = &["--sync-speed-min", "100", "--sync-speed-max", "300"];
 /// How long a checkpoint may take.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Sectors of superblocks, bitmap pages and logs at most, beside what is copied; a partial parity log is zeroed whole.
+/// Sectors of superblocks, bitmap pages and logs at most, beside what is copied; a partial parity log is
+/// zeroed whole.
 const METADATA_SECTORS_MAX: u64 = 2048 + 1000;
 /// Sectors that a member gets at most when it comes back: the writes touch some twenty regions of 64 KiB.
 const READDED_SECTORS_MAX: u64 = 6000;
-/// The bad blocks of the kernel's array, in rows that nothing else is written to; and their place in the data of slot 1.
+/// The bad blocks of the kernel's array, in rows that nothing else is written to; and their place in the data
+/// of slot 1.
 const BAD: std::ops::Range<u64> = 4048..4050;
 const BAD_AT: u64 = 84 * (64 << 10);
 
@@ -129,7 +131,8 @@ pub fn ours_in_kernel(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Makes an array, fills it, and begins what its name says. A server that is to be stopped in the middle of it stays.
+/// Makes an array, fills it, and begins what its name says. A server that is to be stopped in the middle of
+/// it stays.
 fn begin(lab: &Lab, geometry: &Geometry) -> Result<Option<Server>> {
     let devices = geometry.make_members(lab)?;
     let new = make_newcomer(lab, geometry)?;
@@ -164,8 +167,8 @@ fn begin(lab: &Lab, geometry: &Geometry) -> Result<Option<Server>> {
     Ok(None)
 }
 
-/// What the kernel wrote to devices that came back, and to those that it went on with: `offsets` says how far they were, of
-/// how many sectors.
+/// What the kernel wrote to devices that came back, and to those that it went on with: `offsets` says how far
+/// they were, of how many sectors.
 fn ensure_little_was_written(outcome: &Outcome, offsets: &BTreeMap<&str, (u64, u64)>) -> Result<()> {
     for line in outcome.all("readded") {
         let written: u64 = line.rsplit(' ').next().unwrap_or_default().parse()?;

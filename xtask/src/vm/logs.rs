@@ -1,4 +1,5 @@
-//! The logs that close the write hole: ours replayed by the kernel, the kernel's by us, and one that no kernel knows.
+//! The logs that close the write hole: ours replayed by the kernel, the kernel's by us, and one that no
+//! kernel knows.
 //!
 //! Of the partial parity log, replay has something to do: rows are torn before it ([`super::torn`]).
 
@@ -22,8 +23,8 @@ const PPL: &[Geometry] = &[
     Geometry::new("p5-c512", 5, 5, 512, "left-symmetric").with_policy("ppl").with_members_of(24 << 20),
 ];
 
-/// Chunks of the array that loses a member with the crash: so that our writers' stretches have parity on every member, and
-/// so that the newest writes of the kernel's leave columns unwritten.
+/// Chunks of the array that loses a member with the crash: so that our writers' stretches have parity on
+/// every member, and so that the newest writes of the kernel's leave columns unwritten.
 const LOST_CHUNK_OURS: u32 = 64;
 const LOST_CHUNK_KERNELS: u32 = 512;
 

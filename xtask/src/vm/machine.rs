@@ -1,9 +1,9 @@
 //! One boot of the guest: disks and a script go in, the script's results come out.
 //!
-//! Each member of each array is a raw file of the host and a SCSI disk of the guest, so the same bytes are used by
-//! both sides in turn without copying. The guest's console goes to a log, stamped with the time since the start;
-//! results come over a second serial line as `@out NAME VALUE`, `@why TEXT` and `@exit STATUS`. `@cut` asks for the
-//! power to fail at that moment: QEMU is killed, and what its disks hold stays as it is.
+//! Each member of each array is a raw file of the host and a SCSI disk of the guest, so the same bytes are
+//! used by both sides in turn without copying. The guest's console goes to a log, stamped with the time since
+//! the start; results come over a second serial line as `@out NAME VALUE`, `@why TEXT` and `@exit STATUS`.
+//! `@cut` asks for the power to fail at that moment: QEMU is killed, and what its disks hold stays as it is.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -129,8 +129,8 @@ impl Machine {
         self.disks.push(Disk { name: name.to_owned(), medium: Medium::File(file.to_owned()), logical_block });
     }
 
-    /// Attaches an export of an NBD server on a unix socket as `/dev/member/EXPORT`, with blocks of 512 bytes and a
-    /// volatile cache: the server gets the guest's flushes. Forced writes come as a write and a flush.
+    /// Attaches an export of an NBD server on a unix socket as `/dev/member/EXPORT`, with blocks of 512 bytes
+    /// and a volatile cache: the server gets the guest's flushes. Forced writes come as a write and a flush.
     pub fn export(&mut self, export: &str, socket: &Path) {
         let medium = Medium::Export { socket: socket.to_owned(), export: export.to_owned() };
         self.disks.push(Disk { name: export.to_owned(), medium, logical_block: 512 });
@@ -155,8 +155,8 @@ impl Machine {
         self
     }
 
-    /// Boots, runs the script, waits for the end. An error if the script failed, the time ran out, or the guest went
-    /// down without a word; it names the log in `directory`.
+    /// Boots, runs the script, waits for the end. An error if the script failed, the time ran out, or the
+    /// guest went down without a word; it names the log in `directory`.
     pub fn run(&self, image: &Image, directory: &Path) -> Result<Outcome> {
         let log = directory.join(format!("{}.log", self.name));
         let results = directory.join(format!("{}.results", self.name));
@@ -168,7 +168,8 @@ impl Machine {
             let ended = self.boot(image, &archive, &results, &log);
             let said = fs::read_to_string(&results).unwrap_or_default();
             boots += 1;
-            // The kernel died before our first process began: that is the emulator's, on a busy host, and not a result.
+            // The kernel died before our first process began: that is the emulator's, on a busy host, and not
+            // a result.
             if said.contains("@booted") || ended.is_err() || boots == BOOTS_MAX {
                 break (said, ended);
             }

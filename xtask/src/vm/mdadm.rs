@@ -28,8 +28,8 @@ pub fn alone(lab: &Lab) -> Result<()> {
     lab.kernel_verifies("verify", GEOMETRIES, |_| members::first_writes(), &[]).map(|_| ())
 }
 
-/// The power fails while the kernel writes; after the next boot's resync every block is old or new and the scrub is
-/// clean.
+/// The power fails while the kernel writes; after the next boot's resync every block is old or new and the
+/// scrub is clean.
 pub fn cut(lab: &Lab) -> Result<()> {
     let left = crash::cut_the_kernel(lab, crash::KERNEL_ARRAYS)?;
     let outcome =

@@ -38,7 +38,8 @@ pub struct Geometry {
 /// Bytes of a member unless told: small, so that a resync under emulation takes a second.
 pub const MEMBER_BYTES: u64 = 12 << 20;
 
-/// What a clean assembly reads of a member at most: superblock, bitmap, bad-block log, and what the disk layer peeks at.
+/// What a clean assembly reads of a member at most: superblock, bitmap, bad-block log, and what the disk
+/// layer peeks at.
 const ASSEMBLY_SECTORS_MAX: u64 = 1000;
 
 impl Geometry {
@@ -146,7 +147,8 @@ impl Geometry {
         machine.file(&format!("expected/{}", self.name), crate::pattern::list(expected).into_bytes());
     }
 
-    /// One line for the guest's scripts: name, level, members, chunk, layout, bitmap, missing slots (`-` for none).
+    /// One line for the guest's scripts: name, level, members, chunk, layout, bitmap, missing slots (`-` for
+    /// none).
     pub fn line(&self) -> String {
         let layout = if self.layout.is_empty() { "-" } else { self.layout };
         let bitmap = self.policy.unwrap_or(if self.bitmap { "internal" } else { "none" });
@@ -183,7 +185,8 @@ pub fn sectors_synced(outcome: &Outcome, geometry: &Geometry) -> Result<u64> {
         .with_context(|| format!("{}: the guest counted no resync", geometry.name))
 }
 
-/// Fails if the kernel resynced an array at assembly: its scrub would then judge the kernel's parity, not ours.
+/// Fails if the kernel resynced an array at assembly: its scrub would then judge the kernel's parity, not
+/// ours.
 pub fn ensure_no_resync(outcome: &Outcome, geometries: &[Geometry]) -> Result<()> {
     for geometry in geometries.iter().filter(|geometry| geometry.level != 0) {
         let synced = sectors_synced(outcome, geometry)?;

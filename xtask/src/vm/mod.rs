@@ -1,7 +1,8 @@
 //! `cargo xtask vm`: our arrays against Debian's kernel and the real mdadm, in QEMU without KVM.
 //!
-//! A scenario is a function that uses [`Lab`]: it makes member files on the host, lets our command work on them there,
-//! boots a [`machine::Machine`] on the same files, and compares. Guest halves are the scripts in `xtask/vm/`.
+//! A scenario is a function that uses [`Lab`]: it makes member files on the host, lets our command work on
+//! them there, boots a [`machine::Machine`] on the same files, and compares. Guest halves are the scripts in
+//! `xtask/vm/`.
 
 mod clients;
 pub mod cpio;
@@ -226,8 +227,8 @@ impl Lab {
         })
     }
 
-    /// Boots the kernel on these arrays: each must hold what is expected of it and scrub clean; missing members are put
-    /// in again and rebuilt; then `writes` go to it.
+    /// Boots the kernel on these arrays: each must hold what is expected of it and scrub clean; missing
+    /// members are put in again and rebuilt; then `writes` go to it.
     pub fn kernel_verifies(
         &self,
         name: &str,
@@ -258,8 +259,8 @@ impl Lab {
         Ok(path)
     }
 
-    /// Boots the machine on the cached image, with this program, by which the guest writes and verifies the pattern; logs
-    /// go to the scenario's folder.
+    /// Boots the machine on the cached image, with this program, by which the guest writes and verifies the
+    /// pattern; logs go to the scenario's folder.
     pub fn boot(&self, machine: Machine) -> Result<Outcome> {
         machine.program("xtask", &std::env::current_exe()?).run(&self.image, &self.directory)
     }

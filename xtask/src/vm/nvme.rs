@@ -1,4 +1,5 @@
-//! NVMe/TCP against the kernel's nvme-tcp and nvme-cli. Everything runs in the guest, on its loopback address.
+//! NVMe/TCP against the kernel's nvme-tcp and nvme-cli. Everything runs in the guest, on its loopback
+//! address.
 
 use anyhow::{Result, ensure};
 
@@ -45,7 +46,8 @@ pub fn reconnect(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Linux's own array on namespaces of our target: what it moves for partial writes, which is what a client without our servers' help moves.
+/// Linux's own array on namespaces of our target: what it moves for partial writes, which is what a client
+/// without our servers' help moves.
 pub fn md(lab: &Lab) -> Result<()> {
     let mut machine =
         guest(lab, "md", include_str!("../../vm/nvme-md.sh"))?.modules(super::LEVELS).modules(&["nvme-tcp"]);

@@ -77,8 +77,8 @@ pub fn beside_the_kernel(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// One member of each row has wrong bytes: `repair --locate` puts them right, and the kernel finds what was written, and nothing
-/// to complain about.
+/// One member of each row has wrong bytes: `repair --locate` puts them right, and the kernel finds what was
+/// written, and nothing to complain about.
 pub fn locate(lab: &Lab) -> Result<()> {
     for geometry in LIARS {
         fill(lab, geometry)?;

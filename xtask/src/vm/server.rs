@@ -127,7 +127,8 @@ impl Server {
         serde_json::from_slice(&output.stdout).context("detail --json")
     }
 
-    /// The same straight from the control socket: asked often, the command would cost more than what is asked about.
+    /// The same straight from the control socket: asked often, the command would cost more than what is asked
+    /// about.
     pub fn state(&self) -> Result<Value> {
         let mut stream = UnixStream::connect(&self.control).context("connect the control socket")?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -195,8 +196,8 @@ impl Server {
         said(command.arg("fail").arg(&self.control).arg(slot.to_string())).map(|_| ())
     }
 
-    /// `pinstripe add --json`: puts a device in and lets it rebuild in the background. What became of it: `full`, `bitmap`,
-    /// or `none` for a spare.
+    /// `pinstripe add --json`: puts a device in and lets it rebuild in the background. What became of it:
+    /// `full`, `bitmap`, or `none` for a spare.
     pub fn add(&self, device: &Path) -> Result<String> {
         let mut command = Command::new(&self.pinstripe);
         let output = said(command.args(["add", "--json"]).arg(&self.control).arg(device))?;

@@ -92,7 +92,8 @@ pub fn tear(
             if row.writes(slot) { xor(&mut before, &old(slot, at, page)?) } else { xor(&mut before, page) }
         }
         if before == now {
-            // The write has only been logged, or its changes cancel each other out: parity of data that did not arrive.
+            // The write has only been logged, or its changes cancel each other out: parity of data that did
+            // not arrive.
             let (slot, block) = row.written[0];
             xor(&mut before, members.page(slot, row)?.1);
             xor(&mut before, &pattern::render(block..block + 1, GENERATION_LOST));

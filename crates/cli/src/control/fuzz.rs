@@ -1,5 +1,5 @@
-//! One body for the fuzz target and for a test: whatever comes over the control socket, to the server or to the client,
-//! is understood or refused in words.
+//! One body for the fuzz target and for a test: whatever comes over the control socket, to the server or to
+//! the client, is understood or refused in words.
 
 use serde_json::Value;
 
@@ -18,7 +18,8 @@ pub fn fuzz_control(data: &[u8]) {
     }
 }
 
-/// A refusal has a code of JSON-RPC's and goes to a legal id; an answer is one line, which the client understands.
+/// A refusal has a code of JSON-RPC's and goes to a legal id; an answer is one line, which the client
+/// understands.
 fn server_takes(line: &[u8]) {
     let (id, outcome) = match parse(line) {
         Ok((id, _)) => (id.unwrap_or(Value::Null), Ok(Value::Null)),

@@ -1,7 +1,7 @@
 //! The control protocol: how commands reach a running server.
 //!
-//! JSON-RPC 2.0 over a unix socket of mode 0600, one message a line. A connection carries one call at a time; several
-//! connections run at the same time. There are no batches.
+//! JSON-RPC 2.0 over a unix socket of mode 0600, one message a line. A connection carries one call at a time;
+//! several connections run at the same time. There are no batches.
 //!
 //! | method | parameters | result |
 //! |---|---|---|

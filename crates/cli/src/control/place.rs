@@ -68,8 +68,8 @@ impl Drop for Link {
     }
 }
 
-/// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a path, the
-/// uuid stands for it.
+/// The file name for sockets of the array `name`. A name comes from a disk: where it is no component of a
+/// path, the uuid stands for it.
 pub fn stem(name: &str, uuid: &str) -> String {
     let usable = !name.is_empty()
         && !name.starts_with('.')

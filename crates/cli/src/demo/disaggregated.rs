@@ -1,8 +1,9 @@
 //! `pinstripe demo --disaggregated`: a RAID6 with members on four servers, which compute its parity.
 //!
-//! Servers and client are processes of their own, and everything between them goes over links ([`super::link`]) that count and that
-//! can be cut. First it is measured what partial writes cost the client's link, then a server is cut off and comes back, then
-//! another one is killed for good and spares of the pool take its members' places.
+//! Servers and client are processes of their own, and everything between them goes over links
+//! ([`super::link`]) that count and that can be cut. First it is measured what partial writes cost the
+//! client's link, then a server is cut off and comes back, then another one is killed for good and spares of
+//! the pool take its members' places.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -25,7 +26,8 @@ const CUT: usize = 1;
 const KILLED: usize = 3;
 /// Names of the members, for the user.
 const MEMBERS_SHOWN: &str = "nvme-tcp://.../store0?nsid=1 ... nvme-tcp://.../store3?nsid=2";
-/// More than this for each byte that users write may not go over the client's link. That of the commands is in it.
+/// More than this for each byte that users write may not go over the client's link. That of the commands is
+/// in it.
 const CLIENT_BYTES_MAX: f64 = 1.1;
 
 struct Demo {
@@ -158,7 +160,8 @@ impl Demo {
         Ok(())
     }
 
-    /// A partition while everything is written anew: the array goes on, and the server's members come back by the bitmap.
+    /// A partition while everything is written anew: the array goes on, and the server's members come back by
+    /// the bitmap.
     fn be_cut_off(&self, members: &[String]) -> Result<(), Failure> {
         let server = self.serve(&[], members)?;
         let load = Arc::new(self.load(&server).scattered());

@@ -17,8 +17,8 @@ use std::{
 
 use crate::failure::Failure;
 
-/// Where a connection's first two PDUs have the host's name, as they are without digests: after `ICReq` (128 bytes), the header of a
-/// capsule (8), the Connect command (64), and in its data.
+/// Where a connection's first two PDUs have the host's name, as they are without digests: after `ICReq` (128
+/// bytes), the header of a capsule (8), the Connect command (64), and in its data.
 const HOST_NAME: std::ops::Range<usize> = 128 + 8 + 64 + 512..128 + 8 + 64 + 768;
 /// Bytes that are passed on at once.
 const PIECE_BYTES: usize = 256 << 10;

@@ -1,8 +1,8 @@
 //! `pinstripe demo`: the whole life of an array, on six files, over the real command and the real protocol.
 //!
-//! Each step runs `pinstripe` as a user would; only the NBD client is the demo's own, so that nothing needs to be
-//! installed. What is read is compared with what was written, byte by byte, and every step that does not do what it should
-//! ends the demo. [`disaggregated`] is the same for an array on servers.
+//! Each step runs `pinstripe` as a user would; only the NBD client is the demo's own, so that nothing needs
+//! to be installed. What is read is compared with what was written, byte by byte, and every step that does
+//! not do what it should ends the demo. [`disaggregated`] is the same for an array on servers.
 
 mod disaggregated;
 mod link;
@@ -106,7 +106,8 @@ impl Demo {
         shell.examine(&current, &current.join(" "))
     }
 
-    /// A member is away while an eighth of the array is written, and comes back by the bitmap: nothing else is copied to it.
+    /// A member is away while an eighth of the array is written, and comes back by the bitmap: nothing else
+    /// is copied to it.
     fn come_back(&self, size_bytes: u64, member: &str) -> Result<(), Failure> {
         let (shell, control) = (&self.shell, self.shell.control());
         step("A member that was away gets only what it missed, by the bitmap");

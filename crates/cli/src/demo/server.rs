@@ -22,7 +22,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it with more `options` and waits until it is ready. The user is shown them, and `names` in place of the members.
+    /// Starts it with more `options` and waits until it is ready. The user is shown them, and `names` in
+    /// place of the members.
     pub fn start(
         pinstripe: &Path,
         (socket, control): (&Path, &str),

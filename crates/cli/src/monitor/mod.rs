@@ -1,8 +1,9 @@
 //! `pinstripe monitor`: follows the events of arrays and tells of them.
 //!
-//! Each array has a thread. It asks the array's server for the events after the last one it knows, which the server answers when
-//! there are some; the server keeps the latest thousand with numbers, so nothing is lost while a program runs or the connection is made anew, and if
-//! it is, that is said. A server that ends is an array that has disappeared, until another one serves it.
+//! Each array has a thread. It asks the array's server for the events after the last one it knows, which the
+//! server answers when there are some; the server keeps the latest thousand with numbers, so nothing is lost
+//! while a program runs or the connection is made anew, and if it is, that is said. A server that ends is an
+//! array that has disappeared, until another one serves it.
 
 mod sinks;
 

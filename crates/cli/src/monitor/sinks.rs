@@ -95,7 +95,8 @@ impl SystemLog {
         Ok(Self { socket, path: path.to_owned() })
     }
 
-    /// One datagram, as syslog(3) of the C library sends it. A log that is down for a moment is tried once more.
+    /// One datagram, as syslog(3) of the C library sends it. A log that is down for a moment is tried once
+    /// more.
     fn write(&self, array: &str, event: &Event) {
         let line = log_line(array, event, std::process::id());
         if self.socket.send(line.as_bytes()).is_err() && self.socket.connect(&self.path).is_ok() {

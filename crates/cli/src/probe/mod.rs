@@ -1,5 +1,5 @@
-//! What a device holds, found out by reading it: MD's metadata, and the marks of other things that must not be
-//! overwritten by accident.
+//! What a device holds, found out by reading it: MD's metadata, and the marks of other things that must not
+//! be overwritten by accident.
 //!
 //! It reads like any program would, with no lock, so a member of a running array can be looked at. A command
 //! that acts on the answer holds the device's lock meanwhile.

@@ -1,7 +1,7 @@
 //! The marks by which file systems, partition tables and volume managers are known.
 //!
-//! Each is a fact of its format: some bytes at some place. A device is *not* known to be empty because nothing of
-//! this is found.
+//! Each is a fact of its format: some bytes at some place. A device is *not* known to be empty because
+//! nothing of this is found.
 
 use std::ops::Range;
 
@@ -264,7 +264,8 @@ fn firmware_raid(device: &Probed) -> Result<Option<Finding>, ProbeError> {
     Ok(None)
 }
 
-/// A GPT at either end, or else an MBR. The boot sector of a file system looks like an MBR, so it counts only alone.
+/// A GPT at either end, or else an MBR. The boot sector of a file system looks like an MBR, so it counts only
+/// alone.
 fn partition_table(device: &Probed, has_boot_sector: bool) -> Result<Vec<Finding>, ProbeError> {
     const GPT: &[u8] = b"EFI PART";
     let ends = [512, 4096].map(|block| device.size().checked_sub(block));

@@ -1,7 +1,8 @@
 //! What uses the array now: connections of NBD clients, and hosts that use it over NVMe/TCP.
 //!
-//! A connection is counted when it has chosen an export, before its client knows that it has it, and until its session has ended. One
-//! that hasn't said what it wants keeps nothing from being stopped: any user may make one.
+//! A connection is counted when it has chosen an export, before its client knows that it has it, and until
+//! its session has ended. One that hasn't said what it wants keeps nothing from being stopped: any user may
+//! make one.
 
 use std::{
     collections::BTreeMap,

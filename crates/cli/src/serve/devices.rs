@@ -97,8 +97,8 @@ impl Members {
         Opened(self.files.clone())
     }
 
-    /// The sockets are named for the array, so its name is wanted before it is assembled. What is wrong with the
-    /// members will be said then.
+    /// The sockets are named for the array, so its name is wanted before it is assembled. What is wrong with
+    /// the members will be said then.
     async fn find_name(&mut self) -> Result<(), Failure> {
         for source in &self.sources {
             let device =
@@ -174,8 +174,8 @@ async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Fail
     member::open(path, options).await
 }
 
-/// A device that shall join the array `uuid`. One that holds something is refused, but for `force`; a superblock of the
-/// same array is no hindrance, for that is how a former member comes back.
+/// A device that shall join the array `uuid`. One that holds something is refused, but for `force`; a
+/// superblock of the same array is no hindrance, for that is how a former member comes back.
 pub async fn newcomer(
     path: PathBuf,
     uuid: String,

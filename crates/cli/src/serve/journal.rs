@@ -1,4 +1,5 @@
-//! What a server says while it runs: what `pinstripe monitor` would tell of its array, and complaints of its own.
+//! What a server says while it runs: what `pinstripe monitor` would tell of its array, and complaints of its
+//! own.
 //!
 //! As sentences on standard error, or as JSON lines on standard output.
 

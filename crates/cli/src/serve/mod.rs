@@ -186,7 +186,8 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let nvme = nvme::Listening::new(&plan.arguments).await?;
     let journal = Journal::new(plan.arguments.json, &members.name)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
-    // From here on members may be written: all that can be wrong with the command line was looked at before (C34).
+    // From here on members may be written: all that can be wrong with the command line was looked at before
+    // (C34).
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
@@ -221,8 +222,8 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     Ok(Started { served, sockets, nvme: nvme.map(|nvme| nvme.listener), opened })
 }
 
-/// What the user should know of how the server was started: ports that are closed to other machines, and open to every user of this
-/// one, and limits that are too low.
+/// What the user should know of how the server was started: ports that are closed to other machines, and open
+/// to every user of this one, and limits that are too low.
 fn warnings(arguments: &ServeArguments, sockets: &Sockets, shards: usize) -> Vec<String> {
     let nvme =
         arguments.nvme_tcp.filter(|address| address.ip().is_loopback() && arguments.dhchap_hosts.is_none());

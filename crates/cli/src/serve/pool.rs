@@ -195,7 +195,8 @@ async fn take(source: &Arc<NvmeSource>, array: &Array) -> Result<(), Failure> {
         Ok::<_, Failure>(added?)
     };
     let added = added.await;
-    // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the server.
+    // If this isn't heard, the claim keeps others from writing a namespace that is ours, or is lost with the
+    // server.
     let _ = source.disclaim(key).await;
     added?;
     array.tell(EventKind::MoveSpare { device: name });

@@ -1,8 +1,9 @@
 //! What a target keeps of its devices: which namespace each one is.
 //!
-//! A namespace's identity is random, given once, and bound to what the device is known by for good ([`Storage::lasting_name`]):
-//! a device has another path after the next boot, and its content is its hosts' to change, so neither says which device it is
-//! (C30). The identity is what hosts know the namespace by (NGUID), and what the files of its epochs are called.
+//! A namespace's identity is random, given once, and bound to what the device is known by for good
+//! ([`Storage::lasting_name`]): a device has another path after the next boot, and its content is its hosts'
+//! to change, so neither says which device it is (C30). The identity is what hosts know the namespace by
+//! (NGUID), and what the files of its epochs are called.
 //!
 //! A file `UUID.device` in the state directory has two lines: what it is, and the lasting name. It is locked
 //! while a target serves the device. Everything is looked at before anything is written; a target that writes
@@ -232,7 +233,8 @@ fn by_path(nqn: &str, path: &Path) -> [u8; 16] {
     uuid_of(&[nqn.as_bytes(), path.as_os_str().as_encoded_bytes()])
 }
 
-/// The identity under which a target of before kept a device's epoch, which it knew by its path: one of the device's paths.
+/// The identity under which a target of before kept a device's epoch, which it knew by its path: one of the
+/// device's paths.
 fn by_former_name(
     directory: &Path,
     nqn: &str,

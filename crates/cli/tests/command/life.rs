@@ -251,13 +251,14 @@ fn an_array_of_memory_is_made_served_and_gone() {
 
 #[test]
 fn each_policy_chooses_how_parity_is_updated_as_its_name_says() {
-    // Read-modify-writes and reconstruct-writes. Of three data chunks one is written, for which either reads two chunks, and
-    // then two, for which read-modify-write reads three and reconstruct-write one.
+    // Read-modify-writes and reconstruct-writes. Of three data chunks one is written, for which either reads
+    // two chunks, and then two, for which read-modify-write reads three and reconstruct-write one.
     let policies: [(&str, &[(u64, u64)]); 4] = [
         ("always-rmw", &[(2, 0)]),
         ("mod-threshold", &[(1, 1)]),
         ("min-reads", &[(0, 2)]),
-        // Where members are alike it is as the last. Measured prices may decide a tie, but make up for no more.
+        // Where members are alike it is as the last. Measured prices may decide a tie, but make up for no
+        // more.
         ("cost", &[(0, 2), (1, 1)]),
     ];
     for (policy, expected) in policies {

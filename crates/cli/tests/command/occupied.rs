@@ -87,7 +87,8 @@ fn an_old_superblock_never_stands_in_front_of_the_new_one() {
 fn an_array_that_is_made_anew_over_its_data_keeps_all_of_it() {
     let world = World::new();
     let members = world.members(3);
-    // With metadata 1.0 the data begins at sector 0, so a file system on the array begins on the first member.
+    // With metadata 1.0 the data begins at sector 0, so a file system on the array begins on the first
+    // member.
     let options = ["--level", "5", "--metadata", "1.0", "--assume-clean", "--bitmap", "none"];
     world.create(&options, &members).ok();
     for (at, bytes) in EXT4 {

@@ -1,4 +1,5 @@
-//! What comes of the superblocks that were read: the array, its members by slot, and whether it may be served. Pure.
+//! What comes of the superblocks that were read: the array, its members by slot, and whether it may be
+//! served. Pure.
 
 use pinstripe_md::superblock::ResyncOffset;
 
@@ -44,7 +45,8 @@ pub(super) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
         return Err(AssembleError::DirtyDegraded { missing });
     }
     newly_degraded::check(&freshest.array, &seated, options)?;
-    // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may disagree, it is still to be resynced.
+    // Forced: what parity says is taken for true, as mdadm does. Where a second parity is left that may
+    // disagree, it is still to be resynced.
     let forced = dirty_from.is_some() && missing > 0;
     let dirty_from = dirty_from.filter(|_| missing < geometry.redundancy());
     Ok(Assembled {

@@ -5,8 +5,10 @@
 //! - *A log comes*: it is made empty on every member; the superblocks name it (it says nothing yet: an
 //!   unclean start resyncs, as before); writers under a new snapshot wait until every writer that doesn't log
 //!   has ended; the log begins, and they go on.
-//! - *A log goes*: the superblocks don't name it any more, so that an unclean start resyncs; then writers stop logging.
-//! - *Bitmap*: as [`Array::add_bitmap`] and [`Array::remove_bitmap`] do it. From a bitmap to a log there is a moment with neither.
+//! - *A log goes*: the superblocks don't name it any more, so that an unclean start resyncs; then writers
+//!   stop logging.
+//! - *Bitmap*: as [`Array::add_bitmap`] and [`Array::remove_bitmap`] do it. From a bitmap to a log there is a
+//!   moment with neither.
 
 use std::sync::{Arc, PoisonError};
 
@@ -97,7 +99,8 @@ impl Array {
         };
         let result = self.begin_policy(policy).await;
         if result.is_err() {
-            // A device that has joined meanwhile may have no room for what comes. The error says what is wrong; the policy stays.
+            // A device that has joined meanwhile may have no room for what comes. The error says what is
+            // wrong; the policy stays.
             let _ = self.begin_policy(given_up).await;
         }
         result
@@ -121,7 +124,8 @@ impl Array {
 
     async fn add_log(&self, wanted: NewLog) -> Result<(), CommandError> {
         let _changing = self.home.lock_changes().await;
-        // What was true before the lock may not be any more; and a superblock that names both can't even be written.
+        // What was true before the lock may not be any more; and a superblock that names both can't even be
+        // written.
         self.check_log(wanted)?;
         if self.shared().snapshot().intent.is_persistent() || !self.home.wanted_log.borrow().is_none() {
             let now = self.consistency_policy();
@@ -241,11 +245,11 @@ impl Home {
         self.update_superblocks().await
     }
 
-    /// Empties the partial parity log of an array that doesn't log yet, if there is something in it from before the start. It knows
-    /// nothing of what is written meanwhile, and the next start would believe it.
+    /// Empties the partial parity log of an array that doesn't log yet, if there is something in it from
+    /// before the start. It knows nothing of what is written meanwhile, and the next start would believe it.
     ///
-    /// It would, too, if a crash left it in use on some members and empty on others. So the superblocks name no log until it is empty
-    /// everywhere: after a crash in between it is gone, and the array is dirty.
+    /// It would, too, if a crash left it in use on some members and empty on others. So the superblocks name
+    /// no log until it is empty everywhere: after a crash in between it is gone, and the array is dirty.
     pub(crate) async fn forget_old_log(&self) -> Result<(), IoError> {
         let wanted = self.wanted_log.borrow().clone();
         let Log::Ppl(log) = wanted else { return Ok(()) };
@@ -270,7 +274,8 @@ impl Home {
         Ok(())
     }
 
-    /// What the next superblock of a member says of its log. Where writers log is left as it is until they are through.
+    /// What the next superblock of a member says of its log. Where writers log is left as it is until they
+    /// are through.
     fn name_log(&self, id: MemberId, kind: NewLog, place: Option<PplArea>) {
         let mut records = self.records.borrow_mut();
         let book = records.book(id);

@@ -1,6 +1,6 @@
-//! The double-parity log of RAID6 in service: before a stripe write changes a member, what the unwritten columns contribute
-//! to P and to Q is durable on the members that have the stripe's P and Q. The format and the crash cases are in
-//! docs/formats.md and [`pinstripe_md::double_parity_log`].
+//! The double-parity log of RAID6 in service: before a stripe write changes a member, what the unwritten
+//! columns contribute to P and to Q is durable on the members that have the stripe's P and Q. The format and
+//! the crash cases are in docs/formats.md and [`pinstripe_md::double_parity_log`].
 //!
 //! Many records are live at a time. A stripe write waits for the record that is just being written, and then
 //! shares the next one with all stripe writes that came meanwhile. It waits for the members of other stripe
@@ -236,7 +236,8 @@ impl DoubleParityLog {
             }
             let total: u64 = parts.iter().map(|part| part.bytes + self.rules.header(1)).sum();
             if member.log_area().is_none_or(|area| total > room(area)) {
-                // Never: a log is used only where one column fits it, and a batch that may not fit is cut into columns.
+                // Never: a log is used only where one column fits it, and a batch that may not fit is cut
+                // into columns.
                 return Err(LogError::Fatal(IoError::Failed));
             }
             made.push((slot, parts));
@@ -256,7 +257,8 @@ fn room(area: LogArea) -> u64 {
     area.length.saturating_sub(ANCHOR_BYTES as u64) / 8 * 5
 }
 
-/// Whether what a stripe write of one column may log fits an area: what writes several, and doesn't fit, is cut into columns.
+/// Whether what a stripe write of one column may log fits an area: what writes several, and doesn't fit, is
+/// cut into columns.
 pub(super) fn takes_chunks_of(chunk_bytes: u64, area: LogArea, block: u64) -> bool {
     // Every other sector of the column may be a run of its own; what is between is not written.
     takes_runs(chunk_bytes / (2 * block), chunk_bytes, area, block)

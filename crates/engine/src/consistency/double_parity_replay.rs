@@ -1,8 +1,8 @@
 //! What the double-parity log says after a crash, put to use.
 //!
-//! For each sector of a row the newest entry counts, whole or not. If a copy of it that should be there is not whole, its stripe
-//! write had not begun, or was over long ago: nothing is done. Else, with `U` for what the unwritten columns contribute to P
-//! or Q (the payload), and `D` for what a written column holds now:
+//! For each sector of a row the newest entry counts, whole or not. If a copy of it that should be there is
+//! not whole, its stripe write had not begun, or was over long ago: nothing is done. Else, with `U` for what
+//! the unwritten columns contribute to P or Q (the payload), and `D` for what a written column holds now:
 //!
 //! | lost | done |
 //! |---|---|
@@ -11,8 +11,10 @@
 //! | one written column, and P or Q | nothing: the other parity says what the column is, and all else is there |
 //! | two written columns | nothing: P and Q say what they are |
 //!
-//! A written column that is lost was in flight and may read as neither old nor new (C19); an unwritten one that is lost reads
-//! as it was. Where a member's log can't be read, nothing is done at all: any record there may be the newest of its rows. A second crash meanwhile finds the same log, and P, Q old or new: the same again.
+//! A written column that is lost was in flight and may read as neither old nor new (C19); an unwritten one
+//! that is lost reads as it was. Where a member's log can't be read, nothing is done at all: any record there
+//! may be the newest of its rows. A second crash meanwhile finds the same log, and P, Q old or new: the same
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -66,8 +68,8 @@ pub(super) async fn is_carried(members: &Members<'_>, needed: bool) -> Result<bo
     Ok(any)
 }
 
-/// Makes parity of everything that was being written match what the members hold. The caller flushes. If a member's log can't be
-/// read, its name, and nothing is done.
+/// Makes parity of everything that was being written match what the members hold. The caller flushes. If a
+/// member's log can't be read, its name, and nothing is done.
 pub(super) async fn replay(members: &Members<'_>) -> Result<Option<String>, AssembleError> {
     let groups = match gather(members).await? {
         Ok(groups) => groups,
@@ -192,7 +194,8 @@ async fn replay_rows(
             if members.may_hold_parts(slot, offset, to - from) {
                 return Ok(Outcome::InParts);
             }
-            // Of a member that is just being rebuilt there this parity is not needed, and its log may be younger than the batch.
+            // Of a member that is just being rebuilt there this parity is not needed, and its log may be
+            // younger than the batch.
             continue;
         }
         let Some(payload) = &group.copies[index] else {

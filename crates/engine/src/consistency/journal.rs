@@ -1,32 +1,36 @@
-//! The journal of levels 4, 5 and 6 (docs/formats.md section 9): what is about to be written to the members stands, whole and
-//! durable, on a device of its own before. After a crash it is replayed, and so no row is left half written: an
-//! array with a journal needs no resync, its superblocks stay clean, and it may be started with members missing.
+//! The journal of levels 4, 5 and 6 (docs/formats.md section 9): what is about to be written to the members
+//! stands, whole and durable, on a device of its own before. After a crash it is replayed, and so no row is
+//! left half written: an array with a journal needs no resync, its superblocks stay clean, and it may be
+//! started with members missing.
 //!
 //! # The way of a batch (write-through)
 //!
-//! A stripe write, under its claim and with its parity known, cuts itself into pages of 4 KiB, row by row, and queues them
-//! ([`Journal::write_ahead`]). One task on the home shard takes what has gathered in the queue, packs it behind a
-//! meta block and writes it, forced to the medium ([`commit`]); others gather meanwhile. Then the batch goes to the members, and when
-//! they have answered, its guard is dropped: the log doesn't need to hold it any longer than until the members' next flush. Another
-//! task does that flush and moves the tail ([`reclaim`]).
+//! A stripe write, under its claim and with its parity known, cuts itself into pages of 4 KiB, row by row,
+//! and queues them ([`Journal::write_ahead`]). One task on the home shard takes what has gathered in the
+//! queue, packs it behind a meta block and writes it, forced to the medium ([`commit`]); others gather
+//! meanwhile. Then the batch goes to the members, and when they have answered, its guard is dropped: the log
+//! doesn't need to hold it any longer than until the members' next flush. Another task does that flush and
+//! moves the tail ([`reclaim`]).
 //!
 //! # Why no batch waits for ever (C12)
 //!
-//! A batch waits for room while it holds a claim. Room comes from batches that are logged already: all they still need is
-//! their members' answers, never a claim, room, or the gate. A batch is let in only when there is room for all of it, in the
-//! order of arrival, and a stripe that would never fit is refused when the array is assembled. A change of the membership
-//! waits for the writers under the old one, and the reclaimer may wait for such a change, because what a failed member has missed
-//! must be recorded before the log forgets it (C2); so a batch that waits for room gives up when the membership changes, and plans
-//! anew.
+//! A batch waits for room while it holds a claim. Room comes from batches that are logged already: all they
+//! still need is their members' answers, never a claim, room, or the gate. A batch is let in only when there
+//! is room for all of it, in the order of arrival, and a stripe that would never fit is refused when the
+//! array is assembled. A change of the membership waits for the writers under the old one, and the reclaimer
+//! may wait for such a change, because what a failed member has missed must be recorded before the log
+//! forgets it (C2); so a batch that waits for room gives up when the membership changes, and plans anew.
 //!
-//! In the mode write-back ([`write_back`]) a batch's data is logged alone and acknowledged; the way above is that of writing it out.
+//! In the mode write-back ([`write_back`]) a batch's data is logged alone and acknowledged; the way above is
+//! that of writing it out.
 //!
 //! # What is in the log
 //!
-//! Every written page in full: a batch is widened to whole pages ([`widen`]) by reading what it leaves alone. And both
-//! parities, even where one of their members is missing: it may be there again after a crash, and if then a data member isn't,
-//! parity must be right. So with a parity member missing, level 6 reconstructs parity from data rather than
-//! updating it. Only where there is no parity left to be written, data is logged without; replay then computes it.
+//! Every written page in full: a batch is widened to whole pages ([`widen`]) by reading what it leaves alone.
+//! And both parities, even where one of their members is missing: it may be there again after a crash, and if
+//! then a data member isn't, parity must be right. So with a parity member missing, level 6 reconstructs
+//! parity from data rather than updating it. Only where there is no parity left to be written, data is logged
+//! without; replay then computes it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -199,8 +203,8 @@ impl State {
     }
 }
 
-/// Whether a journal can take a stripe of chunks of so many bytes on so many members, and what else may be in it then. The
-/// error says how many blocks it has, and how many are needed.
+/// Whether a journal can take a stripe of chunks of so many bytes on so many members, and what else may be in
+/// it then. The error says how many blocks it has, and how many are needed.
 pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock) -> Result<(), (u64, u64)> {
     let pages = chunk_bytes / BLOCK_BYTES as u64 * members;
     let batch = pages + meta_blocks_max(usize::try_from(pages).unwrap_or(usize::MAX));
@@ -316,8 +320,8 @@ impl Journal {
         self.append(pages, kind, &batch.volume.shared, generation).await
     }
 
-    /// Logs pages; they are durable when this returns. What was cached when the journal failed is let through without it, as soon
-    /// as the superblocks say that parity can't be trusted.
+    /// Logs pages; they are durable when this returns. What was cached when the journal failed is let through
+    /// without it, as soon as the superblocks say that parity can't be trusted.
     async fn append(
         self: &Arc<Self>,
         pages: Vec<Page>,

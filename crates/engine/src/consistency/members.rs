@@ -30,7 +30,8 @@ impl<'a> Members<'a> {
         (0..).zip(self.seats).filter_map(|(slot, seat)| Some((MemberSlot(slot), seat.as_ref()?)))
     }
 
-    /// Whether a slot's member holds what it should in a range of member bytes: it is there, and rebuilt so far.
+    /// Whether a slot's member holds what it should in a range of member bytes: it is there, and rebuilt so
+    /// far.
     pub(super) fn holds(&self, slot: MemberSlot, offset: u64, length: u64) -> bool {
         self.seats[slot.index()].as_ref().is_some_and(|found| {
             let valid = found.superblock.member.recovery_offset;
@@ -44,7 +45,8 @@ impl<'a> Members<'a> {
         })
     }
 
-    /// Whether a part of the range may be to be had although [`read`](Self::read) gave nothing: bad blocks, listed or not.
+    /// Whether a part of the range may be to be had although [`read`](Self::read) gave nothing: bad blocks,
+    /// listed or not.
     pub(super) fn may_hold_parts(&self, slot: MemberSlot, offset: u64, length: u32) -> bool {
         let is_recovered = |found: &Found| {
             let valid = found.superblock.member.recovery_offset;

@@ -5,12 +5,14 @@
 //! not written change. A log holds, before anything of the row changes, what recovery needs to make parity
 //! match what is on the members.
 //!
-//! The log is a part of the membership snapshot, like the intent table: a policy is changed on a live array by publishing
-//! another snapshot, and no write waits for a lock. What a log is asked, in the order of a session:
+//! The log is a part of the membership snapshot, like the intent table: a policy is changed on a live array
+//! by publishing another snapshot, and no write waits for a lock. What a log is asked, in the order of a
+//! session:
 //!
 //! 1. [`replay`], once, after assembly has decided which members are current and before anything else is read
 //!    or written. What it has made good is not dirty any more, and dirty and degraded is no reason to refuse.
-//! 2. [`Log::open`], before the superblocks say *dirty* for the first time: the log holds nothing from before.
+//! 2. [`Log::open`], before the superblocks say *dirty* for the first time: the log holds nothing from
+//!    before.
 //! 3. [`Log::write_ahead`], in every stripe write, when parity is known and before any member changes. It
 //!    answers with a guard that is dropped when every member has answered: from then on the log may forget
 //!    the write. A log that may forget only durable writes has all writes of the batch forced to the medium
@@ -110,8 +112,8 @@ impl Door {
         self.opened.notify();
     }
 
-    /// Waits until it is open. False if `moved` says first that the membership is another, or the array has failed: the
-    /// change may have to come before the door opens.
+    /// Waits until it is open. False if `moved` says first that the membership is another, or the array has
+    /// failed: the change may have to come before the door opens.
     async fn pass(&self, moved: impl Fn() -> bool) -> bool {
         self.opened.wait_until(|| self.is_open() || moved()).await;
         self.is_open()
@@ -201,8 +203,8 @@ impl Log {
         }
     }
 
-    /// Whether superblocks need not say *dirty* while writes are under way, because no crash leaves a row that replay
-    /// doesn't put right. A journal that failed doesn't do that any more (C18).
+    /// Whether superblocks need not say *dirty* while writes are under way, because no crash leaves a row
+    /// that replay doesn't put right. A journal that failed doesn't do that any more (C18).
     pub(crate) fn keeps_clean(&self) -> bool {
         match self {
             Self::None | Self::Ppl(_) | Self::DoubleParity(_) => false,
@@ -246,7 +248,8 @@ impl Log {
         matches!(self, Self::Ppl(_))
     }
 
-    /// Whether what a batch of so many parts has to say fits the log, wherever in the stripe they lie. Else it is to be cut.
+    /// Whether what a batch of so many parts has to say fits the log, wherever in the stripe they lie. Else
+    /// it is to be cut.
     pub(crate) fn has_room_for(
         &self,
         volume: &VolumeInner,
@@ -266,7 +269,8 @@ impl Log {
         match self {
             Self::None => Ok(Logged::Nothing),
             Self::Journal(journal) => {
-                // Where the only parity is out, the row is logged without: back again, it would be of older data.
+                // Where the only parity is out, the row is logged without: back again, it would be of older
+                // data.
                 recorded(batch.volume, batch.view).await?;
                 journal.write_ahead(batch).await.map(Logged::Journal)
             }
@@ -281,8 +285,9 @@ impl Log {
         }
     }
 
-    /// Makes known that parity of these rows of a stripe (from and to, in bytes within the chunk) is made from all of their data,
-    /// otherwise than by a batch. What is written must be flushed before the answer is dropped.
+    /// Makes known that parity of these rows of a stripe (from and to, in bytes within the chunk) is made
+    /// from all of their data, otherwise than by a batch. What is written must be flushed before the answer
+    /// is dropped.
     pub(crate) async fn write_rows(
         &self,
         volume: &VolumeInner,
@@ -355,8 +360,8 @@ impl Log {
         }
     }
 
-    /// Whether superblocks that say *dirty* must keep MD from assembling the array, and say that the log makes it good. Not
-    /// before it has begun.
+    /// Whether superblocks that say *dirty* must keep MD from assembling the array, and say that the log
+    /// makes it good. Not before it has begun.
     pub(crate) fn keeps_md_out(&self) -> bool {
         matches!(self, Self::DoubleParity(log) if log.door().is_open())
     }
@@ -388,8 +393,9 @@ fn slot_of(superblock: &Superblock) -> MemberSlot {
     }
 }
 
-/// The highest incarnation of a double-parity log that any member has: the next must be another, or records from before would be
-/// taken for its own. The superblocks' events alone don't tell, where a crash came before they were written.
+/// The highest incarnation of a double-parity log that any member has: the next must be another, or records
+/// from before would be taken for its own. The superblocks' events alone don't tell, where a crash came
+/// before they were written.
 async fn newest_incarnation(home: &Home) -> u64 {
     let set_uuid = home.records.borrow().array.set_uuid;
     let newest = std::cell::Cell::new(0);
@@ -433,9 +439,9 @@ impl VolumeInner {
     }
 }
 
-/// What is written without a member is not in that member's log, and a log on the others says nothing of its parity. So
-/// nothing is, before the superblocks know that it is out: a crash that leaves them calling it current would find rows
-/// that don't match, and a log that says that all do.
+/// What is written without a member is not in that member's log, and a log on the others says nothing of its
+/// parity. So nothing is, before the superblocks know that it is out: a crash that leaves them calling it
+/// current would find rows that don't match, and a log that says that all do.
 async fn recorded(volume: &VolumeInner, view: &View) -> Result<(), LogError> {
     let recorded = active(Mutant::LogBeforeRecord) || volume.shared.recorded(view.snapshot.generation).await;
     if recorded { Ok(()) } else { Err(LogError::Moved) }
@@ -471,8 +477,9 @@ pub(crate) fn is_logged(freshest: &Superblock) -> bool {
     freshest.member.ppl.is_some() || freshest.array.needs_double_parity_log
 }
 
-/// A partial parity log counts where every member names it. A crash in the middle of its coming or going leaves some that do and
-/// some that don't; it says nothing then, and none of them keeps its place: else it would be in the way of a bitmap.
+/// A partial parity log counts where every member names it. A crash in the middle of its coming or going
+/// leaves some that do and some that don't; it says nothing then, and none of them keeps its place: else it
+/// would be in the way of a bitmap.
 fn give_up_torn_log(assembled: &mut Assembled) {
     let seated = &mut assembled.seated;
     let members = || seated.seats.iter().flatten().chain(seated.targets.iter().map(|(_, target)| target));
@@ -501,7 +508,8 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     if dirty && writable && is_logged(freshest) {
         if freshest.member.ppl.is_some() {
             let replayed = ppl_replay::replay(&members).await?;
-            // Of rows that a resync has not come to the log says nothing, where it was a stop that cut that short. (MD's rule, too.)
+            // Of rows that a resync has not come to the log says nothing, where it was a stop that cut that
+            // short. (MD's rule, too.)
             covers = replayed.covers && freshest.array.resync_offset == ResyncOffset::DirtyFrom(Sector(0));
             (is_in_use, unreadable) = (replayed.in_use, replayed.unreadable);
         } else {
@@ -551,7 +559,8 @@ impl Home {
         !self.wanted_log.borrow().is_none() && self.shared().snapshot().log.is_none()
     }
 
-    /// Takes up the array's log once parity matches everywhere: before, a log that says so would be believed (C17).
+    /// Takes up the array's log once parity matches everywhere: before, a log that says so would be believed
+    /// (C17).
     ///
     /// From then on a crash finds a log that says that parity matches but for what it has. So what was
     /// written before it is flushed, and every member that missed any of it is out, on disk too, before the
@@ -613,7 +622,8 @@ pub(crate) fn takes_several_entries(extents: &[Extent]) -> bool {
     extents.len() > ENTRIES_MAX / 2 || extents.iter().any(|a| extents.iter().any(|b| collide(a, b)))
 }
 
-/// Rows that are written in part: column, and first byte of the row within the chunk. In order, without repetition.
+/// Rows that are written in part: column, and first byte of the row within the chunk. In order, without
+/// repetition.
 pub(crate) fn ragged_rows(extents: &[Extent]) -> impl Iterator<Item = (usize, u32)> {
     let mut last = None;
     extents

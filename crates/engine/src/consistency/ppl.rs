@@ -1,10 +1,10 @@
-//! The partial parity log of RAID5 (md-format.md section 8): for each run of rows, the XOR of the data that is *not*
-//! written, on the member that holds the stripe's parity, durable before data and parity change.
+//! The partial parity log of RAID5 (md-format.md section 8): for each run of rows, the XOR of the data that
+//! is *not* written, on the member that holds the stripe's parity, durable before data and parity change.
 //!
-//! MD replays the newest record of each member and no other. So a record may follow another only when everything that the
-//! other covers is on the members for good: one record is live per member, all that comes meanwhile gathers in the next
-//! one ([`Queue`]), and the writes that a record covers are forced to the medium (C4). The kernel flushes every member
-//! after each record for the same reason.
+//! MD replays the newest record of each member and no other. So a record may follow another only when
+//! everything that the other covers is on the members for good: one record is live per member, all that comes
+//! meanwhile gathers in the next one ([`Queue`]), and the writes that a record covers are forced to the
+//! medium (C4). The kernel flushes every member after each record for the same reason.
 //!
 //! An entry covers whole rows of 4 KiB, in which the same consecutive columns are written (C17). What a batch
 //! writes of a row is filled up with what the row has, and a batch with other rows is written piece by piece
@@ -101,7 +101,8 @@ impl Ppl {
             entry_bytes: 0,
             block: HEADER_BYTES as u64,
             gap: None,
-            // Linux looks for another header while there is room for more than one, and takes where it ends for the newest's place.
+            // Linux looks for another header while there is room for more than one, and takes where it ends
+            // for the newest's place.
             behind: 2 * HEADER_BYTES as u64,
             gather_bytes: 0,
         };
@@ -184,8 +185,8 @@ impl Ppl {
         Ok(Logged::Ppl(kept))
     }
 
-    /// Makes the log on a device one that begins now: whatever stood there counts no more, and with `active` recovery knows
-    /// that everything from here on is in it, though nothing has been written yet.
+    /// Makes the log on a device one that begins now: whatever stood there counts no more, and with `active`
+    /// recovery knows that everything from here on is in it, though nothing has been written yet.
     pub(super) async fn begin(
         &self,
         device: &dyn Device,

@@ -14,7 +14,8 @@ use crate::{
 /// What came of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Replayed {
-    /// The log covers whatever was being written: parity matches data everywhere now, as far as members are there.
+    /// The log covers whatever was being written: parity matches data everywhere now, as far as members are
+    /// there.
     pub(super) covers: bool,
     /// Some member's log says something, or can't be read and may.
     pub(super) in_use: bool,
@@ -132,7 +133,8 @@ impl Shape {
     }
 }
 
-/// New parity from partial parity and what the written columns hold, row by row. False if any row had to be left.
+/// New parity from partial parity and what the written columns hold, row by row. False if any row had to be
+/// left.
 async fn replay_entry(members: &Members<'_>, shape: &Shape, partial: &[u8]) -> Result<bool, AssembleError> {
     let mut whole = true;
     let mut at = 0;

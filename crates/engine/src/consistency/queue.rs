@@ -10,8 +10,9 @@
 //! member and to the target of its replacement, as what is written to the slot does (C1): whichever of the
 //! two a crash makes the slot's member, its log knows of every write that may be under way.
 //!
-//! Where a record's header is long beside what it heads, a leader waits for others ([`Rules::gather_bytes`]), but only while
-//! many stripe writes are under way, and no longer than a few member writes take (decision 17).
+//! Where a record's header is long beside what it heads, a leader waits for others ([`Rules::gather_bytes`]),
+//! but only while many stripe writes are under way, and no longer than a few member writes take (decision
+//! 17).
 //!
 //! Batches are taken strictly in the order in which they came. A batch that needs several members' logs
 //! enters all their queues under all their locks ([`enter`]), so that all queues have the same order of
@@ -55,12 +56,13 @@ pub(super) struct Rules {
     pub(super) entries_max: usize,
     /// First byte of the area where a record may lie.
     pub(super) start: u64,
-    /// Bytes of a record's header, and how much each entry adds to it; whole records are multiples of `block`.
+    /// Bytes of a record's header, and how much each entry adds to it; whole records are multiples of
+    /// `block`.
     pub(super) header_bytes: u64,
     pub(super) entry_bytes: u64,
     pub(super) block: u64,
-    /// How much behind the end of the newest record nothing may be that is needed, by the area's length; also the
-    /// longest record.
+    /// How much behind the end of the newest record nothing may be that is needed, by the area's length; also
+    /// the longest record.
     pub(super) gap: Option<fn(area_bytes: u64, block: u64) -> u64>,
     /// How much of an area with several records must be left behind one for others to find it.
     pub(super) behind: u64,
@@ -163,8 +165,8 @@ enum Turn<T> {
     Durable,
     /// The member's log could not be written.
     Failed,
-    /// The membership is another meanwhile, or the array has failed, and the batch was not in a record yet: it isn't in
-    /// the queue any more.
+    /// The membership is another meanwhile, or the array has failed, and the batch was not in a record yet:
+    /// it isn't in the queue any more.
     Moved,
     /// Write this record and call [`Queue::written`].
     Lead(Lead<T>),
@@ -231,7 +233,8 @@ impl<T: Clone> Queues<T> {
         let kept = Kept { entered: enter(&mut seats), inside: Arc::clone(&self.inside) };
         self.inside.fetch_add(1, Ordering::Relaxed);
         let waits = seats.iter().map(|seat| seat.durable(log, volume, view, &self.inside));
-        // Where one of the logs can't have it, the others are not needed to: it counts for nothing without all.
+        // Where one of the logs can't have it, the others are not needed to: it counts for nothing without
+        // all.
         join_all(waits).await.into_iter().collect::<Result<(), LogError>>()?;
         Ok(kept)
     }
@@ -254,7 +257,8 @@ struct Seat<'v, T> {
     last: Option<Ticket>,
 }
 
-/// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of batches.
+/// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of
+/// batches.
 fn enter<T>(seats: &mut [Seat<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
     seats.sort_by_key(|seat| seat.member);
     let queues: Vec<_> = seats.iter().map(|seat| Arc::clone(&seat.queue)).collect();
@@ -343,8 +347,8 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is something to know or to do. A part that waits for others while the membership changes must give
-    /// way: what these others wait for may be that change, and the change for this batch.
+    /// Waits until there is something to know or to do. A part that waits for others while the membership
+    /// changes must give way: what these others wait for may be that change, and the change for this batch.
     async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool, patience: impl Fn() -> u64) -> Turn<T> {
         let look = || {
             let moved = moved();
@@ -481,7 +485,8 @@ impl<T> State<T> {
         Some(Lead { parts_end, offset: area.offset + start, length, items })
     }
 
-    /// Where a record of `length` bytes fits that overwrites no live one, and leaves the gap behind it free of live ones too.
+    /// Where a record of `length` bytes fits that overwrites no live one, and leaves the gap behind it free
+    /// of live ones too.
     fn place(&self, rules: &Rules, area: LogArea, length: u64) -> Option<u64> {
         let gap = rules.gap(area);
         let wraps = !area.several || self.head + length + rules.behind > area.length;

@@ -4,8 +4,8 @@ use pinstripe_md::level::{Level, ParityLayout as Algorithm};
 
 use super::GeometryError;
 
-/// Which of the two historical maps a RAID0 of unequal members uses; they differ from its second zone on. Unlike the
-/// format's, it always says which.
+/// Which of the two historical maps a RAID0 of unequal members uses; they differ from its second zone on.
+/// Unlike the format's, it always says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Raid0Layout {
     /// MD's layout 1: the member is picked by the chunk's number in the array.
@@ -15,7 +15,8 @@ pub enum Raid0Layout {
 }
 
 impl Raid0Layout {
-    /// From MD's layout number. What number 0 (unspecified) means for the array at hand is the caller's to say.
+    /// From MD's layout number. What number 0 (unspecified) means for the array at hand is the caller's to
+    /// say.
     pub fn from_md(layout: u32) -> Result<Self, GeometryError> {
         match layout {
             1 => Ok(Self::Original),

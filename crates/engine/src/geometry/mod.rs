@@ -1,8 +1,9 @@
 //! Where a byte of the array lies on the members: MD's address maps as pure arithmetic.
 //!
 //! Two families share nothing but their name, so they are two types, and what one of them can't do does not
-//! exist on it: [`Raid0Geometry`] maps an array offset to a member offset; [`ParityGeometry`] (levels 4, 5, 6)
-//! cuts the array into stripes of `k` data chunks, and a [`StripeMap`] says which member holds which of them.
+//! exist on it: [`Raid0Geometry`] maps an array offset to a member offset. [`ParityGeometry`] (levels 4, 5
+//! and 6) cuts the array into stripes of `k` data chunks, and a [`StripeMap`] says which member holds which
+//! of them.
 //! Both are validated once by their constructors; after that every in-range question has an answer.
 //!
 //! Units: everything is in **bytes**. Array offsets and member offsets are `u64` (member offsets are relative

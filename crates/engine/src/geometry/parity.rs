@@ -52,8 +52,8 @@ enum QPlace {
 struct Rule {
     rotation: Rotation,
     q: QPlace,
-    /// `Some(d)`: data column 0 is `d` members after P and the columns wrap around; `None`: ascending, leaving
-    /// out P and Q.
+    /// `Some(d)`: data column 0 is `d` members after P and the columns wrap around; `None`: ascending,
+    /// leaving out P and Q.
     rotate_from_p: Option<u8>,
     /// Q's exponents are the members' own indices.
     ddf: bool,
@@ -63,7 +63,8 @@ impl Rule {
     /// `columns` is also the member that holds P where P is always last (and Q, if there is one, behind it).
     fn of(layout: ParityLayout, columns: u8) -> Self {
         use Rotation::{Fixed, Left, LeftAhead, Right};
-        // Level 6 uses level 5's algorithms with Q next to P, or with Q on a further member (those that end in 6).
+        // Level 6 uses level 5's algorithms with Q next to P, or with Q on a further member (those that end
+        // in 6).
         let (q, behind) = if layout.parities() == 2 { (QPlace::AfterP, 2) } else { (QPlace::None, 1) };
         let (rotation, q, rotate_from_p, ddf) = match layout.algorithm() {
             Algorithm::LeftAsymmetric => (Left, q, None, false),
@@ -330,8 +331,8 @@ impl StripeMap {
         }
     }
 
-    /// The exponent `e` of a column: Q is the sum of `2^e * data`. It goes by the member's *physical* position:
-    /// counted from the member after Q, leaving out P; with DDF layouts it is the member's index.
+    /// The exponent `e` of a column: Q is the sum of `2^e * data`. It goes by the member's *physical*
+    /// position: counted from the member after Q, leaving out P; with DDF layouts it is the member's index.
     pub fn q_exponent(self, column: usize) -> usize {
         let slot = self.data_slot(column).0;
         if self.ddf {
@@ -341,8 +342,8 @@ impl StripeMap {
         usize::from(walk - u8::from(walk_p < walk))
     }
 
-    /// The exponents are in `0..q_exponents()`: `k` of them, or `n` with DDF layouts, where the places of P and
-    /// Q count and contribute nothing.
+    /// The exponents are in `0..q_exponents()`: `k` of them, or `n` with DDF layouts, where the places of P
+    /// and Q count and contribute nothing.
     pub fn q_exponents(self) -> usize {
         usize::from(if self.ddf { self.members } else { self.columns })
     }
@@ -492,8 +493,8 @@ fn low_u8(value: usize) -> u8 {
 
 /// Division by a small number as one multiplication (Granlund and Montgomery 1994).
 ///
-/// With `m = ceil(2^63 / d)` and `e = m * d - 2^63 < d`, `floor(x * m / 2^63)` is exactly `floor(x / d)` while
-/// `x * e < 2^63`. Here `d <= 64`, and `x` counts chunks of at least 4 KiB in fewer than 2^63 bytes, so
+/// With `m = ceil(2^63 / d)` and `e = m * d - 2^63 < d`, `floor(x * m / 2^63)` is exactly `floor(x / d)`
+/// while `x * e < 2^63`. Here `d <= 64`, and `x` counts chunks of at least 4 KiB in fewer than 2^63 bytes, so
 /// `x <= 2^51`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Divisor {

@@ -41,8 +41,8 @@ pub struct Raid0Geometry {
 }
 
 impl Raid0Geometry {
-    /// Makes the zones from each member's usable bytes, in slot order. What a member has beyond its last whole
-    /// chunk is not used.
+    /// Makes the zones from each member's usable bytes, in slot order. What a member has beyond its last
+    /// whole chunk is not used.
     pub fn new(
         layout: Raid0Layout,
         chunk_bytes: u32,

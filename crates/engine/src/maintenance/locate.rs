@@ -1,7 +1,8 @@
 //! Which chunk of a RAID6 row is wrong, if one alone is. Pure, over bytes.
 //!
-//! Let a row hold P' and Q' where its data says P and Q, and let p = P' + P and q = Q' + Q byte by byte (both zero where all is
-//! well). If one chunk alone is wrong, it is (H. P. Anvin, "The mathematics of RAID-6", section 4)
+//! Let a row hold P' and Q' where its data says P and Q, and let p = P' + P and q = Q' + Q byte by byte (both
+//! zero where all is well). If one chunk alone is wrong, it is (H. P. Anvin, "The mathematics of RAID-6",
+//! section 4)
 //!
 //! - P, if q is zero everywhere;
 //! - Q, if p is zero everywhere;
@@ -9,16 +10,18 @@
 //!
 //! This is decided for each sector of 512 bytes by itself, because
 //!
-//! - each byte position is a code word of its own, so a smaller unit explains whatever a larger one does, and more: two members may
-//!   each have a bad sector in the same row of 4 KiB;
-//! - a sector is the least that a device loses, writes to the wrong place, or tears, so no fault is cut in two by it;
+//! - each byte position is a code word of its own, so a smaller unit explains whatever a larger one does, and
+//!   more: two members may each have a bad sector in the same row of 4 KiB;
+//! - a sector is the least that a device loses, writes to the wrong place, or tears, so no fault is cut in
+//!   two by it;
 //! - and it is what MD counts and what a device's log names.
 //!
-//! **What it can't tell.** Two wrong chunks pass for one if every byte that differs differs in both of them and all these
-//! positions happen to agree on one exponent that a column has. With n such bytes and k columns that is a chance of about k / 255^n if
-//! the bytes are random: nothing from three bytes on, but not nothing for a single byte that is wrong at the same place in two chunks.
-//! Three wrong chunks and more are no different. And a row that a crash left half written (data new, P and Q old) looks like one wrong chunk;
-//! so rows that wait for a resync are never judged.
+//! **What it can't tell.** Two wrong chunks pass for one if every byte that differs differs in both of them
+//! and all these positions happen to agree on one exponent that a column has. With n such bytes and k columns
+//! that is a chance of about k / 255^n if the bytes are random: nothing from three bytes on, but not nothing
+//! for a single byte that is wrong at the same place in two chunks. Three wrong chunks and more are no
+//! different. And a row that a crash left half written (data new, P and Q old) looks like one wrong chunk; so
+//! rows that wait for a resync are never judged.
 
 use pinstripe_parity::{divide, multiply, power_of_two};
 
@@ -35,7 +38,8 @@ pub(crate) enum Culprit {
     Exponent(u8),
 }
 
-/// Which chunk alone explains the differences `p` and `q` of a sector, among `exponents` many; `None` if none does, or nothing differs.
+/// Which chunk alone explains the differences `p` and `q` of a sector, among `exponents` many; `None` if none
+/// does, or nothing differs.
 pub(crate) fn locate(p: &[u8], q: &[u8], exponents: usize) -> Option<Culprit> {
     let (p_differs, q_differs) = (p.iter().any(|&byte| byte != 0), q.iter().any(|&byte| byte != 0));
     match (p_differs, q_differs) {

@@ -9,7 +9,8 @@
 //!   above `max`                    never
 //! ```
 //!
-//! The rest is a share of what a stripe takes and not a rate, so it fits any device: the faster it is, the less is waited.
+//! The rest is a share of what a stripe takes and not a rate, so it fits any device: the faster it is, the
+//! less is waited.
 
 use std::collections::VecDeque;
 
@@ -18,7 +19,8 @@ use crate::mutants::{Mutant, active};
 const SECOND: u64 = 1_000_000_000;
 /// Users are at work until this long after their last request.
 const BUSY_NS: u64 = 50_000_000;
-/// Rests after a stripe, in times of what it took: maintenance takes a fifth of what one stripe at a time would.
+/// Rests after a stripe, in times of what it took: maintenance takes a fifth of what one stripe at a time
+/// would.
 const REST: u64 = 4;
 /// How far ahead of `min` it counts as being: after an idle hour `min` is due again as soon as after this.
 const AHEAD_NS: u64 = SECOND;
@@ -28,7 +30,8 @@ const LATE_NS: u64 = 10_000_000;
 const MARK_NS: u64 = 500_000_000;
 const MARKS_MAX: usize = 20;
 
-/// Limits of resync, recovery, check and repair, in KiB of one member per second (MD: `sync_speed_min`, `sync_speed_max`).
+/// Limits of resync, recovery, check and repair, in KiB of one member per second (MD: `sync_speed_min`,
+/// `sync_speed_max`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncSpeed {
     /// What it gets whatever users do.
@@ -89,8 +92,8 @@ impl Pace {
         (self.due_ns, self.held_until_ns) = (0, 0);
     }
 
-    /// Whether a stripe of `bytes` per member may begin: `None` if so, and then it counts as begun; else how long to wait before asking
-    /// again. `requests` counts the users' requests since ever.
+    /// Whether a stripe of `bytes` per member may begin: `None` if so, and then it counts as begun; else how
+    /// long to wait before asking again. `requests` counts the users' requests since ever.
     pub(crate) fn ask(&mut self, now: u64, requests: u64, bytes: u64) -> Option<u64> {
         if requests != self.requests {
             self.requests = requests;
@@ -169,8 +172,8 @@ mod tests {
     const CHUNK: u64 = 64 << 10;
     const MIB: u64 = 1 << 20;
 
-    /// Runs stripes that take `took` each, `depth` at a time, for `length`; gives bytes per second. `busy` tells whether users are at
-    /// work at a time.
+    /// Runs stripes that take `took` each, `depth` at a time, for `length`; gives bytes per second. `busy`
+    /// tells whether users are at work at a time.
     fn run(
         pace: &mut Pace,
         from: u64,

@@ -23,7 +23,8 @@ use crate::{
     volume::VolumeInner,
 };
 
-/// Legs that are cut for a checkpoint take at least this long: at the end of each the workers wait for the last one.
+/// Legs that are cut for a checkpoint take at least this long: at the end of each the workers wait for the
+/// last one.
 pub(super) const LEG_NS_MIN: u64 = 1_000_000_000;
 
 impl Home {
@@ -105,8 +106,8 @@ impl Home {
         todo
     }
 
-    /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is dropped, and no
-    /// other spare is tried: it would end in the same way.
+    /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is
+    /// dropped, and no other spare is tried: it would end in the same way.
     fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
             let view = self.volume.inner.view();
@@ -130,8 +131,8 @@ impl Home {
 }
 
 impl VolumeInner {
-    /// Whether a row that could not be read is really lost: the membership under which it was tried is still the current one, and
-    /// the row is not only one that parity can't vouch for (C10).
+    /// Whether a row that could not be read is really lost: the membership under which it was tried is still
+    /// the current one, and the row is not only one that parity can't vouch for (C10).
     fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
         let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
         let intent = &view.snapshot.intent;
@@ -139,7 +140,8 @@ impl VolumeInner {
             && !intent.is_torn(intent.regions(offset, ROW_BYTES.into()))
     }
 
-    /// Writes rows of the target's chunk of a stripe: copied from the member that it replaces, or made from all others.
+    /// Writes rows of the target's chunk of a stripe: copied from the member that it replaces, or made from
+    /// all others.
     pub(super) async fn rebuild_rows(
         &self,
         view: &View,

@@ -2,9 +2,10 @@
 //! computed.
 
 //!
-//! What is recorded of an unfinished resync, so that it isn't done again: with a bitmap, its bits. Without one, the superblocks'
-//! `resync_offset`, as MD has it, every ten seconds and at a clean stop. MD's rule, too, is that an array that is being written says 0.
-//! And so does one that was not stopped cleanly, until its resync is over: a start that finds another offset takes it that no row is torn.
+//! What is recorded of an unfinished resync, so that it isn't done again: with a bitmap, its bits. Without
+//! one, the superblocks' `resync_offset`, as MD has it, every ten seconds and at a clean stop. MD's rule,
+//! too, is that an array that is being written says 0. And so does one that was not stopped cleanly, until
+//! its resync is over: a start that finds another offset takes it that no row is torn.
 
 use std::{ops::Range, rc::Rc};
 

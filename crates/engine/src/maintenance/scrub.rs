@@ -1,12 +1,15 @@
-//! Check and repair: what was asked for, the comparison of parity with data, and what is done about a mismatch.
+//! Check and repair: what was asked for, the comparison of parity with data, and what is done about a
+//! mismatch.
 //!
-//! `check` leaves mismatches as they are. `repair` makes parity from data, as MD does: parity tells *that* a row is wrong, and with one
-//! parity not *what*. `repair` with `locate`, on level 6, asks both parities ([`locate`](super::locate)): where one chunk alone explains
-//! what they say, that chunk is corrected, data or parity; everything else is left as it is and counted.
+//! `check` leaves mismatches as they are. `repair` makes parity from data, as MD does: parity tells *that* a
+//! row is wrong, and with one parity not *what*. `repair` with `locate`, on level 6, asks both parities
+//! ([`locate`](super::locate)): where one chunk alone explains what they say, that chunk is corrected, data
+//! or parity; everything else is left as it is and counted.
 //!
-//! A correction writes rows that were wrong before, so a crash in the middle leaves nothing worse than it was, and no intent is marked
-//! for it. What a log or a journal holds of such rows may be wrong too, so it is told first; behind a journal all data of the rows is
-//! written anew. Rows that wait for a resync are not judged: half-written rows look like one wrong chunk (C10).
+//! A correction writes rows that were wrong before, so a crash in the middle leaves nothing worse than it
+//! was, and no intent is marked for it. What a log or a journal holds of such rows may be wrong too, so it is
+//! told first; behind a journal all data of the rows is written anew. Rows that wait for a resync are not
+//! judged: half-written rows look like one wrong chunk (C10).
 
 use std::{
     cell::{Cell, RefCell},
@@ -50,7 +53,8 @@ pub enum ScrubAction {
     Check,
     /// Parity is made from data.
     Repair,
-    /// The one chunk that explains them is corrected, where there is one; else they are counted. Level 6 only.
+    /// The one chunk that explains them is corrected, where there is one; else they are counted. Level 6
+    /// only.
     Locate,
 }
 
@@ -59,7 +63,8 @@ pub enum ScrubAction {
 pub struct ScrubRequest {
     /// What is done about mismatches.
     pub action: ScrubAction,
-    /// First sector of 512 bytes of each member, from the start of its data (MD: `sync_min`). The whole chunk that it is in is done.
+    /// First sector of 512 bytes of each member, from the start of its data (MD: `sync_min`). The whole chunk
+    /// that it is in is done.
     pub from: u64,
     /// The sector after the last (MD: `sync_max`); all there are without.
     pub to: Option<u64>,
@@ -256,13 +261,14 @@ impl Scrub {
 }
 
 impl Array {
-    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in [`Array::progress`].
+    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in
+    /// [`Array::progress`].
     pub async fn check(&self) -> Result<CheckReport, SyncError> {
         self.scrub(ScrubRequest::default()).await
     }
 
-    /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the walk does goes on if the
-    /// future is dropped. A scrub that is stopped gives what it found until then.
+    /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the
+    /// walk does goes on if the future is dropped. A scrub that is stopped gives what it found until then.
     pub async fn scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
         let home = &self.home;
         let scrub = Rc::new(Scrub::new(request, &self.shared().geometry)?);
@@ -484,7 +490,8 @@ impl VolumeInner {
         Ok(findings)
     }
 
-    /// Writes all columns of rows through the journal, parity with them: so what it held of these rows counts no more.
+    /// Writes all columns of rows through the journal, parity with them: so what it held of these rows counts
+    /// no more.
     async fn write_anew(
         &self,
         stripe: StripeId,
@@ -527,9 +534,9 @@ impl VolumeInner {
         Ok(())
     }
 
-    /// What a log still holds of wrong parity may have been made of it, and a replay would bring it back. So before parity is put right the
-    /// log says that it is made of the data: of those blocks alone, for in others it is the data that is wrong, and durably right
-    /// by then.
+    /// What a log still holds of wrong parity may have been made of it, and a replay would bring it back. So
+    /// before parity is put right the log says that it is made of the data: of those blocks alone, for in
+    /// others it is the data that is wrong, and durably right by then.
     async fn log_parity(
         &self,
         suspects: &Suspects<'_>,
@@ -645,8 +652,8 @@ impl Suspects<'_> {
         }
     }
 
-    /// Computes parity anew, by the kernels rather than by the syndromes: with `fixed` in place every sector of `fixes` must match.
-    /// If it does not, nothing may be written.
+    /// Computes parity anew, by the kernels rather than by the syndromes: with `fixed` in place every sector
+    /// of `fixes` must match. If it does not, nothing may be written.
     fn is_explained(
         &self,
         volume: &VolumeInner,
@@ -674,8 +681,8 @@ impl Suspects<'_> {
     }
 }
 
-/// Whether a journal may hold these bytes of each member's chunk, with parity that was made of what the members have: a
-/// replay would bring it back. Parity of rows that wait for a resync is made of data alone.
+/// Whether a journal may hold these bytes of each member's chunk, with parity that was made of what the
+/// members have: a replay would bring it back. Parity of rows that wait for a resync is made of data alone.
 fn is_journaled(view: &View, offset: u64, length: u32) -> bool {
     let intent = &view.snapshot.intent;
     view.snapshot.log.takes_whole_pages()

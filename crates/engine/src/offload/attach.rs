@@ -6,13 +6,16 @@
 //!
 //! # Epoch
 //!
-//! It must be higher than any before, also after a crash before which nothing of the array's own was written: so neither the superblocks'
-//! events nor a clock will do. The servers know: their epochs are durable. It is one more than the highest that any of the
-//! members was ever attached under; a member that joins with a higher one raises it for all. A member that has a higher one although it was
-//! attached under ours was taken over by another host. What this host knows of the array is old then, whether or not the other host is still
-//! there: the array stops, and nothing more is written (C28). That is asked before the superblocks are written, and every few seconds.
+//! It must be higher than any before, also after a crash before which nothing of the array's own was written:
+//! so neither the superblocks' events nor a clock will do. The servers know: their epochs are durable. It is
+//! one more than the highest that any of the members was ever attached under; a member that joins with a
+//! higher one raises it for all. A member that has a higher one although it was attached under ours was taken
+//! over by another host. What this host knows of the array is old then, whether or not the other host is
+//! still there: the array stops, and nothing more is written (C28). That is asked before the superblocks are
+//! written, and every few seconds.
 //!
-//! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed member.
+//! What is refused leaves a plain member, and is tried again later. A server that doesn't answer is a failed
+//! member.
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
@@ -95,7 +98,8 @@ impl Home {
         self.attaching.runs.set(true);
     }
 
-    /// Waits until the servers know of the membership, if they are told: what a rebuild reads without them is in the way of that.
+    /// Waits until the servers know of the membership, if they are told: what a rebuild reads without them is
+    /// in the way of that.
     pub(crate) async fn until_attached(&self) {
         let shared = self.shared();
         let is_settled = || {
@@ -126,7 +130,8 @@ impl Home {
         }
     }
 
-    /// Has a task ask now and then whether the members are still this host's, from the time when there is an epoch.
+    /// Has a task ask now and then whether the members are still this host's, from the time when there is an
+    /// epoch.
     pub(crate) fn watch_ownership(self: &Rc<Self>) {
         if self.attaching.epoch.get() == 0 || self.attaching.watches.replace(true) {
             return;
@@ -143,7 +148,8 @@ impl Home {
         });
     }
 
-    /// Members that another host has attached since this one has: then what this host knows of the array is old (C28). One is enough.
+    /// Members that another host has attached since this one has: then what this host knows of the array is
+    /// old (C28). One is enough.
     pub(crate) async fn overtaken(&self) -> Vec<Failure> {
         if self.attaching.epoch.get() == 0 || active(Mutant::TakeoverUnnoticed) {
             return Vec::new();
@@ -285,7 +291,8 @@ impl Home {
     /// an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
         let options = &self.shared().options;
-        // Where nothing is offloaded the servers take no write without it all the same, once they were attached.
+        // Where nothing is offloaded the servers take no write without it all the same, once they were
+        // attached.
         let is_wanted = options.offload != OffloadMode::Off || self.attaching.epoch.get() > 0;
         let Some(server) = device.offload().filter(|_| is_wanted) else {
             return Ok(());
@@ -297,7 +304,8 @@ impl Home {
         let answer = server.epoch().await.result.map_err(failed)?;
         let (known, own) = (answer as u64, self.attaching.epoch.get());
         let view = self.volume.inner.view();
-        // What this host began over a connection that it has lost must not land on what it writes from now on.
+        // What this host began over a connection that it has lost must not land on what it writes from now
+        // on.
         let mut attachment = self.next_attachment(&view, offers(&view).slots, true);
         let attach = async |attachment: &Attachment| server.attach(attachment).await.result;
         let mut raises = own == 0 || known > own;
@@ -309,7 +317,8 @@ impl Home {
             }
         }
         if raises {
-            // A host that was fenced must not raise the epoch of a device that joins, for the other host would not get it.
+            // A host that was fenced must not raise the epoch of a device that joins, for the other host
+            // would not get it.
             let overtaken = self.overtaken().await;
             if !overtaken.is_empty() {
                 for failure in overtaken {
@@ -482,7 +491,8 @@ fn offers(view: &View) -> Attached {
 }
 
 impl Attached {
-    /// While a member is being replaced its rows have two places for one chunk, of which the servers know nothing.
+    /// While a member is being replaced its rows have two places for one chunk, of which the servers know
+    /// nothing.
     fn leave_out(&mut self, view: &View) {
         if !view.snapshot.targets.is_empty() {
             for standing in self.standing.iter_mut().filter(|standing| **standing == Standing::Offload) {

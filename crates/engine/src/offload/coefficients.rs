@@ -13,8 +13,8 @@ pub fn in_q(map: StripeMap, column: usize) -> u8 {
     power_of_two(exponent(map, column))
 }
 
-/// What the member `wanted` holds in a stripe as a sum of what others hold: the members, ascending, each with its coefficient. Of
-/// those only `readable` ones are used; `None` if they don't suffice.
+/// What the member `wanted` holds in a stripe as a sum of what others hold: the members, ascending, each with
+/// its coefficient. Of those only `readable` ones are used; `None` if they don't suffice.
 ///
 /// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::decode) does.
 pub fn combination(map: StripeMap, wanted: MemberSlot, readable: Set64) -> Option<Vec<(MemberSlot, u8)>> {
@@ -57,7 +57,8 @@ impl Sum {
         let p = Some(map.p_slot()).filter(|p| self.readable.contains(p.index()));
         let q = map.q_slot().filter(|q| self.readable.contains(q.index()));
         let mut others = (0..map.columns()).filter(|&other| other != column && self.is_lost(other));
-        // The lost column is a sum of P, Q and every other column i, each with a coefficient of p, q and p + q * 2^i.
+        // The lost column is a sum of P, Q and every other column i, each with a coefficient of p, q and p +
+        // q * 2^i.
         let (in_p, with_q) = match (others.next(), others.next()) {
             (None, _) if p.is_some() => (1, 0),
             (None, _) => (0, divide(1, in_q(map, column))),

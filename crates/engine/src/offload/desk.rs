@@ -59,8 +59,8 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// So many operations, as soon as every member has room for what is asked of it. `None` if that isn't so in `wait_ns`, or never
-    /// can be.
+    /// So many operations, as soon as every member has room for what is asked of it. `None` if that isn't so
+    /// in `wait_ns`, or never can be.
     pub(crate) async fn reserve(
         &self,
         operations: usize,

@@ -1,7 +1,7 @@
 //! Commands to several servers, and what becomes of them.
 //!
-//! If one of the commands of a first phase fails, the operation is resolved at every participant at once: a server that waits for
-//! a part that will never come would else hold it, and the stripe, for seconds.
+//! If one of the commands of a first phase fails, the operation is resolved at every participant at once: a
+//! server that waits for a part that will never come would else hold it, and the stripe, for seconds.
 
 use std::{future::Future, pin::Pin, task::Poll};
 
@@ -120,7 +120,8 @@ pub(crate) struct Failed {
 }
 
 impl VolumeInner {
-    /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false then.
+    /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false
+    /// then.
     pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut Requests<Step>) -> bool {
         let mut failed = false;
         while !active(Mutant::OffloadCommitsEarly) && requests.failure().await {

@@ -1,7 +1,8 @@
 //! Fencing: servers that compute take writes of one host only (C22, C23).
 //!
-//! They are attached before anything is written to them, a flush included, whether or not they are to compute. The epoch is one more
-//! than the highest that any of them knows. A server that another host is attached to refuses, unless the array is taken over.
+//! They are attached before anything is written to them, a flush included, whether or not they are to
+//! compute. The epoch is one more than the highest that any of them knows. A server that another host is
+//! attached to refuses, unless the array is taken over.
 //!
 //! # Two hosts at once
 //!
@@ -138,8 +139,8 @@ fn namespace(address: &str) -> String {
     behind.split_once('/').map_or(behind, |(_, name)| name).to_owned()
 }
 
-/// How long this host waits before it tries once more. Hosts that collided see different times on their clocks, so they pause
-/// differently, and a simulated run that is repeated pauses the same.
+/// How long this host waits before it tries once more. Hosts that collided see different times on their
+/// clocks, so they pause differently, and a simulated run that is repeated pauses the same.
 fn pause(tries: u32) -> u64 {
     // SplitMix64.
     let mut mixed = shard::now().wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -159,7 +160,8 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Attaches all devices, or gives back those that it has attached. An error comes with whether another try makes sense.
+    /// Attaches all devices, or gives back those that it has attached. An error comes with whether another
+    /// try makes sense.
     async fn attach(
         &self,
         servers: &[&Rc<dyn Device>],
@@ -213,8 +215,8 @@ impl Round<'_> {
         })
     }
 
-    /// Attaches a device. A process that was killed a moment ago is still there for its servers until they have seen its connections
-    /// end, so they are asked again for a while.
+    /// Attaches a device. A process that was killed a moment ago is still there for its servers until they
+    /// have seen its connections end, so they are asked again for a while.
     async fn attached(&self, device: &Rc<dyn Device>, attachment: &Attachment) -> Result<(), FenceError> {
         loop {
             match asked(device, device.offload().map(|server| server.attach(attachment))).await {

@@ -8,24 +8,29 @@
 //! out. Then, instead of encoding and writing:
 //!
 //! 1. *First phase*: every participant gets its part of the work ([`assign`]). Nothing stored changes.
-//! 2. When all have succeeded and the membership is still the same, every participant that holds something is told to commit.
+//! 2. When all have succeeded and the membership is still the same, every participant that holds something is
+//!    told to commit.
 //!
-//! A first phase that fails has no effect: the operations are resolved at every participant that answers, and the batch is planned
-//! again for a client that does the work itself. A commit that fails is a failed write of that member (C2). In both cases the
-//! stripe stays claimed until every command was answered or its member is out of the membership (C16).
+//! A first phase that fails has no effect: the operations are resolved at every participant that answers, and
+//! the batch is planned again for a client that does the work itself. A commit that fails is a failed write
+//! of that member (C2). In both cases the stripe stays claimed until every command was answered or its member
+//! is out of the membership (C16).
 //!
-//! Batches with a run that must be recovered first, rows with bad blocks or a replacement, arrays with a log (which would have to see old
-//! bytes) are left to the client. What needs no old bytes (full stripes) the client writes together with the commits.
+//! Batches with a run that must be recovered first, rows with bad blocks or a replacement, arrays with a log
+//! (which would have to see old bytes) are left to the client. What needs no old bytes (full stripes) the
+//! client writes together with the commits.
 //!
 //! # Lost bytes
 //!
-//! They are summed up by one of the servers that are left ([`reduce`], [`coefficients`], [`reducer`]), under the stripe's claim like any
-//! reconstruction. If that fails, for whatever reason, the client reads and decodes as it would without servers.
+//! They are summed up by one of the servers that are left ([`reduce`], [`coefficients`], [`reducer`]), under
+//! the stripe's claim like any reconstruction. If that fails, for whatever reason, the client reads and
+//! decodes as it would without servers.
 //!
 //! # Membership
 //!
-//! Which members take part is in the membership snapshot ([`Attached`]). A new membership has none; [`attach`] makes the table of peers known
-//! to the servers and publishes them. Until then the client does the work.
+//! Which members take part is in the membership snapshot ([`Attached`]). A new membership has none;
+//! [`attach`] makes the table of peers known to the servers and publishes them. Until then the client does
+//! the work.
 
 pub mod assign;
 mod attach;
@@ -134,7 +139,8 @@ impl Common {
         self.refuser.store(slot as u64 + 1, Ordering::Relaxed);
     }
 
-    /// The servers have been told of a new membership: what was refused under the one before need not be any more.
+    /// The servers have been told of a new membership: what was refused under the one before need not be any
+    /// more.
     pub(crate) fn resume(&self) {
         self.paused_until.store(0, Ordering::Relaxed);
     }

@@ -29,19 +29,21 @@ struct Reduction {
     others: Vec<(MemberSlot, u8)>,
 }
 
-/// What is lost of a chunk is summed up in pieces, by several servers at a time: of no more than so many bytes,
+/// What is lost of a chunk is summed up in pieces, by several servers at a time: of no more than so many
+/// bytes,
 const SUM_BYTES_MAX: u32 = 128 << 10;
 /// of fewer where the reducer would receive more than so many,
 const RECEIVED_BYTES: u32 = 1 << 20;
 /// but not less than this.
 const SUM_BYTES_MIN: u32 = 32 << 10;
-/// So long a sum waits for room at the servers: what the client would do instead, it does with every byte on its own link.
+/// So long a sum waits for room at the servers: what the client would do instead, it does with every byte on
+/// its own link.
 const ROOM_NS: u64 = 2_000_000_000;
 /// The sum among what an operation brings.
 const SUM: usize = usize::MAX;
 
-/// What a user reads of a stripe besides a lost range: each piece in the part before that range, the part beside it, if that is
-/// all of the range, and the part behind.
+/// What a user reads of a stripe besides a lost range: each piece in the part before that range, the part
+/// beside it, if that is all of the range, and the part behind.
 #[derive(Default)]
 struct Around {
     pieces: Vec<Cut>,
@@ -156,8 +158,8 @@ impl VolumeInner {
         Lost { stripe: piece.stripe, slot, from: piece.chunk_offset }
     }
 
-    /// Fills `buffer` with what a member holds, or should. The caller holds the claim. False if the servers can't: then the buffer holds
-    /// anything.
+    /// Fills `buffer` with what a member holds, or should. The caller holds the claim. False if the servers
+    /// can't: then the buffer holds anything.
     pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
         let members = u32::try_from(view.snapshot.seats.len()).unwrap_or(u32::MAX);
@@ -183,8 +185,8 @@ impl VolumeInner {
         (is_read, whole.unwrap_or(buffer))
     }
 
-    /// Reads pieces of one stripe, of which exactly one is lost, into their buffers: what the user reads of the others anyway goes
-    /// to the user and into the sum at once. Which pieces were read.
+    /// Reads pieces of one stripe, of which exactly one is lost, into their buffers: what the user reads of
+    /// the others anyway goes to the user and into the sum at once. Which pieces were read.
     pub(crate) async fn read_around(&self, pieces: &[Piece], parts: &mut Vec<Buffer>) -> Set64 {
         let Some(first) = pieces.first() else { return Set64::EMPTY };
         let claim = self.claim_alone(first.stripe).await;

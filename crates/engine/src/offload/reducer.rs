@@ -9,8 +9,9 @@
 //! up to one level, as water would. [`shares`] is that, a pure function. A member with unknown free bandwidth
 //! counts as the best of the others.
 //!
-//! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them. A rebuild asks for as much as
-//! it is given, so shares for the load that there is would keep it as low as it is: they are worked out for more.
+//! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them. A
+//! rebuild asks for as much as it is given, so shares for the load that there is would keep it as low as it
+//! is: they are worked out for more.
 
 use crate::geometry::{MEMBERS_MAX, Set64};
 
@@ -28,12 +29,14 @@ pub enum ReducerChoice {
 const FADE_NS: f64 = 1e9;
 /// How many times the load that there is the shares are for, as long as the members have so much free.
 const GROWTH: f64 = 2.0;
-/// How many times the load is all that a member needs to have free: what it is said to have beyond that counts for nothing.
+/// How many times the load is all that a member needs to have free: what it is said to have beyond that
+/// counts for nothing.
 const PLENTY: f64 = 8.0;
 /// Shares are worked out anew after this.
 const RENEW_NS: u64 = 100_000_000;
 
-/// Shares, by member, that maximise the smallest `free[i] - load * share[i]`. They sum to 1, if there is a member.
+/// Shares, by member, that maximise the smallest `free[i] - load * share[i]`. They sum to 1, if there is a
+/// member.
 pub fn shares(free: &[f64], load: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..free.len()).collect();
     order.sort_by(|&a, &b| free[b].total_cmp(&free[a]));
@@ -158,7 +161,8 @@ mod tests {
         free.iter().zip(shares).map(|(f, p)| f - load * p).fold(f64::INFINITY, f64::min)
     }
 
-    /// The linear program: the largest `v` for which shares exist with `free[i] - load * share[i] >= v`, by bisection.
+    /// The linear program: the largest `v` for which shares exist with `free[i] - load * share[i] >= v`, by
+    /// bisection.
     fn best(free: &[f64], load: f64) -> f64 {
         let least = free.iter().copied().fold(f64::INFINITY, f64::min);
         let is_possible = |v: f64| least >= v && free.iter().map(|f| (f - v) / load).sum::<f64>() >= 1.0;
@@ -222,7 +226,8 @@ mod tests {
         for slot in 0..4 {
             draw.set_free(slot, Some(if slot < 2 { 10_000_000 } else { 40_000_000 }));
         }
-        // Members that differ from turn to turn, as those do that are asked for a stripe of level 6. The load goes to 6 * 10^7.
+        // Members that differ from turn to turn, as those do that are asked for a stripe of level 6. The load
+        // goes to 6 * 10^7.
         let mut turns = [0; 4];
         for step in 0..3000 {
             let members = Set64::below(4).without(Set64::only(step % 4));

@@ -1,11 +1,13 @@
-//! Which method a run gets: the legal candidates, what each has to read, and what that is worth to the policy.
+//! Which method a run gets: the legal candidates, what each has to read, and what that is worth to the
+//! policy.
 
 use super::{Facts, Method, Parity, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy};
 use crate::geometry::{MemberSlot, Role, Set64, StripeMap};
 use crate::mutants::{Mutant, active};
 use crate::parity_cache::ROW_BYTES;
 
-/// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of memory.
+/// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of
+/// memory.
 pub const COMPUTE_NS_PER_KIB: u64 = 40;
 
 /// What all runs of one plan share.
@@ -201,8 +203,8 @@ impl<'a> Chooser<'a> {
         Some(Candidate { method: Method::Rmw, columns: run.written, p, q })
     }
 
-    /// Needs the data that stays; where that is lost, everything it can be recovered from. If there are two ways,
-    /// through P comes first.
+    /// Needs the data that stays; where that is lost, everything it can be recovered from. If there are two
+    /// ways, through P comes first.
     fn reconstruct_writes(&self, run: &Run) -> [Option<Candidate>; 2] {
         let stays = self.all.without(run.written);
         let survives = self.all.without(self.lost);
@@ -286,7 +288,8 @@ impl<'a> Chooser<'a> {
         let old = candidate.columns.len() + usize::from(candidate.p) + usize::from(candidate.q);
         let sources = match candidate.method {
             Method::Rmw => old + run.written.len(),
-            // What is recovered, or else what was read, goes into the parity with what is written: all columns.
+            // What is recovered, or else what was read, goes into the parity with what is written: all
+            // columns.
             Method::Rcw(Recovery::None) => self.all.len(),
             Method::Rcw(_) => old + self.all.len(),
             Method::Full | Method::DataOnly => 0,
@@ -295,20 +298,21 @@ impl<'a> Chooser<'a> {
     }
 }
 
-/// What decides between candidates: the bytes that they read, then their price. A policy that looks at one of them only leaves the
-/// other 0.
+/// What decides between candidates: the bytes that they read, then their price. A policy that looks at one of
+/// them only leaves the other 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weight {
     bytes: u64,
     price: u64,
 }
 
-/// The price of a candidate: how long its reads take when they run side by side, plus its share of the array's time.
+/// The price of a candidate: how long its reads take when they run side by side, plus its share of the
+/// array's time.
 ///
-/// With `t(m) = latency + bytes * time per byte` for every member that is read, it is
-/// `max t(m) + sum t(m) / n + compute`. The first term is what this write waits for; the second is what others wait for
-/// on an array of `n` members, and decides where members are alike. Writes are the same for every candidate, so
-/// they aren't in it.
+/// With `t(m) = latency + bytes * time per byte` for every member that is read, it is `max t(m) + sum t(m) /
+/// n + compute`. The first term is what this write waits for; the second is what others wait for on an array
+/// of `n` members, and decides where members are alike. Writes are the same for every candidate, so they
+/// aren't in it.
 #[derive(Default)]
 pub(super) struct Bill {
     bytes: u64,
@@ -325,7 +329,8 @@ impl Bill {
         self.sum = self.sum.saturating_add(time);
     }
 
-    /// What [`WritePolicy::Cost`] wants to be small. The price is multiplied by the number of members, so that there is no rounding.
+    /// What [`WritePolicy::Cost`] wants to be small. The price is multiplied by the number of members, so
+    /// that there is no rounding.
     pub(super) fn weight(&self, members: u64, compute_bytes: u64, facts: &impl Facts) -> Weight {
         let compute = compute_bytes * COMPUTE_NS_PER_KIB;
         let price = (self.longest + compute).saturating_mul(members).saturating_add(self.sum);

@@ -1,8 +1,8 @@
 //! How a stripe write gets its parity: what to read, what to compute, what to write.
 //!
-//! A pure function. [`plan_into`] takes facts (where the chunks lie, which members can be read and written, which
-//! bytes are to be written) and fills a [`Plan`] that the stripe write executes without another decision. It does
-//! no I/O, and after its vectors have grown to the shape of the load it doesn't allocate.
+//! A pure function. [`plan_into`] takes facts (where the chunks lie, which members can be read and written,
+//! which bytes are to be written) and fills a [`Plan`] that the stripe write executes without another
+//! decision. It does no I/O, and after its vectors have grown to the shape of the load it doesn't allocate.
 //!
 //! # Runs
 //!
@@ -13,14 +13,16 @@
 //!
 //! # Methods
 //!
-//! With `k` data columns, `W` the written ones and `T` the parities that can be written, a run of `len` bytes reads
+//! With `k` data columns, `W` the written ones and `T` the parities that can be written, a run of `len` bytes
+//! reads
 //!
 //! - [`Method::Full`], `W` is everything: nothing;
 //! - [`Method::Rmw`] (read-modify-write): the old bytes of `W` and of `T`, that is `(|W| + |T|) * len` bytes
 //!   (StRAID, ATC '22, equation 1). Needs all of them to be readable, and the row to be in sync;
-//! - [`Method::Rcw`] (reconstruct-write): the columns that are not written, `(k - |W|) * len` bytes (equation 2).
-//!   If one of those is lost, its old value is recovered first, which takes everything that survives: all other data
-//!   columns (the old bytes of written ones too) and as many parities as data columns are lost, `k * len` bytes;
+//! - [`Method::Rcw`] (reconstruct-write): the columns that are not written, `(k - |W|) * len` bytes
+//!   (equation 2). If one of those is lost, its old value is recovered first, which takes everything that
+//!   survives: all other data columns (the old bytes of written ones too) and as many parities as there are
+//!   lost data columns, `k * len` bytes;
 //! - [`Method::DataOnly`], no parity can be written: nothing.
 //!
 //! On rows in sync no other set of reads has fewer bytes; a test compares with every subset of members that
@@ -28,19 +30,19 @@
 //!
 //! # Choice
 //!
-//! Runs are decided one by one under a [`WritePolicy`], then reads and writes that touch are joined per member. What
-//! was already read for an earlier plan of the same stripe write ([`plan_into`]'s `held`) and what the parity cache
-//! has ([`Facts::is_cached`]) costs nothing and is not read again.
+//! Runs are decided one by one under a [`WritePolicy`], then reads and writes that touch are joined per
+//! member. What was already read for an earlier plan of the same stripe write ([`plan_into`]'s `held`) and
+//! what the parity cache has ([`Facts::is_cached`]) costs nothing and is not read again.
 //!
 //! # What keeps bytes right
 //!
-//! - A member that is being rebuilt is in `unreadable` and not in `unwritable`: never read, always written (C1). If it
-//!   holds parity, that parity is computed from data, since there is no old one to modify.
+//! - A member that is being rebuilt is in `unreadable` and not in `unwritable`: never read, always written
+//!   (C1). If it holds parity, that parity is computed from data, since there is no old one to modify.
 //! - A row that is not in sync is never read-modify-written, and cached parity is not believed there (C10).
-//! - A lost column is recovered through P where P can be read, as reads do. On a row that is not in sync this matters: P
-//!   and Q may tell different stories, and what a reader has seen must stay.
-//! - No write, data or parity, goes to a member in `unwritable`; a write that would then be in no member and in no
-//!   parity is refused ([`PlanError::BeyondRedundancy`]).
+//! - A lost column is recovered through P where P can be read, as reads do. On a row that is not in sync this
+//!   matters: P and Q may tell different stories, and what a reader has seen must stay.
+//! - No write, data or parity, goes to a member in `unwritable`; a write that would then be in no member and
+//!   in no parity is refused ([`PlanError::BeyondRedundancy`]).
 
 mod choose;
 mod runs;
@@ -63,8 +65,8 @@ pub enum WritePolicy {
     ModThreshold,
     /// Read-modify-write wherever that is correct.
     AlwaysRmw,
-    /// What is cheaper by the members' measured prices; reconstruct-write if they are equal. Where members share a link, what reads
-    /// fewer bytes first ([`Facts::shares_link`]).
+    /// What is cheaper by the members' measured prices; reconstruct-write if they are equal. Where members
+    /// share a link, what reads fewer bytes first ([`Facts::shares_link`]).
     #[default]
     Cost,
 }
@@ -83,13 +85,14 @@ pub trait Facts {
     /// What a read from the member in `slot` costs. Asked only under [`WritePolicy::Cost`].
     fn price(&self, slot: MemberSlot) -> Price;
 
-    /// Whether what is read from different members passes one link. Prices are those of members side by side, and on a full link
-    /// every member's latency is that of the queue: there bytes count first, and prices only between plans that read as much.
+    /// Whether what is read from different members passes one link. Prices are those of members side by side,
+    /// and on a full link every member's latency is that of the queue: there bytes count first, and prices
+    /// only between plans that read as much.
     fn shares_link(&self) -> bool;
 
-    /// Whether the cache has this 4 KiB row of old parity (row = chunk offset / 4096). Asked at most once per run and
-    /// row, and only if the old parity may be used. What was answered yes must be at hand when the plan is
-    /// executed: look it up here and keep it, because the cache may drop it meanwhile.
+    /// Whether the cache has this 4 KiB row of old parity (row = chunk offset / 4096). Asked at most once per
+    /// run and row, and only if the old parity may be used. What was answered yes must be at hand when the
+    /// plan is executed: look it up here and keep it, because the cache may drop it meanwhile.
     fn is_cached(&mut self, parity: Parity, row: u32) -> bool;
 }
 
@@ -102,7 +105,8 @@ pub struct Stripe {
     pub chunk_bytes: u32,
     /// Slots that can't be read in this stripe: missing, being rebuilt, or with a known bad block here.
     pub unreadable: Set64,
-    /// Slots that can't be written: missing. They can't be read either, whether they are in `unreadable` or not.
+    /// Slots that can't be written: missing. They can't be read either, whether they are in `unreadable` or
+    /// not.
     pub unwritable: Set64,
     /// Whether parity is known to match data. If not, it is computed from data (C10).
     pub in_sync: bool,
@@ -160,8 +164,8 @@ pub enum Recovery {
         /// The old parity that was read or cached.
         from: Parity,
     },
-    /// These two (ascending), from P, Q and all other columns. One of them may be among the written ones: then its old
-    /// value is a by-product.
+    /// These two (ascending), from P, Q and all other columns. One of them may be among the written ones:
+    /// then its old value is a by-product.
     Two {
         /// The lost columns.
         columns: [usize; 2],
@@ -347,7 +351,8 @@ impl Plan {
         self.totals
     }
 
-    /// The rows from the first to the last that is written, `(start, end)` in bytes of the chunk; `(0, 0)` if none is.
+    /// The rows from the first to the last that is written, `(start, end)` in bytes of the chunk; `(0, 0)` if
+    /// none is.
     pub fn span(&self) -> (u32, u32) {
         match (self.runs.first(), self.runs.last()) {
             (Some(first), Some(last)) => (first.start, last.end),
@@ -371,8 +376,8 @@ impl Plan {
 
 /// Fills `plan` with how to write `image` into `stripe`.
 ///
-/// `held` is what an earlier plan of the same stripe write has read from members that can still be read (in any
-/// order); it is used and not read again. After an error the plan is unspecified.
+/// `held` is what an earlier plan of the same stripe write has read from members that can still be read (in
+/// any order); it is used and not read again. After an error the plan is unspecified.
 pub fn plan_into(
     plan: &mut Plan,
     stripe: &Stripe,

@@ -1,13 +1,13 @@
-//! The commonest write by far: one range of one column, every member there, nothing held yet. It has the answer of the
-//! general way (a test compares them) for a fifth of its instructions.
+//! The commonest write by far: one range of one column, every member there, nothing held yet. It has the
+//! answer of the general way (a test compares them) for a fifth of its instructions.
 
 use super::{
     Facts, Method, Parity, Plan, Recovery, Run, Stripe, Transfer, WritePolicy, Written, choose::Bill,
 };
 use crate::geometry::{MemberSlot, Set64, StripeMap};
 
-/// Whether [`plan_single`] may plan this, the only range of an image. A range that isn't a part of the stripe is for the
-/// general way, which says so.
+/// Whether [`plan_single`] may plan this, the only range of an image. A range that isn't a part of the stripe
+/// is for the general way, which says so.
 pub(super) fn is_single(stripe: &Stripe, held: &[Transfer], range: &Written) -> bool {
     held.is_empty()
         && stripe.in_sync
@@ -66,8 +66,8 @@ pub(super) fn plan_single(
     totals.write_bytes = u64::from(length) * plan.writes.list.len() as u64;
 }
 
-/// What [`choose`](super::choose) decides between read-modify-write and reconstruct-write of one column. `missing` are the
-/// bytes of old P and Q to be read.
+/// What [`choose`](super::choose) decides between read-modify-write and reconstruct-write of one column.
+/// `missing` are the bytes of old P and Q to be read.
 fn prefers_modify(
     map: StripeMap,
     policy: WritePolicy,

@@ -77,7 +77,8 @@ impl VolumeInner {
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
     ) -> Result<Option<u64>, Again> {
-        // Nothing is written to a member here, and the journal looks for itself whether the membership is still the one.
+        // Nothing is written to a member here, and the journal looks for itself whether the membership is
+        // still the one.
         let inside = self.enter().await?;
         let view = inside.view();
         // The mode is the journal's own affair, which looks at it when it sets room aside.
@@ -124,8 +125,8 @@ impl VolumeInner {
         answer
     }
 
-    /// Writes data of a stripe, by where it begins there, to the members as a user's is: through the log, with its parity. The caller
-    /// holds the claim. `written_out` if it was cached.
+    /// Writes data of a stripe, by where it begins there, to the members as a user's is: through the log,
+    /// with its parity. The caller holds the claim. `written_out` if it was cached.
     pub(crate) async fn write_claimed(
         &self,
         stripe: StripeId,
@@ -144,7 +145,8 @@ impl VolumeInner {
         answer
     }
 
-    /// What is cached of a range of the array: where it begins in the range, and its bytes. `None` where nothing can be.
+    /// What is cached of a range of the array: where it begins in the range, and its bytes. `None` where
+    /// nothing can be.
     pub(crate) fn cached(
         &self,
         geometry: &ParityGeometry,
@@ -191,8 +193,8 @@ fn fill_from_cache(journal: &Journal, key: Key, chunk: u32, image: &mut Image) {
     }
 }
 
-/// The pages of an image that covers whole ones, each with its place in the stripe's data. The bytes are copies: what a user's
-/// buffer holds would be kept as long as its smallest part.
+/// The pages of an image that covers whole ones, each with its place in the stripe's data. The bytes are
+/// copies: what a user's buffer holds would be kept as long as its smallest part.
 fn pages_of(geometry: &ParityGeometry, stripe: StripeId, image: &Image) -> Vec<(u32, Page)> {
     let mut pages = Vec::new();
     for extent in image.extents() {

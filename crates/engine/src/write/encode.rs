@@ -82,7 +82,8 @@ impl VolumeInner {
         [p, q]
     }
 
-    /// Full-stripe and reconstruct-write: new parity from all columns, of which lost ones are recovered first.
+    /// Full-stripe and reconstruct-write: new parity from all columns, of which lost ones are recovered
+    /// first.
     fn encode_whole(
         &self,
         map: StripeMap,

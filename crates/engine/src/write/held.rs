@@ -45,7 +45,8 @@ impl Held {
         self.recovered.clear();
     }
 
-    /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are in one piece.
+    /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are
+    /// in one piece.
     pub(super) fn old(&self, slot: MemberSlot, start: u32, end: u32) -> Old<'_> {
         let holds = |t: &Transfer| t.slot == slot && t.start <= start && end <= t.end;
         match self.transfers.iter().position(holds) {
@@ -119,7 +120,8 @@ impl Held {
     }
 }
 
-/// Copies what `from`, which begins at `from_start`, has of the range that begins at `to_start`. Returns how many bytes.
+/// Copies what `from`, which begins at `from_start`, has of the range that begins at `to_start`. Returns how
+/// many bytes.
 fn copy_overlap(to: &mut [u8], to_start: u32, from: &[u8], from_start: u32) -> usize {
     let (to_start, from_start) = (to_start as usize, from_start as usize);
     let (begin, end) = (to_start.max(from_start), (to_start + to.len()).min(from_start + from.len()));

@@ -262,7 +262,8 @@ impl VolumeInner {
         Some(sum.freeze())
     }
 
-    /// Commits everywhere, and writes what the client writes itself. Members that fail are noted and reported.
+    /// Commits everywhere, and writes what the client writes itself. Members that fail are noted and
+    /// reported.
     async fn second_phase(
         &self,
         view: &View,
@@ -358,7 +359,8 @@ impl VolumeInner {
     }
 }
 
-/// The operations of a plan. False if some of it must be done by the client that reads first, or nothing is for the servers.
+/// The operations of a plan. False if some of it must be done by the client that reads first, or nothing is
+/// for the servers.
 fn add_jobs(servers: &Attached, facts: &Stripe, plan: &Plan, jobs: &mut Vec<Job>) -> bool {
     for (number, run) in plan.runs().iter().enumerate() {
         let assignment = match assign(facts, servers.slots, run) {

@@ -13,8 +13,8 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// The first of so many seeds with which an assertion of the scene, or of the ledger, fails with the defect and holds without it. A
-/// panic of the engine itself finds nothing: that is luck.
+/// The first of so many seeds with which an assertion of the scene, or of the ledger, fails with the defect
+/// and holds without it. A panic of the engine itself finds nothing: that is luck.
 pub fn find(mutant: Mutant, seeds: u64, scene: impl Fn(u64)) -> Option<u64> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -43,7 +43,8 @@ fn place(scene: &Scene, sector: u64) -> (usize, Range<u64>) {
     (geometry.slots(piece.stripe).data_slot(piece.column).index(), at..at + 512)
 }
 
-/// A member has one corrected read too many, while another one is slow to answer. It stays as long as that may be lost.
+/// A member has one corrected read too many, while another one is slow to answer. It stays as long as that
+/// may be lost.
 pub fn worn_out_beside_a_silent_one(seed: u64) {
     // Soon slow, and far from being given up.
     let mut scene = raid5(seed, ArrayOptions { slow_member_ns: 10 * MILLISECOND, ..options() });
@@ -86,8 +87,9 @@ pub fn worn_out_beside_a_silent_one(seed: u64) {
     scene.read_all();
 }
 
-/// A listed sector is written anew, and of two flushes then, a user's and the one that goes before the sector is taken off the list, one
-/// fails, as the disk tells it once. Power fails as soon as the sector is off the list, or its member out of the array.
+/// A listed sector is written anew, and of two flushes then, a user's and the one that goes before the sector
+/// is taken off the list, one fails, as the disk tells it once. Power fails as soon as the sector is off the
+/// list, or its member out of the array.
 pub fn freed_beside_a_flush_that_fails(seed: u64) {
     const SECTOR: u64 = 40;
     let mut scene = raid5(seed, options());
@@ -121,7 +123,8 @@ pub fn freed_beside_a_flush_that_fails(seed: u64) {
     scene.run(async move {
         for sector in 0..STRIPE_SECTORS {
             let id = ledger.borrow_mut().begin_read(sector..sector + 1);
-            // Of a listed sector in a row that may be half written nothing is known: an error, and never a wrong byte.
+            // Of a listed sector in a row that may be half written nothing is known: an error, and never a
+            // wrong byte.
             match volume.read(sector * 512, shard::buffer(512)).await {
                 (Ok(()), buffer) => ledger.borrow_mut().check_read(id, &buffer).unwrap(),
                 (Err(error), _) => assert!(matches!(error, IoError::Unreadable { .. }), "{error}"),

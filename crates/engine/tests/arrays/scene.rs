@@ -248,8 +248,8 @@ pub fn silence(scene: &mut Scene, seconds: u64) {
     }
 }
 
-/// A member is gone, and another one does nothing for 40 s: longer than one may take, and not as long as the last one may. Whether
-/// a write to both succeeds.
+/// A member is gone, and another one does nothing for 40 s: longer than one may take, and not as long as the
+/// last one may. Whether a write to both succeeds.
 pub fn write_to_one_lost_and_one_silent(scene: &mut Scene) -> bool {
     scene.disks[0].fault(&Fault::Gone);
     scene.disks[1].fault(&Fault::Hang);
@@ -257,8 +257,8 @@ pub fn write_to_one_lost_and_one_silent(scene: &mut Scene) -> bool {
     scene.write(0, 96, false).is_ok()
 }
 
-/// A write and a flush begin on each shard, and just then nothing of the process runs for so many seconds. Whether all of them
-/// succeed.
+/// A write and a flush begin on each shard, and just then nothing of the process runs for so many seconds.
+/// Whether all of them succeed.
 pub fn write_in_a_stall(scene: &mut Scene, seconds: u64) -> bool {
     let fine = Rc::new(RefCell::new((0, true)));
     let shards = scene.world.shards();

@@ -103,8 +103,8 @@ impl Crash {
     }
 }
 
-/// Everything that the disks may hold after a crash now: each write that isn't durable is there or not, and at most one
-/// of them is there in one half (of its sectors) only.
+/// Everything that the disks may hold after a crash now: each write that isn't durable is there or not, and
+/// at most one of them is there in one half (of its sectors) only.
 pub fn crashes() -> Vec<Crash> {
     DISKS.with_borrow(|disks| {
         let count = disks.writes.len();

@@ -1,10 +1,12 @@
-//! The write hole, exhaustively: two writers in one row, a crash at every point with every subset of the writes that
-//! were not durable, then every loss within redundancy. The shipped code is assembled on each of the images that come of it.
+//! The write hole, exhaustively: two writers in one row, a crash at every point with every subset of the
+//! writes that were not durable, then every loss within redundancy. The shipped code is assembled on each of
+//! the images that come of it.
 //!
-//! What is exhausted, and within which bounds: chunks of 4 KiB, one row, the pairs of writes in [`PAIRS`], the second of
-//! which begins after each number of requests that the first needs; any subset of un-flushed writes reaches the medium, one
-//! of which at most is torn, in the middle; crashes in recovery, with all members there; arrays that were whole before, and
-//! arrays that had lost each of the members. Equal images with equal histories are tried once.
+//! What is exhausted, and within which bounds: chunks of 4 KiB, one row, the pairs of writes in [`PAIRS`],
+//! the second of which begins after each number of requests that the first needs; any subset of un-flushed
+//! writes reaches the medium, one of which at most is torn, in the middle; crashes in recovery, with all
+//! members there; arrays that were whole before, and arrays that had lost each of the members. Equal images
+//! with equal histories are tried once.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod disks;
@@ -108,8 +110,8 @@ impl Setting {
         self.data_sector() + 16
     }
 
-    /// The journal device's: as small as it may be, so that its tail moves in every trial. It is the disk behind the
-    /// members, and never lost.
+    /// The journal device's: as small as it may be, so that its tail moves in every trial. It is the disk
+    /// behind the members, and never lost.
     fn journal_sectors(&self) -> Option<u64> {
         let blocks = 2 * (u64::from(self.members) + 1) + 4;
         // With a little room for the cache: some of the writes find it, others are written through.
@@ -313,8 +315,8 @@ impl Machine {
         disks::durable()
     }
 
-    /// Both writes, the second after `delay` requests of the first have ended. Gives what the disks may hold after a crash
-    /// at any point, and whether the first was over before the second began.
+    /// Both writes, the second after `delay` requests of the first have ended. Gives what the disks may hold
+    /// after a crash at any point, and whether the first was over before the second began.
     fn write(&self, images: &Images, pair: [(u64, u64); 2], delay: usize) -> (Vec<(Crash, History)>, bool) {
         self.reboot(images.clone(), true);
         let array = self.block_on(self.assembly(&self.setting.lost_before())).unwrap();
@@ -564,8 +566,8 @@ fn the_double_parity_log_closes_the_hole_of_raid6_with_four_members() {
     assert_closed_for(setting, PAIRS);
 }
 
-/// With five members two columns are unwritten on level 5, and one on level 6. A share of it: arrays that were whole, and the
-/// first pairs; the rest is for `the_hole_is_closed_everywhere`.
+/// With five members two columns are unwritten on level 5, and one on level 6. A share of it: arrays that
+/// were whole, and the first pairs; the rest is for `the_hole_is_closed_everywhere`.
 #[test]
 fn the_hole_is_closed_with_five_members() {
     let ppl = Setting { level: Level::Raid5, members: 5, policy: Policy::Ppl, lost: None };
@@ -578,7 +580,8 @@ fn a_journal_closes_the_hole_of_raid5_with_three_members() {
     assert_closed(Level::Raid5, 3, Policy::Journal);
 }
 
-/// An array that was whole, and the first three pairs; the rest is for `a_journal_closes_the_hole_everywhere`.
+/// An array that was whole, and the first three pairs; the rest is for
+/// `a_journal_closes_the_hole_everywhere`.
 #[test]
 fn a_journal_closes_the_hole_of_raid6_with_four_members() {
     let mut trial =
@@ -599,7 +602,8 @@ fn a_journal_that_writes_back_closes_the_hole_of_raid5_with_three_members() {
     assert!(trial.violations.is_empty(), "{:#?}", trial.violations);
 }
 
-/// All of it, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --test write_hole -- --nocapture`.
+/// All of it, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --test
+/// write_hole -- --nocapture`.
 #[cfg(feature = "exhaustive")]
 #[test]
 fn the_hole_is_closed_everywhere() {

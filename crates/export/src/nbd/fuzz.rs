@@ -1,5 +1,5 @@
-//! One body for the fuzz target and for the property test: whatever the bytes and wherever they are cut, the core
-//! doesn't panic, comes to the same events and sends the same bytes.
+//! One body for the fuzz target and for the property test: whatever the bytes and wherever they are cut, the
+//! core doesn't panic, comes to the same events and sends the same bytes.
 
 use super::{ExportInfo, Handshake, HandshakeEnd, Operation, Transmission, TransmissionEvent, wire};
 
@@ -12,10 +12,11 @@ struct Trace {
     payloads: Vec<Vec<u8>>,
 }
 
-/// Runs one connection over `data` twice, in one piece and in fragments, and checks that both are equal and that every
-/// request is legal.
+/// Runs one connection over `data` twice, in one piece and in fragments, and checks that both are equal and
+/// that every request is legal.
 ///
-/// The first byte chooses the fragments; if its top bit is set, the connection begins in the transmission phase.
+/// The first byte chooses the fragments; if its top bit is set, the connection begins in the transmission
+/// phase.
 ///
 /// # Panics
 ///

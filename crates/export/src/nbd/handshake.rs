@@ -1,8 +1,8 @@
 //! Option haggling: from the greeting to a chosen export.
 //!
-//! Bytes go into [`Handshake::receive`], which looks at no more than one option per call; bytes to be sent wait in
-//! [`Handshake::output`]. A session that sends them before the next call never holds more than one option's data and
-//! one option's replies.
+//! Bytes go into [`Handshake::receive`], which looks at no more than one option per call; bytes to be sent
+//! wait in [`Handshake::output`]. A session that sends them before the next call never holds more than one
+//! option's data and one option's replies.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -109,8 +109,8 @@ impl Handshake {
 
     /// Takes bytes from the client, up to the end of the piece that is due; call again with the rest.
     ///
-    /// `exports` must be the same on each call. The first one is what the empty name stands for, unless one of them
-    /// has the empty name itself.
+    /// `exports` must be the same on each call. The first one is what the empty name stands for, unless one
+    /// of them has the empty name itself.
     pub fn receive(&mut self, exports: &[ExportInfo], input: &[u8]) -> HandshakeStep {
         let wanted = match self.state {
             State::ClientFlags => 4,

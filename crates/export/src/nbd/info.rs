@@ -37,8 +37,8 @@ pub struct ExportInfo {
 impl ExportInfo {
     /// Describes an export of `size_bytes` bytes that is addressed in blocks of `block_size` bytes.
     ///
-    /// `preferred_block` is rounded to what the protocol can say: a power of two, not below the block size or 512, not
-    /// above [`PAYLOAD_BYTES_MAX`].
+    /// `preferred_block` is rounded to what the protocol can say: a power of two, not below the block size or
+    /// 512, not above [`PAYLOAD_BYTES_MAX`].
     pub fn new(
         name: &str,
         description: &str,

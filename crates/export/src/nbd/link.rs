@@ -1,17 +1,17 @@
 //! One connection's sending half, and the limits of what it may hold.
 //!
-//! Three kinds of tasks share a [`Link`]: the receiver (one), the requests (many), and the sender (one, [`Link::run`]).
-//! Requests hand their replies over whole; see [`Outgoing`].
+//! Three kinds of tasks share a [`Link`]: the receiver (one), the requests (many), and the sender (one,
+//! [`Link::run`]). Requests hand their replies over whole; see [`Outgoing`].
 //!
 //! **Limits.** A request is let in by [`Link::reserve`] only if there is room for its memory, its reply
 //! included, beside all that the connection holds already, and in the server's [`Budget`]. The memory goes
 //! back when the reply is sent. So a client that doesn't read its replies stops being read itself, and after
 //! a while is cut off. Replies that belong to no request are few: see [`Link::room`].
 //!
-//! **End.** The sender closes the connection when nothing more can come: the receiver has ended (the client left, or
-//! was cut off) or the server is stopping, no request is in flight, and all replies are sent. If sending
-//! fails it closes at once; what is in flight then completes into nothing. Long requests without data look at
-//! [`Link::over`] now and then.
+//! **End.** The sender closes the connection when nothing more can come: the receiver has ended (the client
+//! left, or was cut off) or the server is stopping, no request is in flight, and all replies are sent. If
+//! sending fails it closes at once; what is in flight then completes into nothing. Long requests without data
+//! look at [`Link::over`] now and then.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -196,8 +196,9 @@ impl<T: Stream + ?Sized> Link<T> {
         self.share.give_back(dropped);
     }
 
-    /// The receiver has ended, because the client said that it leaves, or else it is `abandoned`. Waits until no request of the
-    /// connection is in flight and it is closed. A client that doesn't take its last replies is given up after a while.
+    /// The receiver has ended, because the client said that it leaves, or else it is `abandoned`. Waits until
+    /// no request of the connection is in flight and it is closed. A client that doesn't take its last
+    /// replies is given up after a while.
     pub async fn end(&self, abandoned: bool) {
         self.receiving.set(false);
         self.abandoned.set(abandoned);

@@ -1,6 +1,7 @@
 //! Network Block Device: a fixed newstyle server.
 //!
-//! The reference is `doc/proto.md` of the NetworkBlockDevice/nbd project; section names in comments are its own.
+//! The reference is `doc/proto.md` of the NetworkBlockDevice/nbd project; section names in comments are its
+//! own.
 //!
 //! ```text
 //!   bytes in ──> Handshake ──(Negotiated)──> Transmission ──> Request ──> the block service
@@ -16,10 +17,10 @@
 //!
 //! On top of it, with I/O: [`Server`] holds the exports of a shard and runs a session for each connection.
 //!
-//! What holds throughout: no byte from the client is asserted, each is checked; the client can make the server hold at
-//! most [`OPTION_BYTES_MAX`] during haggling and one header afterwards (payloads are the session's business, and it
-//! bounds them); the transmission phase allocates nothing; a request that leaves this module lies
-//! within the export, is aligned to its blocks, and is not empty.
+//! What holds throughout: no byte from the client is asserted, each is checked; the client can make the
+//! server hold at most [`OPTION_BYTES_MAX`] during haggling and one header afterwards (payloads are the
+//! session's business, and it bounds them); the transmission phase allocates nothing; a request that leaves
+//! this module lies within the export, is aligned to its blocks, and is not empty.
 
 pub mod wire;
 
@@ -42,7 +43,8 @@ pub use transmission::{Operation, Request, Transmission, TransmissionEvent, Tran
 
 use thiserror::Error;
 
-/// Why the server hangs up: the client broke a rule after which the byte stream can't be understood or trusted.
+/// Why the server hangs up: the client broke a rule after which the byte stream can't be understood or
+/// trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Violation {
     /// The client set flags in its greeting that the server never offered.

@@ -86,7 +86,8 @@ pub(super) struct InfoQuery<'a> {
 }
 
 impl<'a> InfoQuery<'a> {
-    /// Reads the data of INFO or GO; requests for facts that we don't know are skipped, as the protocol wants it.
+    /// Reads the data of INFO or GO; requests for facts that we don't know are skipped, as the protocol wants
+    /// it.
     pub fn parse(data: &'a [u8]) -> Result<Self, Refused> {
         let mut reader = Reader(data);
         let mut query = Self { name: reader.string()?, wants_name: false, wants_description: false };
@@ -175,8 +176,8 @@ impl OptionReplies<'_> {
         self.reply(option_reply::SERVER, &[&length, name, export.description().as_bytes()]);
     }
 
-    /// What INFO and GO tell: size and flags always; block sizes always too, since they are enforced; the rest on
-    /// demand.
+    /// What INFO and GO tell: size and flags always; block sizes always too, since they are enforced; the
+    /// rest on demand.
     pub fn info(&mut self, export: &ExportInfo, query: &InfoQuery<'_>, structured: bool) {
         self.reply(
             option_reply::INFO,

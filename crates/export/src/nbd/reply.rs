@@ -28,8 +28,8 @@ impl Reply {
         Self { bytes: [0; REPLY_BYTES_MAX], length: 0 }
     }
 
-    /// Appends `part`. All callers are in this module and stay below the array's size; what didn't fit would be cut
-    /// rather than written past the end.
+    /// Appends `part`. All callers are in this module and stay below the array's size; what didn't fit would
+    /// be cut rather than written past the end.
     fn push(mut self, part: &[u8]) -> Self {
         let start = usize::from(self.length);
         let taken = part.len().min(REPLY_BYTES_MAX - start);
@@ -41,8 +41,9 @@ impl Reply {
 
 /// Encodes replies as this connection negotiated them.
 ///
-/// Structured connections get structured replies for READs (the protocol demands it), for BLOCK_STATUS and for errors
-/// (so that a message can go along), and simple ones for the success of all else, which are shorter.
+/// Structured connections get structured replies for READs (the protocol demands it), for BLOCK_STATUS and
+/// for errors (so that a message can go along), and simple ones for the success of all else, which are
+/// shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replies {
     structured: bool,
@@ -59,8 +60,8 @@ impl Replies {
         simple(cookie, 0)
     }
 
-    /// Success of a READ: the caller sends `length` bytes of data right after these. All of them must already be at hand,
-    /// since an error can't be reported any more. One chunk holds all, so DF is always honoured.
+    /// Success of a READ: the caller sends `length` bytes of data right after these. All of them must already
+    /// be at hand, since an error can't be reported any more. One chunk holds all, so DF is always honoured.
     pub fn read(self, cookie: u64, offset: u64, length: u32) -> Reply {
         if !self.structured {
             return simple(cookie, 0);
@@ -73,7 +74,8 @@ impl Replies {
         chunk_header(cookie, chunk::OFFSET_DATA, length.saturating_add(8)).push(&offset.to_be_bytes())
     }
 
-    /// Success of BLOCK_STATUS: one extent of `length` bytes that is allocated and of which we don't know more.
+    /// Success of BLOCK_STATUS: one extent of `length` bytes that is allocated and of which we don't know
+    /// more.
     pub fn allocated(cookie: u64, length: u32) -> Reply {
         chunk_header(cookie, chunk::BLOCK_STATUS, 12)
             .push(&CONTEXT_ALLOCATION_ID.to_be_bytes())

@@ -128,13 +128,14 @@ impl<S: BlockService> Server<S> {
         self.0.connections.len()
     }
 
-    /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the connection is
-    /// in flight and its stream is closed.
+    /// Runs a connection from greeting to end, on the current shard. When it returns, no request of the
+    /// connection is in flight and its stream is closed.
     pub async fn serve<T: Stream + ?Sized + 'static>(&self, stream: Rc<T>) -> SessionEnd {
         self.serve_and_tell(stream, || ()).await
     }
 
-    /// The same. Once the client has chosen an export, `told` is called, before the client learns that it has it.
+    /// The same. Once the client has chosen an export, `told` is called, before the client learns that it has
+    /// it.
     pub async fn serve_and_tell<T: Stream + ?Sized + 'static>(
         &self,
         stream: Rc<T>,
@@ -166,9 +167,10 @@ impl<S: BlockService> Server<S> {
         end
     }
 
-    /// Stops: takes no more connections, refuses further requests, finishes those in flight (of a long TRIM or
-    /// WRITE_ZEROES the piece under way; it fails) and closes each connection when its replies are sent. After
-    /// `grace_nanoseconds` the connections that are left are cut, which drops their replies but not their requests.
+    /// Stops: takes no more connections, refuses further requests, finishes those in flight (of a long TRIM
+    /// or WRITE_ZEROES the piece under way; it fails) and closes each connection when its replies are sent.
+    /// After `grace_nanoseconds` the connections that are left are cut, which drops their replies but not
+    /// their requests.
     ///
     /// When it returns, no request is in flight. Call it once.
     pub async fn stop(&self, grace_nanoseconds: u64) {

@@ -5,9 +5,9 @@
 //!   Stream <── Link::run <── batches, big buffers <── replies <──────────┘
 //! ```
 //!
-//! The receiver takes headers and small payloads through a staging buffer, many at a time. Of a large
-//! payload only what came along with its header is copied; the rest is received straight into the aligned buffer that goes
-//! to the service.
+//! The receiver takes headers and small payloads through a staging buffer, many at a time. Of a large payload
+//! only what came along with its header is copied; the rest is received straight into the aligned buffer that
+//! goes to the service.
 
 use std::rc::Rc;
 
@@ -26,15 +26,18 @@ use crate::service::{BlockService, ServiceError};
 
 /// Bytes of the staging buffer.
 const STAGING_BYTES: usize = 64 << 10;
-/// Bytes received at a time while writes are large: little more than a header, since what is staged is copied.
+/// Bytes received at a time while writes are large: little more than a header, since what is staged is
+/// copied.
 const STAGING_SMALL: usize = 4 << 10;
 /// A payload from which on writes count as large.
 const LARGE_WRITE: usize = 32 << 10;
 /// Payload that is still missing and worth a receive of its own, straight to its place.
 const DIRECT_BYTES: usize = 16 << 10;
-/// A READ's data up to this is copied into a batch with other replies; larger data is sent from where it was read.
+/// A READ's data up to this is copied into a batch with other replies; larger data is sent from where it was
+/// read.
 const COPY_BYTES: usize = 8 << 10;
-/// Room before a large READ's data for its header, so that both go out at once. A page, to keep the data aligned.
+/// Room before a large READ's data for its header, so that both go out at once. A page, to keep the data
+/// aligned.
 const HEADROOM: usize = 4 << 10;
 /// Memory that a WRITE_ZEROES takes at most.
 const ZEROES_BYTES: usize = 1 << 20;
@@ -346,8 +349,9 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
         0
     }
 
-    /// Carries out a request on a long range piece by piece, and answers it. It ends early when the connection is over: what is
-    /// left of it must not change what others write later, nor keep a server that stops.
+    /// Carries out a request on a long range piece by piece, and answers it. It ends early when the
+    /// connection is over: what is left of it must not change what others write later, nor keep a server that
+    /// stops.
     async fn in_pieces(
         &self,
         cookie: u64,
@@ -386,7 +390,8 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
     }
 }
 
-/// Where the piece that begins at `at` ends: at a multiple of `granularity`, so that none is cut in two, or at `stop`.
+/// Where the piece that begins at `at` ends: at a multiple of `granularity`, so that none is cut in two, or
+/// at `stop`.
 fn piece_end(at: u64, stop: u64, granularity: u64) -> u64 {
     let granularity = granularity.max(1);
     let end = at.saturating_add(PIECE_BYTES.max(granularity)) / granularity * granularity;

@@ -1,14 +1,14 @@
 //! The transmission phase: request headers in, checked requests out.
 //!
-//! [`Transmission::receive`] takes the stream piece by piece: a header, or a part of a write's payload. A write's
-//! payload isn't stored here. The caller either passes it through `receive` ([`TransmissionEvent::Payload`] says which
-//! bytes of the input it was) or receives it straight to where it belongs and says so with
-//! [`Transmission::payload_received`].
+//! [`Transmission::receive`] takes the stream piece by piece: a header, or a part of a write's payload. A
+//! write's payload isn't stored here. The caller either passes it through `receive`
+//! ([`TransmissionEvent::Payload`] says which bytes of the input it was) or receives it straight to where it
+//! belongs and says so with [`Transmission::payload_received`].
 //!
-//! What the core can answer alone, it answers: refused requests, empty ones, CACHE (a hint that has no effect here) and
-//! BLOCK_STATUS (all of an array is allocated).
-//! The payload of a refused write is skipped before the refusal is given out, so that a client that first sends all
-//! and then reads sees no reply in the middle of its request.
+//! What the core can answer alone, it answers: refused requests, empty ones, CACHE (a hint that has no effect
+//! here) and BLOCK_STATUS (all of an array is allocated). The payload of a refused write is skipped before
+//! the refusal is given out, so that a client that first sends all and then reads sees no reply in the middle
+//! of its request.
 
 use super::Violation;
 use super::handshake::Negotiated;
@@ -59,8 +59,8 @@ pub enum Operation {
         fua: bool,
         /// The storage may be deallocated, as long as it reads as zero.
         may_punch: bool,
-        /// Only if faster than a write of the same length; else to be refused with [`ErrorCode::Unsupported`] and
-        /// nothing changed.
+        /// Only if faster than a write of the same length; else to be refused with [`ErrorCode::Unsupported`]
+        /// and nothing changed.
         fast_only: bool,
     },
 }
@@ -165,8 +165,8 @@ impl Transmission {
 
     /// `count` bytes of payload were received elsewhere.
     ///
-    /// Returns false, and ends the connection's core, if so many weren't due: that is an error of the caller, after
-    /// which the place in the stream is lost.
+    /// Returns false, and ends the connection's core, if so many weren't due: that is an error of the caller,
+    /// after which the place in the stream is lost.
     #[must_use]
     pub fn payload_received(&mut self, count: u32) -> bool {
         match self.payload_left().checked_sub(count) {
@@ -308,7 +308,8 @@ impl Transmission {
         if writes && self.read_only {
             return Err(Refused(ErrorCode::Permission, "the export is read-only"));
         }
-        // TRIM and WRITE_ZEROES carry no payload. Clients that don't know about limits (Linux) send longer ones.
+        // TRIM and WRITE_ZEROES carry no payload. Clients that don't know about limits (Linux) send longer
+        // ones.
         let limited = matches!(command, command::READ | command::WRITE | command::CACHE);
         if limited && length > PAYLOAD_BYTES_MAX {
             return Err(Refused(ErrorCode::Invalid, "the request is longer than the maximum block size"));

@@ -70,7 +70,8 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_be_bytes(bytes[..4].try_into().unwrap())
 }
 
-/// A reply of the transmission phase. `length` is what a READ with this cookie asked for, 0 for other commands.
+/// A reply of the transmission phase. `length` is what a READ with this cookie asked for, 0 for other
+/// commands.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reply {
     pub cookie: u64,
@@ -101,7 +102,8 @@ pub async fn choose(pipe: &Pipe, structured: bool) {
     }
 }
 
-/// Receives the next reply; `None` at the end. `length_of` gives the length of the READ with a cookie, else 0.
+/// Receives the next reply; `None` at the end. `length_of` gives the length of the READ with a cookie, else
+/// 0.
 pub async fn reply(pipe: &Pipe, length_of: impl Fn(u64) -> usize) -> Option<Reply> {
     let magic = word(&pipe.receive_exactly(4).await?);
     if magic == 0x6744_6698 {

@@ -68,8 +68,8 @@ struct Pending {
     expected: Vec<u8>,
 }
 
-/// One client of the property test. Ranges of requests under way don't overlap, unless all read, so the model knows
-/// what each READ gives.
+/// One client of the property test. Ranges of requests under way don't overlap, unless all read, so the model
+/// knows what each READ gives.
 struct Client {
     random: Rc<Random>,
     pipe: Rc<Pipe>,
@@ -583,7 +583,8 @@ fn stop_finishes_what_is_in_flight_refuses_the_rest_and_closes() {
     });
 }
 
-/// Has ZEROES and TRIM of 128 MiB begun, ends them early by `end`, and says how many pieces the array saw and what was replied.
+/// Has ZEROES and TRIM of 128 MiB begun, ends them early by `end`, and says how many pieces the array saw and
+/// what was replied.
 fn cut_short<F: Future<Output = ()> + 'static>(
     end: impl Fn(Rc<Pipe>, Server<Array>) -> F + 'static + Copy,
 ) -> Vec<(usize, Option<u32>)> {

@@ -1,4 +1,5 @@
-//! A shard under a virtual clock, connected pairs of streams, and an array of plain memory; all from one seed.
+//! A shard under a virtual clock, connected pairs of streams, and an array of plain memory; all from one
+//! seed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -47,8 +48,8 @@ pub fn stand_still(nanoseconds: u64) {
     CLOCK.with(|clock| clock.set(clock.get() + nanoseconds));
 }
 
-/// Runs `body` on a shard until it ends; the order of ready tasks is drawn. Then checks that nothing is left: no task,
-/// no request, no buffer.
+/// Runs `body` on a shard until it ends; the order of ready tasks is drawn. Then checks that nothing is left:
+/// no task, no request, no buffer.
 pub fn run<F: Future<Output = ()> + 'static>(random: &Rc<Random>, body: impl FnOnce() -> F) {
     let clock = CLOCK.with(Rc::clone);
     clock.set(0);

@@ -7,8 +7,8 @@ use crate::{
     units::{Sector, SectorCount},
 };
 
-/// Gives a placed array a journal on `device`: every superblock names it, and its own comes last in the list. The array
-/// must have no bitmap.
+/// Gives a placed array a journal on `device`: every superblock names it, and its own comes last in the list.
+/// The array must have no bitmap.
 pub fn add_journal(
     placed: &mut PlacedArray,
     device: NewDevice,

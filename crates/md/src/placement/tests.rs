@@ -151,7 +151,8 @@ fn raid0_records_its_layout_only_where_sizes_differ() {
 fn a_device_that_is_too_small_is_told_the_least_that_would_do() {
     use MetadataVersion::{V1_0, V1_1, V1_2};
     for (version, size, data_offset, needed, too_small) in [
-        // In front of a superblock of 1.0 there are 8 sectors for the bad-block log, and from 128 sectors on 8 for a bitmap.
+        // In front of a superblock of 1.0 there are 8 sectors for the bad-block log, and from 128 sectors on
+        // 8 for a bitmap.
         (V1_0, None, None, 56, [0, 23, 24, 40]),
         (V1_0, Some(640), None, 672, [128, 400, 600, 670]),
         (V1_0, Some(641), None, 680, [128, 400, 672, 678]),
@@ -240,7 +241,8 @@ fn a_journal_on_a_small_device_is_told_the_least_that_would_do() {
     for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
         let mut placed = wish(version, 24576, 32, NewBitmap::None).place().unwrap();
         let data_offset = placed.superblocks[0].member.data_offset;
-        // In a ring of two blocks; 1.0 leaves 16 sectors before its superblock and as many from there to the end.
+        // In a ring of two blocks; 1.0 leaves 16 sectors before its superblock and as many from there to the
+        // end.
         let needed = data_offset.0 + if version == MetadataVersion::V1_0 { 48 } else { 16 };
         for sectors in [0, 23, 24, 32, needed - 1] {
             let told = PlacementError::DeviceTooSmall { index: 4, sectors, needed };

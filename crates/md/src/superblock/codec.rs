@@ -298,8 +298,8 @@ fn decode_member(
     Ok(member)
 }
 
-/// Where a double-parity log would lie, if the bytes look like it: in front of the data of a RAID6 with a superblock at the
-/// beginning, long enough, not on anything else.
+/// Where a double-parity log would lie, if the bytes look like it: in front of the data of a RAID6 with a
+/// superblock at the beginning, long enough, not on anything else.
 fn double_parity_log(raw: &RawSuperblock, array: &ArrayRecord, member: &MemberRecord) -> Option<PplArea> {
     let [a, b, c, d] = raw.bitmap_or_ppl;
     let (offset, size) = (i16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));

@@ -36,7 +36,8 @@ use crate::units::{DeviceNumber, MemberSlot, Sector, SectorCount};
 pub const DEVICE_SECTORS_MIN: u64 = 24;
 /// The most entries of the roles table.
 pub const DEVICES_MAX: usize = 1920;
-/// Bytes to read at a candidate sector: the structure with its longest roles table, and what the kernel reads.
+/// Bytes to read at a candidate sector: the structure with its longest roles table, and what the kernel
+/// reads.
 pub const SUPERBLOCK_BYTES_MAX: usize = 4096;
 
 /// Where the superblock lies on its device.
@@ -117,7 +118,8 @@ pub enum ResyncOffset {
     DirtyFrom(Sector),
 }
 
-/// A change of geometry under way. `delta_disks` is new minus old; `raid_disks` of the array is the larger one.
+/// A change of geometry under way. `delta_disks` is new minus old; `raid_disks` of the array is the larger
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reshape {
     /// The array sector that divides the new geometry from the old.
@@ -174,7 +176,8 @@ pub struct ArrayRecord {
     pub logical_block_size: u32,
     /// The array is dirty, and only its double-parity log can make it clean: MD must not assemble it.
     pub needs_double_parity_log: bool,
-    /// Feature bits that no specification known to us names. They make the array refused, and can't be written.
+    /// Feature bits that no specification known to us names. They make the array refused, and can't be
+    /// written.
     pub unknown_features: u32,
 }
 
@@ -254,8 +257,8 @@ pub struct MemberRecord {
     pub journal_tail: Option<Sector>,
     /// The partial parity log.
     pub ppl: Option<PplArea>,
-    /// Where the double-parity log lies. Unless the array needs it (then it is certain), a value that only looks like one may
-    /// stand here: ask the area itself.
+    /// Where the double-parity log lies. Unless the array needs it (then it is certain), a value that only
+    /// looks like one may stand here: ask the area itself.
     pub double_parity_log: Option<PplArea>,
     /// The bad-block log.
     pub bad_block_log: Option<BadBlockLog>,

@@ -1,5 +1,5 @@
-//! The rules that each superblock keeps (docs/formats.md section 2.2): what the kernel would refuse to read, and
-//! what would make a region of the device belong to two things at once.
+//! The rules that each superblock keeps (docs/formats.md section 2.2): what the kernel would refuse to read,
+//! and what would make a region of the device belong to two things at once.
 //!
 //! They are asked at both ends. A superblock that breaks one isn't accepted, and one of ours that would break
 //! one isn't written: an error here is a bug found before it is on disk.

@@ -48,8 +48,8 @@ pub enum RefusedReason {
 impl Superblock {
     /// Whether the array that this superblock describes can be served.
     ///
-    /// One superblock doesn't know all: the bitmap's version, whether a journal can be replayed, and whether a RAID0
-    /// without a recorded layout has members of different sizes is for the caller to find out.
+    /// One superblock doesn't know all: the bitmap's version, whether a journal can be replayed, and whether
+    /// a RAID0 without a recorded layout has members of different sizes is for the caller to find out.
     pub fn support(&self) -> Support {
         let array = &self.array;
         let refused = if array.unknown_features != 0 {

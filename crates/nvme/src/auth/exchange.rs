@@ -9,8 +9,8 @@
 //!      compares R2, Success2        ──────>   (only if C2 was sent)
 //! ```
 //!
-//! Either end answers what is wrong with Failure1 or Failure2, and that is the end of the connection. A challenge is used for one
-//! reply only, right or wrong.
+//! Either end answers what is wrong with Failure1 or Failure2, and that is the end of the connection. A
+//! challenge is used for one reply only, right or wrong.
 
 use super::Authentication;
 use super::group::{Group, KeyPair};

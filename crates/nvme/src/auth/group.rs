@@ -1,7 +1,7 @@
 //! The Diffie-Hellman groups of RFC 7919.
 //!
-//! The modulus of `b` bits is 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1 (appendix A): 64 ones, the digits of e, eight bytes in which X
-//! shows, 64 ones. So one run of digits serves all groups.
+//! The modulus of `b` bits is 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1 (appendix A): 64 ones, the
+//! digits of e, eight bytes in which X shows, 64 ones. So one run of digits serves all groups.
 
 use std::sync::LazyLock;
 
@@ -10,8 +10,8 @@ use crypto_bigint::{BoxedUint, Odd, Resize};
 
 use super::random::{NoRandom, Random};
 
-/// Bits of an exponent: twice the strength of the largest group and more (RFC 7919, section 5.2, asks for 400 there). Longer ones would
-/// only take longer.
+/// Bits of an exponent: twice the strength of the largest group and more (RFC 7919, section 5.2, asks for 400
+/// there). Longer ones would only take longer.
 const EXPONENT_BITS: u32 = 512;
 
 /// The digits of 2^8062 e, from the first on.
@@ -56,7 +56,8 @@ pub enum Group {
 }
 
 impl Group {
-    /// All, the one that is preferred first: the cheapest that protects a secret that turns out to be weak, and none last.
+    /// All, the one that is preferred first: the cheapest that protects a secret that turns out to be weak,
+    /// and none last.
     pub const ALL: &[Self] =
         &[Self::Ffdhe2048, Self::Ffdhe3072, Self::Ffdhe4096, Self::Ffdhe6144, Self::Ffdhe8192, Self::Null];
 

@@ -6,8 +6,9 @@
 //! PEER-NQN HOST-SECRET [CONTROLLER-SECRET] [hash=NAME,...] [group=NAME,...]
 //! ```
 //!
-//! A target's peers are hosts, an initiator's are subsystems; `*` stands for all that have no line of their own. The host proves that
-//! it has the first secret, the controller that it has the second one, if there is one. So the same two secrets stand on both ends.
+//! A target's peers are hosts, an initiator's are subsystems; `*` stands for all that have no line of their
+//! own. The host proves that it has the first secret, the controller that it has the second one, if there is
+//! one. So the same two secrets stand on both ends.
 
 use super::group::Group;
 use super::hash::Hash;
@@ -121,7 +122,8 @@ fn entry(line: &str) -> Result<Entry, String> {
         } else if entry.controller.is_none() {
             let controller = secret(word, "controller")?;
             if controller.is_same_key(&entry.host) {
-                // Each could be asked for what it would have to answer the other ("DH-HMAC-CHAP Security Requirements").
+                // Each could be asked for what it would have to answer the other ("DH-HMAC-CHAP Security
+                // Requirements").
                 return Err("host and controller must not have the same key".to_owned());
             }
             entry.controller = Some(controller);

@@ -1,4 +1,5 @@
-//! In-band authentication, DH-HMAC-CHAP: keys and the exchange of messages, without I/O. The sessions of both ends run it.
+//! In-band authentication, DH-HMAC-CHAP: keys and the exchange of messages, without I/O. The sessions of both
+//! ends run it.
 //!
 //! * [`Secret`]: a key as `nvme gen-dhchap-key` writes it.
 //! * [`Keyring`]: the peers that this side knows and their secrets, read from a file.

@@ -104,7 +104,8 @@ fn checksum_of(key: &[u8]) -> [u8; 4] {
 mod tests {
     use super::*;
 
-    /// By Python: base64.b64encode(key + zlib.crc32(key).to_bytes(4, "little")) with key = bytes(range(32)) and so on.
+    /// By Python: base64.b64encode(key + zlib.crc32(key).to_bytes(4, "little")) with key = bytes(range(32))
+    /// and so on.
     const VECTORS: &[(&str, usize)] = &[
         ("DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:", 32),
         ("DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:", 32),

@@ -34,17 +34,20 @@ pub struct Options {
     pub host_nqn: String,
     /// This host's identifier; not zero.
     pub host_id: [u8; 16],
-    /// Which process of the host this is, for servers that compute: of two processes one array has only one. Zero: whichever.
+    /// Which process of the host this is, for servers that compute: of two processes one array has only one.
+    /// Zero: whichever.
     pub instance: [u8; 16],
     /// I/O queues, one for each shard.
     pub queues: u16,
-    /// The server gives up an association from which it hasn't heard for so long; it is heard of twice as often.
+    /// The server gives up an association from which it hasn't heard for so long; it is heard of twice as
+    /// often.
     pub keep_alive_ms: u32,
     /// Time for a connection to come up, and for each command of that.
     pub connect_nanoseconds: u64,
     /// Time for a command. When it runs out, the association ends.
     pub command_nanoseconds: u64,
-    /// Whatever is sent may be carried out late or twice without harm, so a server that was lost is used again at once.
+    /// Whatever is sent may be carried out late or twice without harm, so a server that was lost is used
+    /// again at once.
     pub repeats_harmlessly: bool,
     /// How this host and the servers prove their identity.
     pub authentication: Option<Arc<Authentication>>,
@@ -82,8 +85,8 @@ impl Initiator {
         Arc::new(Self { options, connector, leases: Mutex::default(), lost: Mutex::default() })
     }
 
-    /// The namespace at `address`. Connects, unless there is an association with the server already. Call it on one and
-    /// the same shard always.
+    /// The namespace at `address`. Connects, unless there is an association with the server already. Call it
+    /// on one and the same shard always.
     pub async fn open(self: &Arc<Self>, address: &Address) -> Result<Arc<NvmeSource>, InitiatorError> {
         let lease = self.lease(address).await?;
         let namespace = lease.association.identify(address).await?;
@@ -253,7 +256,8 @@ impl Association {
         self.changed.notify();
     }
 
-    /// The server may still carry out commands of this association: no other one begins before it must have let go.
+    /// The server may still carry out commands of this association: no other one begins before it must have
+    /// let go.
     pub fn hold_back(&self) {
         if active(Mutant::ReturnsTooEarly) || self.options.repeats_harmlessly {
             return;
@@ -505,7 +509,8 @@ impl Association {
             if shard::timeout(pause, over).await.is_some() {
                 return;
             }
-            // Unanswered, it runs into the queue's time-out; a server that is that slow has given us up already.
+            // Unanswered, it runs into the queue's time-out; a server that is that slow has given us up
+            // already.
             if shard::timeout(2 * pause, queue.ask(Command::new(opcode::KEEP_ALIVE, 0), None)).await.is_none()
             {
                 self.end(Loss::Timeout);

@@ -28,14 +28,15 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// Uses these addresses of this host in turn, so that each carries as many connections as any other; the system's choice if there
-    /// are none. If a server can't be reached from one, the next one is tried.
+    /// Uses these addresses of this host in turn, so that each carries as many connections as any other; the
+    /// system's choice if there are none. If a server can't be reached from one, the next one is tried.
     pub fn from_addresses(own: Vec<IpAddr>) -> Self {
         Self { own, turns: Mutex::default() }
     }
 
-    /// The addresses in the order in which they are to be tried. A server's connections take turns, and different servers begin with
-    /// different addresses: each has one connection for commands about itself, which carries next to nothing.
+    /// The addresses in the order in which they are to be tried. A server's connections take turns, and
+    /// different servers begin with different addresses: each has one connection for commands about itself,
+    /// which carries next to nothing.
     fn in_turn(&self, host: &str, port: u16) -> Vec<IpAddr> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         let first = turns.len();

@@ -33,7 +33,8 @@ pub(super) struct Namespace {
     pub info: DeviceInfo,
 }
 
-/// A namespace of a server, to be attached by every shard. The association lasts as long as it or one of its devices.
+/// A namespace of a server, to be attached by every shard. The association lasts as long as it or one of its
+/// devices.
 pub struct NvmeSource {
     pub(super) lease: Arc<Lease>,
     pub(super) namespace: Namespace,
@@ -49,7 +50,8 @@ impl NvmeSource {
         &self.namespace.info
     }
 
-    /// Its globally unique identifier: the same whenever it is the same namespace. Zero if the server gives it none.
+    /// Its globally unique identifier: the same whenever it is the same namespace. Zero if the server gives
+    /// it none.
     pub fn nguid(&self) -> [u8; 16] {
         self.namespace.nguid
     }

@@ -1,10 +1,11 @@
 //! The offload extension, host half: a namespace on a server that computes (`docs/offload-protocol.md`).
 //!
-//! A device has it if its controller has announced partial writes and reconstruction in a version that is ours. Errors: see
-//! [`Offload`]. What the server says of the extension itself becomes
+//! A device has it if its controller has announced partial writes and reconstruction in a version that is
+//! ours. Errors: see [`Offload`]. What the server says of the extension itself becomes
 //! [`Refused`](pinstripe_runtime::DeviceErrorKind::Refused), but *fenced* becomes
-//! [`Fenced`](pinstripe_runtime::DeviceErrorKind::Fenced) where the answer is about a write (plain ones, commits, Attach), and a
-//! server that was started anew is *gone*: what it had not flushed may be lost, so the member must come back by a re-add (C24).
+//! [`Fenced`](pinstripe_runtime::DeviceErrorKind::Fenced) where the answer is about a write (plain ones,
+//! commits, Attach), and a server that was started anew is *gone*: what it had not flushed may be lost, so
+//! the member must come back by a re-add (C24).
 
 use std::sync::Arc;
 
@@ -27,7 +28,8 @@ use crate::wire::status::Status;
 /// From this minor version on Attach may say which process of the host it is from.
 const MINOR_OF_INSTANCES: u16 = 1;
 
-/// From this minor version on Attach may end the other controllers of the host, and Query says whether this one was ended.
+/// From this minor version on Attach may end the other controllers of the host, and Query says whether this
+/// one was ended.
 const MINOR_OF_ENDS: u16 = 3;
 
 /// What a device's server computes.

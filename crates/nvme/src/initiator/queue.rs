@@ -82,7 +82,8 @@ impl Queue {
         })
     }
 
-    /// Connects, and runs the queue in tasks of its own until the association ends. Gives the controller's number.
+    /// Connects, and runs the queue in tasks of its own until the association ends. Gives the controller's
+    /// number.
     ///
     /// If it fails, so does every command that waits.
     pub async fn connect(self: &Rc<Self>, controller: u16) -> Result<u16, InitiatorError> {

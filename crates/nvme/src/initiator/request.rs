@@ -150,8 +150,8 @@ impl Request {
 }
 
 impl Failure {
-    /// The error of a command that has changed nothing, so that there is another way: unless the medium or the server itself
-    /// has failed, it is refused.
+    /// The error of a command that has changed nothing, so that there is another way: unless the medium or
+    /// the server itself has failed, it is refused.
     fn without_effect(self) -> DeviceError {
         let error = DeviceError::from(self);
         DeviceError::of(match error.kind {

@@ -1,8 +1,8 @@
 //! Authentication of a queue: until its host has proved its identity, nothing else is carried out.
 //!
-//! Every queue authenticates by itself, as Linux's target has it: a connection that says that it belongs to an association proves it.
-//! A queue that is open may authenticate again, and goes on being served meanwhile. A failure ends the connection once the host
-//! has fetched why, and with the admin queue the association.
+//! Every queue authenticates by itself, as Linux's target has it: a connection that says that it belongs to
+//! an association proves it. A queue that is open may authenticate again, and goes on being served meanwhile.
+//! A failure ends the connection once the host has fetched why, and with the admin queue the association.
 //!
 //! What a message costs to answer is computed off the shard (see [`Calculator`](crate::auth::Calculator)): a
 //! host that has proved nothing yet must not have others wait.

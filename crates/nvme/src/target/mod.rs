@@ -8,7 +8,8 @@
 //! ```
 //!
 //! * [`Subsystem`]: what all shards share: namespaces, reservations, controllers and their keep-alive.
-//! * [`Target`]: one shard's part: its handles on the namespaces, and its connections. Each connection is one queue.
+//! * [`Target`]: one shard's part: its handles on the namespaces, and its connections. Each connection is one
+//!   queue.
 //! * [`DeviceService`]: a device as a block service.
 //!
 //! With an [`OffloadConfig`] servers work out parity together (`docs/offload-protocol.md`).
@@ -90,8 +91,8 @@ struct Inner<S> {
 }
 
 impl<S: BlockService> Target<S> {
-    /// Serves the subsystem on this shard. `services` are this shard's handles on the namespaces, in their order; one
-    /// that is missing makes its namespace *not ready* here.
+    /// Serves the subsystem on this shard. `services` are this shard's handles on the namespaces, in their
+    /// order; one that is missing makes its namespace *not ready* here.
     pub fn new(subsystem: Arc<Subsystem>, services: Vec<S>) -> Self {
         let budget = Arc::clone(&subsystem.budget);
         Self::with_budget(subsystem, services, budget)
@@ -119,8 +120,8 @@ impl<S: BlockService> Target<S> {
         self.0.links.len()
     }
 
-    /// Runs a connection from its first byte to its end, on the current shard. When it returns, no command of it is being
-    /// carried out and its stream is closed.
+    /// Runs a connection from its first byte to its end, on the current shard. When it returns, no command of
+    /// it is being carried out and its stream is closed.
     pub async fn serve(&self, stream: Rc<dyn Stream>) -> SessionEnd {
         let inner = &self.0;
         let peer = stream.peer();
@@ -138,8 +139,9 @@ impl<S: BlockService> Target<S> {
         end
     }
 
-    /// Takes no more connections, ends those that are there, and waits until no command is being carried out. Hosts
-    /// learn of it by the connections' end and decide again what to do with commands that weren't answered.
+    /// Takes no more connections, ends those that are there, and waits until no command is being carried out.
+    /// Hosts learn of it by the connections' end and decide again what to do with commands that weren't
+    /// answered.
     pub async fn stop(&self) {
         self.0.stopping.set(true);
         self.0.subsystem.kill_all();
@@ -153,8 +155,8 @@ impl<S: BlockService> Target<S> {
     }
 }
 
-/// A UUID that depends on nothing but these parts, for namespaces that have none of their own: version 8 ("custom"),
-/// FNV-1a over the parts.
+/// A UUID that depends on nothing but these parts, for namespaces that have none of their own: version 8
+/// ("custom"), FNV-1a over the parts.
 pub fn uuid_of(parts: &[&[u8]]) -> [u8; 16] {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

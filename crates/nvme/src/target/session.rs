@@ -480,7 +480,8 @@ impl<S: BlockService> Session<S> {
         let trailer = self.encoding.trailer(&data);
         let start = HEADROOM - header.bytes().len();
         head[start..].copy_from_slice(header.bytes());
-        // Panics if the service gave back another buffer: that would be a mistake of our own, and a wrong byte.
+        // Panics if the service gave back another buffer: that would be a mistake of our own, and a wrong
+        // byte.
         head.unsplit(data);
         self.link.send(head.freeze().slice(start, header.bytes().len() + length), held);
         if let Some(digest) = trailer {

@@ -1,9 +1,9 @@
 //! What the shards share: the subsystem, its namespaces, its controllers.
 //!
-//! A controller's queues are connections that may live on any shards. It dies as a whole: when its admin connection ends,
-//! its keep-alive timer runs out, or the server stops, [`Controller::kill`] has every queue's session end. It is forgotten when
-//! the last of them has finished its commands; until then a new association of the same host waits, so that no old command
-//! can be carried out after a new one.
+//! A controller's queues are connections that may live on any shards. It dies as a whole: when its admin
+//! connection ends, its keep-alive timer runs out, or the server stops, [`Controller::kill`] has every
+//! queue's session end. It is forgotten when the last of them has finished its commands; until then a new
+//! association of the same host waits, so that no old command can be carried out after a new one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -241,8 +241,8 @@ impl Subsystem {
         (1..=self.namespaces_max()).filter(|number| self.namespace(*number).is_some())
     }
 
-    /// Takes a namespace away from hosts or gives it back, and has them told. Its number counts from 1; false if there
-    /// is none of this number.
+    /// Takes a namespace away from hosts or gives it back, and has them told. Its number counts from 1; false
+    /// if there is none of this number.
     pub fn set_present(&self, number: u32, present: bool) -> bool {
         let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
         let Some(namespace) = index.and_then(|index| self.namespaces.get(index)) else { return false };
@@ -484,8 +484,9 @@ impl Controller {
         (allowed > 0 && !active(Mutant::SilenceIgnored)).then(|| allowed.saturating_sub(silent))
     }
 
-    /// Ends it if the keep-alive timer has run out. Its host counts on that by its own clock, and carries on elsewhere. This process
-    /// may have stood still: what the host had sent before would be carried out before the timer is looked at.
+    /// Ends it if the keep-alive timer has run out. Its host counts on that by its own clock, and carries on
+    /// elsewhere. This process may have stood still: what the host had sent before would be carried out
+    /// before the timer is looked at.
     pub fn ends_silent(&self, now: u64) -> bool {
         let ends = self.silence_left(now) == Some(0) && !active(Mutant::StaleCarriedOut);
         if ends {

@@ -1,7 +1,8 @@
 //! Numbers and layouts of NVMe over TCP: bytes to checked values and back. No I/O.
 //!
-//! The references are the NVM Express Base Specification 2.0, the NVM Command Set Specification 1.0 and the TCP
-//! Transport Specification 1.0; section names in comments are their own. Everything on the wire is little-endian.
+//! The references are the NVM Express Base Specification 2.0, the NVM Command Set Specification 1.0 and the
+//! TCP Transport Specification 1.0; section names in comments are their own. Everything on the wire is
+//! little-endian.
 //!
 //! * [`pdu`]: the headers that TCP carries.
 //! * [`command`]: submission and completion entries, opcodes, data descriptors.
@@ -29,8 +30,8 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Longest NQN in bytes, without the terminating zero.
 pub const NQN_BYTES_MAX: usize = 223;
 
-/// Whether `nqn` may name a subsystem or host ("NVMe Qualified Names"): it begins with `nqn.` and has no byte that
-/// can't be printed.
+/// Whether `nqn` may name a subsystem or host ("NVMe Qualified Names"): it begins with `nqn.` and has no byte
+/// that can't be printed.
 pub fn nqn_is_valid(nqn: &str) -> bool {
     nqn.len() <= NQN_BYTES_MAX
         && nqn.strip_prefix("nqn.").is_some_and(|rest| !rest.is_empty())

@@ -1,8 +1,9 @@
 //! The offload extension: parity computed by the servers. Section numbers are those of
 //! `docs/offload-protocol.md`.
 //!
-//! What is parsed is whole and makes sense by itself: reserved bytes are zero, ranges have blocks, places exist, coefficients
-//! aren't zero. Whether it makes sense to *this* server (size of the namespace, state of the operation) is for the target.
+//! What is parsed is whole and makes sense by itself: reserved bytes are zero, ranges have blocks, places
+//! exist, coefficients aren't zero. Whether it makes sense to *this* server (size of the namespace, state of
+//! the operation) is for the target.
 
 use pinstripe_runtime::{OperationId, Reducer, Reducers, Ticket};
 
@@ -265,7 +266,8 @@ pub struct Query {
     pub given_up: bool,
     /// A host is attached.
     pub attached: bool,
-    /// The controller that asks was attached, and another host's epoch or its own host's *alone* has ended that. From version 1.3.
+    /// The controller that asks was attached, and another host's epoch or its own host's *alone* has ended
+    /// that. From version 1.3.
     pub ended: bool,
     /// Operations that take a slot.
     pub held: u32,
@@ -687,7 +689,8 @@ mod tests {
             let mut bytes: [u8; 64] = zerocopy::transmute!(command);
             bytes[bit / 8] ^= 1 << (bit % 8);
             let changed: Command = zerocopy::transmute!(bytes);
-            // What comes before the opcode's own fields is looked at by others: flags, identifier, namespace, descriptor.
+            // What comes before the opcode's own fields is looked at by others: flags, identifier, namespace,
+            // descriptor.
             let ours = matches!(bit / 8, 0 | 8..24 | 40..64);
             if ours {
                 prop_assert_ne!(Request::parse(&changed), Ok((request, ticket)));

@@ -1,7 +1,7 @@
 //! The headers that TCP carries (TCP Transport Specification, "NVMe/TCP PDUs").
 //!
-//! Each PDU is a header of a fixed length for its type, then, if negotiated, the header's digest, then padding up to the
-//! data offset, data, and the data's digest.
+//! Each PDU is a header of a fixed length for its type, then, if negotiated, the header's digest, then
+//! padding up to the data offset, data, and the data's digest.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -88,7 +88,8 @@ pub struct InitializeConnection {
     pub data_alignment: u8,
     /// Of [`digest`].
     pub digests: u8,
-    /// ICReq: R2Ts of one command that may be outstanding, less one. ICResp: most bytes of data in one H2CData.
+    /// ICReq: R2Ts of one command that may be outstanding, less one. ICResp: most bytes of data in one
+    /// H2CData.
     pub limit: U32,
     /// Zero.
     pub reserved: [u8; 112],

@@ -1,5 +1,6 @@
-//! The initiator against a server that takes the standard by the letter: it grants the queues that it is asked for and no more, gives as
-//! much as a command says and refuses one that says two lengths, and may come up late, in error or never.
+//! The initiator against a server that takes the standard by the letter: it grants the queues that it is
+//! asked for and no more, gives as much as a command says and refuses one that says two lengths, and may come
+//! up late, in error or never.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

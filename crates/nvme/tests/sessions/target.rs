@@ -540,7 +540,8 @@ fn a_host_that_is_silent_for_too_long_loses_its_controller() {
     });
 }
 
-/// Whether a write is carried out that had come from a host which was silent for too long, for the target stood still.
+/// Whether a write is carried out that had come from a host which was silent for too long, for the target
+/// stood still.
 fn carries_out_what_is_stale() -> bool {
     let carried_out = Rc::new(Cell::new(false));
     let flag = Rc::clone(&carried_out);

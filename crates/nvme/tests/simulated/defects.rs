@@ -7,7 +7,8 @@ use crate::run::{Server, run};
 
 /// Seeds that are tried for a defect.
 const SEEDS: u64 = 400;
-/// Where a defect was found that few seeds show. Where a change has made such a seed another run, the others are tried.
+/// Where a defect was found that few seeds show. Where a change has made such a seed another run, the others
+/// are tried.
 const KNOWN: &[(Mutant, u64)] = &[
     (Mutant::ReturnsTooEarly, 84),
     (Mutant::SilenceIgnored, 152),

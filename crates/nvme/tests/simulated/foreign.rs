@@ -1,5 +1,5 @@
-//! A server unlike ours, as the standard allows it: it takes little data at a time, asks for a write's data in several
-//! parts, gives a read's in several, and answers out of order.
+//! A server unlike ours, as the standard allows it: it takes little data at a time, asks for a write's data
+//! in several parts, gives a read's in several, and answers out of order.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

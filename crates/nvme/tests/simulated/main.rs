@@ -1,5 +1,5 @@
-//! Both ends of NVMe/TCP in the simulated world: connections are cut at any step, packets are late, bytes are damaged, the
-//! server's device hangs, power fails. A ledger knows which bytes a read may return.
+//! Both ends of NVMe/TCP in the simulated world: connections are cut at any step, packets are late, bytes are
+//! damaged, the server's device hangs, power fails. A ledger knows which bytes a read may return.
 //!
 //! With the feature `mutants`, every deliberate defect of the crate must be found here.
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may fail as the test itself")]

@@ -1,4 +1,5 @@
-//! The wires between hosts and servers. All are laid before the world runs, for a stream can't be made from inside it.
+//! The wires between hosts and servers. All are laid before the world runs, for a stream can't be made from
+//! inside it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

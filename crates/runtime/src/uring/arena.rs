@@ -1,7 +1,8 @@
 //! The pool's arena, as the kernel knows it.
 //!
-//! What is registered is pinned: it takes memory whether it is used or not. So the arena is registered in parts, each when
-//! the first request uses it. A pool hands out the arena from its beginning, so a server that has little to do pins little.
+//! What is registered is pinned: it takes memory whether it is used or not. So the arena is registered in
+//! parts, each when the first request uses it. A pool hands out the arena from its beginning, so a server
+//! that has little to do pins little.
 
 use std::cell::Cell;
 

@@ -132,8 +132,8 @@ impl Driver {
         submission
     }
 
-    /// The registered index that covers `length` bytes at `address`, if they lie in the arena of this ring (C15). The first
-    /// use registers it.
+    /// The registered index that covers `length` bytes at `address`, if they lie in the arena of this ring
+    /// (C15). The first use registers it.
     pub(super) fn fixed_index(&self, address: *const u8, length: usize) -> Option<u16> {
         let part = self.arena.part_of(address, length)?;
         let registered =
@@ -278,7 +278,8 @@ impl Driver {
         None
     }
 
-    /// Gives a registered index back. No entry names it any more: requests hold their descriptor until they end.
+    /// Gives a registered index back. No entry names it any more: requests hold their descriptor until they
+    /// end.
     pub(super) fn unregister(&self, index: u32) {
         if self.ring.borrow().submitter().register_files_update(index, &[-1]).is_ok() {
             self.files_free.borrow_mut().push(index);
@@ -310,10 +311,11 @@ impl Driver {
         });
     }
 
-    /// One round: what the kernel has completed, mail, timers, a bounded batch of tasks, the kernel again. Nothing times out that
-    /// has completed, however long the loop stood still before (C29).
+    /// One round: what the kernel has completed, mail, timers, a bounded batch of tasks, the kernel again.
+    /// Nothing times out that has completed, however long the loop stood still before (C29).
     fn turn(&self, shard: &Shard) {
-        /// Polls between two looks at the kernel: enough to share the system call, few enough to keep it busy.
+        /// Polls between two looks at the kernel: enough to share the system call, few enough to keep it
+        /// busy.
         const BATCH: usize = 64;
         if !active(Mutant::TimersBeforeCompletions) {
             self.collect();
@@ -381,9 +383,9 @@ impl Driver {
         }
     }
 
-    /// Drops the tasks of `shard`, then cancels what is in flight and waits until the kernel is done with all of it:
-    /// afterwards, and only then, may the slots and the pool go (C16). False if a device keeps requests for too long;
-    /// then slots, pool and ring must stay for as long as the process.
+    /// Drops the tasks of `shard`, then cancels what is in flight and waits until the kernel is done with all
+    /// of it: afterwards, and only then, may the slots and the pool go (C16). False if a device keeps
+    /// requests for too long; then slots, pool and ring must stay for as long as the process.
     pub(super) fn drain(&self, shard: &Shard) -> bool {
         self.draining.set(true);
         let started = shard.now();
@@ -412,8 +414,8 @@ const ENTER_GETEVENTS: u32 = 1;
 const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
 
 fn try_push(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
-    // SAFETY: what the entry points to is kept by the slot, by the operation or by the driver until the completion,
-    // for which `Driver::drain` waits (C16).
+    // SAFETY: what the entry points to is kept by the slot, by the operation or by the driver until the
+    // completion, for which `Driver::drain` waits (C16).
     unsafe { ring.submission().push(entry) }.is_ok()
 }
 
@@ -503,7 +505,8 @@ mod tests {
         assert!(driver.drain(&shard));
     }
 
-    /// A receive is under way for longer than it may be before the shard looks again, and its message has come meanwhile.
+    /// A receive is under way for longer than it may be before the shard looks again, and its message has
+    /// come meanwhile.
     fn times_out_although_it_has_completed() -> bool {
         let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 0, clock: None });
         let _entered = shard.enter();

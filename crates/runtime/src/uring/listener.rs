@@ -55,7 +55,8 @@ pub enum ListenError {
 
 /// A listening socket on one shard. A unix socket's file goes with it.
 pub struct Listener {
-    /// The accept under way, which outlives a caller that stops waiting: a connection it got goes to the next.
+    /// The accept under way, which outlives a caller that stops waiting: a connection it got goes to the
+    /// next.
     accepting: RefCell<Option<Pending>>,
     accepted: Rc<RefCell<Option<OwnedFd>>>,
     descriptor: Rc<Descriptor>,
@@ -151,8 +152,8 @@ fn identity(path: &Path) -> Result<(u64, u64), Errno> {
 fn listen_unix(path: &Path) -> Result<(OwnedFd, (u64, u64)), ListenError> {
     let failed = |e| failed(&path.display(), e);
     let address = SocketAddrUnix::new(path).map_err(failed)?;
-    // Two servers that find a stale socket at the same time must not remove each other's new one. Until it listens, it
-    // looks stale, so the lock is held for all of it.
+    // Two servers that find a stale socket at the same time must not remove each other's new one. Until it
+    // listens, it looks stale, so the lock is held for all of it.
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -161,7 +162,8 @@ fn listen_unix(path: &Path) -> Result<(OwnedFd, (u64, u64)), ListenError> {
     let folder = rustix::fs::open(folder, flags, Mode::empty()).map_err(failed)?;
     rustix::fs::flock(&folder, FlockOperation::LockExclusive).map_err(failed)?;
     let socket = stream_socket().map_err(failed)?;
-    // Linux gives the file the mode of the socket's own inode, so there is no moment in which others may connect.
+    // Linux gives the file the mode of the socket's own inode, so there is no moment in which others may
+    // connect.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed)?;
     match rustix::net::bind(&socket, &address) {
         Err(Errno::ADDRINUSE) => {

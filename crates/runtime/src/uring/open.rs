@@ -1,8 +1,8 @@
 //! Opening a member: files and block devices, locked on the descriptor that carries the I/O (C21).
 //!
-//! A block device is claimed with `O_EXCL`, which keeps md, device mapper, mounts and other servers out; a file gets a
-//! lock of its open file description. What is below a loop device or above a file is locked too, see [`super::storage`].
-//! All of it ends when the last shard's handle has gone, however the process ends.
+//! A block device is claimed with `O_EXCL`, which keeps md, device mapper, mounts and other servers out; a
+//! file gets a lock of its open file description. What is below a loop device or above a file is locked too,
+//! see [`super::storage`]. All of it ends when the last shard's handle has gone, however the process ends.
 
 use std::{
     fmt, fs, io,
@@ -35,7 +35,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Keeps others out. Without, a member of a running array can be looked at.
     pub exclusive: bool,
-    /// The logical block in bytes, instead of the device's own: a multiple of that and a power of two up to 4096.
+    /// The logical block in bytes, instead of the device's own: a multiple of that and a power of two up to
+    /// 4096.
     pub logical_block: Option<u32>,
     /// The smallest size that makes sense, in bytes.
     pub size_min: u64,
@@ -155,7 +156,8 @@ pub enum OpenError {
     },
 }
 
-/// An open and locked file or block device, for all shards. It is closed when this and every shard's handle have gone.
+/// An open and locked file or block device, for all shards. It is closed when this and every shard's handle
+/// have gone.
 pub struct OpenFile {
     pub(super) file: Arc<File>,
     pub(super) info: DeviceInfo,
@@ -266,7 +268,8 @@ fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, 
     }
 }
 
-/// Whether the kernel refuses writes to a block device, although it lets it be opened for them: the first write would fail.
+/// Whether the kernel refuses writes to a block device, although it lets it be opened for them: the first
+/// write would fail.
 fn is_read_only(fd: &OwnedFd) -> Result<bool, Errno> {
     // SAFETY: the kernel writes one int.
     let flag = unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<BLKROGET, libc::c_int>::new()) };

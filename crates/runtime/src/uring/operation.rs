@@ -34,7 +34,8 @@ pub(super) struct Descriptor {
 /// What every ring's descriptor of one open file shares.
 pub(super) struct File {
     pub(super) fd: OwnedFd,
-    /// What keeps others away from the same bytes under other names, as long as a request may be on the way (C21).
+    /// What keeps others away from the same bytes under other names, as long as a request may be on the way
+    /// (C21).
     _claims: Vec<OwnedFd>,
     /// The kernel has no discard command: use the older way.
     discard_refused: AtomicBool,
@@ -334,8 +335,8 @@ mod tests {
     use super::*;
     use crate::uring::{RuntimeConfig, run};
 
-    /// Feeds `results` of the kernel to an operation of 8192 bytes in blocks of 512, and shows each step with the bytes
-    /// done.
+    /// Feeds `results` of the kernel to an operation of 8192 bytes in blocks of 512, and shows each step with
+    /// the bytes done.
     fn steps(kind: fn() -> Kind, results: Vec<i32>) -> Vec<(Step, u64)> {
         let made = run(&RuntimeConfig::unpinned(1), move |_| async move {
             let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty());

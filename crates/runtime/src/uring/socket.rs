@@ -73,12 +73,14 @@ impl Connection {
     }
 }
 
-/// The process at the other end of a unix socket. The kernel says 0, which `rustix` doesn't expect, if there is none, as for a TCP
-/// connection that was reset before it was accepted, or if this process can't see it from its namespace.
+/// The process at the other end of a unix socket. The kernel says 0, which `rustix` doesn't expect, if there
+/// is none, as for a TCP connection that was reset before it was accepted, or if this process can't see it
+/// from its namespace.
 fn process_of(socket: &OwnedFd) -> Option<i32> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
-    // SAFETY: the kernel writes at most `length` bytes, all of which are within `credentials`, and takes any bytes for numbers.
+    // SAFETY: the kernel writes at most `length` bytes, all of which are within `credentials`, and takes any
+    // bytes for numbers.
     let result = unsafe {
         let place = (&raw mut credentials).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut length)

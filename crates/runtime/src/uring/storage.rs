@@ -1,6 +1,6 @@
-//! What lies under a name. The same bytes can be reached as a file, as a loop device over it, as a partition or as the whole
-//! disk, and through device mapper (C30). What is one and what isn't is told by device numbers, inodes and what the kernel
-//! says of its devices in `/sys`, never by paths.
+//! What lies under a name. The same bytes can be reached as a file, as a loop device over it, as a partition
+//! or as the whole disk, and through device mapper (C30). What is one and what isn't is told by device
+//! numbers, inodes and what the kernel says of its devices in `/sys`, never by paths.
 //!
 //! The kernel keeps a partition apart from its disk, and what a mapping uses from everything else, if all
 //! claim what they open. A loop device claims nothing. So opening a loop device locks the file below, and
@@ -93,7 +93,8 @@ impl Extent {
     }
 }
 
-/// Cuts from `range` of a device what its `range` is on the one below, where it begins at `start` and has `size` bytes.
+/// Cuts from `range` of a device what its `range` is on the one below, where it begins at `start` and has
+/// `size` bytes.
 fn shifted(range: &Range<u64>, start: u64, size: u64) -> Range<u64> {
     start.saturating_add(range.start.min(size))..start.saturating_add(range.end.min(size))
 }
@@ -166,8 +167,8 @@ fn loops() -> Vec<(u64, PathBuf)> {
         .collect()
 }
 
-/// Locks what is below the open device or file at `path`, and claims the loop devices over any of it, for as long as the
-/// answer lives.
+/// Locks what is below the open device or file at `path`, and claims the loop devices over any of it, for as
+/// long as the answer lives.
 pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<Vec<OwnedFd>, OpenError> {
     let all = extents(Object::of_stat(stat));
     let mut claims = Vec::new();
@@ -206,8 +207,8 @@ pub(super) fn claim(path: &Path, stat: &Stat, options: &OpenOptions) -> Result<V
     Ok(claims)
 }
 
-/// What a loop device has below: a file is locked like one that is opened by its name, a device is claimed like one. `None` where
-/// a mapping shares it with others.
+/// What a loop device has below: a file is locked like one that is opened by its name, a device is claimed
+/// like one. `None` where a mapping shares it with others.
 fn claim_below(
     path: &Path,
     under: &Path,
@@ -330,8 +331,9 @@ impl Storage {
         self.extents.iter().any(|one| other.extents.iter().any(|other| meet(one, other)))
     }
 
-    /// By what it can be recognized when it has other numbers and another path: a disk's WWID or serial number, a partition's
-    /// PARTUUID, a mapping's identifier, a file's inode and what its file system is on. `None` if it has nothing of the kind.
+    /// By what it can be recognized when it has other numbers and another path: a disk's WWID or serial
+    /// number, a partition's PARTUUID, a mapping's identifier, a file's inode and what its file system is on.
+    /// `None` if it has nothing of the kind.
     pub fn lasting_name(&self) -> Option<&str> {
         self.lasting_name.as_deref()
     }
@@ -402,8 +404,8 @@ fn link_to(folder: &str, number: u64) -> Option<String> {
     Some(ours.next()?.file_name().to_string_lossy().to_lowercase())
 }
 
-/// What the file system of a file is on, if that is one device that has a name; else what the file system calls itself, or udev
-/// calls it.
+/// What the file system of a file is on, if that is one device that has a name; else what the file system
+/// calls itself, or udev calls it.
 fn name_of_file_system(device: u64, file: &Path) -> Option<String> {
     let folder = sysfs(device);
     let on_device = folder.exists();
@@ -417,8 +419,8 @@ fn name_of_file_system(device: u64, file: &Path) -> Option<String> {
     of_device.or_else(of_itself).or_else(by_udev)
 }
 
-/// Whether a file system of this kind still calls itself that when its disk has another number. Most that lie on one device, XFS too,
-/// make their identifier of that number; ext makes it of its UUID.
+/// Whether a file system of this kind still calls itself that when its disk has another number. Most that lie
+/// on one device, XFS too, make their identifier of that number; ext makes it of its UUID.
 fn lasts(on_device: bool, kind: rustix::fs::FsWord, identifier: u64) -> bool {
     const EXT: rustix::fs::FsWord = 0xef53;
     // NFS and FUSE have none.

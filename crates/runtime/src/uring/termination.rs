@@ -73,8 +73,8 @@ impl Drop for Masked {
     }
 }
 
-/// Waits until the process is asked to end. Needs [`super::RuntimeConfig::termination_signals`], without which the
-/// signals kill it as ever.
+/// Waits until the process is asked to end. Needs [`super::RuntimeConfig::termination_signals`], without
+/// which the signals kill it as ever.
 pub async fn termination() -> io::Result<Termination> {
     /// Bytes of the kernel's description of one signal, which begins with its number.
     const RECORD: usize = size_of::<libc::signalfd_siginfo>();

@@ -1,4 +1,5 @@
-//! Runs seeds of the swarm, with and without deliberate defects: `cargo xtask sim` and `cargo xtask mutants` call it.
+//! Runs seeds of the swarm, with and without deliberate defects: `cargo xtask sim` and `cargo xtask mutants`
+//! call it.
 #![forbid(unsafe_code)]
 
 use std::{

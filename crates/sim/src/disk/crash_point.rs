@@ -1,4 +1,5 @@
-//! What a power loss at this moment could leave of a disk, without having it happen: one moment gives many images.
+//! What a power loss at this moment could leave of a disk, without having it happen: one moment gives many
+//! images.
 
 use super::SimDisk;
 use crate::{

@@ -1,7 +1,8 @@
-//! The second half of the fault atlas: members come back, are replaced, hang for too long, vanish at bad moments.
+//! The second half of the fault atlas: members come back, are replaced, hang for too long, vanish at bad
+//! moments.
 //!
-//! Whether a run has it is a matter of its seed's million ([`super::FIRST_SEED_WITH_ATLAS`]). What a level can bear is still the
-//! limit, so that whatever goes wrong is a bug; two more things are looked at:
+//! Whether a run has it is a matter of its seed's million ([`super::FIRST_SEED_WITH_ATLAS`]). What a level
+//! can bear is still the limit, so that whatever goes wrong is a bug; two more things are looked at:
 //!
 //! - A member that did nothing wrong is not dropped. A disk that is slow, or hangs for less than the limit,
 //!   is still a member.

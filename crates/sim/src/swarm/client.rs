@@ -264,7 +264,8 @@ pub(crate) async fn write(door: &Door, shop: &Shop, sectors: Range<u64>, forced:
     shop.goes_on(&format!("write of sectors {sectors:?}"), result)
 }
 
-/// Two writes of the same sectors of one stripe, submitted one after the other: the second one must win (C11).
+/// Two writes of the same sectors of one stripe, submitted one after the other: the second one must win
+/// (C11).
 async fn write_pair(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
     let [(first, one), (second, two)] = [0; 2].map(|_| stamped(shop, &sectors, false));
     shop.ledger.borrow_mut().order(first, second);

@@ -1,12 +1,14 @@
 //! Counts the distinct states in which a run could have crashed, and looks at what each would leave.
 //!
-//! At moments of a run that the seed draws, several power losses are drawn that could happen there and then: every write
-//! that is under way or lies in a cache survives whole, torn or not at all. Each set of images is judged past the engine
-//! ([`Explorer::look`]): enough members are current, what does not match is covered, every sector holds a legal value.
-//! Some are given to an engine of their own, in a world of its own, which must come to rest with everything right.
+//! At moments of a run that the seed draws, several power losses are drawn that could happen there and then:
+//! every write that is under way or lies in a cache survives whole, torn or not at all. Each set of images is
+//! judged past the engine ([`Explorer::look`]): enough members are current, what does not match is covered,
+//! every sector holds a legal value. Some are given to an engine of their own, in a world of its own, which
+//! must come to rest with everything right.
 //!
-//! **What is counted.** A *row state* is what a crash leaves of one stripe, told without names: numbers of stripes, slots,
-//! disks and events, offsets and contents don't count, nor does the order of the data columns among themselves.
+//! **What is counted.** A *row state* is what a crash leaves of one stripe, told without names: numbers of
+//! stripes, slots, disks and events, offsets and contents don't count, nor does the order of the data columns
+//! among themselves.
 //!
 //! ```text
 //!   policy         level, number of members, consistency policy
@@ -17,8 +19,8 @@
 //!                  completed) and the fate (lost, torn, whole); whether the stripe's bit is set
 //! ```
 //!
-//! A *crash state* is the array's part with the set of the row states of all stripes that are being written. Hashes of
-//! 64 bits stand for both.
+//! A *crash state* is the array's part with the set of the row states of all stripes that are being written.
+//! Hashes of 64 bits stand for both.
 
 use std::{
     collections::{BTreeSet, HashSet},

@@ -39,7 +39,8 @@ pub enum Consistency {
 }
 
 impl Consistency {
-    /// Whether parity (and bits that say where it may not match) is all that a start goes by: no log is replayed first.
+    /// Whether parity (and bits that say where it may not match) is all that a start goes by: no log is
+    /// replayed first.
     pub fn settles_by_parity(self) -> bool {
         match self {
             Self::Resync | Self::Bitmap(_) => true,
@@ -193,8 +194,8 @@ impl Setup {
         .with_front(rng)
     }
 
-    /// The log, if it has one, and whether the policy changes: drawn from a stream of their own, so that the seeds that
-    /// have neither are the runs that they were before there were logs.
+    /// The log, if it has one, and whether the policy changes: drawn from a stream of their own, so that the
+    /// seeds that have neither are the runs that they were before there were logs.
     pub fn with_log(mut self, rng: &mut Rng) -> Self {
         let (drawn, changes) = (rng.below(16), rng.chance(1, 3));
         if self.level.parity_count() == 0 {
@@ -256,7 +257,8 @@ impl Setup {
         self
     }
 
-    /// Stripes that share a word of the table and too few places to wait, which a table of the usual size never shows.
+    /// Stripes that share a word of the table and too few places to wait, which a table of the usual size
+    /// never shows.
     fn with_tight_tables(mut self, rng: &mut Rng) -> Self {
         self.options.stripe_slots = rng.pick(&[1, 2, 8, 1 << 10]);
         self.options.waiters_per_shard = rng.pick(&[1, 3, 256, 256]);
@@ -290,7 +292,8 @@ impl Setup {
         }
     }
 
-    /// Where a disk of the run may hold anything: all of it, or, of a large one, both ends and what the array uses.
+    /// Where a disk of the run may hold anything: all of it, or, of a large one, both ends and what the array
+    /// uses.
     pub fn places(&self) -> Vec<Range<u64>> {
         const END_BYTES: u64 = 1 << 20;
         if self.vast.is_none() {

@@ -138,7 +138,8 @@ impl Swarm {
         if self.unsynced {
             self.doubt_unwritten();
         }
-        // A request that met an error may still be at work when the error is cured, so the disk stays on the list.
+        // A request that met an error may still be at work when the error is cured, so the disk stays on the
+        // list.
         self.doomed.insert(disk);
         for _ in 0..=self.rng.below(4) {
             let from = self.rng.below(geometry.member_bytes() / SECTOR) * SECTOR;

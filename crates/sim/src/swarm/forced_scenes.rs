@@ -1,4 +1,5 @@
-//! Scenes of requests with FUA over a front end's seam: whatever kind they are of, they are durable when they are answered (C32).
+//! Scenes of requests with FUA over a front end's seam: whatever kind they are of, they are durable when they
+//! are answered (C32).
 
 use pinstripe_export::{BlockService, VolumeService, mutants::Mutant};
 use pinstripe_md::{level::Level, placement::NewBitmap};
@@ -22,7 +23,8 @@ fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
     if holds { Ok(()) } else { Err(Verdict::Scene(what.to_owned())) }
 }
 
-/// Writes two stripes, has them changed by `act`, and lets the power fail as soon as that is answered. The bytes that are there then.
+/// Writes two stripes, has them changed by `act`, and lets the power fail as soon as that is answered. The
+/// bytes that are there then.
 fn after_a_crash<F>(seed: u64, act: impl FnOnce(VolumeService) -> F) -> Result<[u8; 2], Verdict>
 where
     F: Future<Output = Result<(), pinstripe_export::ServiceError>> + 'static,

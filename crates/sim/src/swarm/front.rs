@@ -1,9 +1,9 @@
 //! By which door users come to the array: straight to its volume, or over NBD.
 //!
-//! With NBD every shard has a server, and there are a few connections between clients' shards and servers' shards, each
-//! with some spare lines: when one is cut, its users dial anew. What a cut leaves unanswered may still be at work in the
-//! server; only when the session has ended is it known that nothing more will come of it, and only then is the ledger
-//! told that those writes are over.
+//! With NBD every shard has a server, and there are a few connections between clients' shards and servers'
+//! shards, each with some spare lines: when one is cut, its users dial anew. What a cut leaves unanswered may
+//! still be at work in the server; only when the session has ended is it known that nothing more will come of
+//! it, and only then is the ledger told that those writes are over.
 
 use std::{
     cell::{Cell, RefCell},

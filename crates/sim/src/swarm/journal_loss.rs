@@ -1,12 +1,13 @@
 //! The journal device goes, for good or for a while (C18).
 //!
-//! That ends a life: what is under way is finished, the superblocks call the array dirty and its journal lost, nothing more is
-//! written, everything can be read. Then the machine dies, or the array is stopped, and the device is back or not. If the loss
-//! was written down, no start may take the journal for what it was: it doesn't know what has been finished without it. So the
-//! array is refused, and then assembled by force, without a journal from then on.
+//! That ends a life: what is under way is finished, the superblocks call the array dirty and its journal
+//! lost, nothing more is written, everything can be read. Then the machine dies, or the array is stopped, and
+//! the device is back or not. If the loss was written down, no start may take the journal for what it was: it
+//! doesn't know what has been finished without it. So the array is refused, and then assembled by force,
+//! without a journal from then on.
 //!
-//! The users of an array that writes back are let finish first, for what only the journal has is lost with it if the machine dies
-//! before it is written out.
+//! The users of an array that writes back are let finish first, for what only the journal has is lost with it
+//! if the machine dies before it is written out.
 
 use pinstripe_engine::{consistency::JournalMode, error::IoError};
 use pinstripe_md::superblock::{ResyncOffset, Role};
@@ -24,7 +25,8 @@ impl Swarm {
         self.setup.atlas.is_some() && self.setup.consistency == Consistency::Journal && self.rng.chance(2, 3)
     }
 
-    /// Takes the journal away, unless members have gone: then it would be one too many. True if the array was stopped.
+    /// Takes the journal away, unless members have gone: then it would be one too many. True if the array was
+    /// stopped.
     pub(crate) fn lose_journal(&mut self) -> Result<bool, Verdict> {
         let array = self.array();
         let snapshot = array.shared().snapshot();

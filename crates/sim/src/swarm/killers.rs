@@ -5,8 +5,8 @@ use pinstripe_export::mutants::Mutant as ExportMutant;
 use pinstripe_nvme::mutants::Mutant as NvmeMutant;
 use pinstripe_runtime::mutants::Mutant as RuntimeMutant;
 
-/// A defect, and a seed that passes without it. Where a change of the engine has made the seed another run, `cargo xtask
-/// mutants` looks for one anew; `cargo xtask mutants --search 1000` prints the whole table.
+/// A defect, and a seed that passes without it. Where a change of the engine has made the seed another run,
+/// `cargo xtask mutants` looks for one anew; `cargo xtask mutants --search 1000` prints the whole table.
 pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::RmwOutOfSync, 31),
     (Mutant::WrongCoefficient, 2),

@@ -1,9 +1,11 @@
-//! A disk that writes to a wrong place of itself and says that all is well: what is promised then, and no more.
+//! A disk that writes to a wrong place of itself and says that all is well: what is promised then, and no
+//! more.
 //!
-//! One such write makes two chunks wrong, where it should be and where it is, each in a row of its own. Reads don't notice.
-//! So while users go on, with all members there ([`Swarm::lie_under_load`]):
+//! One such write makes two chunks wrong, where it should be and where it is, each in a row of its own. Reads
+//! don't notice. So while users go on, with all members there ([`Swarm::lie_under_load`]):
 //!
-//! - those sectors of that member may read as anything until they are written again, and no other sector does;
+//! - those sectors of that member may read as anything until they are written again, and no other sector
+//!   does;
 //! - a `repair` makes parity of all rows match again, and changes no data.
 //!
 //! And on level 6, if nothing was written to these rows since ([`Swarm::lie_in_peace`]): `repair --locate`
@@ -38,8 +40,8 @@ struct Liar {
 }
 
 impl Swarm {
-    /// Has a disk write to a wrong place, now and then, and looks at what comes of it. The array is whole and at rest, before
-    /// and after.
+    /// Has a disk write to a wrong place, now and then, and looks at what comes of it. The array is whole and
+    /// at rest, before and after.
     pub(crate) fn lie(&mut self, geometry: &ParityGeometry) -> Result<(), Verdict> {
         let Some(habits) = self.setup.atlas.clone() else { return Ok(()) };
         if !self.setup.consistency.settles_by_parity() || !self.rng.chance(habits.lies, 8) {

@@ -159,8 +159,8 @@ impl Swarm {
                     self.doubt_cut_off();
                     self.begin_life(array);
                     if let Some(here) = forced.filter(|_| self.is_contended()) {
-                        // Now that what the old client had under way is cut off: a start that is refused gives up what it has taken, so
-                        // that one has gone on.
+                        // Now that what the old client had under way is cut off: a start that is refused
+                        // gives up what it has taken, so that one has gone on.
                         self.doubt_suspects(&here);
                     }
                     self.started_after_loss(forbidden, force)?;
@@ -357,7 +357,8 @@ impl Swarm {
         self.idle_on(steps)
     }
 
-    /// More disks go than the level bears, say with their controller. Nothing of that may be written down (C3).
+    /// More disks go than the level bears, say with their controller. Nothing of that may be written down
+    /// (C3).
     fn outage(&mut self) -> Result<(), Verdict> {
         self.summary.outages += 1;
         self.shop.closing.set(true);

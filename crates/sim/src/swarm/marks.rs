@@ -1,12 +1,13 @@
 //! Flags of the front end, and lists of bad blocks that outlive crashes.
 //!
-//! Users come over NBD, zero and trim often, and use every flag: FUA, NO_HOLE, and FAST_ZERO, after which a refusal means that nothing
-//! has changed.
+//! Users come over NBD, zero and trim often, and use every flag: FUA, NO_HOLE, and FAST_ZERO, after which a
+//! refusal means that nothing has changed.
 //!
-//! In half of these lives the last stripes of the array are quiet: no user writes them. Now and then a sector of one of them can't be
-//! written any more, and is listed as bad when the stripe is written whole. A crash comes when that is over and no bit says that the
-//! stripe may be torn: then the device is as good as new, holds what it held before, and its list alone says that this is worth
-//! nothing. Each quiet stripe has one member to which this happens, so that its row can always be read.
+//! In half of these lives the last stripes of the array are quiet: no user writes them. Now and then a sector
+//! of one of them can't be written any more, and is listed as bad when the stripe is written whole. A crash
+//! comes when that is over and no bit says that the stripe may be torn: then the device is as good as new,
+//! holds what it held before, and its list alone says that this is worth nothing. Each quiet stripe has one
+//! member to which this happens, so that its row can always be read.
 
 use std::{ops::Range, rc::Rc, sync::Arc};
 
@@ -145,8 +146,8 @@ impl Swarm {
         })
     }
 
-    /// A crash is to come: what is listed by then isn't to be torn by it. Bits that were cleared may be back after a power loss, until
-    /// the next flush.
+    /// A crash is to come: what is listed by then isn't to be torn by it. Bits that were cleared may be back
+    /// after a power loss, until the next flush.
     pub(crate) fn settle_marks(&mut self) -> Result<(), Verdict> {
         while self.lists() && self.is_marring() {
             self.wait(|swarm| !swarm.is_quiet_marked())?;

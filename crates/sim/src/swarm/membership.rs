@@ -138,7 +138,8 @@ pub fn a_replacement_takes_the_slot_with_all_that_was_copied() -> Result<(), Ver
     scene.stop(array)
 }
 
-/// After a crash a member and its copy may differ where it was being written: what was read of the one must be in the other.
+/// After a crash a member and its copy may differ where it was being written: what was read of the one must
+/// be in the other.
 pub fn a_sector_does_not_change_when_a_replacement_ends_after_a_crash() -> Result<(), Verdict> {
     for seed in 0..60 {
         let mut scene = raid5(seed)?;
@@ -291,7 +292,8 @@ pub fn a_member_that_was_half_rebuilt_does_not_come_back_by_its_bits() -> Result
     expect("it lacks what was never copied to it", bytes == (1, 1))
 }
 
-/// When a replacement takes the slot, its own superblock is the first to say so, and says that the former member is out.
+/// When a replacement takes the slot, its own superblock is the first to say so, and says that the former
+/// member is out.
 pub fn a_crash_as_a_replacement_takes_the_slot_leaves_one_holder() -> Result<(), Verdict> {
     for seed in 9..15 {
         let mut scene = raid5(seed)?;

@@ -1,4 +1,5 @@
-//! A swarm: each seed is a run of the whole engine on simulated disks, with its own array, users and accidents.
+//! A swarm: each seed is a run of the whole engine on simulated disks, with its own array, users and
+//! accidents.
 //!
 //! ```text
 //!   draw ─> create ─> ┌ assemble ─> users, failures, rebuilds, checks, bitmap changes ─┬─> crash or kill ─> look at the disks ┐
@@ -6,10 +7,10 @@
 //!                                                        in peace: heal, rebuild, read all, check parity, stop, look at the disks
 //! ```
 //!
-//! Accidents stay within what the level can bear (the fault atlas is the sum of [`Swarm::broken`] and the latent errors,
-//! which are healed before the next member goes), so whatever goes wrong is a bug. One thing is legal besides success: a
-//! dirty and degraded array is refused (C19). Then the run ends there, or goes on by force; then nothing is promised of
-//! lost sectors in rows that were being written, and only of those.
+//! Accidents stay within what the level can bear (the fault atlas is the sum of [`Swarm::broken`] and the
+//! latent errors, which are healed before the next member goes), so whatever goes wrong is a bug. One thing
+//! is legal besides success: a dirty and degraded array is refused (C19). Then the run ends there, or goes on
+//! by force; then nothing is promised of lost sectors in rows that were being written, and only of those.
 
 mod atlas;
 mod client;
@@ -86,11 +87,12 @@ impl Defect {
     }
 }
 
-/// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back, are replaced, hang
-/// and vanish at bad moments ([`atlas`]): other runs than before, so the seeds below keep their meaning.
+/// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back,
+/// are replaced, hang and vanish at bad moments ([`atlas`]): other runs than before, so the seeds below keep
+/// their meaning.
 pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
-/// In the million from here on shards are interrupted, regions are small, and users and owner meet in narrow places ([`races`]), besides
-/// the atlas.
+/// In the million from here on shards are interrupted, regions are small, and users and owner meet in narrow
+/// places ([`races`]), besides the atlas.
 pub const FIRST_SEED_WITH_RACES: u64 = 3_000_000;
 /// In the million from here on members are reached over the network ([`net`]).
 pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
@@ -101,11 +103,12 @@ pub const FIRST_SEED_OF_WIDE: u64 = 8_000_000;
 /// In the million from here on members are far larger than what is written of them ([`vast`]).
 pub const FIRST_SEED_OF_VAST: u64 = 9_000_000;
 
-/// In the million from here on members are reached over the network, hosts attach at the same time, servers stand still, and requests
-/// come late on every connection.
+/// In the million from here on members are reached over the network, hosts attach at the same time, servers
+/// stand still, and requests come late on every connection.
 pub const FIRST_SEED_OF_WILD_NET: u64 = 12_000_000;
 
-/// In the million from here on users use every flag of NBD, and lists of bad blocks outlive crashes ([`marks`]).
+/// In the million from here on users use every flag of NBD, and lists of bad blocks outlive crashes
+/// ([`marks`]).
 pub const FIRST_SEED_OF_MARKS: u64 = 13_000_000;
 
 /// What a run was.
@@ -237,7 +240,8 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the oracle has seen wrong bytes, a leak, or a request that never ends, rather than an engine that gave up.
+    /// Whether the oracle has seen wrong bytes, a leak, or a request that never ends, rather than an engine
+    /// that gave up.
     pub fn is_wrong(&self) -> bool {
         match self {
             Self::Value(_)
@@ -325,12 +329,14 @@ pub(crate) struct Swarm {
     pub(crate) explorer: Option<Explorer>,
 }
 
-/// Runs a seed, with `mutant` turned on if there is one (which needs the feature `mutants`), keeping the last `log_events_max` events in words for a failure.
+/// Runs a seed, with `mutant` turned on if there is one (which needs the feature `mutants`), keeping the last
+/// `log_events_max` events in words for a failure.
 pub fn run_logged(seed: u64, mutant: Option<Defect>, log_events_max: usize) -> Result<Summary, Box<Failure>> {
     run_explored(seed, mutant, log_events_max, None).map(|(summary, _)| summary)
 }
 
-/// The same; with `depth` it also looks at crashes that could have happened, and says what states they were in.
+/// The same; with `depth` it also looks at crashes that could have happened, and says what states they were
+/// in.
 pub fn run_explored(
     seed: u64,
     mutant: Option<Defect>,

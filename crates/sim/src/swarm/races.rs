@@ -2,9 +2,12 @@
 //!
 //! A run of this kind ([`super::FIRST_SEED_WITH_RACES`]) has the atlas, and besides
 //!
-//! - shards are taken off their CPU in the middle of a poll, where a task says that it matters ([`Interruptions`]);
-//! - regions are as small as a page, mostly smaller than a chunk, so that a bit which isn't read in time is missed;
-//! - users zero whole stripes and flush often, many at a time, while members go and come back by bitmap, with a scrub under way;
+//! - shards are taken off their CPU in the middle of a poll, where a task says that it matters
+//!   ([`Interruptions`]);
+//! - regions are as small as a page, mostly smaller than a chunk, so that a bit which isn't read in time is
+//!   missed;
+//! - users zero whole stripes and flush often, many at a time, while members go and come back by bitmap, with
+//!   a scrub under way;
 //! - the owner takes out more members at once than the level bears: only so many may go (C31).
 
 use std::rc::Rc;

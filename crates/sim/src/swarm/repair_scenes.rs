@@ -1,4 +1,5 @@
-//! Scenes of silent damage and of read errors, and what check and repair make of them. The swarm has no device that lies.
+//! Scenes of silent damage and of read errors, and what check and repair make of them. The swarm has no
+//! device that lies.
 
 use pinstripe_engine::{
     array::Array,
@@ -164,7 +165,8 @@ pub fn a_check_that_is_held_to_a_low_speed_ends() -> Result<(), Verdict> {
     expect("a check that is whole has a stripe left", report.complete)
 }
 
-/// A member goes at some moment of a repair: what was begun under the old membership is done under the new one.
+/// A member goes at some moment of a repair: what was begun under the old membership is done under the new
+/// one.
 pub fn a_repair_that_makes_room_for_a_failure_leaves_no_stripe_out() -> Result<(), Verdict> {
     for steps in 0..40 {
         let (mut scene, array) = filled(34 + steps, Level::Raid6)?;

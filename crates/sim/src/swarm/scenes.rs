@@ -45,7 +45,8 @@ fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
     if holds { Ok(()) } else { Err(Verdict::Scene(what.to_owned())) }
 }
 
-/// What was written without a device must be seen (C2): by its events, of which it has two less, and by what the others say of it.
+/// What was written without a device must be seen (C2): by its events, of which it has two less, and by what
+/// the others say of it.
 pub fn a_device_that_was_absent_for_a_single_write_is_disowned() -> Result<(), Verdict> {
     let mut scene = Scene::new(1, Level::Raid5, NewBitmap::None)?;
     // Disk 1 holds the second chunk of the first stripe.
@@ -65,7 +66,8 @@ pub fn a_device_that_was_absent_for_a_single_write_is_disowned() -> Result<(), V
     expect("what was acknowledged without the device is gone", byte == 0xaa)
 }
 
-/// Each life dies when one member alone has the next superblock. Which one is the seed's to say: it must be the same one twice.
+/// Each life dies when one member alone has the next superblock. Which one is the seed's to say: it must be
+/// the same one twice.
 pub fn members_that_torn_updates_left_behind_are_still_current() -> Result<(), Verdict> {
     (0..8).try_for_each(members_that_torn_updates_left_behind)
 }

@@ -4,9 +4,10 @@
 //! beginning of the members, while superblock, bitmap, list of bad blocks and log stay in front (or, with
 //! metadata 1.0, the other way round). All that happens to others happens to it.
 //!
-//! The others are *vast*: members of 4 to 9 GiB, bitmaps of several pages, level 4 more often. Users work in a few windows, which lie
-//! where a number of some kind would run over, and at both ends. A rebuild of everything would take too long, so a member that goes comes back
-//! by bitmap, and a start without a log needs a bitmap. What is looked at is what was ever touched: all else is zero, parity too.
+//! The others are *vast*: members of 4 to 9 GiB, bitmaps of several pages, level 4 more often. Users work in
+//! a few windows, which lie where a number of some kind would run over, and at both ends. A rebuild of
+//! everything would take too long, so a member that goes comes back by bitmap, and a start without a log
+//! needs a bitmap. What is looked at is what was ever touched: all else is zero, parity too.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -204,7 +205,8 @@ impl Swarm {
         }
     }
 
-    /// Some sectors of a member in a window can't be read any more, or, where no crash will come, not be written.
+    /// Some sectors of a member in a window can't be read any more, or, where no crash will come, not be
+    /// written.
     fn damage_window(&mut self) {
         let Some((_, disk)) = self.victim() else { return };
         self.doomed.insert(disk);
@@ -231,7 +233,8 @@ impl Swarm {
         left > REBUILD_STRIPES_MAX || left * self.setup.chunk > REBUILD_BYTES_MAX
     }
 
-    /// At rest a vast member that lists sectors is not rebuilt, and bears no other loss in their rows: the run ends.
+    /// At rest a vast member that lists sectors is not rebuilt, and bears no other loss in their rows: the
+    /// run ends.
     pub(crate) fn end_if_listed(&self) -> Result<(), Verdict> {
         if !self.is_vast() {
             return Ok(());

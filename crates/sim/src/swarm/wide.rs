@@ -2,8 +2,10 @@
 //!
 //! - The process, or one shard of it, stands still for far longer than a member may take; with it, or not,
 //!   what its disks have under way. No member may be dropped for that (C29).
-//! - All disks are silent for longer than one may be, and not for as long as the last may: the array lives on.
-//! - A member fails in any way at some request of the near future, whatever phase of whatever request that is.
+//! - All disks are silent for longer than one may be, and not for as long as the last may: the array lives
+//!   on.
+//! - A member fails in any way at some request of the near future, whatever phase of whatever request that
+//!   is.
 //! - A member keeps sectors that can't be written: they are listed, and it stays.
 //! - A member has lost bits of its bitmap, which the others have (C8).
 //! - Requests over many stripes, regions from one page to several chunks, every flag of the front ends.
@@ -91,7 +93,8 @@ impl Swarm {
             return self.world.stall(one..one + 1, nanoseconds);
         }
         if self.rng.chance(1, 2) {
-            // What the kernel does for files is done by workers of the process; and a machine may be suspended.
+            // What the kernel does for files is done by workers of the process; and a machine may be
+            // suspended.
             self.silence(self.world.now() + nanoseconds);
         }
         self.world.stall(shards, nanoseconds);
@@ -131,7 +134,8 @@ impl Swarm {
         self.disks[disk].plan(Trigger::AtRequest(soon), fault);
     }
 
-    /// Some sectors of a member can't be written any more. It lists them, and stays until the end of the life.
+    /// Some sectors of a member can't be written any more. It lists them, and stays until the end of the
+    /// life.
     pub(crate) fn scratch(&mut self) {
         let Some(geometry) = self.shape() else { return };
         if !self.ends_in_peace || !self.setup.consistency.settles_by_parity() {
@@ -157,7 +161,8 @@ impl Swarm {
         self.array().detail().slots.iter().position(|slot| slot.bad_sectors > 0)
     }
 
-    /// Once in a run, between two lives, a whole member's copy of the bitmap has no bit set. The others' have.
+    /// Once in a run, between two lives, a whole member's copy of the bitmap has no bit set. The others'
+    /// have.
     pub(crate) fn lose_bits(&mut self) -> Result<(), Verdict> {
         let present = self.present();
         let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;

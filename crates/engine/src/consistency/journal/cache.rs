@@ -9,8 +9,9 @@
 //! is taken in:
 //!
 //! - *Memory*: so many pages and no more.
-//! - *The log*: for every stripe that is cached, room for the record that writes it out is set aside. So a stripe can always
-//!   be written out without waiting for room, and a replay always finds room to log once more what has no parity.
+//! - *The log*: for every stripe that is cached, room for the record that writes it out is set aside. So a
+//!   stripe can always be written out without waiting for room, and a replay always finds room to log once
+//!   more what has no parity.
 
 use std::collections::BTreeMap;
 
@@ -199,8 +200,8 @@ impl Cache {
         self.stripes.range(first..=last).map(|(&key, _)| key).collect()
     }
 
-    /// At most so many stripes to be written out: whole ones, of `whole` pages, first, and then those that have been in the log for
-    /// longest.
+    /// At most so many stripes to be written out: whole ones, of `whole` pages, first, and then those that
+    /// have been in the log for longest.
     pub(crate) fn oldest(&self, count: usize, whole: usize) -> Vec<Key> {
         let rank = |stripe: &Stripe| {
             let oldest = stripe.pages.values().map(|page| page.position).min();

@@ -58,8 +58,8 @@ impl Home {
 }
 
 impl Journal {
-    /// Takes as many requests from the front of a queue as one meta block may hold, at least one: of the urgent ones first, and of the
-    /// others in turn. Nothing if there is none, or no room for the first.
+    /// Takes as many requests from the front of a queue as one meta block may hold, at least one: of the
+    /// urgent ones first, and of the others in turn. Nothing if there is none, or no room for the first.
     fn take(&self) -> Option<Taken> {
         let mut state = self.state();
         let together_max = GROUP_PAGES_MAX.min(self.ring.blocks() / 4);

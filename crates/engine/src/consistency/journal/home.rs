@@ -1,4 +1,5 @@
-//! What the home shard does with the journal besides writing it: begin after a replay, keep its superblock, end, and lose it.
+//! What the home shard does with the journal besides writing it: begin after a replay, keep its superblock,
+//! end, and lose it.
 
 use std::{
     rc::Rc,
@@ -91,8 +92,8 @@ impl Home {
         if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
     }
 
-    /// Replays the journal that assembly found, or, where nothing may be written, sees that there is nothing to replay. Then
-    /// starts what works on it.
+    /// Replays the journal that assembly found, or, where nothing may be written, sees that there is nothing
+    /// to replay. Then starts what works on it.
     pub(crate) async fn begin_journal(self: &Rc<Self>, mut found: Found) -> Result<(), AssembleError> {
         let Some(journal) = self.journal() else {
             return members_hold_everything(&self.volume, &mut found).await;
@@ -148,7 +149,8 @@ impl Home {
         Ok((device, member))
     }
 
-    /// Writes the journal device's superblock as the books have it. The caller holds the lock of the superblocks.
+    /// Writes the journal device's superblock as the books have it. The caller holds the lock of the
+    /// superblocks.
     pub(crate) async fn write_journal_superblock(&self) {
         let ready = {
             let records = self.records.borrow();
@@ -184,8 +186,8 @@ impl Home {
             && !active(Mutant::JournalLossIgnored)
     }
 
-    /// The journal is lost (C18): the superblocks call its device faulty and the array dirty. Writes that are in the log
-    /// already go on; no other is taken.
+    /// The journal is lost (C18): the superblocks call its device faulty and the array dirty. Writes that are
+    /// in the log already go on; no other is taken.
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
         if active(Mutant::JournalLossUnrecorded) {

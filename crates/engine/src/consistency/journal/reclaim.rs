@@ -1,8 +1,8 @@
 //! Reclaim: the log's beginning is given up when what it describes is on the members, durably.
 //!
-//! In this order, and in no other (C4): look from where on the log is needed; wait until the superblocks know of every member
-//! that has failed a write (C2); flush every member; move the tail, in the journal device's superblock, to where the
-//! look has found it. What was written after the look is kept until the next time.
+//! In this order, and in no other (C4): look from where on the log is needed; wait until the superblocks know
+//! of every member that has failed a write (C2); flush every member; move the tail, in the journal device's
+//! superblock, to where the look has found it. What was written after the look is kept until the next time.
 
 use std::{rc::Rc, sync::Arc};
 

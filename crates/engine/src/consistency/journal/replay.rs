@@ -1,8 +1,9 @@
 //! Replay: what the journal describes is brought to the members before anything else is done with them.
 //!
-//! The log is walked from its tail, as the kernel walks it, and what it says is gathered by row of 4 KiB, the latest copy of
-//! each page counting. A row's data with the parity logged behind it is *whole*; data behind which no parity came is *loose* (a
-//! write-back journal leaves such, and so does a write-through one where a crash came in the middle of a row or where the parity's member was missing).
+//! The log is walked from its tail, as the kernel walks it, and what it says is gathered by row of 4 KiB, the
+//! latest copy of each page counting. A row's data with the parity logged behind it is *whole*; data behind
+//! which no parity came is *loose* (a write-back journal leaves such, and so does a write-through one where a
+//! crash came in the middle of a row or where the parity's member was missing).
 //!
 //! 1. Whole rows are written to the members, and so are rows with no parity member present.
 //! 2. If rows are loose, their parity is computed from what the members hold besides, and they are logged
@@ -10,11 +11,13 @@
 //!    and the members are flushed, the tail moves there, and 1 follows for them. If they were written to the
 //!    members at once, a crash in the middle and then a lost member would leave rows with parity that matches
 //!    neither old nor new data.
-//! 3. All members are flushed, an empty meta block with a jump in the sequence is written behind the log, and the tail moves to it (C4).
+//! 3. All members are flushed, an empty meta block with a jump in the sequence is written behind the log, and
+//!    the tail moves to it (C4).
 //!
-//! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes what the log says,
-//! so it can be done again. The jump in the sequence makes sure that blocks of earlier rounds, which lie behind the end of
-//! the log, are never taken for its continuation. (The kernel jumps by 10000 too.)
+//! A crash at any point is harmless: until the tail moves, the log is as it was, and all of this only writes
+//! what the log says, so it can be done again. The jump in the sequence makes sure that blocks of earlier
+//! rounds, which lie behind the end of the log, are never taken for its continuation. (The kernel jumps by
+//! 10000 too.)
 
 use std::collections::BTreeMap;
 
@@ -108,8 +111,9 @@ pub(crate) async fn replay(volume: &Volume, journal: &mut Found) -> Result<Resum
     }
 }
 
-/// Whether the members hold all that `journal` describes: only then may the array be read without writing to it. Data is
-/// compared as a reader of the array would see it, so a missing member's data is compared through its reconstruction.
+/// Whether the members hold all that `journal` describes: only then may the array be read without writing to
+/// it. Data is compared as a reader of the array would see it, so a missing member's data is compared through
+/// its reconstruction.
 pub(crate) async fn members_hold_everything(
     volume: &Volume,
     journal: &mut Found,
@@ -238,8 +242,8 @@ impl<'a> Replay<'a> {
         Ok(bytes.freeze())
     }
 
-    /// Whether the members of a row's parity are all missing, and so those of its data all there. Such rows are logged without
-    /// parity, and written so.
+    /// Whether the members of a row's parity are all missing, and so those of its data all there. Such rows
+    /// are logged without parity, and written so.
     fn is_bare(&self, sector: u64) -> bool {
         let (_, map, _) = self.stripe_of(sector);
         let mut parity = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
@@ -267,7 +271,8 @@ impl<'a> Replay<'a> {
                     let bytes = match self.page(page).await {
                         Ok(bytes) => bytes,
                         Err(error) => {
-                            // What is under way must not land after a start that does without the journal (C16).
+                            // What is under way must not land after a start that does without the journal
+                            // (C16).
                             let _ = self.finish(&mut set, &mut writes).await;
                             return Err(error);
                         }
@@ -300,7 +305,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Waits for writes; the first that failed is the answer. What a member has refused is written once more, but for blocks that it lists.
+    /// Waits for writes; the first that failed is the answer. What a member has refused is written once more,
+    /// but for blocks that it lists.
     async fn finish(&self, set: &mut SubmissionSet, writes: &mut Vec<Write>) -> Result<(), AssembleError> {
         set.wait().await;
         let mut result = Ok(());
@@ -364,8 +370,8 @@ impl<'a> Replay<'a> {
         Ok(Some(resume))
     }
 
-    /// Where the ring has no room for loose rows once more, they go to the members at once. That is repeatable as long as
-    /// nothing needs to be reconstructed.
+    /// Where the ring has no room for loose rows once more, they go to the members at once. That is
+    /// repeatable as long as nothing needs to be reconstructed.
     async fn write_loose_rows(
         &self,
         loose: &[(u64, &LoggedRow)],

@@ -78,7 +78,8 @@ impl Ring {
         Sector((place.0 / BLOCK_SECTORS + blocks) % self.blocks.max(1) * BLOCK_SECTORS)
     }
 
-    /// The two parts, as device offset and length in bytes, of `blocks` from `place` on; the second may be empty.
+    /// The two parts, as device offset and length in bytes, of `blocks` from `place` on; the second may be
+    /// empty.
     fn parts(&self, place: Sector, blocks: u64) -> [(u64, usize); 2] {
         let first = blocks.min(self.blocks.saturating_sub(place.0 / BLOCK_SECTORS));
         let bytes = |blocks: u64| usize::try_from(blocks * BLOCK_BYTES as u64).unwrap_or(usize::MAX);
@@ -125,8 +126,8 @@ impl Ring {
         first.map(|_| ())
     }
 
-    /// Packs rows from the front of `pages` behind one meta block, at most `blocks_max` in all. Returns how many pages it took;
-    /// none if not even the first row fits.
+    /// Packs rows from the front of `pages` behind one meta block, at most `blocks_max` in all. Returns how
+    /// many pages it took; none if not even the first row fits.
     pub(crate) fn pack(
         &self,
         pages: &[Page],
@@ -185,7 +186,8 @@ const META_ROOM: usize = BLOCK_BYTES - 32;
 
 /// The meta blocks that `pages` need at most.
 pub(crate) fn meta_blocks_max(pages: usize) -> u64 {
-    // A row of the most members there can be takes less than half of a meta block, so each is at least half full.
+    // A row of the most members there can be takes less than half of a meta block, so each is at least half
+    // full.
     (pages as u64 * payload_bytes(1) as u64).div_ceil(META_ROOM as u64 / 2).max(1)
 }
 

@@ -1,7 +1,9 @@
-//! Pages in full: what a batch leaves alone of a page that it touches is read and becomes a part of the batch.
+//! Pages in full: what a batch leaves alone of a page that it touches is read and becomes a part of the
+//! batch.
 //!
-//! The log knows only whole pages of 4 KiB, but the array may be written in blocks of 512 bytes. The claim is held, so what
-//! is read is what stands there until the batch is through, whatever becomes of the membership meanwhile.
+//! The log knows only whole pages of 4 KiB, but the array may be written in blocks of 512 bytes. The claim is
+//! held, so what is read is what stands there until the batch is through, whatever becomes of the membership
+//! meanwhile.
 
 use crate::{
     error::IoError,

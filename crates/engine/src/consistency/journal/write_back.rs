@@ -1,9 +1,9 @@
 //! Write-back: a write is acknowledged as soon as its data is in the log, and goes to the members later.
 //!
-//! A page is logged without parity, durably, and kept in memory ([`cache`](super::cache)). It is *written out* by an ordinary
-//! stripe write, which logs it once more with the parity of its row before the members change. So at every moment the log has
-//! what a replay needs, ours or the kernel's: data behind which no parity came is newer than the members, and what is on
-//! the members is consistent without it.
+//! A page is logged without parity, durably, and kept in memory ([`cache`](super::cache)). It is *written
+//! out* by an ordinary stripe write, which logs it once more with the parity of its row before the members
+//! change. So at every moment the log has what a replay needs, ours or the kernel's: data behind which no
+//! parity came is newer than the members, and what is on the members is consistent without it.
 //!
 //! A batch that can't be cached (no room, or the array isn't whole) is written through, after what is cached
 //! of its stripe; that is all the back-pressure there is. Such a batch may wait for room in the log with its
@@ -167,8 +167,8 @@ impl Journal {
         Some(Reservation { journal: self, promise: Some(promise), blocks })
     }
 
-    /// Logs pages of a stripe's data without parity and keeps them in memory. They are durable when this returns true; false if there is no
-    /// room for them. The caller holds the claim.
+    /// Logs pages of a stripe's data without parity and keeps them in memory. They are durable when this
+    /// returns true; false if there is no room for them. The caller holds the claim.
     pub(crate) async fn log_data(
         self: &Arc<Self>,
         shared: &Shared,
@@ -223,7 +223,8 @@ impl Journal {
         state.cache.oldest(ROUND, whole)
     }
 
-    /// Waits until nothing is cached any more. False if something can't be written out, or isn't any more: the array has stopped.
+    /// Waits until nothing is cached any more. False if something can't be written out, or isn't any more:
+    /// the array has stopped.
     pub(crate) async fn drained(&self, shared: &Shared) -> bool {
         let over = || {
             let state = self.state();
@@ -242,8 +243,8 @@ pub(super) fn shape_of(geometry: &ParityGeometry) -> Shape {
 }
 
 impl Home {
-    /// Writes out what is cached: when room or memory gets short, when nothing has come for a while, and all of it when the mode
-    /// changes or the array isn't whole any more.
+    /// Writes out what is cached: when room or memory gets short, when nothing has come for a while, and all
+    /// of it when the mode changes or the array isn't whole any more.
     pub(crate) async fn write_out_journal(self: Rc<Self>, journal: Arc<Journal>) {
         let over = || self.stopped.get() || self.shared().has_failed();
         let is_whole = || self.shared().snapshot().is_complete();
@@ -307,8 +308,8 @@ impl Array {
         self.home.journal().map(|journal| journal.mode())
     }
 
-    /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when everything is on the members. An
-    /// array that isn't whole can't have write-back.
+    /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when
+    /// everything is on the members. An array that isn't whole can't have write-back.
     pub async fn set_journal_mode(&self, mode: JournalMode) -> Result<(), CommandError> {
         let shared = self.shared();
         if shared.options.read_only {

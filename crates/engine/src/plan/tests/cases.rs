@@ -19,7 +19,8 @@ fn image_of(first: u64, second: u64, shape: [(u32, u32); 2]) -> Vec<Written> {
     of(second, shape[1]).chain(of(first, shape[0])).collect()
 }
 
-/// All ways to lose up to `redundancy` members, each either missing or being rebuilt: (unreadable, unwritable).
+/// All ways to lose up to `redundancy` members, each either missing or being rebuilt: (unreadable,
+/// unwritable).
 pub(super) fn memberships(members: usize, redundancy: usize) -> Vec<(Set64, Set64)> {
     let mut all = Vec::new();
     for unreadable in 0..1u64 << members {
@@ -44,7 +45,8 @@ fn new_bytes(k: usize, image: &[Written], random: &mut Random) -> Vec<[Option<u8
     new
 }
 
-/// Plans, executes and checks one write; `earlier` is an image that was planned and read before `image` joined it.
+/// Plans, executes and checks one write; `earlier` is an image that was planned and read before `image`
+/// joined it.
 fn try_write(
     stripe: &Stripe,
     policy: WritePolicy,

@@ -58,8 +58,8 @@ impl Known<'_> {
 }
 
 impl Model {
-    /// Random data with its parity, or with any parity where the stripe is not in sync; then lost columns are what
-    /// the rest says, through P where P can be read.
+    /// Random data with its parity, or with any parity where the stripe is not in sync; then lost columns are
+    /// what the rest says, through P where P can be read.
     pub(super) fn new(stripe: &Stripe, random: &mut Random) -> Self {
         let map = stripe.map;
         let k = map.columns();

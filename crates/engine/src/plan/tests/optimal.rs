@@ -1,5 +1,5 @@
-//! Optimality: the choice against brute force over its objective, and the objective against every set of reads
-//! that could do.
+//! Optimality: the choice against brute force over its objective, and the objective against every set of
+//! reads that could do.
 
 use super::cases::memberships;
 use super::*;
@@ -18,7 +18,8 @@ fn spans(mut rows: Vec<Vec<u8>>, mut target: Vec<u8>) -> bool {
     target.iter().all(|&byte| byte == 0)
 }
 
-/// Whether the old bytes of `slots` (with the new bytes of `written`) determine every parity that is to be written.
+/// Whether the old bytes of `slots` (with the new bytes of `written`) determine every parity that is to be
+/// written.
 fn suffices(map: StripeMap, slots: Set64, written: Set64, targets: &[Role]) -> bool {
     let k = map.columns();
     let weights = |role: Role| -> Vec<u8> {

@@ -59,7 +59,8 @@ fn a_full_stripe_reads_nothing_under_any_policy() {
 
 #[test]
 fn an_unaligned_stream_write_of_more_than_a_stripe_is_full_where_it_can_be() {
-    // Rows 4096.. of column 0 and all of columns 1 to 4: the upper rows are full, the lower ones lack column 0.
+    // Rows 4096.. of column 0 and all of columns 1 to 4: the upper rows are full, the lower ones lack column
+    // 0.
     let mut image: Vec<Written> = (1..5).map(|column| written(column, 0, CHUNK)).collect();
     image.push(written(0, 4096, CHUNK));
     let plan = planned(&six(), WritePolicy::Cost, &image, &mut World::plain(6));

@@ -110,7 +110,8 @@ fn transformed_keys_are_bound_to_who_uses_them() {
     assert_eq!(run(&side(1, plain), &side(2, entry), |_, _| {}).0, refused);
 }
 
-/// By Python's hashlib and hmac: HMAC(key, Ca, S, T_ID, 0, role, NQN, 0, NQN), with Ca = HMAC(H(shared), C) in a group.
+/// By Python's hashlib and hmac: HMAC(key, Ca, S, T_ID, 0, role, NQN, 0, NQN), with Ca = HMAC(H(shared), C)
+/// in a group.
 #[test]
 fn responses_are_those_that_python_computes() {
     let bound = Secret::of_key(&(0..32).collect::<Vec<u8>>(), Some(Hash::Sha256)).unwrap();

@@ -190,8 +190,8 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         result.map(|()| buffer).map_err(|error| failed(error, Status::UNRECOVERED_READ))
     }
 
-    /// The command's data. It counts as the operation's from now on, no longer as the connection's. `None` at the
-    /// connection's end.
+    /// The command's data. It counts as the operation's from now on, no longer as the connection's. `None` at
+    /// the connection's end.
     async fn receive(&self, capsule: Option<Buffer>, length: u32) -> Result<Option<Buffer>, Status> {
         let _stage = self.server.counters.stage();
         let data = self.session.host_data(self.command, capsule, length).await?;

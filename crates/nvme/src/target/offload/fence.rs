@@ -1,8 +1,9 @@
 //! Which controllers may change a namespace: epochs and attachments (section 3). No I/O.
 //!
-//! What has ended stays out (C28). A controller that was attached, and that another owner's epoch or its own owner's newer controller has
-//! ended, is refused until it attaches anew: also when the epoch was given up meanwhile, for its host has planned what it sends before
-//! the other one wrote. And an owner from which the namespace was taken can't attach again, whatever epoch it names: its view is as old.
+//! What has ended stays out (C28). A controller that was attached, and that another owner's epoch or its own
+//! owner's newer controller has ended, is refused until it attaches anew: also when the epoch was given up
+//! meanwhile, for its host has planned what it sends before the other one wrote. And an owner from which the
+//! namespace was taken can't attach again, whatever epoch it names: its view is as old.
 
 use std::sync::Arc;
 
@@ -235,7 +236,8 @@ impl Fence {
         }
         Ok(match (self.stored, attach.alone) {
             (false, _) => Grant::Raises,
-            // Also if no other controller is attached: what one began that has gone since may still be carried out.
+            // Also if no other controller is attached: what one began that has gone since may still be
+            // carried out.
             (true, true) => Grant::Ends,
             (true, false) => Grant::Now,
         })
@@ -279,7 +281,8 @@ impl Fence {
         }
     }
 
-    /// The end of an Attach that was not granted at once: what others began is over, and the record is stored, or can't be.
+    /// The end of an Attach that was not granted at once: what others began is over, and the record is
+    /// stored, or can't be.
     pub fn grant(&mut self, controller: u16, host: HostId, stored: bool) {
         (self.stored, self.changing) = (stored, false);
         let staying = std::mem::take(&mut self.staying);

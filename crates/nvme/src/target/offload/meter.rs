@@ -1,16 +1,18 @@
 //! What this server's link lets through of parts of sums.
 //!
-//! A part that has begun to come comes as fast as the link lets it beside everything else, and beside other parts, however seldom that is.
-//! So the bytes of parts by the time in which any are coming is what is there for them, whether the link is full or nearly
-//! idle. Only parts count: they come from servers of which none sends much to one receiver, while a client that writes sends all it can,
-//! and what trickles in then tells of the client's own link. What was measured long ago counts for a little more every second: the
-//! link may have become faster, and that shows only when something is asked of it.
+//! A part that has begun to come comes as fast as the link lets it beside everything else, and beside other
+//! parts, however seldom that is. So the bytes of parts by the time in which any are coming is what is there
+//! for them, whether the link is full or nearly idle. Only parts count: they come from servers of which none
+//! sends much to one receiver, while a client that writes sends all it can, and what trickles in then tells
+//! of the client's own link. What was measured long ago counts for a little more every second: the link may
+//! have become faster, and that shows only when something is asked of it.
 
 use std::sync::Mutex;
 
 use super::super::subsystem::lock;
 
-/// Bytes of a sample. Links let a few hundred KiB through at once after a pause, and a connection is slow at its beginning.
+/// Bytes of a sample. Links let a few hundred KiB through at once after a pause, and a connection is slow at
+/// its beginning.
 const SAMPLE_BYTES: u64 = 2 << 20;
 /// The weight of a new sample.
 const WEIGHT: f64 = 0.5;

@@ -1,5 +1,5 @@
-//! The offload extension, server half (`docs/offload-protocol.md`): this server works out parts of parity, passes them to others
-//! and sums up theirs.
+//! The offload extension, server half (`docs/offload-protocol.md`): this server works out parts of parity,
+//! passes them to others and sums up theirs.
 //!
 //! ```text
 //!   command ──> carry ──┬─> Fence: may this controller?          (of each namespace, behind one lock that is
@@ -15,10 +15,11 @@
 //! * [`meter`]: what the link can take.
 //! * [`store`]: epochs in files.
 //!
-//! **Memory.** An operation takes a slot, and a namespace has so many: [`Server::slots`] operations of [`RANGE_BYTES_MAX`], of which
-//! each holds the new bytes or a sum, and while it is prepared the old bytes and up to two parts as well. The connection's own
-//! limit covers what is being received and what waits to be sent, and is never held while an operation waits for others: so
-//! operations can't wait for each other's memory.
+//! **Memory.** An operation takes a slot, and a namespace has so many: [`Server::slots`] operations of
+//! [`RANGE_BYTES_MAX`], of which each holds the new bytes or a sum, and while it is prepared the old bytes
+//! and up to two parts as well. The connection's own limit covers what is being received and what waits to be
+//! sent, and is never held while an operation waits for others: so operations can't wait for each other's
+//! memory.
 
 mod attach;
 mod carry;
@@ -108,7 +109,8 @@ impl Ended {
         self.owners().contains(owner)
     }
 
-    /// One more. If there are too many, the oldest is forgotten: it would have to have slept through as many takeovers.
+    /// One more. If there are too many, the oldest is forgotten: it would have to have slept through as many
+    /// takeovers.
     pub fn push(&mut self, owner: [u8; 16]) {
         if self.contains(&owner) {
             return;
@@ -287,8 +289,8 @@ impl Server {
         })
     }
 
-    /// So few that first-phase commands of all namespaces, which wait for other servers, never fill a queue: commands that
-    /// others wait for must get through.
+    /// So few that first-phase commands of all namespaces, which wait for other servers, never fill a queue:
+    /// commands that others wait for must get through.
     fn slots(namespaces: usize) -> u32 {
         let share = usize::from(COMMANDS_MAX) * 3 / 4 / namespaces.max(1);
         u32::try_from(share).unwrap_or(SLOTS_MAX).clamp(1, SLOTS_MAX)

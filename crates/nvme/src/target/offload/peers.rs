@@ -221,7 +221,8 @@ impl Peers {
     }
 }
 
-/// A link carries parts for a namespace under one identity only: those of another one may still be on their way.
+/// A link carries parts for a namespace under one identity only: those of another one may still be on their
+/// way.
 async fn connect(
     initiator: &Arc<Initiator>,
     peer: &Peer,

@@ -1,7 +1,8 @@
 //! Epochs in files: one for each namespace, in a directory of the target's own.
 //!
-//! A record is written to a new file, which takes the old one's place when it is durable: so a crash leaves the one or the other.
-//! A damaged one stops the target: an epoch that is forgotten lets a host write that was fenced off.
+//! A record is written to a new file, which takes the old one's place when it is durable: so a crash leaves
+//! the one or the other. A damaged one stops the target: an epoch that is forgotten lets a host write that
+//! was fenced off.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -28,8 +29,8 @@ pub struct EpochFiles {
 }
 
 impl EpochFiles {
-    /// In this directory, which is there: one that isn't may lie on a disk that isn't mounted, and what it knows would be
-    /// forgotten.
+    /// In this directory, which is there: one that isn't may lie on a disk that isn't mounted, and what it
+    /// knows would be forgotten.
     pub fn open(directory: &Path) -> io::Result<Self> {
         if !fs::metadata(directory)?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());

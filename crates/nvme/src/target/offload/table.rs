@@ -1,13 +1,14 @@
 //! The operations of a namespace and their states (section 2): no I/O, no clock of its own.
 //!
-//! Nothing here waits. Tasks hold a [`Key`] and come back with what they have done; if the operation was dropped meanwhile,
-//! they are told so, and what they bring is thrown away. A key is good for the *era* in which it was made: when the epoch
-//! rises all operations are forgotten, and their numbers may come again.
+//! Nothing here waits. Tasks hold a [`Key`] and come back with what they have done; if the operation was
+//! dropped meanwhile, they are told so, and what they bring is thrown away. A key is good for the *era* in
+//! which it was made: when the epoch rises all operations are forgotten, and their numbers may come again.
 //!
-//! An operation *takes a slot* from its first command or Peer until it is over. Of one that is over a note stays, so that late
-//! Peers and repeated commands are recognised, until the host's `oldest` has passed it. Notes are bounded too: beyond that the
-//! lowest are forgotten, and what is lower than they were counts as stale. What is stale the host alone decides: of a Peer no number is
-//! believed but that of its operation, and notes of operations that no command has named are forgotten without a trace (C35).
+//! An operation *takes a slot* from its first command or Peer until it is over. Of one that is over a note
+//! stays, so that late Peers and repeated commands are recognised, until the host's `oldest` has passed it.
+//! Notes are bounded too: beyond that the lowest are forgotten, and what is lower than they were counts as
+//! stale. What is stale the host alone decides: of a Peer no number is believed but that of its operation,
+//! and notes of operations that no command has named are forgotten without a trace (C35).
 
 use std::collections::BTreeMap;
 use std::task::{Poll, Waker};
@@ -217,7 +218,8 @@ impl Table {
         if notes <= NOTES_MAX {
             return;
         }
-        // A part of one that comes later begins it anew, and lacks those that came before: it never becomes whole.
+        // A part of one that comes later begins it anew, and lacks those that came before: it never becomes
+        // whole.
         self.operations.retain(|_, operation| operation.takes_a_slot() || operation.controller.is_some());
         let over = self.operations.iter().filter(|(_, operation)| !operation.takes_a_slot());
         // Half of as many as there may be, at a time.
@@ -303,7 +305,8 @@ impl Table {
             return Ok(Taken::Again);
         }
         if !matches!(operation.stage, Stage::Open) {
-            // All parts were there. Either this is one that was added, or one too many; which isn't known any more.
+            // All parts were there. Either this is one that was added, or one too many; which isn't known any
+            // more.
             return Ok(Taken::Again);
         }
         // One part too many, or a part for an operation that sums nothing up here.

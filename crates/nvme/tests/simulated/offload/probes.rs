@@ -1,5 +1,5 @@
-//! What seldom comes by itself, done on purpose at the end of every run: late and stale commands, hosts that were fenced off,
-//! epochs after a restart.
+//! What seldom comes by itself, done on purpose at the end of every run: late and stale commands, hosts that
+//! were fenced off, epochs after a restart.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -242,7 +242,8 @@ impl Run {
         self.check_slots(sources)
     }
 
-    /// A part is held up between two servers until the epoch is another one, in which its operation's number comes again.
+    /// A part is held up between two servers until the epoch is another one, in which its operation's number
+    /// comes again.
     fn part_of_an_earlier_epoch(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
         let (from, to) =
             (self.servers[self.places[pair.sender].0].shards.clone(), self.places[pair.reducer].0);
@@ -295,8 +296,8 @@ impl Run {
         sent
     }
 
-    /// A host that has lost a connection attaches again under its epoch: what the old connection carries is over first, and what comes
-    /// late on it is refused.
+    /// A host that has lost a connection attaches again under its epoch: what the old connection carries is
+    /// over first, and what comes late on it is refused.
     fn comes_again(&mut self, sources: Sources, pair: &Pair) -> Result<Sources, String> {
         let old = self.one(&sources, pair.sender);
         let again = super::process(self.host, self.world.shards(), self.instances[self.host]);
@@ -436,7 +437,8 @@ impl Run {
         self.after_restart(old_host, old_epoch, pair)
     }
 
-    /// Another process of the host that is attached wants its members, under the same epoch and under a higher one.
+    /// Another process of the host that is attached wants its members, under the same epoch and under a
+    /// higher one.
     fn beside_a_process(&mut self) -> Result<(), String> {
         let queues = self.world.shards();
         let other = super::process(self.host, queues, u8::MAX);

@@ -9,7 +9,8 @@ use crate::Event;
 
 /// A break too short for a node to have to notice.
 const BLINK_NS: u64 = 300_000_000;
-/// How late at most comes what an association carried that the client has lost: before the server gives it up.
+/// How late at most comes what an association carried that the client has lost: before the server gives it
+/// up.
 const LATE_NS: u64 = 5_000_000_000;
 /// Longer than a client bears.
 const LONG_NS: u64 = 2 * COMMAND_NS;
@@ -91,7 +92,8 @@ impl Swarm {
         let reset = self.rng.index(wires.len());
         let (control, late) = (net.control(), net.hasty && self.rng.chance(1, 2));
         if late {
-            // What the other connections carry arrives when the client has long been there again over new ones.
+            // What the other connections carry arrives when the client has long been there again over new
+            // ones.
             let held: Vec<_> = (0..).zip(&wires).filter(|(index, _)| *index != reset).collect();
             let held: Vec<_> = held.into_iter().map(|(_, wire)| Rc::clone(wire)).collect();
             let time = self.rng.below(LATE_NS);

@@ -9,9 +9,10 @@
 //!   control: time of what is to be mended           goes on, and is stale then: nothing it does may have an effect (C22)
 //! ```
 //!
-//! Accidents: connections are reset, between servers at any time, between client and server as far as the level bears the loss of a
-//! member; pairs of nodes don't hear each other for a while, or only little goes through between them; servers die with what their
-//! disks' caches hold, with a reset or silently. What the disks do is drawn as for any array.
+//! Accidents: connections are reset, between servers at any time, between client and server as far as the
+//! level bears the loss of a member; pairs of nodes don't hear each other for a while, or only little goes
+//! through between them; servers die with what their disks' caches hold, with a reset or silently. What the
+//! disks do is drawn as for any array.
 //!
 //! At rest no server holds an operation, and after the stop every member's epoch is given up.
 
@@ -76,9 +77,11 @@ pub struct NetSetup {
     pub liveliness: u64,
     /// Of 8 ends of lives, how many are takeovers.
     pub takeovers: u64,
-    /// Clients use a server at once again when they have lost an association with it, and what that carries may come late.
+    /// Clients use a server at once again when they have lost an association with it, and what that carries
+    /// may come late.
     pub hasty: bool,
-    /// Hosts attach at once, servers stand still, requests come late on every connection ([`rival`], [`wild`]).
+    /// Hosts attach at once, servers stand still, requests come late on every connection ([`rival`],
+    /// [`wild`]).
     pub wild: bool,
 }
 

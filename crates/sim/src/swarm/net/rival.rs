@@ -1,7 +1,8 @@
 //! Two hosts attach the members at the same time, each to take the array over (C23).
 //!
-//! Either may get it, or one after the other. But not none: when both had what a start needs, one of them has the array. If both
-//! think so, the servers say which is right, and the other one is like any from which the array was taken.
+//! Either may get it, or one after the other. But not none: when both had what a start needs, one of them has
+//! the array. If both think so, the servers say which is right, and the other one is like any from which the
+//! array was taken.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -14,7 +15,8 @@ use super::{Net, Swarm, Verdict, takeover::Stale};
 pub(crate) type Outcome = Result<Array, AssembleError>;
 
 impl Swarm {
-    /// Whether the other host is to attach at the same time as the next one that does. Then either takes over.
+    /// Whether the other host is to attach at the same time as the next one that does. Then either takes
+    /// over.
     pub(crate) fn draw_rivals(&mut self) -> bool {
         let Some(net) = self.net.as_mut().filter(|net| net.wild && net.stale.is_none()) else { return false };
         let is_drawn = self.summary.assemblies > 0 && self.rng.chance(1, 2);
@@ -69,7 +71,8 @@ impl Swarm {
                         "of two hosts that take over at once neither gets the array: {ours}; {theirs}"
                     )));
                 }
-                // One had it, and could not start it. The other one may have been fenced, and a process that was stays so (C28).
+                // One had it, and could not start it. The other one may have been fenced, and a process that
+                // was stays so (C28).
                 let taken = was_taken(&ours);
                 self.end_rival();
                 self.end_process(ours_number);

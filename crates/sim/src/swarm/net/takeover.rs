@@ -1,8 +1,8 @@
 //! A second client takes the array over while the first one goes on.
 //!
-//! What the first one's users had begun before may have happened or not, like what a crash cuts off. What it begins after the second
-//! one has the array must have no effect (C22): the ledger knows nothing of those writes, so a single sector of one is found. And it
-//! must notice, and stop.
+//! What the first one's users had begun before may have happened or not, like what a crash cuts off. What it
+//! begins after the second one has the array must have no effect (C22): the ledger knows nothing of those
+//! writes, so a single sector of one is found. And it must notice, and stop.
 //!
 //! Some old clients are idle then, and begin to write only when their successor has stopped cleanly and has
 //! given the members up (C28): that must have no effect either.
@@ -118,7 +118,8 @@ impl Swarm {
         }
     }
 
-    /// The new client has the array: what the old one's users have under way is cut off, and it goes on without a right.
+    /// The new client has the array: what the old one's users have under way is cut off, and it goes on
+    /// without a right.
     pub(super) fn retire_stale(&mut self) {
         self.suspect_stale();
         let emptied = self.has_emptied_member();
@@ -179,7 +180,8 @@ impl Swarm {
         }
     }
 
-    /// The array was stopped, and its members were given up: an old client that was idle until now begins to write.
+    /// The array was stopped, and its members were given up: an old client that was idle until now begins to
+    /// write.
     pub(crate) fn provoke_stale(&mut self) -> Result<(), Verdict> {
         let Some(net) = &mut self.net else { return Ok(()) };
         let Some(stale) = &mut net.stale else { return Ok(()) };

@@ -1,5 +1,6 @@
-//! What else may happen over the network: a client loses all that it has with a server while requests are on their way, which arrive when
-//! it has long been there again; and a server's process stands still, and goes on as if nothing had been.
+//! What else may happen over the network: a client loses all that it has with a server while requests are on
+//! their way, which arrive when it has long been there again; and a server's process stands still, and goes
+//! on as if nothing had been.
 
 use pinstripe_runtime::shard;
 
@@ -24,7 +25,8 @@ impl Swarm {
         }
     }
 
-    /// A client loses every connection with a server, which hears nothing of that, and gets late what had been sent.
+    /// A client loses every connection with a server, which hears nothing of that, and gets late what had
+    /// been sent.
     fn client_loses_server(&mut self) {
         let Some((_, disk)) = self.victim() else { return };
         self.summary.failures += 1;
