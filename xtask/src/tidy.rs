@@ -1,7 +1,7 @@
 //! The limits of the house style that a program can check.
 //!
-//! rustfmt has been over the code, so a line-wise scan is enough: an item ends at the first closing brace that stands
-//! at the indentation of its first line. Every finding names file and line and says what to do.
+//! rustfmt has been over the code, so a line-wise scan is enough: an item ends at the first closing brace
+//! that stands at the indentation of its first line. Every finding names file and line and says what to do.
 
 use std::fmt;
 use std::fs;
@@ -27,6 +27,19 @@ const UNFINISHED: &[&str] = &[
     concat!("to", "do!("),
     concat!("unimple", "mented!("),
     concat!("#[ig", "nore"),
+];
+
+/// Columns of a comment. Tables and drawings may be wider.
+const COMMENT_COLUMNS_MAX: usize = 110;
+/// Words for people, cut in two as above. Devices, tasks and requests are things, and have names.
+const PERSONS: &[&str] = &[
+    concat!("w", "ho"),
+    concat!("w", "hom"),
+    concat!("w", "hoever"),
+    concat!("no", "body"),
+    concat!("some", "body"),
+    concat!("every", "body"),
+    concat!("any", "body"),
 ];
 
 /// One breach of the style.
@@ -95,6 +108,7 @@ pub fn check(file: &str, text: &str) -> Vec<Finding> {
     } else if is_rust(file) {
         scan.name();
         scan.header();
+        scan.comments();
         scan.allowances();
         scan.unsafe_forbidden();
         if !is_test_file(file) {
@@ -150,6 +164,29 @@ impl Scan<'_> {
     fn header(&mut self) {
         if self.lines.iter().find(|line| !line.is_empty()).is_none_or(|line| !line.starts_with("//!")) {
             self.report(0, "begin with `//!`: what this file is for, what always holds in it".to_owned());
+        }
+    }
+
+    fn comments(&mut self) {
+        let mut drawn = false;
+        for index in 0..self.lines.len() {
+            let line = self.lines[index];
+            let Some(text) = line.trim_start().strip_prefix("//") else {
+                drawn = false;
+                continue;
+            };
+            let text = text.trim_start_matches(['/', '!']).trim_start();
+            drawn ^= text.starts_with("```");
+            if line.chars().count() > COMMENT_COLUMNS_MAX && !drawn && !text.starts_with('|') {
+                self.report(
+                    index,
+                    format!("a comment has at most {COMMENT_COLUMNS_MAX} columns: break the line"),
+                );
+            }
+            let words = text.to_lowercase();
+            for person in PERSONS.iter().filter(|person| contains_word(&words, person)) {
+                self.report(index, format!("{person:?} is said of people: name the device, task or request"));
+            }
         }
     }
 
@@ -356,6 +393,19 @@ mod tests {
     #[test]
     fn a_file_says_what_it_is_for() {
         assert_eq!(messages("crates/md/src/a.rs", "use std::fs;\n").len(), 1);
+    }
+
+    #[test]
+    fn comments_are_short_lines_about_things() {
+        let wide = format!("//! Doc.\n\n/// {}\nfn a() {{}}\n", "word ".repeat(25));
+        assert_eq!(messages("crates/x/src/a.rs", &wide).len(), 1);
+        let table = wide.replace("/// word", "/// | word");
+        let drawing = wide.replace("/// word", "/// ```text\n/// word").replace("\nfn", "\n/// ```\nfn");
+        for fine in [table, drawing, wide.replace("/// word", "const A: &str = \"")] {
+            assert!(messages("crates/x/src/a.rs", &fine).is_empty(), "{fine}");
+        }
+        let person = concat!("//! Doc.\n\n// Some", "body waits, and w", "ho waits is woken.\nfn a() {}\n");
+        assert_eq!(messages("crates/x/src/a.rs", person).len(), 2);
     }
 
     #[test]
