@@ -23,7 +23,7 @@ use crate::{
     mutants::{Mutant, active},
     records::{Newcomer, Seating},
     shared::{Failure, Shared},
-    snapshot::{Member, MemberId, Seat, Snapshot},
+    snapshot::{MemberId, Seat, Snapshot},
     volume::adopt_everywhere,
 };
 
@@ -243,9 +243,7 @@ impl Home {
             // It has failed meanwhile, and the superblocks say so.
             return Ok(());
         };
-        let redundancy = self.shared().geometry.redundancy();
-        let goes = |other: &Member| other.id == id || self.shared().is_ailing(other);
-        let is_needed = seat.is_whole() && !snapshot.can_do_without(redundancy, goes);
+        let is_needed = seat.is_whole() && !self.shared().can_lose(id, &snapshot);
         if is_needed && !active(Mutant::NeededTakenOut) {
             return Err(CommandError::SlotNeeded(slot));
         }
@@ -255,7 +253,7 @@ impl Home {
             self.update_superblocks().await?;
             self.forgive();
         }
-        if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
+        Ok(self.shared().check()?)
     }
 
     /// Takes the reported members out until none is left; an error if the array has failed.
@@ -263,7 +261,7 @@ impl Home {
         while self.shared().has_failures() && !self.shared().has_failed() {
             self.drop_failed().await;
         }
-        if self.shared().has_failed() { Err(self.shared().failure()) } else { Ok(()) }
+        self.shared().check()
     }
 
     /// Takes the reported members out of the membership and records that.
@@ -394,9 +392,7 @@ impl Home {
         if self.is_static() {
             return Ok(());
         }
-        if shared.has_failed() {
-            return Err(shared.failure());
-        }
+        shared.check()?;
         if !active(Mutant::CleanWithoutFlush) {
             let view = self.volume.inner.view();
             let failed = self.volume.inner.flush_members(&view).await;
@@ -432,9 +428,7 @@ impl Home {
             self.unseat(overtaken).await;
         }
         loop {
-            if self.shared().has_failed() {
-                return Err(self.shared().failure());
-            }
+            self.shared().check()?;
             let snapshot = self.shared().snapshot();
             let uneven = self.records.borrow().uneven;
             if uneven {

@@ -38,9 +38,7 @@ impl VolumeInner {
     /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped
     /// before this returns: the kernel reports lost writes once, so the flush is never tried again.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
-        if self.shared.has_failed() {
-            return Err(self.shared.failure());
-        }
+        self.shared.check()?;
         let view = self.view();
         if active(Mutant::FlushSkipped) {
             return Ok(());

@@ -22,7 +22,7 @@ use crate::{
     intent::IntentTable,
     mutants::{Mutant, active},
     records::{MemberBook, MemberState, Newcomer},
-    snapshot::{Member, MemberId, Seat},
+    snapshot::{MemberId, Seat},
     volume::give_up_everywhere,
 };
 
@@ -229,10 +229,7 @@ impl Array {
             // The member hangs, and the controller perhaps with it: what waits for it ends, if the array can
             // do without it.
             let snapshot = self.shared().snapshot();
-            let goes = |other: &Member| other.id == member.id || self.shared().is_ailing(other);
-            if snapshot.slot_of(member.id).is_some()
-                && !snapshot.can_do_without(self.shared().geometry.redundancy(), goes)
-            {
+            if snapshot.slot_of(member.id).is_some() && !self.shared().can_lose(member.id, &snapshot) {
                 return Err(CommandError::SlotNeeded(slot));
             }
             give_up_everywhere(self.shared(), member.id, DeviceErrorKind::Removed);

@@ -417,6 +417,11 @@ impl Mutant {
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];
 }
 
+/// A number, with the defect only its lower half.
+pub(crate) fn in_32_bits(mutant: Mutant, number: u64) -> u64 {
+    number & if active(mutant) { u32::MAX.into() } else { u64::MAX }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, path::Path};

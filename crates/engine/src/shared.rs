@@ -213,11 +213,8 @@ impl Shared {
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool) -> Result<(), IoError> {
         let is_over = || self.has_failed() || self.has_ended();
         self.durable_changed.wait_until(|| is_so() || is_over()).await;
-        match self.has_failed() {
-            true => Err(self.failure()),
-            false if is_so() => Ok(()),
-            false => Err(IoError::Stopping),
-        }
+        self.check()?;
+        if is_so() { Ok(()) } else { Err(IoError::Stopping) }
     }
 
     /// The controller ends: what waits for it is told so.
@@ -287,6 +284,12 @@ impl Shared {
         can
     }
 
+    /// Whether the array can do without `member`, and without all that ail.
+    pub(crate) fn can_lose(&self, member: MemberId, snapshot: &Snapshot) -> bool {
+        let goes = |other: &Member| other.id == member || self.is_ailing(other);
+        snapshot.can_do_without(self.geometry.redundancy(), goes)
+    }
+
     /// Whether a member is lost or may be: what hangs may have failed. Nothing but a failure of its own costs
     /// another one its place if the array could then not do without this one (C31).
     pub(crate) fn is_ailing(&self, member: &Member) -> bool {
@@ -337,6 +340,11 @@ impl Shared {
     /// What requests are answered once the array has failed.
     pub fn failure(&self) -> IoError {
         if self.is_fenced() { IoError::TakenOver } else { IoError::Failed }
+    }
+
+    /// That, if the array has failed.
+    pub(crate) fn check(&self) -> Result<(), IoError> {
+        if self.has_failed() { Err(self.failure()) } else { Ok(()) }
     }
 
     /// How long a member may take for a request, in nanoseconds; 0 for ever.

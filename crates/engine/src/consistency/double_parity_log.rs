@@ -153,8 +153,8 @@ impl DoubleParityLog {
         // A part begins one run and ends one.
         let runs = (2 * parts as u64 + 1).min(chunk / block);
         let areas = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
-        let areas = areas.filter_map(|slot| view.member(slot.index())?.0.log_area());
-        areas.into_iter().all(|area| takes_runs(runs, chunk, area, block))
+        let mut areas = areas.filter_map(|slot| view.member(slot.index())?.0.log_area());
+        areas.all(|area| takes_runs(runs, chunk, area, block))
     }
 
     /// Makes a batch known, durably.

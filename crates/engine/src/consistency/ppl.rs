@@ -41,7 +41,7 @@ use super::{
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
-    mutants::{Mutant, active},
+    mutants::{Mutant, active, in_32_bits},
     parity_cache::ROW_BYTES,
     plan::{Method, Run},
     snapshot::View,
@@ -245,10 +245,7 @@ fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
     let within = u32::try_from(first).unwrap_or(u32::MAX) * geometry.chunk_bytes() + run.start;
     let columns = u32::try_from(run.written.len()).unwrap_or(u32::MAX);
     let wrong = if active(Mutant::LogWrongRange) { u64::from(ROW_BYTES) / SECTOR_BYTES } else { 0 };
-    let mut at = geometry.array_offset(batch.stripe, within);
-    if active(Mutant::LogPlaceWraps) {
-        at &= u64::from(u32::MAX);
-    }
+    let at = in_32_bits(Mutant::LogPlaceWraps, geometry.array_offset(batch.stripe, within));
     let entry = PplEntry {
         data_sector: Sector(at / SECTOR_BYTES + wrong),
         parity_bytes: 0,

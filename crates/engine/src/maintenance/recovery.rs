@@ -15,7 +15,7 @@ use crate::{
     control::Command,
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
-    mutants::{Mutant, active},
+    mutants::{Mutant, active, in_32_bits},
     offload::Lost,
     parity_cache::ROW_BYTES,
     row::{Row, Want},
@@ -84,10 +84,7 @@ impl Home {
         let intent = &snapshot.intent;
         let mut skips = active(Mutant::ReaddSkipsRegion);
         for region in (0..intent.len()).filter(|&region| intent.is_set(region)) {
-            let mut start = region as u64 * intent.region_bytes();
-            if active(Mutant::RegionPlaceWraps) {
-                start &= u64::from(u32::MAX);
-            }
+            let start = in_32_bits(Mutant::RegionPlaceWraps, region as u64 * intent.region_bytes());
             let end = start + intent.region_bytes();
             let range = (start.max(from) / chunk)..end.div_ceil(chunk).min(first_whole);
             if range.is_empty() || std::mem::take(&mut skips) {

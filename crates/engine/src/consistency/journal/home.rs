@@ -59,9 +59,9 @@ impl Array {
     }
 }
 
-const NO_JOURNAL: &str = "the array has no journal";
+pub(super) const NO_JOURNAL: &str = "the array has no journal";
 
-fn refused(why: &str) -> CommandError {
+pub(super) fn refused(why: &str) -> CommandError {
     CommandError::Policy(why.to_owned())
 }
 
@@ -89,7 +89,7 @@ impl Home {
         }
         self.lose_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));
         self.record_journal_loss().await;
-        if self.shared().has_failed() { Err(self.shared().failure().into()) } else { Ok(()) }
+        Ok(self.shared().check()?)
     }
 
     /// Replays the journal that assembly found, or, where nothing may be written, sees that there is nothing

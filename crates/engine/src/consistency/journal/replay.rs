@@ -253,6 +253,19 @@ impl<'a> Replay<'a> {
     /// Step 1.
     async fn write_whole_rows(&self, log: &Log) -> Result<(), AssembleError> {
         let (mut set, mut writes) = (SubmissionSet::default(), Vec::new());
+        let begun = self.begin_whole_rows(log, &mut set, &mut writes).await;
+        // Behind an error, too: what is under way must not land after a start that does without the journal
+        // (C16).
+        begun.and(self.finish(&mut set, &mut writes).await)
+    }
+
+    /// The writes of the last rows are still under way when this returns.
+    async fn begin_whole_rows(
+        &self,
+        log: &Log,
+        set: &mut SubmissionSet,
+        writes: &mut Vec<Write>,
+    ) -> Result<(), AssembleError> {
         let mut waiting = 0;
         for (&sector, row) in &log.rows {
             let is_bare = self.is_bare(sector);
@@ -268,25 +281,17 @@ impl<'a> Replay<'a> {
             let data = latest.iter().map(|(&column, page)| (map.data_slot(column), *page));
             for (slot, page) in data.chain(parity.zip(row.parity.iter().copied())) {
                 for place in self.view.places(slot.index()) {
-                    let bytes = match self.page(page).await {
-                        Ok(bytes) => bytes,
-                        Err(error) => {
-                            // What is under way must not land after a start that does without the journal
-                            // (C16).
-                            let _ = self.finish(&mut set, &mut writes).await;
-                            return Err(error);
-                        }
-                    };
-                    self.submit(place, sector, bytes, &mut set, &mut writes);
+                    let bytes = self.page(page).await?;
+                    self.submit(place, sector, bytes, set, writes);
                 }
             }
             waiting += 1;
             if waiting == ROWS_AT_A_TIME {
-                self.finish(&mut set, &mut writes).await?;
+                self.finish(set, writes).await?;
                 waiting = 0;
             }
         }
-        self.finish(&mut set, &mut writes).await
+        Ok(())
     }
 
     /// Begins to write a page of a row to the member at a place, if there is one.

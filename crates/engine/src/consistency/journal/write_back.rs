@@ -20,6 +20,7 @@ use pinstripe_runtime::{Slice, atomics::Ordering, shard};
 use super::{
     Held, Journal, Kind,
     cache::{Key, Promise, Shape},
+    home::{NO_JOURNAL, refused},
     ring::{Page, meta_blocks_max},
 };
 use crate::{
@@ -316,7 +317,7 @@ impl Array {
             return Err(CommandError::ReadOnly);
         }
         let (Geometry::Parity(_), Some(journal)) = (&shared.geometry, self.home.journal()) else {
-            return Err(CommandError::Policy("the array has no journal".to_owned()));
+            return Err(refused(NO_JOURNAL));
         };
         if mode == JournalMode::WriteThrough {
             journal.set_mode(mode);
@@ -326,9 +327,8 @@ impl Array {
             return Err(IoError::JournalLost.into());
         }
         if !shared.snapshot().is_complete() {
-            return Err(CommandError::Policy(
-                "a member is missing or being rebuilt: an array that isn't whole is written through its journal"
-                    .to_owned(),
+            return Err(refused(
+                "a member is missing or being rebuilt: an array that isn't whole is written through its journal",
             ));
         }
         journal.set_mode(mode);
