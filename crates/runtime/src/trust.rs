@@ -31,7 +31,8 @@ pub enum Distrust {
     },
     /// Its owner can't be told from any other user that this user namespace doesn't know.
     #[error(
-        "{} belongs to the user {owner}, as which this user namespace shows all that it doesn't know, so it may be anyone's: run this outside of the namespace, or in one that has the owner mapped",
+        "{} belongs to the user {owner}, as which this user namespace shows all that it doesn't know, so it may be \
+         anyone's: run this outside of the namespace, or in one that has the owner mapped",
         path.display()
     )]
     Unmapped {
@@ -63,9 +64,12 @@ pub enum Distrust {
 
 /// Refuses an owner other than root and this user.
 pub fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), Distrust> {
+    check_known(path, metadata, strangers_here())
+}
+
+/// The same. `strangers` is the number of users that can't be told apart.
+fn check_known(path: &Path, metadata: &fs::Metadata, strangers: Option<u32>) -> Result<(), Distrust> {
     let (owner, path) = (metadata.uid(), path.to_owned());
-    let text = |path| fs::read_to_string(path).unwrap_or_default();
-    let strangers = strangers(&text("/proc/self/uid_map"), &text("/proc/sys/kernel/overflowuid"));
     if strangers == Some(owner) {
         return Err(Distrust::Unmapped { path, owner });
     }
@@ -73,6 +77,11 @@ pub fn check_owner(path: &Path, metadata: &fs::Metadata) -> Result<(), Distrust>
         return Ok(());
     }
     Err(Distrust::Owner { path, owner })
+}
+
+fn strangers_here() -> Option<u32> {
+    let text = |path| fs::read_to_string(path).unwrap_or_default();
+    strangers(&text("/proc/self/uid_map"), &text("/proc/sys/kernel/overflowuid"))
 }
 
 /// What users are shown as that this process's user namespace doesn't know; `None` if it knows all, as the
@@ -89,17 +98,17 @@ fn strangers(map: &str, shown_as: &str) -> Option<u32> {
 /// Refuses a file or folder that others could exchange: it or a folder above belongs to another user,
 /// or others may write to such a folder. Links are followed, and what they lie in is looked at too.
 pub fn check_place(path: &Path) -> Result<(), Distrust> {
-    check(path, &mut 0)
+    check(path, strangers_here(), &mut 0)
 }
 
-fn check(path: &Path, links: &mut usize) -> Result<(), Distrust> {
+fn check(path: &Path, strangers: Option<u32>, links: &mut usize) -> Result<(), Distrust> {
     let unknown = |path: &Path, error| Distrust::Unknown { path: path.to_owned(), error };
     let path = std::path::absolute(path).map_err(|error| unknown(path, error))?;
     let mut steps: Vec<&Path> = path.ancestors().collect();
     steps.reverse();
     for (index, step) in steps.iter().enumerate() {
         let metadata = fs::symlink_metadata(step).map_err(|error| unknown(step, error))?;
-        check_owner(step, &metadata)?;
+        check_known(step, &metadata, strangers)?;
         if metadata.is_symlink() {
             *links += 1;
             if *links > LINKS_MAX {
@@ -109,7 +118,8 @@ fn check(path: &Path, links: &mut usize) -> Result<(), Distrust> {
             let parent = step.parent().unwrap_or(step);
             let rest = path.strip_prefix(step).unwrap_or(Path::new(""));
             let resolved = parent.join(target);
-            return check(&if index + 1 == steps.len() { resolved } else { resolved.join(rest) }, links);
+            let place = if index + 1 == steps.len() { resolved } else { resolved.join(rest) };
+            return check(&place, strangers, links);
         }
         let mode = metadata.mode() & 0o7777;
         if metadata.is_dir() && mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {

@@ -281,7 +281,21 @@ const BLKROGET: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 94);
 
 /// Locks a range of the file for this open file description; one without an end, however long the file grows.
 pub(super) fn lock(fd: &OwnedFd, shared: bool, bytes: &Range<u64>) -> Result<(), Errno> {
-    let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
+    let mut range = range_lock(if shared { libc::F_RDLCK } else { libc::F_WRLCK }, bytes)?;
+    match control(fd, libc::F_OFD_SETLK, &mut range) {
+        Err(Errno::AGAIN | Errno::ACCESS) => Err(Errno::BUSY),
+        locked => locked,
+    }
+}
+
+/// Whether another open file description has a lock on any of these bytes.
+pub(super) fn is_locked(fd: &OwnedFd, bytes: &Range<u64>) -> Result<bool, Errno> {
+    let mut range = range_lock(libc::F_WRLCK, bytes)?;
+    control(fd, libc::F_OFD_GETLK, &mut range)?;
+    Ok(i32::from(range.l_type) != libc::F_UNLCK)
+}
+
+fn range_lock(kind: libc::c_int, bytes: &Range<u64>) -> Result<libc::flock, Errno> {
     // SAFETY: all of it is integers, for which zero is a value; some platforms have padding fields.
     let mut range: libc::flock = unsafe { std::mem::zeroed() };
     range.l_type = i16::try_from(kind).map_err(|_| Errno::INVAL)?;
@@ -289,27 +303,13 @@ pub(super) fn lock(fd: &OwnedFd, shared: bool, bytes: &Range<u64>) -> Result<(),
     range.l_start = i64::try_from(bytes.start).map_err(|_| Errno::INVAL)?;
     // 0 is no end.
     range.l_len = i64::try_from(bytes.end.saturating_sub(bytes.start).max(1)).unwrap_or(0);
-    // SAFETY: an open descriptor and a valid range.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } == 0 {
-        return Ok(());
-    }
-    match Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO) {
-        Errno::AGAIN | Errno::ACCESS => Err(Errno::BUSY),
-        other => Err(other),
-    }
+    Ok(range)
 }
 
-/// Whether another open file description has a lock on any of these bytes.
-pub(super) fn is_locked(fd: &OwnedFd, bytes: &Range<u64>) -> Result<bool, Errno> {
-    // SAFETY: all of it is integers, for which zero is a value; some platforms have padding fields.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = i16::try_from(libc::F_WRLCK).map_err(|_| Errno::INVAL)?;
-    range.l_whence = i16::try_from(libc::SEEK_SET).map_err(|_| Errno::INVAL)?;
-    range.l_start = i64::try_from(bytes.start).map_err(|_| Errno::INVAL)?;
-    range.l_len = i64::try_from(bytes.end.saturating_sub(bytes.start).max(1)).unwrap_or(0);
-    // SAFETY: an open descriptor and a valid range, which the kernel overwrites.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } == 0 {
-        return Ok(i32::from(range.l_type) != libc::F_UNLCK);
+fn control(fd: &OwnedFd, command: libc::c_int, range: &mut libc::flock) -> Result<(), Errno> {
+    // SAFETY: an open descriptor and a valid range, which the kernel may overwrite.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut *range) } == 0 {
+        return Ok(());
     }
     Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
