@@ -106,8 +106,7 @@ impl Swarm {
         let from = geometry.array_offset(StripeId(stripe), 0) / SECTOR;
         let sectors = from..from + u64::from(geometry.stripe_bytes()) / SECTOR;
         let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
-        shop.open.set(shop.open.get() + 1);
-        shop.quiet_writes.set(shop.quiet_writes.get() + 1);
+        begin_quiet_write(&shop);
         self.world.spawn(self.home(), "quiet write", async move {
             let door = Door::Direct(Volume::new(shared));
             client::write(&door, &shop, sectors, true).await;
@@ -152,17 +151,20 @@ impl Swarm {
         while self.lists() && self.is_marring() {
             self.wait(|swarm| !swarm.is_quiet_marked())?;
             let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
-            shop.open.set(shop.open.get() + 1);
+            begin_quiet_write(&shop);
             self.world.spawn(self.home(), "flush", async move {
                 client::flush(&Door::Direct(Volume::new(shared)), &shop).await;
-                shop.open.set(shop.open.get() - 1);
-                shop.quiet_writes.set(shop.quiet_writes.get() - 1);
+                end_quiet_write(&shop);
             });
-            self.shop.quiet_writes.set(self.shop.quiet_writes.get() + 1);
             self.wait(|swarm| swarm.shop.quiet_writes.get() == 0)?;
         }
         Ok(())
     }
+}
+
+fn begin_quiet_write(shop: &Shop) {
+    shop.quiet_writes.set(shop.quiet_writes.get() + 1);
+    shop.open.set(shop.open.get() + 1);
 }
 
 fn end_quiet_write(shop: &Shop) {

@@ -1,6 +1,9 @@
 //! What happens to clients, servers and the network while the array is served.
 
-use super::{COMMAND_NS, Swarm, network::Node};
+use super::{
+    COMMAND_NS, Swarm,
+    network::{Node, Wire},
+};
 use std::rc::Rc;
 
 use pinstripe_runtime::shard;
@@ -12,6 +15,8 @@ const BLINK_NS: u64 = 300_000_000;
 /// How late at most comes what an association carried that the client has lost: before the server gives it
 /// up.
 const LATE_NS: u64 = 5_000_000_000;
+/// How long a server has for what came late.
+const WORK_NS: u64 = 100_000_000;
 /// Longer than a client bears.
 const LONG_NS: u64 = 2 * COMMAND_NS;
 
@@ -79,45 +84,59 @@ impl Swarm {
     /// A server loses the client, which is one member less.
     fn association_is_reset(&mut self) {
         let Some((_, disk)) = self.victim() else { return };
-        self.summary.failures += 1;
         self.summary.links_cut += 1;
-        self.doomed.insert(disk);
+        self.doom(disk);
         let Some(net) = &self.net else { return };
-        net.strike(disk);
         self.note("association is reset", disk);
-        let wires = net.network.between((net.client, 2 + disk));
+        let mut wires = net.network.between((net.client, 2 + disk));
         if wires.is_empty() {
             return;
         }
-        let reset = self.rng.index(wires.len());
-        let (control, late) = (net.control(), net.hasty && self.rng.chance(1, 2));
-        if late {
+        let reset = wires.remove(self.rng.index(wires.len()));
+        if net.hasty && self.rng.chance(1, 2) {
             // What the other connections carry arrives when the client has long been there again over new
             // ones.
-            let held: Vec<_> = (0..).zip(&wires).filter(|(index, _)| *index != reset).collect();
-            let held: Vec<_> = held.into_iter().map(|(_, wire)| Rc::clone(wire)).collect();
-            let time = self.rng.below(LATE_NS);
-            for wire in &held {
-                wire.hold(true);
-            }
-            self.world.spawn(control, "late", async move {
-                shard::sleep(time).await;
-                for wire in &held {
-                    wire.hold(false);
-                }
-            });
+            self.hold(wires, false);
         }
-        wires[reset].near.reset();
+        reset.near.reset();
+    }
+
+    /// A member is to lose its server, or the client is to think so.
+    pub(super) fn doom(&mut self, disk: usize) {
+        self.summary.failures += 1;
+        self.doomed.insert(disk);
+        if let Some(net) = &self.net {
+            net.strike(disk);
+        }
+    }
+
+    /// What connections carry arrives late; with `ends` they are reset when the server has had time for it.
+    pub(super) fn hold(&mut self, wires: Vec<Rc<Wire>>, ends: bool) {
+        let Some(net) = &self.net else { return };
+        let (control, time) = (net.control(), self.rng.below(LATE_NS));
+        for wire in &wires {
+            wire.hold(true);
+        }
+        self.world.spawn(control, "late", async move {
+            shard::sleep(time).await;
+            for wire in &wires {
+                wire.hold(false);
+            }
+            if ends {
+                shard::sleep(WORK_NS).await;
+                for wire in &wires {
+                    wire.near.reset();
+                }
+            }
+        });
     }
 
     /// Client and server don't hear each other for longer than they wait.
     fn client_is_cut_off(&mut self) {
         let Some((_, disk)) = self.victim() else { return };
-        self.summary.failures += 1;
         self.summary.partitions += 1;
-        self.doomed.insert(disk);
+        self.doom(disk);
         let Some(net) = &self.net else { return };
-        net.strike(disk);
         let pair = (net.client, 2 + disk);
         self.note("client is cut off from", disk);
         self.part(pair, LONG_NS);

@@ -2,14 +2,8 @@
 //! their way, which arrive when it has long been there again; and a server's process stands still, and goes
 //! on as if nothing had been.
 
-use pinstripe_runtime::shard;
+use super::{COMMAND_NS, Swarm};
 
-use super::{COMMAND_NS, Swarm, network::Node};
-
-/// How late at most comes what was on its way: before the server gives the association up.
-const LATE_NS: u64 = 5_000_000_000;
-/// How long a server has for what came late.
-const WORK_NS: u64 = 100_000_000;
 /// Shorter than anything that waits for a server bears.
 const SHORT_NS: u64 = 500_000_000;
 
@@ -29,29 +23,15 @@ impl Swarm {
     /// been sent.
     fn client_loses_server(&mut self) {
         let Some((_, disk)) = self.victim() else { return };
-        self.summary.failures += 1;
         self.summary.links_cut += 1;
-        self.doomed.insert(disk);
+        self.doom(disk);
         let Some(net) = &self.net else { return };
-        net.strike(disk);
         self.note("client loses server", disk);
-        let pair: (Node, Node) = (net.client, 2 + disk);
-        let (wires, control) = (net.network.between(pair), net.control());
-        let time = self.rng.below(LATE_NS);
+        let wires = net.network.between((net.client, 2 + disk));
         for wire in &wires {
             wire.near.lose();
-            wire.hold(true);
         }
-        self.world.spawn(control, "late", async move {
-            shard::sleep(time).await;
-            for wire in &wires {
-                wire.hold(false);
-            }
-            shard::sleep(WORK_NS).await;
-            for wire in &wires {
-                wire.near.reset();
-            }
-        });
+        self.hold(wires, true);
     }
 
     /// A server's process stands still for longer than the client waits, and goes on.
@@ -60,11 +40,7 @@ impl Swarm {
         if self.is_down(disk) {
             return;
         }
-        self.summary.failures += 1;
-        self.doomed.insert(disk);
-        if let Some(net) = &self.net {
-            net.strike(disk);
-        }
+        self.doom(disk);
         let time = COMMAND_NS / 2 + self.rng.below(3 * COMMAND_NS);
         self.stall_server(disk, time);
     }
