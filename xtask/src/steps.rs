@@ -190,9 +190,13 @@ fn chosen(test: &Test) -> Result<Vec<(&'static Step, &'static str)>> {
     Ok(STEPS.iter().filter(is_wanted).filter_map(|step| Some((step, step.command(test)?))).collect())
 }
 
+fn read(log: &Path) -> String {
+    fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
 /// What the last closing line of a log says.
 fn ending(log: &Path, ok: bool) -> String {
-    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text = read(log);
     let last = text.lines().rev().find(|line| is_closing_line(line));
     last.unwrap_or(if ok { "ok" } else { "failed" }).to_owned()
 }
@@ -228,7 +232,7 @@ fn run_step(root: &Path, command: &str, log: &Path, left: Duration) -> Result<()
 }
 
 fn print_log(log: &Path, whole_tail: bool) {
-    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text = read(log);
     let lines: Vec<&str> = text.lines().collect();
     if whole_tail {
         for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
