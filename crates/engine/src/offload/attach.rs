@@ -180,16 +180,15 @@ impl Home {
             if shard::timeout(LINKS_NS, over).await.is_some() {
                 return;
             }
-            let chosen = shared.offload.draw().chosen();
-            if std::mem::replace(&mut seen, chosen) == chosen {
+            let turns = shared.offload.reducers.turns();
+            if std::mem::replace(&mut seen, turns) == turns {
                 continue;
             }
             let view = self.volume.inner.view();
             let Some(attached) = super::attached(&view.snapshot).cloned() else { continue };
             let answers = ask(&view, attached.slots, |server| server.free_to_receive()).await;
-            let mut draw = shared.offload.draw();
             for (slot, answer) in attached.slots.iter().zip(answers) {
-                draw.set_free(slot, answer.ok().filter(|free| *free > 0).map(|free| free as u64));
+                shared.offload.reducers.set_free(slot, answer.ok().filter(|free| *free > 0).map(|free| free as u64));
             }
         }
     }
@@ -445,7 +444,7 @@ impl Array {
             Some(attached) => (attached.standing[slot].why(), attached.limits[slot]),
         };
         let shared = &self.shared().offload;
-        let free_bandwidth = shared.draw().free(slot);
+        let free_bandwidth = shared.reducers.free(slot);
         Some(MemberOffload {
             plain,
             outstanding: shared.outstanding(member.id),

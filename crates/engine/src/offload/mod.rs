@@ -41,7 +41,7 @@ pub mod fence;
 mod reduce;
 pub mod reducer;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use pinstripe_runtime::{
     DeviceError, Signal,
@@ -49,6 +49,7 @@ use pinstripe_runtime::{
     shard,
 };
 
+use self::reducer::Reducers;
 pub(crate) use self::{
     attach::Attaching,
     desk::{Demand, Desk, Reservation},
@@ -112,7 +113,7 @@ pub(crate) struct Common {
     paused_until: AtomicU64,
     /// The slot plus one of the first member that refused its part; 0 if none did.
     refuser: AtomicU64,
-    draw: Mutex<reducer::Draw>,
+    pub(crate) reducers: Reducers,
 }
 
 impl Common {
@@ -148,10 +149,6 @@ impl Common {
     /// A server refused to do its part.
     pub(crate) fn pause(&self) {
         self.paused_until.store(shard::now() + PAUSE_NS, Ordering::Relaxed);
-    }
-
-    pub(crate) fn draw(&self) -> MutexGuard<'_, reducer::Draw> {
-        self.draw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Room for operations, as soon as there is some within `wait_ns`. `participants` gives the slots that

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use pinstripe_runtime::{Buffer, Reducer, shard};
 
-use super::{Attached, Requests, Sent, Step, attached, coefficients::combination};
+use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, reducer::Turn};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     snapshot::View,
@@ -21,8 +21,8 @@ pub(crate) struct Lost {
 }
 
 /// The server that sums up, and what each member is multiplied by.
-struct Reduction {
-    reducer: usize,
+struct Reduction<'r> {
+    reducer: Turn<'r>,
     /// The reducer's own coefficient.
     own: u8,
     /// All others.
@@ -258,7 +258,7 @@ impl VolumeInner {
             return (false, buffer);
         };
         let others = reduction.others.iter().map(|(slot, _)| slot.index());
-        let participants = others.chain([reduction.reducer]).collect::<Set64>();
+        let participants = others.chain([reduction.reducer.slot]).collect::<Set64>();
         let alone = std::iter::once(participants);
         let reserved = self.shared.offload.reserve(view, attached, alone, ROOM_NS).await;
         let Some(reserved) = reserved else { return (false, buffer) };
@@ -266,7 +266,7 @@ impl VolumeInner {
         self.counters().offload_operations.add(1);
         let (mut requests, mut spare) = (Requests::new(), Some(buffer));
         let offset = self.parity_geometry().member_offset(lost.stripe) + u64::from(lost.from);
-        let place = MemberSlot(reduction.reducer.to_le_bytes()[0]).0;
+        let place = MemberSlot(reduction.reducer.slot.to_le_bytes()[0]).0;
         for (slot, coefficient) in &reduction.others {
             let Some((member, server)) = view.member(slot.index()).and_then(|(m, d)| Some((m, d.offload()?)))
             else {
@@ -284,13 +284,13 @@ impl VolumeInner {
                 requests.push(Step::Prepare { slot }, sent);
             }
         }
-        if let Some((member, device)) = view.member(reduction.reducer)
+        if let Some((member, device)) = view.member(reduction.reducer.slot)
             && let Some(server) = device.offload()
             && let Some(buffer) = spare.take()
         {
             let wait = u16::try_from(reduction.others.len()).unwrap_or(u16::MAX);
             let read = server.reduce(ticket, member.data_offset + offset, buffer, reduction.own, wait);
-            requests.push(Step::Deliver { slot: reduction.reducer, number: SUM }, read);
+            requests.push(Step::Deliver { slot: reduction.reducer.slot, number: SUM }, read);
         }
         let sent = [Sent { ticket, participants }];
         let is_read = self.prepared(view, &sent, &mut requests).await;
@@ -317,7 +317,13 @@ impl VolumeInner {
     }
 
     /// Chooses the reducer and the coefficients; `None` if the servers can't do it.
-    fn plan_reduction(&self, view: &View, attached: &Attached, lost: Lost, length: u32) -> Option<Reduction> {
+    fn plan_reduction(
+        &self,
+        view: &View,
+        attached: &Attached,
+        lost: Lost,
+        length: u32,
+    ) -> Option<Reduction<'_>> {
         let geometry = self.parity_geometry();
         let map = geometry.slots(lost.stripe);
         let offset = geometry.member_offset(lost.stripe) + u64::from(lost.from);
@@ -335,10 +341,10 @@ impl VolumeInner {
         }
         let received = length * (sum.len() as u64).saturating_sub(1);
         let choice = self.shared.options.reducer;
-        let reducer = self.shared.offload.draw().choose(shard::now(), choice, slots, received)?;
+        let reducer = self.shared.offload.reducers.choose(choice, slots, received)?;
         let own =
-            sum.iter().find(|(slot, _)| slot.index() == reducer).map(|(_, coefficient)| *coefficient)?;
-        let others = sum.into_iter().filter(|(slot, _)| slot.index() != reducer).collect();
+            sum.iter().find(|(slot, _)| slot.index() == reducer.slot).map(|(_, coefficient)| *coefficient)?;
+        let others = sum.into_iter().filter(|(slot, _)| slot.index() != reducer.slot).collect();
         Some(Reduction { reducer, own, others })
     }
 }

@@ -1,264 +1,224 @@
 //! Which server sums up lost bytes.
 //!
 //! The reducer receives a part from each of the others, which send one part each, and sends the sum to the
-//! client. So what the choice moves is what servers *receive*.
+//! client. So the choice moves what servers *receive*.
 //!
-//! With a total of `load` bytes per second to be received by reducers, of which member `i` gets the share
-//! `p_i`, its free bandwidth shrinks from `free_i` to `free_i - load * p_i`. The shares are those for which
-//! the smallest of these is as large as can be, and the second smallest then, and so on: members are filled
-//! up to one level, as water would. [`shares`] is that, a pure function. A member with unknown free bandwidth
-//! counts as the best of the others.
-//!
-//! [`Draw`] keeps the load as a moving average, asks for shares anew now and then, and takes turns by them. A
-//! rebuild asks for as much as it is given, so shares for the load that there is would keep it as low as it
-//! is: they are worked out for more.
+//! The reducer is the server that will have received its parts first: the one with the fewest bytes under way
+//! to it, by the rate of its link. Bytes under way are exact, and a link that is slower than was thought
+//! keeps more of them, so it is chosen less. Rates are estimates of the servers, and they vary: on equal
+//! links by half within a second. So a rate counts only where it is far below the best one. Servers that are
+//! equal take turns.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::geometry::{MEMBERS_MAX, Set64};
 
 /// How the reducer is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReducerChoice {
-    /// All alike.
+    /// In turns.
     Uniform,
-    /// By what their links have free, where that is known.
+    /// By what is under way to each, and what their links have free where that is known.
     #[default]
     Bandwidth,
 }
 
-/// Time in which an old load fades to a third.
-const FADE_NS: f64 = 1e9;
-/// How many times the load that there is the shares are for, as long as the members have so much free.
-const GROWTH: f64 = 2.0;
-/// How many times the load is all that a member needs to have free: what it is said to have beyond that
-/// counts for nothing.
-const PLENTY: f64 = 8.0;
-/// Shares are worked out anew after this.
-const RENEW_NS: u64 = 100_000_000;
+/// A link counts as slower if it has less than the best one's rate by this.
+const SLOWER: u64 = 2;
+/// The slowest link counts as the best one's rate by this. A server that never had a turn would not show that
+/// its link has become faster.
+const SLOWEST: u64 = 16;
 
-/// Shares, by member, that maximise the smallest `free[i] - load * share[i]`. They sum to 1, if there is a
-/// member.
-pub fn shares(free: &[f64], load: f64) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..free.len()).collect();
-    order.sort_by(|&a, &b| free[b].total_cmp(&free[a]));
-    // Less than a byte per second says nothing, and can't be divided by.
-    let load = load.max(1.0);
-    let (mut sum, mut level, mut filled) = (0.0, f64::NEG_INFINITY, 0);
-    for (&member, count) in order.iter().zip(1u32..) {
-        if free[member] <= level {
-            break;
-        }
-        sum += free[member];
-        level = (sum - load) / f64::from(count);
-        filled += 1;
-    }
-    let mut shares = vec![0.0; free.len()];
-    for &member in &order[..filled] {
-        shares[member] = ((free[member] - level) / load).max(0.0);
-    }
-    shares
-}
+/// The reducers of all shards.
+#[derive(Default)]
+pub(crate) struct Reducers(Mutex<State>);
 
-/// Takes turns.
-pub struct Draw {
+struct State {
     /// By slot: bytes per second that the member's link is free to receive, where that is known.
     free: [Option<u64>; MEMBERS_MAX],
-    /// By slot: how much a member is behind its share.
-    credit: [f64; MEMBERS_MAX],
-    share: [f64; MEMBERS_MAX],
-    of: Set64,
-    renewed_at: Option<u64>,
-    /// Bytes per second that reducers receive, and when that was so.
-    load: f64,
-    load_at: u64,
-    /// Reducers that were chosen.
-    chosen: u64,
+    /// By slot: bytes that the member is to receive for sums that aren't over.
+    under_way: [u64; MEMBERS_MAX],
+    /// By slot: the member's last turn.
+    last: [u64; MEMBERS_MAX],
+    /// Turns so far.
+    turns: u64,
 }
 
-impl Default for Draw {
+/// A sum that a member makes. It is over when this is dropped.
+pub(crate) struct Turn<'r> {
+    reducers: &'r Reducers,
+    pub(crate) slot: usize,
+    bytes: u64,
+}
+
+impl Default for State {
     fn default() -> Self {
-        Self {
-            free: [None; MEMBERS_MAX],
-            credit: [0.0; MEMBERS_MAX],
-            share: [0.0; MEMBERS_MAX],
-            of: Set64::EMPTY,
-            renewed_at: None,
-            load: 0.0,
-            load_at: 0,
-            chosen: 0,
-        }
+        Self { free: [None; MEMBERS_MAX], under_way: [0; MEMBERS_MAX], last: [0; MEMBERS_MAX], turns: 0 }
     }
 }
 
-impl Draw {
+impl Reducers {
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What a member's link is free to receive, in bytes per second; `None` if unknown.
-    pub fn set_free(&mut self, slot: usize, free: Option<u64>) {
-        self.free[slot] = free;
-        self.renewed_at = None;
+    pub(crate) fn set_free(&self, slot: usize, free: Option<u64>) {
+        self.locked().free[slot] = free;
     }
 
     /// What is known of that.
-    pub fn free(&self, slot: usize) -> Option<u64> {
-        self.free[slot]
+    pub(crate) fn free(&self, slot: usize) -> Option<u64> {
+        self.locked().free[slot]
     }
 
-    /// How many reducers were chosen so far.
-    pub fn chosen(&self) -> u64 {
-        self.chosen
+    /// Turns so far.
+    pub(crate) fn turns(&self) -> u64 {
+        self.locked().turns
     }
 
-    /// One of `members` for a reduction in which it receives `bytes`. `None` if there are none.
-    pub fn choose(&mut self, now: u64, choice: ReducerChoice, members: Set64, bytes: u64) -> Option<usize> {
-        self.count(now, bytes);
-        let is_old = self.renewed_at.is_none_or(|at| now.saturating_sub(at) >= RENEW_NS);
-        if is_old || self.of != members {
-            self.renew(choice, members);
-            self.renewed_at = Some(now);
-        }
-        for slot in members {
-            self.credit[slot] += self.share[slot];
-        }
-        let chosen =
-            members.iter().max_by(|&a, &b| self.credit[a].total_cmp(&self.credit[b]).then(b.cmp(&a)))?;
-        self.credit[chosen] -= 1.0;
-        self.chosen += 1;
-        Some(chosen)
+    /// One of `members` for a sum for which it receives `bytes`. `None` if there are none.
+    pub(crate) fn choose(&self, choice: ReducerChoice, members: Set64, bytes: u64) -> Option<Turn<'_>> {
+        let mut state = self.locked();
+        let slot = state.first_done(choice, members, bytes)?;
+        state.turns += 1;
+        state.last[slot] = state.turns;
+        state.under_way[slot] += bytes;
+        Some(Turn { reducers: self, slot, bytes })
     }
+}
 
-    #[expect(clippy::cast_precision_loss, reason = "rates are estimates")]
-    fn count(&mut self, now: u64, bytes: u64) {
-        let passed = now.saturating_sub(self.load_at) as f64;
-        self.load = self.load * (-passed / FADE_NS).exp() + bytes as f64 * (1e9 / FADE_NS);
-        self.load_at = now;
-    }
-
-    #[expect(clippy::cast_precision_loss, reason = "rates are estimates")]
-    fn renew(&mut self, choice: ReducerChoice, members: Set64) {
-        let shares = match choice {
-            ReducerChoice::Uniform => vec![1.0 / members.len() as f64; members.len()],
-            ReducerChoice::Bandwidth => {
-                let known = |slot: usize| self.free[slot].map(|free| free as f64);
-                let best = members.iter().filter_map(known).reduce(f64::max).unwrap_or(f64::MAX);
-                let free = |slot: usize| known(slot).unwrap_or(best).min(self.load * PLENTY);
-                let free: Vec<f64> = members.iter().map(free).collect();
-                shares(&free, (self.load * GROWTH).min(free.iter().sum()))
-            }
+impl State {
+    fn first_done(&self, choice: ReducerChoice, members: Set64, bytes: u64) -> Option<usize> {
+        let best = members.iter().filter_map(|slot| self.free[slot]).max().unwrap_or(1);
+        let rate = |slot: usize| {
+            let slower = self.free[slot].filter(|free| *free < best / SLOWER);
+            u128::from(slower.unwrap_or(best).max(best / SLOWEST).max(1))
         };
-        self.share = [0.0; MEMBERS_MAX];
-        for (slot, share) in members.iter().zip(shares) {
-            self.share[slot] = share;
-        }
-        self.of = members;
+        let load = |slot: usize| match choice {
+            ReducerChoice::Uniform => 0,
+            ReducerChoice::Bandwidth => u128::from(self.under_way[slot] + bytes),
+        };
+        let order = |a: usize, b: usize| {
+            let by_time = (load(a) * rate(b)).cmp(&(load(b) * rate(a)));
+            by_time.then(self.last[a].cmp(&self.last[b]))
+        };
+        members.iter().min_by(|&a, &b| order(a, b))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.reducers.locked().under_way[self.slot] -= self.bytes;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use std::collections::VecDeque;
 
     use super::*;
 
-    fn smallest(free: &[f64], load: f64, shares: &[f64]) -> f64 {
-        free.iter().zip(shares).map(|(f, p)| f - load * p).fold(f64::INFINITY, f64::min)
-    }
+    const MB: u64 = 1_000_000;
 
-    /// The linear program: the largest `v` for which shares exist with `free[i] - load * share[i] >= v`, by
-    /// bisection.
-    fn best(free: &[f64], load: f64) -> f64 {
-        let least = free.iter().copied().fold(f64::INFINITY, f64::min);
-        let is_possible = |v: f64| least >= v && free.iter().map(|f| (f - v) / load).sum::<f64>() >= 1.0;
-        let (mut low, mut high) = (least - load - 1.0, least);
-        if is_possible(high) {
-            return high;
-        }
-        for _ in 0..200 {
-            let middle = f64::midpoint(low, high);
-            *(if is_possible(middle) { &mut low } else { &mut high }) = middle;
-        }
-        low
-    }
-
-    proptest! {
-        #[test]
-        fn no_other_shares_leave_more_to_who_has_least(
-            free in prop::collection::vec(0.0..2e9f64, 1..20), load in 1.0..1e10f64,
-        ) {
-            let shares = shares(&free, load);
-            prop_assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-6 && shares.iter().all(|p| *p >= 0.0));
-            let (ours, best) = (smallest(&free, load, &shares), best(&free, load));
-            prop_assert!((ours - best).abs() <= 1e-6 * (load + 2e9), "{ours} {best}");
-            // Members that get a share end level with each other, and none ends below a member that gets no
-            // share.
-            let level: Vec<f64> = (0..free.len()).filter(|&i| shares[i] > 1e-9).map(|i| free[i] - load * shares[i]).collect();
-            let others = (0..free.len()).filter(|&i| shares[i] <= 1e-9).map(|i| free[i]).fold(f64::NEG_INFINITY, f64::max);
-            prop_assert!(level.iter().all(|l| (l - level[0]).abs() < 1e-6 * (load + 2e9) && *l >= others - 1e-6 * (load + 2e9)));
-        }
-    }
-
-    fn turns(draw: &mut Draw, choice: ReducerChoice, members: Set64, count: usize) -> Vec<usize> {
-        let mut turns = vec![0; 8];
-        for step in 0..count {
-            turns[draw.choose(step as u64 * 1_000_000, choice, members, 100_000).unwrap()] += 1;
+    /// Turns in a run of sums of 384 kB each, of which so many are under way at a time. Each member receives
+    /// at its link's rate, in bytes per millisecond, what it was chosen for.
+    fn run(
+        reducers: &Reducers,
+        choice: ReducerChoice,
+        (depth, count): (usize, usize),
+        rates: &[u64],
+        members: impl Fn(usize) -> Set64,
+    ) -> Vec<usize> {
+        const BYTES: u64 = 384_000;
+        let mut queues: Vec<VecDeque<Turn<'_>>> = rates.iter().map(|_| VecDeque::new()).collect();
+        let (mut turns, mut done) = (vec![0; rates.len()], vec![0; rates.len()]);
+        let mut begun = 0;
+        while begun < count {
+            while queues.iter().map(VecDeque::len).sum::<usize>() < depth {
+                let turn = reducers.choose(choice, members(begun), BYTES).unwrap();
+                turns[turn.slot] += 1;
+                begun += 1;
+                queues[turn.slot].push_back(turn);
+            }
+            for ((queue, done), rate) in queues.iter_mut().zip(&mut done).zip(rates) {
+                *done = if queue.is_empty() { 0 } else { *done + rate };
+                if *done >= BYTES {
+                    *done -= BYTES;
+                    queue.pop_front();
+                }
+            }
         }
         turns
     }
 
+    fn is_about(turns: usize, expected: usize) -> bool {
+        turns * 20 >= expected * 19 && turns * 20 <= expected * 21
+    }
+
     #[test]
-    fn members_take_turns_and_those_with_more_room_take_more() {
+    fn uniform_reducers_take_turns_whatever_their_links_have_free() {
+        let reducers = Reducers::default();
+        reducers.set_free(0, Some(1));
+        reducers.set_free(1, Some(MB));
         let members = Set64::below(7).without(Set64::only(2));
-        let mut draw = Draw::default();
-        assert_eq!(
-            turns(&mut draw, ReducerChoice::Uniform, members, 600),
-            [100, 100, 0, 100, 100, 100, 100, 0]
-        );
-        // The load goes to 10^8 bytes per second: three members with a quarter of that, three with all of it.
-        for slot in members {
-            draw.set_free(slot, Some(if slot < 4 { 25_000_000 } else { 100_000_000 }));
-        }
-        let by_room = turns(&mut draw, ReducerChoice::Bandwidth, members, 3000);
-        assert!(by_room[..4].iter().sum::<usize>() < 30, "{by_room:?}");
-        assert!(by_room[4..7].iter().all(|turns| (970..1030).contains(turns)), "{by_room:?}");
-        assert_eq!(draw.choose(0, ReducerChoice::Uniform, Set64::EMPTY, 1), None);
+        let turns = run(&reducers, ReducerChoice::Uniform, (1, 600), &[60_000; 7], |_| members);
+        assert_eq!(turns, [100, 100, 0, 100, 100, 100, 100]);
+        assert!(reducers.choose(ReducerChoice::Uniform, Set64::EMPTY, 1).is_none());
     }
 
     #[test]
-    fn who_asks_for_all_it_is_given_is_given_what_all_have() {
-        let mut draw = Draw::default();
-        for slot in 0..4 {
-            draw.set_free(slot, Some(if slot < 2 { 10_000_000 } else { 40_000_000 }));
+    fn rates_that_vary_as_estimates_do_change_nothing() {
+        // As they were reported with equal links of 60 MB/s. The members change from stripe to stripe, as on
+        // level 6.
+        for free in [[70, 63, 36, 65, 58, 66, 64], [54, 62, 66, 61, 45, 36, 61], [79, 41, 67, 48, 65, 47, 68]]
+        {
+            let reducers = Reducers::default();
+            for (slot, free) in free.into_iter().enumerate() {
+                reducers.set_free(slot, Some(free * MB));
+            }
+            for depth in [1, 64] {
+                let members = |sum: usize| Set64::below(7).without(Set64::only(sum * 5 % 7));
+                let turns = run(&reducers, ReducerChoice::Bandwidth, (depth, 7000), &[60_000; 7], members);
+                assert!(turns.iter().all(|&turns| is_about(turns, 1000)), "{turns:?}");
+            }
         }
-        // Members that differ from turn to turn, as those do that are asked for a stripe of level 6. The load
-        // goes to 6 * 10^7.
-        let mut turns = [0; 4];
-        for step in 0..3000 {
-            let members = Set64::below(4).without(Set64::only(step % 4));
-            let chosen = draw.choose(step as u64 * 1_000_000, ReducerChoice::Bandwidth, members, 60_000);
-            turns[chosen.unwrap()] += 1;
-        }
-        assert!(turns[..2].iter().all(|turns| (250..350).contains(turns)), "{turns:?}");
-        assert!(turns[2..].iter().all(|turns| (1150..1250).contains(turns)), "{turns:?}");
     }
 
     #[test]
-    fn a_member_of_which_nothing_is_known_counts_as_the_best_one_and_more_than_plenty_for_nothing() {
-        let mut draw = Draw::default();
-        assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [100, 100, 100]);
-        draw.set_free(0, Some(10_000_000));
-        draw.set_free(1, Some(90_000_000));
-        let by_room = turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 1900);
-        assert!(by_room[0] < 110 && by_room[1].abs_diff(by_room[2]) < 20, "{by_room:?}");
-        draw.set_free(0, Some(10_000_000_000));
-        draw.set_free(1, Some(u64::MAX));
-        assert_eq!(turns(&mut draw, ReducerChoice::Bandwidth, Set64::below(3), 300)[..3], [100, 100, 100]);
+    fn links_of_which_nothing_is_known_show_their_rate_by_what_stays_under_way() {
+        let reducers = Reducers::default();
+        let rates = [15_000, 15_000, 15_000, 60_000, 60_000, 60_000, 60_000];
+        let members = |_| Set64::below(7);
+        let turns = run(&reducers, ReducerChoice::Bandwidth, (64, 9500), &rates, members);
+        assert!(turns[..3].iter().all(|&turns| is_about(turns, 500)), "{turns:?}");
+        assert!(turns[3..].iter().all(|&turns| is_about(turns, 2000)), "{turns:?}");
+        assert_eq!(reducers.locked().under_way, [0; MEMBERS_MAX], "all turns are over");
     }
 
     #[test]
-    fn the_load_fades() {
-        let mut draw = Draw::default();
-        for step in 0..1000 {
-            draw.choose(step * 10_000_000, ReducerChoice::Uniform, Set64::below(2), 1_000_000);
+    fn links_that_are_known_to_be_slow_get_no_more_than_they_take_with_few_sums_under_way() {
+        let reducers = Reducers::default();
+        let rates = [15_000, 15_000, 60_000, 60_000];
+        for (slot, rate) in rates.into_iter().enumerate() {
+            reducers.set_free(slot, Some(rate * 1000));
         }
-        assert!((draw.load - 1e8).abs() < 2e6, "{}", draw.load);
-        draw.choose(20_000_000_000, ReducerChoice::Uniform, Set64::below(2), 0);
-        assert!(draw.load < 1e5);
+        let turns = run(&reducers, ReducerChoice::Bandwidth, (2, 1000), &rates, |_| Set64::below(4));
+        assert_eq!(turns, [0, 0, 500, 500], "two at a time: the fast ones are done first");
+        let turns = run(&reducers, ReducerChoice::Bandwidth, (16, 5000), &rates, |_| Set64::below(4));
+        assert!(turns[..2].iter().all(|&turns| is_about(turns, 500)), "{turns:?}");
+        // Where nothing is known of one, it counts as the best of the others.
+        reducers.set_free(3, None);
+        let turns = run(&reducers, ReducerChoice::Bandwidth, (1, 100), &rates, |_| Set64::below(4));
+        assert_eq!(turns, [0, 0, 50, 50]);
+    }
+
+    #[test]
+    fn a_link_that_is_thought_to_be_a_thousand_times_slower_still_gets_a_turn() {
+        let reducers = Reducers::default();
+        reducers.set_free(0, Some(MB));
+        reducers.set_free(1, Some(u64::MAX));
+        let turns = run(&reducers, ReducerChoice::Bandwidth, (34, 3400), &[60_000; 2], |_| Set64::below(2));
+        assert!(turns[0] > 100, "{turns:?}");
     }
 }

@@ -37,8 +37,6 @@ const LOOK_NANOSECONDS: u64 = 1_000_000_000;
 const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
 /// Event requests that may be outstanding.
 pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
-/// Parts of sums from which on their reception is measured.
-const METERED_BYTES: u32 = 32 << 10;
 /// Data of a read up to this is copied into a batch with other answers; larger data is sent from where it was
 /// read.
 const COPY_BYTES: usize = 8 << 10;
@@ -54,8 +52,7 @@ struct Incoming {
     buffer: Option<Buffer>,
     state: IncomingState,
     waker: Option<Waker>,
-    /// A server's part of a sum, large enough to tell something of the link.
-    is_metered: bool,
+    opcode: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -254,9 +251,7 @@ impl<S: BlockService> Session<S> {
         let capsule = if length == 0 {
             None
         } else {
-            let (buffer, intact) = inbound.data(shard::buffer(length as usize), 0).await;
-            let intact = intact?;
-            Some((buffer.ok_or(Ended::Closed)?, intact))
+            Some(self.take_data(inbound, command.opcode, length, (shard::buffer(length as usize), 0)).await?)
         };
         if self.gate.was_open() && self.controller.ends_silent(shard::now()) {
             return Err(Ended::Closed.into());
@@ -553,7 +548,7 @@ impl<S: BlockService> Session<S> {
             buffer,
             state: IncomingState::Waiting,
             waker: None,
-            is_metered: command.opcode == PEER && length >= METERED_BYTES,
+            opcode: command.opcode,
         };
         let tag = {
             let mut table = self.incoming.borrow_mut();
@@ -612,10 +607,31 @@ impl<S: BlockService> Session<S> {
         }
     }
 
+    /// Data of a command, put into a buffer at an offset, and whether it is intact. Parts of sums tell what
+    /// the link can take.
+    async fn take_data(
+        &self,
+        inbound: &mut Inbound,
+        opcode: u8,
+        length: u32,
+        (buffer, offset): (Buffer, usize),
+    ) -> Result<(Buffer, bool), Ended> {
+        let meter = self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| opcode == PEER);
+        if let Some(meter) = meter {
+            meter.begin(shard::now());
+        }
+        let (buffer, intact) = inbound.data(buffer, offset).await;
+        if let Some(meter) = meter {
+            meter.end(shard::now(), length.into());
+        }
+        let intact = intact?;
+        Ok((buffer.ok_or(Ended::Closed)?, intact))
+    }
+
     /// H2CData: puts it in its place.
     async fn data(&self, inbound: &mut Inbound, transfer: Transfer, flags: u8) -> Result<(), End> {
         let tag = usize::from(transfer.tag.get());
-        let (buffer, offset, is_metered) = {
+        let (buffer, offset, opcode) = {
             let mut table = self.incoming.borrow_mut();
             let incoming = table.get_mut(tag).and_then(Option::as_mut);
             let due = incoming.filter(|incoming| {
@@ -629,22 +645,14 @@ impl<S: BlockService> Session<S> {
             let Some(incoming) = due else {
                 return Err(Ended::Fatal(FatalError::DataOutOfRange, 12).into());
             };
-            (incoming.buffer.take(), incoming.received, incoming.is_metered)
+            (incoming.buffer.take(), incoming.received, incoming.opcode)
         };
         if transfer.length.get() > TRANSFER_BYTES_MAX {
             return Err(Ended::Fatal(FatalError::DataTransferLimit, 16).into());
         }
         let buffer = buffer.ok_or(Ended::Closed)?;
-        let meter = self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| is_metered);
-        if let Some(meter) = meter {
-            meter.begin(shard::now());
-        }
-        let (buffer, intact) = inbound.data(buffer, offset).await;
-        if let Some(meter) = meter {
-            meter.end(shard::now(), transfer.length.get().into());
-        }
-        let intact = intact?;
-        let buffer = buffer.ok_or(Ended::Closed)?;
+        let length = transfer.length.get();
+        let (buffer, intact) = self.take_data(inbound, opcode, length, (buffer, offset)).await?;
         let mut table = self.incoming.borrow_mut();
         let Some(incoming) = table.get_mut(tag).and_then(Option::as_mut) else { return Ok(()) };
         incoming.buffer = Some(buffer);
