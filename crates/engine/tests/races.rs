@@ -12,7 +12,7 @@ use arrays::{
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Removed},
-    consistency::Policy,
+    consistency::{JournalMode, Policy},
     error::{IoError, MemberError, Operation},
     events::EventKind,
     maintenance::{ScrubAction, ScrubRequest, SyncAction},
@@ -238,8 +238,8 @@ fn a_needed_member_that_is_taken_out_is_found() {
     assert!(found.is_some());
 }
 
-/// A member and the journal are to be taken out at once, in this order.
-fn a_member_and_the_journal_are_failed_at_once(seed: u64) {
+/// An array with a journal, the last disk.
+fn journaled(seed: u64) -> Scene {
     let mut world = World::new(WorldConfig::new(seed, 2));
     let mut placed = NewArray { bitmap: NewBitmap::None, ..shape(Level::Raid5, 4) }.place().unwrap();
     add_journal(&mut placed, NewDevice { sectors: 2048, uuid: Uuid([0x4a; 16]) }, 512).unwrap();
@@ -247,12 +247,22 @@ fn a_member_and_the_journal_are_failed_at_once(seed: u64) {
     lay_out(&mut world, placed, &disks).unwrap();
     let mut scene = Scene::over(world, disks, 5, options());
     scene.write(0, 96, true).unwrap();
+    scene
+}
+
+/// Polls a future once, which must not end it.
+async fn begin<F: Future>(future: &mut Pin<&mut F>) {
+    let begun = std::future::poll_fn(|cx| std::task::Poll::Ready(future.as_mut().poll(cx).is_pending()));
+    assert!(begun.await, "the controller has not come to it");
+}
+
+/// A member and the journal are to be taken out at once, in this order.
+fn a_member_and_the_journal_are_failed_at_once(seed: u64) {
+    let mut scene = journaled(seed);
     let owner = scene.array.clone();
     let (member, journal) = scene.run(async move {
         let mut member = std::pin::pin!(owner.fail(2));
-        let is_asked =
-            std::future::poll_fn(|cx| std::task::Poll::Ready(member.as_mut().poll(cx).is_pending()));
-        assert!(is_asked.await, "the controller has not come to it");
+        begin(&mut member).await;
         let journal = owner.fail_journal().await;
         (member.await, journal)
     });
@@ -261,6 +271,27 @@ fn a_member_and_the_journal_are_failed_at_once(seed: u64) {
     assert!(refused.contains("the journal is needed"), "{refused}");
     scene.write(0, 96, true).unwrap();
     scene.read_all();
+}
+
+/// The journal is to be taken out, and is set to write-back again before the controller comes to that.
+fn a_journal_is_failed_and_set_to_write_back_at_once(seed: u64) {
+    let mut scene = journaled(seed);
+    let owner = scene.array.clone();
+    let answer = scene.run(async move {
+        let mut failed = std::pin::pin!(owner.fail_journal());
+        begin(&mut failed).await;
+        owner.set_journal_mode(JournalMode::WriteBack).await.unwrap();
+        failed.await
+    });
+    let refused = answer.map_err(|error| error.to_string()).unwrap_err();
+    assert!(refused.contains("set to write-back again"), "{refused}");
+    scene.write(0, 96, true).unwrap();
+    scene.read_all();
+}
+
+#[test]
+fn a_journal_that_caches_again_is_not_taken_out() {
+    (0..2).for_each(a_journal_is_failed_and_set_to_write_back_at_once);
 }
 
 #[test]

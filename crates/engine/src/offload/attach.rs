@@ -188,7 +188,10 @@ impl Home {
             let Some(attached) = super::attached(&view.snapshot).cloned() else { continue };
             let answers = ask(&view, attached.slots, |server| server.free_to_receive()).await;
             for (slot, answer) in attached.slots.iter().zip(answers) {
-                shared.offload.reducers.set_free(slot, answer.ok().filter(|free| *free > 0).map(|free| free as u64));
+                shared
+                    .offload
+                    .reducers
+                    .set_free(slot, answer.ok().filter(|free| *free > 0).map(|free| free as u64));
             }
         }
     }
