@@ -4,7 +4,7 @@
 
 use std::{rc::Rc, sync::Arc, time::Instant};
 
-use pinstripe_engine::{array::Array, create::create, options::ArrayOptions};
+use pinstripe_engine::{array::Array, assembly::create::create, options::ArrayOptions};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},

@@ -5,12 +5,11 @@ use std::{future::Future, io, sync::Arc};
 use hdrhistogram::Histogram;
 use pinstripe_engine::{
     array::{Array, CommandError},
-    assembly::AssembleError,
-    create::CreateError,
+    assembly::{AssembleError, create::CreateError},
     error::IoError,
     geometry::Geometry,
     maintenance::SyncError,
-    statistics::Statistics,
+    status::statistics::Statistics,
 };
 use pinstripe_md::level::{BadLayout, Level};
 use pinstripe_runtime::{

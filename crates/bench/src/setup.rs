@@ -7,7 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pinstripe_engine::{array::Array, create::create, geometry::Geometry, options::ArrayOptions};
+use pinstripe_engine::{array::Array, assembly::create::create, geometry::Geometry, options::ArrayOptions};
 use pinstripe_md::{
     identity::{SetName, Timestamp},
     level::{Layout, Level, ParityLayout, Raid0Layout},

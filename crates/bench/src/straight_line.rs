@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use pinstripe_engine::{
-    decode::{encode, exponent},
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, ParityGeometry, StripeId},
+    io::decode::{encode, exponent},
 };
 use pinstripe_parity::Kernel;
 use pinstripe_runtime::{Buffer, DeviceError, Memory, shard};

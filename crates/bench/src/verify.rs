@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinstripe_engine::{array::Array, volume::Volume};
+use pinstripe_engine::{array::Array, io::volume::Volume};
 use pinstripe_runtime::shard;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use hdrhistogram::Histogram;
-use pinstripe_engine::{error::IoError, shared::Shared, volume::Volume};
+use pinstripe_engine::{error::IoError, io::volume::Volume, shared::Shared};
 use pinstripe_runtime::{DeviceError, Memory, shard};
 use rustix::time::{ClockId, clock_gettime};
 

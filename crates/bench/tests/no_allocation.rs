@@ -11,7 +11,7 @@ use std::{
 };
 
 use pinstripe_engine::{
-    array::Array, create::create, options::ArrayOptions, plan::WritePolicy, volume::Volume,
+    array::Array, assembly::create::create, io::volume::Volume, options::ArrayOptions, plan::WritePolicy,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},

@@ -14,7 +14,7 @@ use std::{
 };
 
 use pinstripe_bench::BitmapChoice;
-use pinstripe_engine::{create::create_placed_after, geometry::MEMBERS_MAX};
+use pinstripe_engine::{assembly::create::create_placed_after, geometry::MEMBERS_MAX};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},

@@ -18,23 +18,25 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 
-pub use crate::membership::{Added, CommandError, Removed};
+pub use crate::membership::commands::{Added, CommandError, Removed};
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, give_up},
-    bounded::Newcomers,
     consistency::{self, Log, OldLog, journal::home::log_of},
-    control::{Command, Reply},
     error::{IoError, MemberError},
-    events::{EventKind, Events},
     geometry::Geometry,
     intent::IntentTable,
+    io::volume::Volume,
     maintenance::Upkeep,
+    members::bounded::Newcomers,
+    membership::{
+        control::{Command, Reply},
+        records::{MemberState, Records},
+        snapshot::{MemberId, Snapshot},
+    },
     mutants::{Mutant, active},
     options::ArrayOptions,
-    records::{MemberState, Records},
     shared::Shared,
-    snapshot::{MemberId, Snapshot},
-    volume::Volume,
+    status::events::{EventKind, Events},
 };
 
 /// Regions of an array without a bitmap: only marks in memory.

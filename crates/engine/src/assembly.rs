@@ -4,283 +4,34 @@
 //! roles come from the freshest one's table, never from their own (docs/formats.md section 4). Everything is
 //! checked before anything is written.
 
+pub mod create;
 mod decide;
+mod error;
+pub(crate) mod newly_degraded;
+
+pub use error::{AssembleError, JournalProblem, StaleMember};
 
 use std::{rc::Rc, sync::Arc};
 
 use pinstripe_md::{
     bad_block_table::BadBlockTable,
-    bad_blocks::BadBlocksError,
-    bitmap::{BitmapError, BitmapImage},
+    bitmap::BitmapImage,
     superblock::{
-        ErrorKind, ReadOnlyReason, RefusedReason, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError,
-        Support, candidate_sectors, event_is_current,
+        ErrorKind, ReadOnlyReason, Role, SUPERBLOCK_BYTES_MAX, Superblock, SuperblockError, Support,
+        candidate_sectors, event_is_current,
     },
     units::{SECTOR_BYTES, Sector},
 };
-use pinstripe_runtime::{Device, DeviceError, DeviceSource, shard};
-use thiserror::Error;
+use pinstripe_runtime::{Device, DeviceSource, shard};
 
 use crate::{
-    bounded::Bounded,
     consistency::{Log, LogArea, OldLog},
-    geometry::{Geometry, GeometryError, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
+    geometry::{Geometry, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
+    members::bounded::Bounded,
     mutants::{Mutant, active},
-    newly_degraded,
-    offload::fence::{self, FenceError},
+    offload::fence,
     options::ArrayOptions,
 };
-
-/// Why devices can't be served as an array. Nothing has been changed on them.
-#[derive(Debug, Error)]
-pub enum AssembleError {
-    /// No device was given.
-    #[error("no device was given")]
-    NoDevices,
-    /// A device can't be read.
-    #[error("{name}: can't be read: {error}")]
-    Device {
-        /// The device.
-        name: String,
-        /// Why.
-        error: DeviceError,
-    },
-    /// A device can't make durable what it holds.
-    #[error("{name}: can't be flushed: {error}. Assemble the array without this device")]
-    Flush {
-        /// The device.
-        name: String,
-        /// Why.
-        error: DeviceError,
-    },
-    /// The servers of the devices don't let this host write.
-    #[error(transparent)]
-    Fence(#[from] FenceError),
-    /// A device has no superblock, or a damaged or unknown one.
-    #[error("{name}: {error}")]
-    Superblock {
-        /// The device.
-        name: String,
-        /// Why.
-        error: SuperblockError,
-    },
-    /// Two devices belong to different arrays.
-    #[error(
-        "{first} belongs to array {first_array}, but {second} to {second_array}: give the members of one array only"
-    )]
-    DifferentArrays {
-        /// A device.
-        first: String,
-        /// Its array's name or identity.
-        first_array: String,
-        /// Another.
-        second: String,
-        /// Its array's.
-        second_array: String,
-    },
-    /// The array is of a kind that isn't served.
-    #[error("{0}")]
-    Refused(RefusedReason),
-    /// The geometry makes no sense.
-    #[error("the array's geometry can't be served: {0}")]
-    Geometry(#[from] GeometryError),
-    /// Two devices claim one slot.
-    #[error(
-        "{first} and {second} both claim slot {slot}: one is a copy of the other; give only the right one"
-    )]
-    Duplicate {
-        /// A device.
-        first: String,
-        /// Another.
-        second: String,
-        /// The slot.
-        slot: usize,
-    },
-    /// More members are missing than the level can bear.
-    #[error(
-        "{present} of {needed} members are here, and the level bears {redundancy} missing{}",
-        stale_words(stale)
-    )]
-    TooFewMembers {
-        /// Members that are here and current.
-        present: usize,
-        /// Members of the array.
-        needed: usize,
-        /// How many may be missing.
-        redundancy: usize,
-        /// Devices that were left out because their superblocks are old.
-        stale: Vec<StaleMember>,
-    },
-    /// Dirty and degraded (C19).
-    #[error(
-        "the array was not stopped cleanly and {missing} of its members is missing: parity can't be trusted to stand in for it, and sectors that were being written may read wrong. Bring the missing member back, or use --force to accept that"
-    )]
-    DirtyDegraded {
-        /// How many are missing.
-        missing: usize,
-    },
-    /// Members are missing that were there the last time, and that isn't meant.
-    #[error(
-        "{} of the array is missing, and was there when it was used last{}: serve it with all of its members. With --run it is started without what is missing, which is out of date from then on",
-        newly_degraded::words(slots),
-        stale_words(stale)
-    )]
-    NewlyDegraded {
-        /// Slots that would be left behind.
-        slots: Vec<usize>,
-        /// Devices that were left out because their superblocks are old.
-        stale: Vec<StaleMember>,
-    },
-    /// Dirty and degraded, and what was being written stands in a log that can't be read.
-    #[error(
-        "{name}: its log can't be read, the array was not stopped cleanly, and {missing} of its members is missing: sectors that were being written may read wrong, and others of the same rows. Bring the missing member back{}, or use --force to accept that",
-        if *bears { ", or leave this device out as well, whose log isn't needed then" } else { "" }
-    )]
-    LogUnreadable {
-        /// The device with the log.
-        name: String,
-        /// How many are missing.
-        missing: usize,
-        /// Whether the array could be started without that one, too.
-        bears: bool,
-    },
-    /// The bitmap can't be used.
-    #[error("{name}: the bitmap can't be read: {error}")]
-    Bitmap {
-        /// The device.
-        name: String,
-        /// Why.
-        error: BitmapError,
-    },
-    /// A bitmap says that it belongs to another array, or to members of another size.
-    #[error(
-        "{name}: the bitmap is not this array's: remove it with mdadm --grow --bitmap=none and add it again"
-    )]
-    ForeignBitmap {
-        /// The device.
-        name: String,
-    },
-    /// The array has a journal, and its device isn't among those given, or is out of date.
-    #[error(
-        "the array has a journal device, which is not among the devices: what is only in the journal would be lost. Give the journal device too; with --force the array is assembled without it and resynced, and writes that only the journal has are lost"
-    )]
-    JournalMissing,
-    /// The journal can't be replayed. The members are as they were, but for what the journal says anyhow.
-    #[error("{name}: the journal can't be replayed: {problem}")]
-    Journal {
-        /// The journal device.
-        name: String,
-        /// Why.
-        problem: JournalProblem,
-    },
-    /// The superblocks could not be written before the replay of a journal to an incomplete array.
-    #[error(
-        "who is missing could not be recorded, and must be before the journal is emptied: too many devices fail. Nothing is lost: see to the devices, and assemble the array again"
-    )]
-    NoRecord,
-    /// A device failed while the journal was replayed. Replay can be repeated.
-    #[error(
-        "{name}: a write failed while the journal was being replayed: {error}. Nothing is lost: assemble the array again, without this device if it keeps failing"
-    )]
-    Replay {
-        /// The device.
-        name: String,
-        /// Why.
-        error: DeviceError,
-    },
-    /// A bad-block log can't be used, so it isn't known what must not be read.
-    #[error("{name}: the bad-block log can't be read: {error}")]
-    BadBlocks {
-        /// The device.
-        name: String,
-        /// Why.
-        error: BadBlocksError,
-    },
-}
-
-/// Why a journal can't be replayed, or an array with one can't be served read-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum JournalProblem {
-    /// The superblock's tail is not a block of the journal.
-    #[error("the superblock says that it begins at {0}, where no block of it can be")]
-    Tail(Sector),
-    /// What must be there isn't whole.
-    #[error(
-        "its block at sector {0} is damaged, and with it is lost what the members may lack. With --force the array is assembled without the journal and resynced"
-    )]
-    Damaged(Sector),
-    /// It can't be read.
-    #[error(
-        "it can't be read: {0}. With --force the array is assembled without the journal and resynced, and writes that only the journal has are lost"
-    )]
-    Read(DeviceError),
-    /// A place that the array doesn't have.
-    #[error("it describes sector {0}, which is none of the array's")]
-    Outside(Sector),
-    /// A discard. No program is known to log one.
-    #[error("it describes a discard at {0}, which is not known here: assemble the array with mdadm once")]
-    Discard(Sector),
-    /// Data in the log without parity, and the rest of its row can't be read.
-    #[error(
-        "the row at member sector {0} can't be read, whose data is only in the journal: give the missing members too"
-    )]
-    Unreadable(Sector),
-    /// No room for what must be logged once more while members are missing.
-    #[error(
-        "it has {free} blocks free, and {needed} are needed while members are missing: give the missing members too, or assemble the array with mdadm once"
-    )]
-    NoRoom {
-        /// Blocks needed.
-        needed: u64,
-        /// Blocks free.
-        free: u64,
-    },
-    /// Too small for one write.
-    #[error(
-        "it has {blocks} blocks of 4 KiB, and one stripe of the array may need {needed}: use a larger device"
-    )]
-    TooSmall {
-        /// Blocks needed.
-        needed: u64,
-        /// Blocks it has.
-        blocks: u64,
-    },
-    /// A level that has no parity.
-    #[error("the array's level has no journal")]
-    NoParity,
-    /// The members don't hold a page that the journal describes, and nothing may be written to them.
-    #[error("the {} at {sector} is only in the journal, not yet on the members, and a read-only array is not written to: serve it writable once", if *parity { "parity" } else { "data" })]
-    NotOnMembers {
-        /// Of the array for data, of the members for parity.
-        sector: Sector,
-        /// Whether it is parity.
-        parity: bool,
-    },
-}
-
-/// A device that was left out because it missed something.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StaleMember {
-    /// The device.
-    pub name: String,
-    /// Its events.
-    pub events: u64,
-    /// The freshest's events.
-    pub current: u64,
-}
-
-fn stale_words(stale: &[StaleMember]) -> String {
-    use std::fmt::Write;
-    let mut words = String::new();
-    for StaleMember { name, events, current } in stale {
-        let _ = if events < current {
-            write!(words, "; {name} is stale (events {events}, the array's are {current})")
-        } else {
-            write!(words, "; {name} is out of date (the array has gone on without it since events {current})")
-        };
-    }
-    words
-}
 
 /// A member as it was found.
 #[derive(Clone)]
@@ -506,7 +257,7 @@ pub(crate) async fn read_bytes(
 /// kernel's may not.) With the most events it would otherwise decide which devices are members, and its data
 /// would be taken for current.
 ///
-/// [`Records::advance`]: crate::records::Records::advance
+/// [`Records::advance`]: crate::membership::records::Records::advance
 fn set_aside_disowned(found: &mut Vec<Found>) -> Vec<Found> {
     let mut gone = Vec::new();
     if active(Mutant::RevenantAccepted) {

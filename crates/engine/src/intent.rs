@@ -23,6 +23,8 @@
 //! write). Neither region's bit is cleared until a resync or recovery of the whole region has ended without
 //! an error. Without a bitmap the table keeps the marks in memory only.
 
+pub(crate) mod writer;
+
 use std::ops::RangeInclusive;
 
 use crate::mutants::{Mutant, active};

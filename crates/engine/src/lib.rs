@@ -1,45 +1,37 @@
-//! The engine: stripe writes without a global lock, correct on MD's on-disk format.
+//! The engine: an array in service on MD's on-disk format, with stripe writes that take no global lock.
+//!
+//! Begin with [`io::volume`] and follow a write: `io/write.rs` has its whole way. Then [`mod@array`], which is
+//! what the owner of an array holds. `docs/architecture.md` tells the same in pictures.
+//!
+//! From the bottom up:
+//!
+//! - [`error`], [`options`], [`mutants`] (defects that tests switch on)
+//! - [`geometry`]: which byte lies on which member; [`plan`]: what a stripe write reads and writes. Both are
+//!   pure.
+//! - [`members`]: devices under supervision; [`intent`]: the write-intent bitmap
+//! - [`membership`]: which member holds which slot, and the task that alone changes it
+//! - [`shared`]: what the shards of one array share
+//! - [`io`]: users' requests; [`consistency`]: the logs that close the write hole; [`offload`]: work that the
+//!   members' servers do
+//! - [`maintenance`]: resync, rebuild, check and repair
+//! - [`status`]: what is told about an array
+//! - [`assembly`]: from devices to an array, old or new
+//! - [`mod@array`]: all of it together
 #![forbid(unsafe_code)]
 
-pub mod admission;
-mod advice;
 pub mod array;
 pub mod assembly;
-pub mod bad_blocks;
-mod bounded;
 pub mod consistency;
-mod control;
-pub mod cost;
-pub mod create;
-pub mod decode;
-pub mod detail;
-mod entry;
 pub mod error;
-pub mod events;
-mod fan_out;
-mod flush;
 pub mod geometry;
-pub mod image;
 pub mod intent;
-mod intent_writer;
-mod loss;
+pub mod io;
 pub mod maintenance;
 pub mod members;
-mod membership;
+pub mod membership;
 pub mod mutants;
-mod newly_degraded;
 pub mod offload;
 pub mod options;
-pub mod parity_cache;
 pub mod plan;
-mod read;
-pub mod records;
-mod row;
-mod seating;
 pub mod shared;
-pub mod snapshot;
-pub mod statistics;
-pub mod stripe_table;
-mod striped;
-pub mod volume;
-mod write;
+pub mod status;

@@ -32,16 +32,13 @@ use self::{
 };
 use crate::{
     array::{Array, Home},
-    decode::encode,
     error::IoError,
-    events::EventKind,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
+    io::{decode::encode, parity_cache::ROW_BYTES, row::Row, volume::VolumeInner},
+    membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
-    parity_cache::ROW_BYTES,
-    row::Row,
     shared::Answer,
-    snapshot::{MemberId, View},
-    volume::VolumeInner,
+    status::events::EventKind,
 };
 
 /// How long to wait before a resync that met errors is tried again.
@@ -384,7 +381,7 @@ impl Home {
     async fn walk_along(self: &Rc<Self>, walk: Walk) -> Rc<Walk> {
         let walk = Rc::new(walk);
         self.upkeep.walk.replace(Some(Rc::clone(&walk)));
-        let all = crate::fan_out::FanOut::new();
+        let all = crate::io::fan_out::FanOut::new();
         for _ in 0..self.shared().options.maintenance_depth.max(1) {
             let (home, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
             shard::spawn(async move {

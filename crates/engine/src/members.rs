@@ -18,6 +18,8 @@
 //!
 //! A read or write that the device had no resources for is tried again a few times; a flush never is (C5).
 
+pub(crate) mod bounded;
+pub(crate) mod loss;
 mod offload;
 
 use std::{
@@ -38,12 +40,14 @@ use crate::{
     array::{CommandError, Home},
     error::{MemberError, Operation},
     geometry::Geometry,
+    io::volume::{VolumeInner, give_up_everywhere},
+    membership::{
+        records::{MemberBook, MemberState},
+        snapshot::{Member, MemberId, Snapshot, View},
+    },
     mutants::{Mutant, active},
-    records::{MemberBook, MemberState},
     shared::{Failure, Shared},
-    snapshot::{Member, MemberId, Snapshot, View},
-    statistics::Counter,
-    volume::{VolumeInner, give_up_everywhere},
+    status::statistics::Counter,
 };
 
 /// How often a request is tried again that a device was too busy for.
@@ -634,7 +638,7 @@ impl Home {
         let shared = self.shared();
         if shared.member_limit_ns() == 0 {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
-            crate::volume::look_again_everywhere(shared);
+            crate::io::volume::look_again_everywhere(shared);
             let records = self.records.borrow();
             let waiting = records.members.iter().filter_map(|book| book.waiting.as_ref());
             for device in records.journal.iter().map(|journal| &journal.device).chain(waiting) {

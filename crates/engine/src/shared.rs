@@ -10,17 +10,16 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    admission::Admission,
-    bad_blocks::Reports,
     error::{IoError, MemberError},
     geometry::Geometry,
-    image::Piece,
+    io::{bad_blocks::Reports, image::Piece, parity_cache::ParityCache, stripe_table::StripeTable},
+    membership::{
+        admission::Admission,
+        snapshot::{Member, MemberId, Snapshot},
+    },
     mutants::{Mutant, active},
     options::ArrayOptions,
-    parity_cache::ParityCache,
-    snapshot::{Member, MemberId, Snapshot},
-    statistics::Counters,
-    stripe_table::StripeTable,
+    status::statistics::Counters,
 };
 
 /// What a batch answers.

@@ -10,8 +10,14 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    array::CommandError, assembly::AssembleError, create::create_placed, error::IoError, geometry::StripeId,
-    options::ArrayOptions, plan::WritePolicy, shared::Shared, statistics::Statistics,
+    array::CommandError,
+    assembly::{AssembleError, create::create_placed},
+    error::IoError,
+    geometry::StripeId,
+    options::ArrayOptions,
+    plan::WritePolicy,
+    shared::Shared,
+    status::statistics::Statistics,
 };
 use pinstripe_md::{
     level::Level,
@@ -555,7 +561,7 @@ fn superblocks_are_dirty_before_the_first_write_and_clean_after_a_while() {
     assert!((0..4).all(|disk| !scene.superblock(disk).array.is_dirty()), "assembly alone writes nothing");
     let (volume, ledger) = (scene.volume(), Rc::clone(&scene.ledger));
     scene.world.spawn(1, "write", async move {
-        let volume = pinstripe_engine::volume::Volume::new(std::sync::Arc::clone(volume.shared()));
+        let volume = pinstripe_engine::io::volume::Volume::new(std::sync::Arc::clone(volume.shared()));
         write(&volume, &ledger, 0, 16, false).await.unwrap();
     });
     scene.world.run_until(STEPS, |_| written()).unwrap();

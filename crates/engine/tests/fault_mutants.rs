@@ -12,7 +12,7 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, wish, write},
 };
 use pinstripe_engine::{
-    create::create_with,
+    assembly::create::create_with,
     geometry::StripeId,
     mutants::{Mutant, activate},
 };

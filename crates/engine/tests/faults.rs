@@ -13,9 +13,9 @@ use arrays::{
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
     assembly::AssembleError,
-    detail::Detail,
     error::{IoError, MemberError, Operation},
     options::ArrayOptions,
+    status::detail::Detail,
 };
 use pinstripe_md::{
     bad_blocks::BadBlocks,
@@ -430,7 +430,7 @@ fn shards_agree_that_a_member_is_given_up() {
     scene.write(0, STRIPE_SECTORS, false).unwrap();
     let shared = Arc::clone(scene.array.shared());
     let read = async move {
-        let volume = pinstripe_engine::volume::Volume::new(shared);
+        let volume = pinstripe_engine::io::volume::Volume::new(shared);
         volume.read(0, shard::buffer(48 << 10)).await.0
     };
     let now = scene.world.now();

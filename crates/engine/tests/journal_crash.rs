@@ -12,15 +12,14 @@ use arrays::{
 };
 use pinstripe_engine::{
     array::CommandError,
-    assembly::{AssembleError, JournalProblem},
+    assembly::{AssembleError, JournalProblem, create::CreateError},
     consistency::JournalMode,
-    create::CreateError,
-    detail::Detail,
     error::IoError,
     geometry::StripeId,
     maintenance::{ScrubAction, ScrubRequest},
     options::ArrayOptions,
     plan::WritePolicy,
+    status::detail::Detail,
 };
 use pinstripe_md::{
     identity::Uuid,

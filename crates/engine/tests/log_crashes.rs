@@ -15,9 +15,9 @@ use pinstripe_engine::{
     assembly::AssembleError,
     consistency::Policy,
     geometry::{Geometry, ParityGeometry, StripeId},
+    io::volume::Volume,
     maintenance::SyncSpeed,
     options::ArrayOptions,
-    volume::Volume,
 };
 use pinstripe_md::{
     double_parity_log::Identity,

@@ -11,8 +11,12 @@ use arrays::{
     superblock_of,
 };
 use pinstripe_engine::{
-    array::CommandError, assembly::AssembleError, consistency::Policy, create::create_with, error::IoError,
-    options::ArrayOptions, volume::Volume,
+    array::CommandError,
+    assembly::{AssembleError, create::create_with},
+    consistency::Policy,
+    error::IoError,
+    io::volume::Volume,
+    options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::Uuid,

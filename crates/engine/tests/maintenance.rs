@@ -11,10 +11,10 @@ use arrays::{
     scene::{DATA_SECTOR, Scene, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
-    events::EventKind,
     geometry::StripeId,
     maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncAction, SyncError, SyncSpeed},
     options::ArrayOptions,
+    status::events::EventKind,
 };
 use pinstripe_md::{
     level::Level,

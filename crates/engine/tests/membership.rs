@@ -14,8 +14,8 @@ use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     assembly::AssembleError,
     error::IoError,
+    membership::records::MemberState,
     options::ArrayOptions,
-    records::MemberState,
 };
 use pinstripe_md::{
     identity::Uuid,

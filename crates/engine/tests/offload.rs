@@ -14,8 +14,12 @@ use arrays::{
     servers::ServerSource,
 };
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, create::create_placed, error::IoError, geometry::ParityLayout,
-    offload::OffloadMode, options::ArrayOptions,
+    array::Array,
+    assembly::{AssembleError, create::create_placed},
+    error::IoError,
+    geometry::ParityLayout,
+    offload::OffloadMode,
+    options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::Uuid,
@@ -59,7 +63,7 @@ fn partial_writes_send_each_byte_once_and_full_stripes_stay_with_the_client() {
             net.script.failures
         );
         assert_eq!((now.pre_read_bytes, now.member_write_bytes), (0, 0));
-        let sent = |detail: &pinstripe_engine::detail::Detail| {
+        let sent = |detail: &pinstripe_engine::status::detail::Detail| {
             detail
                 .slots
                 .iter()

@@ -13,7 +13,7 @@ use arrays::{
     options,
 };
 use pinstripe_engine::{
-    create::create_with,
+    assembly::create::create_with,
     mutants::{Mutant, activate},
 };
 use pinstripe_md::{

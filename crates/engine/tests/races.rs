@@ -14,10 +14,10 @@ use pinstripe_engine::{
     array::{Added, Array, CommandError, Removed},
     consistency::{JournalMode, Policy},
     error::{IoError, MemberError, Operation},
-    events::EventKind,
+    io::volume::Volume,
     maintenance::{ScrubAction, ScrubRequest, SyncAction},
     options::ArrayOptions,
-    volume::Volume,
+    status::events::EventKind,
 };
 use pinstripe_md::{
     identity::Uuid,

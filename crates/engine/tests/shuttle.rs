@@ -13,9 +13,9 @@ use std::{
 };
 
 use pinstripe_engine::{
-    admission::Admission,
     intent::IntentTable,
-    stripe_table::{Entered, StripeTable},
+    io::stripe_table::{Entered, StripeTable},
+    membership::admission::Admission,
 };
 use pinstripe_runtime::Signal;
 use shuttle::{

@@ -7,7 +7,7 @@ mod arrays;
 use std::sync::Arc;
 
 use arrays::{BLOCK, Golden, Served, golden_array, options, read_only, superblock_of};
-use pinstripe_engine::{assembly::AssembleError, create::create};
+use pinstripe_engine::assembly::{AssembleError, create::create};
 use pinstripe_md::{
     bitmap::BitmapImage,
     identity::{SetName, Timestamp, Uuid},

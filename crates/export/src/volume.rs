@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use pinstripe_engine::{error::IoError, geometry::Geometry, volume::Volume};
+use pinstripe_engine::{error::IoError, geometry::Geometry, io::volume::Volume};
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
 
 use crate::{

@@ -3,7 +3,10 @@
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, create::create, geometry::ParityGeometry, options::ArrayOptions,
+    array::Array,
+    assembly::{AssembleError, create::create},
+    geometry::ParityGeometry,
+    options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},

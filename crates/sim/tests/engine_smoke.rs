@@ -7,9 +7,9 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::{Added, Array},
-    create::create,
+    assembly::create::create,
+    io::volume::Volume,
     options::ArrayOptions,
-    volume::Volume,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},

@@ -360,6 +360,6 @@ mod tests {
         assert_eq!(suite_of(root, "crates/md/tests/golden.rs").as_deref(), Some("md/golden"));
         assert_eq!(suite_of(root, "crates/export/tests/nbd/world.rs").as_deref(), Some("export/nbd"));
         assert_eq!(suite_of(root, "crates/engine/tests/arrays/mod.rs"), None);
-        assert_eq!(suite_of(root, "crates/engine/src/read.rs"), None);
+        assert_eq!(suite_of(root, "crates/engine/src/io/read.rs"), None);
     }
 }

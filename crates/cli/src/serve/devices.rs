@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use pinstripe_engine::{assembly::read_superblock, create::create_with};
+use pinstripe_engine::assembly::{create::create_with, read_superblock};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
     uring::{OpenFile, OpenOptions},

@@ -8,7 +8,7 @@ use std::{
 
 use pinstripe_engine::{
     array::{Array, Removed},
-    records::MemberState,
+    membership::records::MemberState,
 };
 use pinstripe_runtime::uring::blocking;
 

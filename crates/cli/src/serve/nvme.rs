@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use pinstripe_engine::{shared::Shared, volume::Volume};
+use pinstripe_engine::{io::volume::Volume, shared::Shared};
 use pinstripe_export::BlockService;
 use pinstripe_nvme::{
     auth::Authentication,

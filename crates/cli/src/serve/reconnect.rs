@@ -11,8 +11,7 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
     assembly::read_superblock,
-    detail::FailedMember,
-    events::EventKind,
+    status::{detail::FailedMember, events::EventKind},
 };
 use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};

@@ -2,9 +2,9 @@
 
 use pinstripe_engine::{
     array::Array,
-    detail::SlotDetail,
     error::NO_SLOT,
     maintenance::{SyncAction, SyncProgress},
+    status::detail::SlotDetail,
 };
 use pinstripe_md::level::Level;
 

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use pinstripe_engine::{error::IoError, volume::Volume};
+use pinstripe_engine::{error::IoError, io::volume::Volume};
 use pinstripe_export::VolumeService;
 use pinstripe_runtime::shard;
 

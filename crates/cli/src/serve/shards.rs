@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use pinstripe_engine::{shared::Shared, volume::Volume};
+use pinstripe_engine::{io::volume::Volume, shared::Shared};
 use pinstripe_export::{
     VolumeService,
     nbd::{Export, Server},

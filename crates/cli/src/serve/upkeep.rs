@@ -95,7 +95,7 @@ pub async fn events(
 }
 
 /// An event in the words of the protocol.
-pub fn event(event: &pinstripe_engine::events::Event) -> Event {
+pub fn event(event: &pinstripe_engine::status::events::Event) -> Event {
     Event {
         number: event.number,
         time: event.time,

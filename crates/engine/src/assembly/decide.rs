@@ -8,9 +8,9 @@ use super::{
     stale_member, support, take_journal, too_few_left,
 };
 use crate::{
+    assembly::newly_degraded,
     consistency::{self, Log, OldLog},
     mutants::{Mutant, active},
-    newly_degraded,
     options::ArrayOptions,
 };
 

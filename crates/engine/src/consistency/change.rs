@@ -24,12 +24,14 @@ use super::{
 };
 use crate::{
     array::{Array, CommandError, Home},
-    control::Command,
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
+    io::volume::adopt_everywhere,
+    membership::{
+        control::Command,
+        snapshot::{MemberId, Snapshot},
+    },
     shared::Failure,
-    snapshot::{MemberId, Snapshot},
-    volume::adopt_everywhere,
 };
 
 /// Bytes of a member per bit of a bitmap that comes by a change of policy.

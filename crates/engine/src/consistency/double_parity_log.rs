@@ -29,13 +29,12 @@ use super::{
     queue::{self, Lead, Queues, Records, Rules},
 };
 use crate::{
-    decode::exponent,
     error::IoError,
     geometry::{MemberSlot, Set64, StripeId},
+    io::{decode::exponent, volume::VolumeInner},
+    membership::snapshot::View,
     mutants::{Mutant, active},
     plan::{Method, Run},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 /// How many times longer than its header the payload of a record should be.
@@ -299,7 +298,7 @@ fn partial_q(batch: &Batch<'_>, run: &Run, q: &[u8]) -> Slice {
         let power = if active(Mutant::LogWrongCoefficient) { 0 } else { exponent(map, column) };
         batch.volume.kernel.accumulate_q(
             &mut partial,
-            crate::write::new_bytes(batch.image, column, run),
+            crate::io::write::new_bytes(batch.image, column, run),
             power,
         );
     }

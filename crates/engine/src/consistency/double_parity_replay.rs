@@ -26,8 +26,8 @@ use pinstripe_md::{
 use super::{LogArea, area::AreaBytes, double_parity_log::takes_chunks_of, members::Members};
 use crate::{
     assembly::AssembleError,
-    decode::exponent,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    io::decode::exponent,
     mutants::{Mutant, active},
 };
 

@@ -53,13 +53,13 @@ use self::{
 use super::{Batch, LogError};
 use crate::{
     assembly::Found,
-    detail::JournalDetail,
     error::IoError,
     geometry::{Geometry, ParityGeometry, StripeId},
-    image::Extent,
+    io::image::Extent,
     mutants::{Mutant, active},
     plan::Run,
     shared::Shared,
+    status::detail::JournalDetail,
 };
 
 pub(crate) mod cache;
@@ -384,7 +384,7 @@ fn cut(batch: &Batch<'_>, pages: &mut Vec<Page>) {
 }
 
 /// Bytes of a page.
-const ROW_BYTES: u32 = crate::parity_cache::ROW_BYTES;
+const ROW_BYTES: u32 = crate::io::parity_cache::ROW_BYTES;
 const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
 
 fn cut_row(

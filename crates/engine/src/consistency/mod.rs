@@ -52,14 +52,16 @@ use crate::{
     assembly::{AssembleError, Assembled, read_bytes},
     error::{IoError, MemberError, Operation},
     geometry::{MemberSlot, StripeId},
-    image::{Extent, Image},
+    io::{
+        image::{Extent, Image},
+        parity_cache::ROW_BYTES,
+        volume::{VolumeInner, adopt_everywhere},
+    },
+    membership::snapshot::{MemberId, Snapshot, View},
     mutants::{Mutant, active},
     options::ArrayOptions,
-    parity_cache::ROW_BYTES,
     plan::Plan,
     shared::Failure,
-    snapshot::{MemberId, Snapshot, View},
-    volume::{VolumeInner, adopt_everywhere},
 };
 pub(crate) use change::LogChange;
 pub use change::Policy;

@@ -41,11 +41,10 @@ use super::{
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
+    io::{parity_cache::ROW_BYTES, volume::VolumeInner},
+    membership::snapshot::View,
     mutants::{Mutant, active, in_32_bits},
-    parity_cache::ROW_BYTES,
     plan::{Method, Run},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 /// The log of a RAID5 array in service.
@@ -263,7 +262,7 @@ pub(super) fn partial_parity(batch: &Batch<'_>, run: &Run, p: &[u8]) -> Slice {
     sources[0] = p;
     let mut count = 1;
     for (source, column) in sources[1..].iter_mut().zip(run.written) {
-        *source = crate::write::new_bytes(batch.image, column, run);
+        *source = crate::io::write::new_bytes(batch.image, column, run);
         count += 1;
     }
     let mut partial = shard::buffer(p.len());

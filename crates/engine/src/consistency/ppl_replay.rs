@@ -7,8 +7,8 @@ use super::{LogArea, area::AreaBytes, members::Members};
 use crate::{
     assembly::{AssembleError, Found},
     geometry::{MemberSlot, StripeId},
+    io::parity_cache::ROW_BYTES,
     mutants::{Mutant, active},
-    parity_cache::ROW_BYTES,
 };
 
 /// What came of a replay.

@@ -33,9 +33,9 @@ use super::{LogArea, LogError};
 use crate::{
     error::Operation,
     geometry::MemberSlot,
+    io::volume::VolumeInner,
+    membership::snapshot::{Member, MemberId, View},
     mutants::{Mutant, active},
-    snapshot::{Member, MemberId, View},
-    volume::VolumeInner,
 };
 
 /// A leader waits for others as long as so many writes take,

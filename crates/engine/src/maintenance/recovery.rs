@@ -12,15 +12,19 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 use super::{SyncAction, Walk, in_single_rows};
 use crate::{
     array::Home,
-    control::Command,
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
+    io::{
+        parity_cache::ROW_BYTES,
+        row::{Row, Want},
+        volume::VolumeInner,
+    },
+    membership::{
+        control::Command,
+        snapshot::{MemberId, Snapshot, View},
+    },
     mutants::{Mutant, active, in_32_bits},
     offload::Lost,
-    parity_cache::ROW_BYTES,
-    row::{Row, Want},
-    snapshot::{MemberId, Snapshot, View},
-    volume::VolumeInner,
 };
 
 /// Legs that are cut for a checkpoint take at least this long: at the end of each the workers wait for the

@@ -14,8 +14,8 @@ use pinstripe_runtime::shard;
 use super::{SyncAction, recovery::LEG_NS_MIN};
 use crate::{
     array::Home,
-    control::Command,
     intent::IntentTable,
+    membership::control::Command,
     mutants::{Mutant, active},
 };
 

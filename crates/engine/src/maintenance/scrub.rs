@@ -28,14 +28,16 @@ use super::{
 use crate::{
     array::{Array, CommandError, Home},
     consistency::Logged,
-    decode::encode,
     error::IoError,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
+    io::{
+        decode::encode,
+        parity_cache::ROW_BYTES,
+        row::{Row, Want},
+        volume::VolumeInner,
+    },
+    membership::snapshot::View,
     mutants::{Mutant, active},
-    parity_cache::ROW_BYTES,
-    row::{Row, Want},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 /// Bytes of a sector, in which corrections are judged and reported.

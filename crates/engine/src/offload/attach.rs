@@ -28,14 +28,16 @@ use pinstripe_runtime::{
 use super::{Attached, OffloadMode, Standing, reducer::ReducerChoice};
 use crate::{
     array::{Array, CommandError, Home},
-    control::{Command, failure},
-    detail::{MemberOffload, OffloadDetail},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
+    io::volume::adopt_everywhere,
+    membership::{
+        control::{Command, failure},
+        snapshot::{Snapshot, View},
+    },
     mutants::{Mutant, active},
     shared::Failure,
-    snapshot::{Snapshot, View},
-    volume::adopt_everywhere,
+    status::detail::{MemberOffload, OffloadDetail},
 };
 
 /// A server that refused is asked again after this.
@@ -289,8 +291,8 @@ impl Home {
         is_lost
     }
 
-    /// Attaches the server of a device that is about to join and is [bounded](crate::bounded): while it has
-    /// an epoch of another time, it takes no write without that.
+    /// Attaches the server of a device that is about to join and is [bounded](crate::members::bounded): while
+    /// it has an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
         let options = &self.shared().options;
         // Where nothing is offloaded the servers take no write without it all the same, once they were

@@ -3,8 +3,8 @@
 use pinstripe_parity::{divide, multiply, power_of_two};
 
 use crate::{
-    decode::exponent,
     geometry::{MEMBERS_MAX, MemberSlot, Role, Set64, StripeMap},
+    io::decode::exponent,
     mutants::{Mutant, active},
 };
 
@@ -16,7 +16,8 @@ pub fn in_q(map: StripeMap, column: usize) -> u8 {
 /// What the member `wanted` holds in a stripe as a sum of what others hold: the members, ascending, each with
 /// its coefficient. Of those only `readable` ones are used; `None` if they don't suffice.
 ///
-/// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::decode) does.
+/// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::io::decode)
+/// does.
 pub fn combination(map: StripeMap, wanted: MemberSlot, readable: Set64) -> Option<Vec<(MemberSlot, u8)>> {
     let readable = readable.without(Set64::only(wanted.index()));
     let mut sum = Sum { map, readable, coefficients: [0; MEMBERS_MAX] };
@@ -87,8 +88,8 @@ impl Sum {
 mod tests {
     use super::*;
     use crate::{
-        decode::{Sources, encode},
         geometry::{ParityGeometry, ParityLayout, StripeId},
+        io::decode::{Sources, encode},
     };
 
     fn geometries() -> Vec<ParityGeometry> {

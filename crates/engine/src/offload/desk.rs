@@ -11,7 +11,7 @@ use std::{
 
 use pinstripe_runtime::{OperationId, Signal, Ticket, offload::NUMBER_MAX, shard};
 
-use crate::snapshot::MemberId;
+use crate::membership::snapshot::MemberId;
 
 /// See the module.
 pub(crate) struct Desk {

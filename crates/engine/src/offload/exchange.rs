@@ -10,9 +10,9 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, Outcome, Submission, Ticke
 use crate::{
     error::Operation,
     geometry::Set64,
+    io::volume::VolumeInner,
+    membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
-    snapshot::{MemberId, View},
-    volume::VolumeInner,
 };
 
 /// Requests under way, each with what its owner wants to know of it.

@@ -58,7 +58,7 @@ pub(crate) use self::{
 };
 use crate::{
     geometry::{MEMBERS_MAX, Set64},
-    snapshot::{MemberId, Snapshot, View},
+    membership::snapshot::{MemberId, Snapshot, View},
 };
 
 /// Whether the members' servers compute, where they can.

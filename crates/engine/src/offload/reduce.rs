@@ -6,8 +6,8 @@ use pinstripe_runtime::{Buffer, Reducer, shard};
 use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, reducer::Turn};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
-    snapshot::View,
-    volume::VolumeInner,
+    io::volume::VolumeInner,
+    membership::snapshot::View,
 };
 
 /// A part of what a member holds in a stripe.

@@ -3,8 +3,8 @@
 
 use super::{Facts, Method, Parity, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy};
 use crate::geometry::{MemberSlot, Role, Set64, StripeMap};
+use crate::io::parity_cache::ROW_BYTES;
 use crate::mutants::{Mutant, active};
-use crate::parity_cache::ROW_BYTES;
 
 /// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of
 /// memory.

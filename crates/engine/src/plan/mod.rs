@@ -45,6 +45,7 @@
 //!   in no parity is refused ([`PlanError::BeyondRedundancy`]).
 
 mod choose;
+pub mod cost;
 mod runs;
 mod single;
 
@@ -52,7 +53,7 @@ mod single;
 mod tests;
 
 use crate::geometry::{MemberSlot, Set64, StripeMap};
-pub use crate::parity_cache::Parity;
+pub use crate::io::parity_cache::Parity;
 pub use choose::COMPUTE_NS_PER_KIB;
 use choose::{Candidate, Chooser};
 

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use pinstripe_engine::{
-    assembly::AssembleError, create::create, options::ArrayOptions, statistics::Statistics,
+    assembly::{AssembleError, create::create},
+    options::ArrayOptions,
+    status::statistics::Statistics,
 };
 use pinstripe_md::{
     level::{Layout, Level, ParityLayout},

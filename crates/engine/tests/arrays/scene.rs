@@ -4,11 +4,11 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::Array,
-    create::{CreateError, create_placed},
+    assembly::create::{CreateError, create_placed},
     error::IoError,
     geometry::{Geometry, ParityGeometry},
+    io::volume::Volume,
     options::ArrayOptions,
-    volume::Volume,
 };
 use pinstripe_md::{
     bad_blocks::BadBlocks,

@@ -21,8 +21,11 @@ use std::{
 
 use disks::{Crash, Images};
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, consistency::JournalMode, create::create_placed,
-    options::ArrayOptions, volume::Volume,
+    array::Array,
+    assembly::{AssembleError, create::create_placed},
+    consistency::JournalMode,
+    io::volume::Volume,
+    options::ArrayOptions,
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},

@@ -18,9 +18,11 @@ use std::{
 use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     error::{IoError, Operation},
+    membership::{
+        records::MemberState,
+        snapshot::{MemberId, Seat},
+    },
     options::ArrayOptions,
-    records::MemberState,
-    snapshot::{MemberId, Seat},
 };
 use pinstripe_runtime::shard;
 

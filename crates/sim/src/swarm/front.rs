@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_engine::{error::IoError, shared::Shared, volume::Volume};
+use pinstripe_engine::{error::IoError, io::volume::Volume, shared::Shared};
 use pinstripe_export::{
     VolumeService,
     nbd::{Export, Server},

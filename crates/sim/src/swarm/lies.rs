@@ -16,8 +16,8 @@ use std::rc::Rc;
 
 use pinstripe_engine::{
     geometry::{MemberSlot, ParityGeometry, Role, StripeId, StripeMap},
+    io::volume::Volume,
     maintenance::{CheckReport, ScrubAction, ScrubRequest},
-    volume::Volume,
 };
 
 use super::{

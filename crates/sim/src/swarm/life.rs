@@ -4,12 +4,11 @@ use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{
     array::Array,
-    assembly::AssembleError,
-    create::create_placed,
+    assembly::{AssembleError, create::create_placed},
     geometry::{ParityGeometry, StripeId},
+    io::volume::Volume,
+    membership::snapshot::Snapshot,
     offload::fence::FenceError,
-    snapshot::Snapshot,
-    volume::Volume,
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource};
 

@@ -11,7 +11,7 @@
 
 use std::{ops::Range, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{geometry::StripeId, volume::Volume};
+use pinstripe_engine::{geometry::StripeId, io::volume::Volume};
 use pinstripe_md::{
     bitmap::{BitmapHeader, BitmapImage},
     units::Sector,

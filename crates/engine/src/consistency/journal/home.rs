@@ -17,17 +17,19 @@ use super::{
 use crate::{
     array::{Array, CommandError, Home},
     assembly::{AssembleError, Found, JournalProblem},
-    bad_blocks::MemberBadBlocks,
     consistency::{JournalMode, Log},
-    control::Command,
-    cost::MemberCost,
     error::{JOURNAL_SLOT, MemberError, Operation},
-    events::EventKind,
     geometry::Geometry,
+    io::bad_blocks::MemberBadBlocks,
     members::{Health, Supervised},
+    membership::{
+        control::Command,
+        records::JournalBook,
+        snapshot::{Member, MemberId, Seat},
+    },
     mutants::{Mutant, active},
-    records::JournalBook,
-    snapshot::{Member, MemberId, Seat},
+    plan::cost::MemberCost,
+    status::events::EventKind,
 };
 
 /// The log of an array with this journal, which is yet to be replayed.

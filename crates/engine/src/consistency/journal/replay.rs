@@ -31,12 +31,14 @@ use super::ring::{Page, Place, Ring, meta_blocks_max};
 use crate::{
     assembly::{AssembleError, Found, JournalProblem},
     consistency::members::write_but_for_listed,
-    decode::encode,
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
+    io::{
+        decode::encode,
+        row::{Row, Want},
+        volume::Volume,
+    },
+    membership::snapshot::View,
     mutants::{Mutant, active},
-    row::{Row, Want},
-    snapshot::View,
-    volume::Volume,
 };
 
 /// How far the sequence jumps after a replay.
@@ -508,7 +510,7 @@ impl<'a> Replay<'a> {
 }
 
 /// Bytes of a row.
-const ROW_BYTES: u32 = crate::parity_cache::ROW_BYTES;
+const ROW_BYTES: u32 = crate::io::parity_cache::ROW_BYTES;
 const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
 
 fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {

@@ -8,10 +8,12 @@
 use crate::{
     error::IoError,
     geometry::{Set64, StripeId},
-    image::{Extent, Image, Piece},
-    row::Want,
-    snapshot::View,
-    volume::VolumeInner,
+    io::{
+        image::{Extent, Image, Piece},
+        row::Want,
+        volume::VolumeInner,
+    },
+    membership::snapshot::View,
 };
 
 use super::ROW_BYTES;

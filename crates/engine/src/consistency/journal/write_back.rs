@@ -27,8 +27,8 @@ use crate::{
     array::{Array, CommandError, Home},
     consistency::LogError,
     error::IoError,
-    fan_out::FanOut,
     geometry::{Geometry, ParityGeometry, StripeId},
+    io::fan_out::FanOut,
     mutants::{Mutant, active},
     shared::Shared,
 };

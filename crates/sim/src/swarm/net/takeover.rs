@@ -9,7 +9,7 @@
 
 use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{array::Array, volume::Volume};
+use pinstripe_engine::{array::Array, io::volume::Volume};
 use pinstripe_runtime::shard;
 
 use super::{PATIENCE, Shop, Swarm, Verdict};

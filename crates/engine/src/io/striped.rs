@@ -6,9 +6,9 @@ use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission}
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
+    io::volume::VolumeInner,
+    membership::snapshot::View,
     mutants::{Mutant, active},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 impl VolumeInner {

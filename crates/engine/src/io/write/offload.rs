@@ -6,11 +6,10 @@ use pinstripe_runtime::{DeviceError, Slice, shard};
 
 use super::{Again, WriteContext};
 use crate::{
-    decode::exponent,
-    entry::Writing,
     error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
-    image::Image,
+    io::{decode::exponent, entry::Writing, image::Image, volume::VolumeInner},
+    membership::snapshot::View,
     mutants::{Mutant, active},
     offload::{
         Attached, OffloadMode, Requests, Reservation, Sent, Step,
@@ -20,8 +19,6 @@ use crate::{
         resolve,
     },
     plan::{Plan, Run, Stripe},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 /// So long a batch waits for room at the servers before the client does the work itself.

@@ -3,16 +3,18 @@
 use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
-    bad_blocks::Listing,
     consistency::{JournalMode, Log, LogError},
-    entry::{Moved, Writing},
     error::{IoError, Operation},
     geometry::{Geometry, MemberSlot, Set64, StripeId},
+    io::{
+        bad_blocks::Listing,
+        entry::{Moved, Writing},
+        striped::striped_error,
+        volume::VolumeInner,
+    },
     members::FlushTicket,
+    membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
-    snapshot::{MemberId, View},
-    striped::striped_error,
-    volume::VolumeInner,
 };
 
 /// Why a stripe could not be zeroed.

@@ -37,11 +37,13 @@ use crate::{
     array::Home,
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
+    io::volume::{VolumeInner, adopt_everywhere},
+    membership::{
+        records::MemberState,
+        snapshot::{Member, MemberId, View},
+    },
     mutants::{Mutant, active},
-    records::MemberState,
     shared::{Failure, Shared},
-    snapshot::{Member, MemberId, View},
-    volume::{VolumeInner, adopt_everywhere},
 };
 
 /// Where a member's log lies.

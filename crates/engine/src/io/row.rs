@@ -6,12 +6,11 @@
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet};
 
 use crate::{
-    decode::Sources,
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
+    io::{decode::Sources, volume::VolumeInner},
+    membership::snapshot::View,
     mutants::{Mutant, active},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 /// A row range of a stripe. Reusable.

@@ -19,12 +19,14 @@ use crate::{
     },
     error::IoError,
     geometry::{ParityGeometry, StripeId},
-    image::{Image, Piece},
+    io::{
+        image::{Image, Piece},
+        parity_cache::ROW_BYTES,
+        stripe_table::Claim,
+        volume::VolumeInner,
+    },
     mutants::{Mutant, active},
-    parity_cache::ROW_BYTES,
     shared::Answer,
-    stripe_table::Claim,
-    volume::VolumeInner,
 };
 
 impl VolumeInner {

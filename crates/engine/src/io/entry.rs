@@ -20,13 +20,15 @@ use std::rc::Rc;
 use pinstripe_runtime::shard;
 
 use crate::{
-    admission::{Admission, Pass},
     error::IoError,
     geometry::StripeId,
     intent::{IntentTable, Mark},
+    io::volume::VolumeInner,
+    membership::{
+        admission::{Admission, Pass},
+        snapshot::View,
+    },
     mutants::{Mutant, active},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 /// The membership has changed since it was entered under: what was planned is to be planned anew.

@@ -10,14 +10,14 @@ use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
-    bad_blocks::MemberBadBlocks,
     consistency::{Log, LogArea},
-    cost::MemberCost,
     geometry::Set64,
     intent::IntentTable,
+    io::bad_blocks::MemberBadBlocks,
     members::Health,
     mutants::{Mutant, active},
     offload::Attached,
+    plan::cost::MemberCost,
 };
 
 /// A device that was attached to the array; never reused for another.

@@ -4,9 +4,9 @@ use pinstripe_runtime::DeviceErrorKind;
 
 use crate::{
     array::Array,
-    detail::{FailedMember, SlotDetail},
     error::{IoError, MemberError},
-    records::MemberState,
+    membership::records::MemberState,
+    status::detail::{FailedMember, SlotDetail},
 };
 
 /// What the sentences are made from.

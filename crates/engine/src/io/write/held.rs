@@ -6,7 +6,7 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 
 use crate::{
     geometry::{MemberSlot, StripeMap},
-    parity_cache::{Parity, ROW_BYTES},
+    io::parity_cache::{Parity, ROW_BYTES},
     plan::{Run, Transfer},
 };
 

@@ -16,20 +16,24 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    cost::{SAMPLE_EVERY, is_worth_keeping, read_prices},
     error::{IoError, MemberError, Operation},
-    fan_out::FanOut,
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
-    image::Piece,
+    io::{
+        fan_out::FanOut,
+        image::Piece,
+        row::Row,
+        stripe_table::{Claim, Entered},
+        write::{WriteContext, overlay},
+    },
     members::Supervised,
+    membership::snapshot::{Member, MemberId, Snapshot, View},
     mutants::{Mutant, active},
-    plan::{Price, WritePolicy},
-    row::Row,
+    plan::{
+        Price, WritePolicy,
+        cost::{SAMPLE_EVERY, is_worth_keeping, read_prices},
+    },
     shared::{Answer, Shared},
-    snapshot::{Member, MemberId, Snapshot, View},
-    statistics::Counters,
-    stripe_table::{Claim, Entered},
-    write::{WriteContext, overlay},
+    status::statistics::Counters,
 };
 
 /// Most stripes of longer writes that have tasks of their own at a time. Clients decide how many there are,

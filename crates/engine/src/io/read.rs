@@ -6,12 +6,14 @@ use pinstripe_runtime::{Buffer, DeviceErrorKind, Submission, shard};
 use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
+    io::{
+        parity_cache::ROW_BYTES,
+        row::{Row, Want},
+        volume::VolumeInner,
+    },
+    membership::snapshot::View,
     mutants::{Mutant, active},
     offload::Requests,
-    parity_cache::ROW_BYTES,
-    row::{Row, Want},
-    snapshot::View,
-    volume::VolumeInner,
 };
 
 impl VolumeInner {

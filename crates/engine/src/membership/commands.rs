@@ -16,14 +16,16 @@ use thiserror::Error;
 use crate::{
     array::{Array, REGION_BYTES_WITHOUT_BITMAP},
     assembly::{AssembleError, Found, read_member},
-    control::{Command, IntentChange},
     error::{IoError, MemberError},
     geometry::Geometry,
     intent::IntentTable,
+    io::volume::give_up_everywhere,
+    membership::{
+        control::{Command, IntentChange},
+        records::{MemberBook, MemberState, Newcomer},
+        snapshot::{MemberId, Seat},
+    },
     mutants::{Mutant, active},
-    records::{MemberBook, MemberState, Newcomer},
-    snapshot::{MemberId, Seat},
-    volume::give_up_everywhere,
 };
 
 /// How long a command waits for the controller before it looks whether that waits for the member that is to

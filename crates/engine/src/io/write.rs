@@ -5,9 +5,9 @@
 //!                              intent ──┘     ^ same-stripe writes join until here
 //! ```
 //!
-//! - *Plan* is made under a [`Pass`](crate::admission::Pass): the membership can't change without this write
-//!   being waited for. If it has changed by the freeze, everything but the batch is thrown away and planned
-//!   anew (C1).
+//! - *Plan* is made under a [`Pass`](crate::membership::admission::Pass): the membership can't change
+//!   without this write being waited for. If it has changed by the freeze, everything but the batch is thrown
+//!   away and planned anew (C1).
 //! - *Freeze* is the last look at the writes that have arrived (C11); the image is final then, and each
 //!   sector is written once.
 //! - Nothing is written before the intent of every row is durable (C7), and intent is kept until every member
@@ -26,24 +26,25 @@ use self::held::Held;
 pub(crate) use self::{back::overlay, encode::new_bytes};
 
 use crate::{
-    bad_blocks::Listing,
     consistency::{self, Batch, LogError, Logged},
-    cost::UNKNOWN,
-    entry::{Inside, Intended, Moved, Writing},
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
-    image::{Image, Parts, Piece},
+    io::{
+        bad_blocks::Listing,
+        entry::{Inside, Intended, Moved, Writing},
+        image::{Image, Parts, Piece},
+        parity_cache::{Key, Parity, ROW_BYTES},
+        row::Want,
+        stripe_table::{Claim, Entered},
+        volume::VolumeInner,
+    },
+    membership::snapshot::{MemberId, Seat, Snapshot, View},
     mutants::{Mutant, active},
-    parity_cache::{Key, Parity, ROW_BYTES},
     plan::{
         Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy, Written,
-        plan_into,
+        cost::UNKNOWN, plan_into,
     },
-    row::Want,
     shared::{Answer, Shared},
-    snapshot::{MemberId, Seat, Snapshot, View},
-    stripe_table::{Claim, Entered},
-    volume::VolumeInner,
 };
 
 /// Parity of runs up to this many bytes is worth keeping.

@@ -3,15 +3,16 @@
 use pinstripe_md::superblock::Role;
 
 use crate::{
-    advice::Facts,
     array::Array,
     error::MemberError,
     geometry::Geometry,
     maintenance::SyncProgress,
     members::MemberStatistics,
-    records::{MemberState, Records},
-    snapshot::Seat,
-    statistics::Statistics,
+    membership::{
+        records::{MemberState, Records},
+        snapshot::Seat,
+    },
+    status::{advice::Facts, statistics::Statistics},
 };
 
 /// See the module.

@@ -17,13 +17,12 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 use crate::{
     assembly::{Found, Seated},
-    bad_blocks::MemberBadBlocks,
     consistency::LogArea,
     error::{MemberError, NO_SLOT},
+    io::{bad_blocks::MemberBadBlocks, volume::Unattached},
     members::Supervised,
+    membership::snapshot::{Member, MemberId, Seat},
     mutants::{Mutant, active},
-    snapshot::{Member, MemberId, Seat},
-    volume::Unattached,
 };
 
 /// What became of a device.
@@ -194,7 +193,7 @@ impl Records {
             source: Mutex::new(Some(source)),
             data_offset: superblock.member.data_offset.0 * SECTOR_BYTES,
             bad_blocks: MemberBadBlocks::new(bad_blocks, &superblock, &*device),
-            cost: crate::cost::MemberCost::default(),
+            cost: crate::plan::cost::MemberCost::default(),
             log_area: Mutex::new(LogArea::of(&superblock)),
             health: crate::members::Health::default(),
         });

@@ -14,17 +14,19 @@ use pinstripe_md::{bitmap::BitmapImage, units::SECTOR_BYTES};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use crate::{
-    admission::Admission,
     array::{CommandError, Home},
     consistency::LogChange,
     error::{IoError, MemberError, Operation},
-    events::EventKind,
+    io::volume::adopt_everywhere,
     members::spare_the_needed,
+    membership::{
+        admission::Admission,
+        records::{Newcomer, Seating},
+        snapshot::{MemberId, Seat, Snapshot},
+    },
     mutants::{Mutant, active},
-    records::{Newcomer, Seating},
     shared::{Failure, Shared},
-    snapshot::{MemberId, Seat, Snapshot},
-    volume::adopt_everywhere,
+    status::events::EventKind,
 };
 
 /// What the controller is asked to do. The answer comes through the reply.

@@ -1,11 +1,11 @@
 //! The gate that every stripe write passes, and the generations by which membership changes.
 //!
-//! One word holds the generation of the current [`Snapshot`](crate::snapshot::Snapshot) and whether the
-//! superblocks on disk say *dirty*. A writer counts itself in (in its own shard's cache line) under the
-//! parity of the generation, and then reads the word: it may go on if the generation is still the one it
-//! counted under and the gate is open. The controller changes the word and then reads the counts. Both sides
-//! are sequentially consistent, so either the writer sees the change or the controller sees the writer. That
-//! gives both promises with one count:
+//! One word holds the generation of the current [`Snapshot`](crate::membership::snapshot::Snapshot) and
+//! whether the superblocks on disk say *dirty*. A writer counts itself in (in its own shard's cache line)
+//! under the parity of the generation, and then reads the word: it may go on if the generation is still the
+//! one it counted under and the gate is open. The controller changes the word and then reads the counts. Both
+//! sides are sequentially consistent, so either the writer sees the change or the controller sees the writer.
+//! That gives both promises with one count:
 //!
 //! - *C1*: after publishing a generation the controller waits until no writer is counted under the old one;
 //!   then every write in flight was planned under the new membership.

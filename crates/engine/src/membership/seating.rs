@@ -16,13 +16,15 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
 use crate::{
     array::Home,
-    control::{copy, failure},
     error::{IoError, MemberError, NO_SLOT, Operation},
-    events::EventKind,
+    membership::{
+        control::{copy, failure},
+        records::{MemberBook, MemberState, Newcomer, Seating},
+        snapshot::{MemberId, Seat},
+    },
     mutants::{Mutant, active},
-    records::{MemberBook, MemberState, Newcomer, Seating},
     shared::Failure,
-    snapshot::{MemberId, Seat},
+    status::events::EventKind,
 };
 
 impl Home {

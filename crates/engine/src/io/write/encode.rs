@@ -4,15 +4,17 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 
 use super::{WriteContext, held::Held, needs_parity_from_data};
 use crate::{
-    decode::{Sources, encode, exponent},
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    image::Image,
+    io::{
+        decode::{Sources, encode, exponent},
+        image::Image,
+        parity_cache::{Parity, ROW_BYTES},
+        volume::VolumeInner,
+    },
+    membership::snapshot::Snapshot,
     mutants::{Mutant, active},
-    parity_cache::{Parity, ROW_BYTES},
     plan::{Method, Recovery, Run},
-    snapshot::Snapshot,
-    volume::VolumeInner,
 };
 
 impl VolumeInner {

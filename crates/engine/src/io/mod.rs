@@ -1,0 +1,18 @@
+//! Users' requests on a shard: reads, writes, flushes and zeroes, from a [`Volume`](volume::Volume) to the
+//! members.
+//!
+//! Begin with [`volume`], then [`write`](mod@write), whose module text has the whole way of a stripe write.
+
+pub mod bad_blocks;
+pub mod decode;
+pub(crate) mod entry;
+pub(crate) mod fan_out;
+pub(crate) mod flush;
+pub mod image;
+pub mod parity_cache;
+pub(crate) mod read;
+pub(crate) mod row;
+pub mod stripe_table;
+pub(crate) mod striped;
+pub mod volume;
+pub(crate) mod write;
