@@ -20,6 +20,13 @@ const FAULT_MODEL: Shown =
     Shown { page: "docs/fault-model.md", from: "## What shows it", to: "## Dirty and degraded" };
 const RULES: Shown = Shown { page: "docs/correctness.md", from: "## What shows each rule", to: "" };
 
+/// The walks of CONTRIBUTING.md each end with the tests that tell that it is right.
+const WALKS: [Shown; 3] = [
+    Shown { page: "CONTRIBUTING.md", from: "### Tests of a front end", to: "## To add a consistency policy" },
+    Shown { page: "CONTRIBUTING.md", from: "### Tests of a consistency policy", to: "## To add a level" },
+    Shown { page: "CONTRIBUTING.md", from: "### Tests of a level", to: "## License" },
+];
+
 /// Checks every document of `documents` (paths from the root); `sources` are where tests may be.
 pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
@@ -39,7 +46,7 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
             known.extend(defects(&text));
         }
     }
-    for shown in [FAULT_MODEL, RULES] {
+    for shown in [FAULT_MODEL, RULES].into_iter().chain(WALKS) {
         if documents.iter().any(|file| file == shown.page) {
             findings.extend(unknown_tests(&shown, &read(root, shown.page)?, &known));
         }
@@ -125,6 +132,10 @@ fn is_part_of_name(character: char) -> bool {
 
 fn unknown_tests(shown: &Shown, page: &str, known: &HashSet<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
+    if !page.lines().any(|line| line == shown.from) {
+        let message = format!("there is no heading {:?}: its tests are not looked at", shown.from);
+        findings.push(Finding { file: shown.page.to_owned(), line: 1, message });
+    }
     let lines = (1..).zip(page.lines());
     let list = lines.skip_while(|(_, line)| *line != shown.from);
     let list = list.take_while(|(_, line)| shown.to.is_empty() || *line != shown.to);
@@ -182,5 +193,7 @@ mod tests {
         );
         let found = unknown_tests(&FAULT_MODEL, &page, &known);
         assert!(found.len() == 1 && found[0].to_string().contains("`gone`"), "{found:?}");
+        let found = unknown_tests(&FAULT_MODEL, "`gone`\n", &known);
+        assert!(found.len() == 1 && found[0].to_string().contains(FAULT_MODEL.from), "{found:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a contributor runs.
 #![forbid(unsafe_code)]
 
+mod diagram;
 mod documents;
 mod fuzz;
 mod golden;

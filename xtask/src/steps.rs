@@ -83,7 +83,8 @@ const UNIT: &str = "cargo test --workspace --no-fail-fast";
 const STEPS: &[Step] = &[
     Step::new("fmt", "format", "cargo fmt --all --check").quick("cargo fmt --all --check"),
     Step::new("clippy", "lints", CLIPPY).quick(CLIPPY),
-    Step::new("tidy", "the house style, and the documents' links", "xtask tidy").quick("xtask tidy"),
+    Step::new("tidy", "the house style, the documents' links, the drawing of the crates", "xtask tidy")
+        .quick("xtask tidy"),
     Step::new("unit", "every crate's tests", UNIT).quick(UNIT),
     Step::new(
         "shuttle",

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{documents, imports};
+use crate::{diagram, documents, imports};
 
 /// Lines of a file, its tests not counted.
 const FILE_LINES_MAX: usize = 800;
@@ -74,6 +74,7 @@ pub fn run(root: &Path) -> Result<()> {
     }
     findings.extend(imports::check(&sources)?);
     findings.extend(documents::check(root, &documents, &files)?);
+    findings.extend(diagram::check(root)?);
     let count = files.len() + documents.len();
     for finding in &findings {
         println!("{finding}");
