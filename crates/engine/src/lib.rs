@@ -1,7 +1,7 @@
 //! The engine: an array in service on MD's on-disk format, with stripe writes that take no global lock.
 //!
-//! Begin with [`io::volume`] and follow a write: `io/write.rs` has its whole way. Then [`mod@array`], which is
-//! what the owner of an array holds. `docs/architecture.md` tells the same in pictures.
+//! Begin with [`io::volume`] and follow a write: `io/write.rs` has its whole way. Then [`mod@array`], which
+//! is what the owner of an array holds. `docs/architecture.md` tells the same in pictures.
 //!
 //! From the bottom up:
 //!
