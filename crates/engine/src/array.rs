@@ -21,17 +21,17 @@ use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 pub use crate::membership::commands::{Added, CommandError, Removed};
 use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, give_up},
-    consistency::{self, Log, OldLog, journal::home::log_of},
+    consistency::{self, Log, OldLog, journal::controller::log_of},
     error::{IoError, MemberError},
     geometry::Geometry,
     intent::IntentTable,
     io::volume::Volume,
-    maintenance::Upkeep,
-    members::bounded::Newcomers,
+    maintenance::MaintenanceState,
+    members::bounded::JoiningDevices,
     membership::{
         control::{Command, Reply},
-        records::{MemberState, Records},
         snapshot::{MemberId, Snapshot},
+        superblocks::{MemberState, Superblocks},
     },
     mutants::{Mutant, active},
     options::ArrayOptions,
@@ -45,13 +45,13 @@ pub(crate) const REGION_BYTES_WITHOUT_BITMAP: u64 = 64 << 20;
 /// An array in service. Lives on its home shard; cheap to clone.
 #[derive(Clone)]
 pub struct Array {
-    pub(crate) home: Rc<Home>,
+    pub(crate) controller: Rc<ArrayController>,
 }
 
 /// The home shard's state.
-pub(crate) struct Home {
+pub(crate) struct ArrayController {
     pub(crate) volume: Volume,
-    pub(crate) records: RefCell<Records>,
+    pub(crate) superblocks: RefCell<Superblocks>,
     /// Writes may have happened since the superblocks were last marked clean.
     pub(crate) dirty: Cell<bool>,
     pub(crate) stopped: Cell<bool>,
@@ -59,7 +59,7 @@ pub(crate) struct Home {
     stopping: Cell<bool>,
     /// For maintenance: something may be to do.
     pub(crate) work: Signal,
-    pub(crate) upkeep: Upkeep,
+    pub(crate) maintenance_state: MaintenanceState,
     pub(crate) events: Events,
     /// The table that the intent writer serves. A new one takes over when the old one has no writer left.
     pub(crate) served: RefCell<Arc<IntentTable>>,
@@ -75,7 +75,7 @@ pub(crate) struct Home {
     /// The members' servers that compute.
     pub(crate) attaching: crate::offload::Attaching,
     /// Devices that are no members yet.
-    pub(crate) newcomers: Newcomers,
+    pub(crate) newcomers: JoiningDevices,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -88,7 +88,7 @@ pub(crate) struct Home {
 }
 
 /// Holds the right to write bitmap pages: one write per page at a time (C7).
-pub(crate) struct PagesLock<'h>(&'h Home);
+pub(crate) struct PagesLock<'h>(&'h ArrayController);
 
 impl Drop for PagesLock<'_> {
     fn drop(&mut self) {
@@ -99,7 +99,7 @@ impl Drop for PagesLock<'_> {
 
 /// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up,
 /// no other may change before it is done (two spares for one slot, or with one device number).
-pub(crate) struct ChangeLock<'h>(&'h Home);
+pub(crate) struct ChangeLock<'h>(&'h ArrayController);
 
 impl Drop for ChangeLock<'_> {
     fn drop(&mut self) {
@@ -108,7 +108,7 @@ impl Drop for ChangeLock<'_> {
     }
 }
 
-impl Home {
+impl ArrayController {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.volume.shared()
     }
@@ -146,7 +146,7 @@ impl Home {
         }
         let (reply, answer) = Reply::expected();
         self.commands.borrow_mut().push_back(make(reply));
-        self.shared().knock.notify();
+        self.shared().controller_wake.notify();
         answer.await
     }
 
@@ -208,42 +208,42 @@ impl Array {
         });
         let array = Self::start(assembled, options, shards);
         if let Some(journal) = journal
-            && let Err(error) = array.home.begin_journal(journal).await
+            && let Err(error) = array.controller.begin_journal(journal).await
         {
-            attached.retain(|device| !array.home.is_late(&device.info().name));
+            attached.retain(|device| !array.controller.is_late(&device.info().name));
             give_up(&attached).await;
             return Err(error);
         }
         drop(attached);
-        let home = &array.home;
-        let settles = home.bits_frozen.get() && !home.is_static();
-        let offered = home.is_offered();
+        let controller = &array.controller;
+        let settles = controller.bits_frozen.get() && !controller.is_static();
+        let offered = controller.is_offered();
         if offered {
-            home.claim_offload();
+            controller.claim_offload();
         }
-        shard::spawn(Rc::clone(home).control());
+        shard::spawn(Rc::clone(controller).control());
         if offered {
             // Awaited, so that the servers compute from the first write on.
-            home.begin_offload().await;
+            controller.begin_offload().await;
         }
         if settles {
-            let home = Rc::clone(home);
+            let controller = Rc::clone(controller);
             shard::spawn(async move {
                 // If it fails, no bit is ever cleared.
-                if home.command(|reply| Command::Refresh { reply }).await.is_ok() {
-                    home.bits_frozen.set(false);
+                if controller.command(|reply| Command::Refresh { reply }).await.is_ok() {
+                    controller.bits_frozen.set(false);
                 }
             });
         }
-        if !home.is_static() {
-            shard::spawn(Rc::clone(home).write_intent());
-            shard::spawn(Rc::clone(home).sweep(sweep_ns));
+        if !controller.is_static() {
+            shard::spawn(Rc::clone(controller).write_intent());
+            shard::spawn(Rc::clone(controller).sweep(sweep_ns));
         }
-        shard::spawn(Rc::clone(home).maintain());
-        if refreshes && !home.is_static() {
+        shard::spawn(Rc::clone(controller).maintain());
+        if refreshes && !controller.is_static() {
             // Parity matches now, or the array is dirty and without its journal. If that can't be written
             // down, the array has failed, and takes no writes.
-            let _ = home.command(|reply| Command::Refresh { reply }).await;
+            let _ = controller.command(|reply| Command::Refresh { reply }).await;
         }
         Ok(array)
     }
@@ -277,27 +277,28 @@ impl Array {
         let torn = dirty_from == Some(0) && unclean && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let stale = std::mem::take(&mut seated.stale);
-        let mut records = Records::new(freshest.array, seated, bitmap);
+        let mut superblocks = Superblocks::new(freshest.array, seated, bitmap);
         if (unclean || forced) && !active(Mutant::ForcedKeepsCheckpoint) {
             // Below what was recorded a recovering member may have missed what was being written.
-            records.recover_anew();
+            superblocks.recover_anew();
         }
         // C17: a partial parity log is taken up when parity matches everywhere, a journal at once.
         let in_sync = intent.resync_count() == 0 || active(Mutant::LogBeforeSync);
         let now = if in_sync || log.keeps_clean() { log.clone() } else { Log::None };
         let dirty = first_dirty(&intent);
-        let distrusted = unclean && records.distrust_copies(dirty);
-        let snapshot = Snapshot::new(1, records.seats(geometry.members()), intent, now);
+        let distrusted = unclean && superblocks.distrust_copies(dirty);
+        let snapshot = Snapshot::new(1, superblocks.seats(geometry.members()), intent, now);
         if distrusted || !snapshot.is_complete() {
             keep_all(&snapshot.intent);
         }
-        let (upkeep, events) = (Upkeep::new(options.sync_speed), Events::new(options.wall_clock));
+        let (maintenance_state, events) =
+            (MaintenanceState::new(options.sync_speed), Events::new(options.wall_clock));
         if !snapshot.absent().is_empty() {
             events.add(EventKind::DegradedArray { slots: snapshot.absent().iter().collect() });
         }
         let served = RefCell::new(Arc::clone(&snapshot.intent));
         let shared = Arc::new(Shared::new(geometry, options, snapshot, shards));
-        let home = Home {
+        let controller = ArrayController {
             served,
             // No bit may go before the superblocks say what is to be copied again.
             bits_frozen: Cell::new(distrusted),
@@ -305,15 +306,15 @@ impl Array {
             wanted_log: RefCell::new(log),
             log_is_old: Cell::new(old_log == OldLog::InUse),
             volume: Volume::new(shared),
-            records: RefCell::new(records),
+            superblocks: RefCell::new(superblocks),
             dirty: Cell::new(false),
             stopped: Cell::new(false),
             stopping: Cell::new(false),
             work: Signal::default(),
-            upkeep,
+            maintenance_state,
             events,
             attaching: crate::offload::Attaching::under(epoch),
-            newcomers: Newcomers::default(),
+            newcomers: JoiningDevices::default(),
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),
@@ -324,66 +325,66 @@ impl Array {
             journal_left_out,
             last_errors: RefCell::default(),
         };
-        home.supervise_books();
-        Self { home: Rc::new(home) }
+        controller.supervise_books();
+        Self { controller: Rc::new(controller) }
     }
 
     /// What every shard needs for its [`Volume`].
     pub fn shared(&self) -> &Arc<Shared> {
-        self.home.shared()
+        self.controller.shared()
     }
 
     /// The home shard's volume.
     pub fn volume(&self) -> &Volume {
-        &self.home.volume
+        &self.controller.volume
     }
 
     /// Why the array is served read-only although that was not asked for.
     pub fn read_only_reason(&self) -> Option<ReadOnlyReason> {
-        self.home.read_only
+        self.controller.read_only
     }
 
     /// Devices that were given but are out of date.
     pub fn stale_members(&self) -> &[StaleMember] {
-        &self.home.stale
+        &self.controller.stale
     }
 
     /// Whether the array was assembled without its journal, because that was forced: what only the journal
     /// had is lost.
     pub fn is_journal_left_out(&self) -> bool {
-        self.home.journal_left_out
+        self.controller.journal_left_out
     }
 
     /// The latest errors for which members were dropped, oldest first.
     pub fn last_errors(&self) -> Vec<MemberError> {
-        self.home.last_errors.borrow().iter().cloned().collect()
+        self.controller.last_errors.borrow().iter().cloned().collect()
     }
 
     /// Ends in-flight writes, marks the superblocks clean, and ends the array's tasks. New requests fail.
     pub async fn stop(&self) -> Result<(), IoError> {
         // At once: the controller may be waiting for a device that hangs, and comes to the stop after that.
-        self.home.bound_waits();
-        self.home.drain_journal().await;
-        let result = self.home.command(|reply| Command::Stop { reply }).await;
+        self.controller.bound_waits();
+        self.controller.drain_journal().await;
+        let result = self.controller.command(|reply| Command::Stop { reply }).await;
         if matches!(result, Err(IoError::Stopping)) {
             // The rest is for the stop that came first.
             return result;
         }
-        self.home.work.notify();
-        self.home.served.borrow().wanted.notify();
-        self.home.detach_members(result.is_ok()).await;
+        self.controller.work.notify();
+        self.controller.served.borrow().wanted.notify();
+        self.controller.detach_members(result.is_ok()).await;
         result
     }
 
     /// The books, for `detail`.
-    pub(crate) fn records(&self) -> std::cell::Ref<'_, Records> {
-        self.home.records.borrow()
+    pub(crate) fn superblocks(&self) -> std::cell::Ref<'_, Superblocks> {
+        self.controller.superblocks.borrow()
     }
 
     /// The devices that were ever attached: name, slot and state, by id.
     pub fn members(&self) -> Vec<(MemberId, String, usize, MemberState)> {
-        let records = self.records();
-        records
+        let superblocks = self.superblocks();
+        superblocks
             .members
             .iter()
             .map(|b| (b.member.id, b.member.name.clone(), b.slot, b.state.clone()))

@@ -253,11 +253,11 @@ pub(crate) async fn read_bytes(
 
 /// Takes out members that another one's superblock calls none ([`is_disowned`]). Such a member may be the
 /// only one that has its last update. The others were started without it then, and may have gone on to the
-/// same number of events, or one less. (Our own starts go on to a higher one, [`Records::advance`]; the
+/// same number of events, or one less. (Our own starts go on to a higher one, [`Superblocks::advance`]; the
 /// kernel's may not.) With the most events it would otherwise decide which devices are members, and its data
 /// would be taken for current.
 ///
-/// [`Records::advance`]: crate::membership::records::Records::advance
+/// [`Superblocks::advance`]: crate::membership::superblocks::Superblocks::advance
 fn set_aside_disowned(found: &mut Vec<Found>) -> Vec<Found> {
     let mut gone = Vec::new();
     if active(Mutant::RevenantAccepted) {

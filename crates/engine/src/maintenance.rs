@@ -31,10 +31,10 @@ use self::{
     scrub::{Correction, Findings, Scrub},
 };
 use crate::{
-    array::{Array, Home},
+    array::{Array, ArrayController},
     error::IoError,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
-    io::{decode::encode, parity_cache::ROW_BYTES, row::Row, volume::VolumeInner},
+    io::{decode::encode, parity_cache::ROW_BYTES, row::Row, volume::ShardVolume},
     membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
     shared::Answer,
@@ -116,7 +116,7 @@ impl SyncProgress {
 }
 
 /// What callers and the maintenance task share.
-pub(crate) struct Upkeep {
+pub(crate) struct MaintenanceState {
     /// Scrubs that were asked for, the one under way first.
     scrubs: RefCell<VecDeque<Rc<Scrub>>>,
     /// Nothing begins and nothing goes on.
@@ -141,7 +141,7 @@ pub(crate) struct Upkeep {
     resync_in_vain: Cell<bool>,
 }
 
-impl Upkeep {
+impl MaintenanceState {
     pub(crate) fn new(speed: SyncSpeed) -> Self {
         Self {
             scrubs: RefCell::default(),
@@ -161,7 +161,7 @@ impl Upkeep {
 }
 
 /// The right to ask for a turn: the others wait behind it.
-struct Asking<'u>(&'u Upkeep);
+struct Asking<'u>(&'u MaintenanceState);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
@@ -249,7 +249,7 @@ impl Job {
     }
 }
 
-impl Home {
+impl ArrayController {
     /// The maintenance task's life.
     pub(crate) async fn maintain(self: Rc<Self>) {
         if matches!(self.shared().geometry, Geometry::Raid0(_)) {
@@ -262,10 +262,10 @@ impl Home {
             // Behind that wait it may be another.
             let Some(job) = self.job() else { continue };
             let generation = self.shared().snapshot().generation;
-            if !job.is(self.upkeep.unfinished.get()) {
-                self.upkeep.unfinished.set(None);
+            if !job.is(self.maintenance_state.unfinished.get()) {
+                self.maintenance_state.unfinished.set(None);
             }
-            self.upkeep.resync_in_vain.set(false);
+            self.maintenance_state.resync_in_vain.set(false);
             let whole = match job {
                 Job::Stop => return,
                 Job::Recover(slot, member) | Job::Replace(slot, member) => self.recover(slot, member).await,
@@ -279,7 +279,7 @@ impl Home {
                 let changed = || {
                     self.stopped.get()
                         || self.shared().snapshot().generation != generation
-                        || self.upkeep.resync_in_vain.get() && self.has_scrubs()
+                        || self.maintenance_state.resync_in_vain.get() && self.has_scrubs()
                 };
                 shard::timeout(RETRY_NS, self.work.wait_until(changed)).await;
             }
@@ -291,7 +291,7 @@ impl Home {
             return Some(Job::Stop);
         }
         let shared = self.shared();
-        if shared.has_failed() || self.upkeep.frozen.get() {
+        if shared.has_failed() || self.maintenance_state.frozen.get() {
             return None;
         }
         let snapshot = shared.snapshot();
@@ -303,7 +303,7 @@ impl Home {
             }
             // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of
             // them. Nor do they keep their member from being replaced.
-            let vain = self.upkeep.resync_in_vain.get();
+            let vain = self.maintenance_state.resync_in_vain.get();
             let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
             if let Some((slot, target)) = snapshot.targets.first()
                 && (!resync || vain)
@@ -314,11 +314,11 @@ impl Home {
                 return Some(Job::Resync);
             }
         }
-        self.upkeep.scrubs.borrow().front().cloned().map(Job::Scrub)
+        self.maintenance_state.scrubs.borrow().front().cloned().map(Job::Scrub)
     }
 
     fn has_scrubs(&self) -> bool {
-        !self.upkeep.scrubs.borrow().is_empty()
+        !self.maintenance_state.scrubs.borrow().is_empty()
     }
 
     fn begin(&self, action: SyncAction, done: u64, total: u64) {
@@ -334,20 +334,20 @@ impl Home {
             finish_seconds: None,
             meter: Meter::default(),
         };
-        *self.upkeep.sync.borrow_mut() = Some(progress);
-        if self.upkeep.unfinished.get() != Some(action) {
+        *self.maintenance_state.sync.borrow_mut() = Some(progress);
+        if self.maintenance_state.unfinished.get() != Some(action) {
             self.events.add(EventKind::RebuildStarted { action });
         }
     }
 
     fn end(&self, whole: bool) {
-        let Some(progress) = self.upkeep.sync.take() else { return };
+        let Some(progress) = self.maintenance_state.sync.take() else { return };
         let action = progress.action;
-        if whole || self.upkeep.unfinished.get() != Some(action) {
+        if whole || self.maintenance_state.unfinished.get() != Some(action) {
             let mismatched = action.is_scrub().then_some(progress.mismatched_sectors);
             self.events.add(EventKind::RebuildFinished { action, whole, mismatched });
         }
-        self.upkeep.unfinished.set((!whole).then_some(action));
+        self.maintenance_state.unfinished.set((!whole).then_some(action));
     }
 
     /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted or due
@@ -380,12 +380,12 @@ impl Home {
 
     async fn walk_along(self: &Rc<Self>, walk: Walk) -> Rc<Walk> {
         let walk = Rc::new(walk);
-        self.upkeep.walk.replace(Some(Rc::clone(&walk)));
+        self.maintenance_state.walk.replace(Some(Rc::clone(&walk)));
         let all = crate::io::fan_out::FanOut::new();
         for _ in 0..self.shared().options.maintenance_depth.max(1) {
-            let (home, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
+            let (controller, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
             shard::spawn(async move {
-                home.work_along(&walk).await;
+                controller.work_along(&walk).await;
                 branch.finish(Ok(()));
             });
         }
@@ -402,8 +402,8 @@ impl Home {
             let began = shard::now();
             let result = volume.sync_stripe(walk, StripeId(stripe), &mut row).await;
             let now = shard::now();
-            self.upkeep.pace.borrow_mut().ended(now, now - began);
-            self.upkeep.paced.notify();
+            self.maintenance_state.pace.borrow_mut().ended(now, now - began);
+            self.maintenance_state.paced.notify();
             match result {
                 Ok(findings) => self.note_stripe(walk, now, findings, 0),
                 Err(IoError::Unreadable { .. }) => self.note_stripe(walk, now, Findings::default(), 1),
@@ -420,7 +420,7 @@ impl Home {
     fn note_stripe(&self, walk: &Walk, now: u64, findings: Findings, errors: u64) {
         let first = findings.mismatched > 0 && walk.findings.borrow().mismatched == 0;
         walk.errors.set(walk.errors.get() + errors);
-        if let Some(progress) = &mut *self.upkeep.sync.borrow_mut() {
+        if let Some(progress) = &mut *self.maintenance_state.sync.borrow_mut() {
             let before = progress.percent() / PERCENT_STEP;
             progress.done += 1;
             progress.errors += errors;
@@ -440,9 +440,9 @@ impl Home {
 
     /// Waits until the next stripe may begin. False if the walk is over.
     async fn may_go_on(&self, walk: &Walk) -> bool {
-        let upkeep = &self.upkeep;
-        upkeep.asked.wait_until(|| !upkeep.asking.replace(true)).await;
-        let _asking = Asking(upkeep);
+        let maintenance_state = &self.maintenance_state;
+        maintenance_state.asked.wait_until(|| !maintenance_state.asking.replace(true)).await;
+        let _asking = Asking(maintenance_state);
         let chunk = self.volume.inner.parity_geometry().chunk_bytes();
         loop {
             if walk.aborted.get() || walk.is_through() {
@@ -456,39 +456,40 @@ impl Home {
                 walk.end.set(walk.next.get());
                 return false;
             }
-            if upkeep.frozen.get() {
-                self.work.wait_until(|| !upkeep.frozen.get() || self.shall_end(walk)).await;
+            if maintenance_state.frozen.get() {
+                self.work.wait_until(|| !maintenance_state.frozen.get() || self.shall_end(walk)).await;
                 continue;
             }
-            let wait = upkeep.pace.borrow_mut().ask(shard::now(), self.user_requests(), chunk.into());
+            let wait =
+                maintenance_state.pace.borrow_mut().ask(shard::now(), self.user_requests(), chunk.into());
             let Some(wait) = wait else { return true };
-            let limits = upkeep.pace.borrow().changes();
-            let other = || upkeep.pace.borrow().changes() != limits || self.shall_end(walk);
-            shard::timeout(wait.min(LOOK_NS), upkeep.paced.wait_until(other)).await;
+            let limits = maintenance_state.pace.borrow().changes();
+            let other = || maintenance_state.pace.borrow().changes() != limits || self.shall_end(walk);
+            shard::timeout(wait.min(LOOK_NS), maintenance_state.paced.wait_until(other)).await;
         }
     }
 
     /// Notes how far a rebuild or resync has come, for the superblocks of a clean stop. They are written
     /// after a flush that begins behind this (C4). What is under way meanwhile is done again.
     pub(crate) fn keep_place(&self) {
-        let walk = self.upkeep.walk.borrow();
+        let walk = self.maintenance_state.walk.borrow();
         let Some(walk) = walk.as_ref().filter(|walk| walk.errors.get() == 0) else { return };
-        if self.upkeep.flushing.get() {
+        if self.maintenance_state.flushing.get() {
             return;
         }
         let offset = walk.place() * u64::from(self.volume.inner.parity_geometry().chunk_bytes());
         let snapshot = self.shared().snapshot();
         match (walk.action, walk.target) {
             (SyncAction::Recovery, Some((_, member))) => {
-                let mut records = self.records.borrow_mut();
-                let recorded = records.members[member.0].superblock.member.recovery_offset;
+                let mut superblocks = self.superblocks.borrow_mut();
+                let recorded = superblocks.members[member.0].superblock.member.recovery_offset;
                 if recorded.is_some_and(|sector| sector.0 * SECTOR_BYTES < offset) {
-                    records.checkpoint(member, offset);
+                    superblocks.checkpoint(member, offset);
                 }
             }
             // Another intent table knows nothing of this walk's regions.
             (SyncAction::Resync, _)
-                if snapshot.membership == walk.membership && !self.upkeep.with_errors.get() =>
+                if snapshot.membership == walk.membership && !self.maintenance_state.with_errors.get() =>
             {
                 resync::note_resynced(&snapshot.intent, offset);
             }
@@ -500,13 +501,13 @@ impl Home {
     /// brings back (C5).
     async fn flush_walked(&self) -> bool {
         let view = self.volume.inner.view();
-        self.upkeep.flushing.set(true);
+        self.maintenance_state.flushing.set(true);
         let is_flushed = if active(Mutant::WalkForgetsFailedFlush) {
             self.volume.inner.flush_members(&view).await.is_empty()
         } else {
             self.volume.inner.flush_or_report(&view).await.is_empty()
         };
-        self.upkeep.flushing.set(false);
+        self.maintenance_state.flushing.set(false);
         is_flushed
     }
 
@@ -528,9 +529,9 @@ impl Home {
 impl Array {
     /// What resync, rebuild or scrub is under way.
     pub fn progress(&self) -> Option<SyncProgress> {
-        let mut progress = self.home.upkeep.sync.borrow().clone();
+        let mut progress = self.controller.maintenance_state.sync.borrow().clone();
         if let Some(progress) = &mut progress
-            && self.home.upkeep.frozen.get()
+            && self.controller.maintenance_state.frozen.get()
         {
             (progress.paused, progress.speed, progress.finish_seconds) = (true, 0, None);
         }
@@ -539,24 +540,24 @@ impl Array {
 
     /// Whether maintenance is paused.
     pub fn is_sync_paused(&self) -> bool {
-        self.home.upkeep.frozen.get()
+        self.controller.maintenance_state.frozen.get()
     }
 
     /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action`
     /// `frozen`). Not remembered when the array stops. While paused, no recovery and no resync begins either.
     pub fn pause_sync(&self, paused: bool) {
-        let upkeep = &self.home.upkeep;
-        if upkeep.frozen.replace(paused) != paused {
-            if let Some(progress) = &mut *upkeep.sync.borrow_mut() {
+        let maintenance_state = &self.controller.maintenance_state;
+        if maintenance_state.frozen.replace(paused) != paused {
+            if let Some(progress) = &mut *maintenance_state.sync.borrow_mut() {
                 progress.meter.restart();
             }
-            self.home.work.notify();
+            self.controller.work.notify();
         }
     }
 
     /// The limits of resync, recovery, check and repair.
     pub fn sync_speed(&self) -> SyncSpeed {
-        self.home.upkeep.pace.borrow().speed()
+        self.controller.maintenance_state.pace.borrow().speed()
     }
 
     /// Sets the limits, at once and until the array stops.
@@ -564,13 +565,13 @@ impl Array {
         if speed.min_kib == 0 || speed.max_kib < speed.min_kib {
             return Err(SyncError::Speed { min_kib: speed.min_kib, max_kib: speed.max_kib });
         }
-        self.home.upkeep.pace.borrow_mut().set_speed(speed);
-        self.home.upkeep.paced.notify();
+        self.controller.maintenance_state.pace.borrow_mut().set_speed(speed);
+        self.controller.maintenance_state.paced.notify();
         Ok(())
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Does one stripe of a walk, under its claim.
     async fn sync_stripe(&self, walk: &Walk, stripe: StripeId, row: &mut Row) -> Result<Findings, IoError> {
         let _claim = if active(Mutant::SyncWithoutClaim) && walk.action != SyncAction::Check {

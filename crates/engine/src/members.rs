@@ -37,13 +37,13 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    array::{CommandError, Home},
+    array::{ArrayController, CommandError},
     error::{MemberError, Operation},
     geometry::Geometry,
-    io::volume::{VolumeInner, give_up_everywhere},
+    io::volume::{ShardVolume, give_up_everywhere},
     membership::{
-        records::{MemberBook, MemberState},
         snapshot::{Member, MemberId, Snapshot, View},
+        superblocks::{MemberBook, MemberState},
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
@@ -533,7 +533,7 @@ async fn once_more(
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written
     /// anew. A member that has too many of these is dropped, if the array can do without it.
     pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {
@@ -567,13 +567,13 @@ pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &m
     }
 }
 
-impl Home {
+impl ArrayController {
     /// The books use the home shard's supervised handles. To be called after every change of the membership,
     /// and when a device has joined: one that holds no slot gets superblocks, and must not hold the
     /// controller for ever either.
     pub(crate) fn supervise_books(&self) {
         let view = self.volume.inner.view();
-        let mut records = self.records.borrow_mut();
+        let mut records = self.superblocks.borrow_mut();
         for slot in 0..view.devices.len() {
             if let Some((member, device)) = view.member(slot) {
                 let book = records.book(member.id);
@@ -596,7 +596,7 @@ impl Home {
     /// Nothing waits any more for a device that is about to leave the array.
     pub(crate) fn put_out(&self, member: MemberId) {
         let waiting = {
-            let records = self.records.borrow();
+            let records = self.superblocks.borrow();
             let book = &records.members[member.0];
             book.member.health.put_out();
             book.waiting.clone()
@@ -614,7 +614,7 @@ impl Home {
         name: &str,
         is_it: impl Fn(&pinstripe_md::superblock::Superblock) -> bool,
     ) -> Result<(), CommandError> {
-        let records = self.records.borrow();
+        let records = self.superblocks.borrow();
         let same = records.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
         let known: u64 = same.map(|book| book.member.health.late_requests()).sum();
         let late = known + self.newcomers.late_requests(name);
@@ -627,7 +627,7 @@ impl Home {
 
     /// Whether a device of this name may still do what it was asked for in vain.
     pub(crate) fn is_late(&self, name: &str) -> bool {
-        let records = self.records.borrow();
+        let records = self.superblocks.borrow();
         let journal = records.journal.iter().map(|book| &book.member);
         let mut members = records.members.iter().map(|book| &book.member).chain(journal);
         members.any(|member| member.name == name && member.health.late_requests() > 0)
@@ -639,7 +639,7 @@ impl Home {
         if shared.member_limit_ns() == 0 {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
             crate::io::volume::look_again_everywhere(shared);
-            let records = self.records.borrow();
+            let records = self.superblocks.borrow();
             let waiting = records.members.iter().filter_map(|book| book.waiting.as_ref());
             for device in records.journal.iter().map(|journal| &journal.device).chain(waiting) {
                 device.look_again();

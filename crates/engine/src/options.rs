@@ -37,7 +37,7 @@ pub struct ArrayOptions {
     /// How often a recovery's progress is recorded, in nanoseconds; what is recorded is not done again.
     pub checkpoint_ns: u64,
     /// Stripes that a recovery does between two looks at the clock.
-    pub leg_stripes: u64,
+    pub checkpoint_stripes: u64,
     /// How long a member may take for a request until it is called slow, in nanoseconds.
     pub slow_member_ns: u64,
     /// How long a member may take for a request until it is dropped, in nanoseconds; 0 for ever.
@@ -80,7 +80,7 @@ impl Default for ArrayOptions {
             maintenance_depth: 8,
             sync_speed: SyncSpeed::default(),
             checkpoint_ns: 10_000_000_000,
-            leg_stripes: 256,
+            checkpoint_stripes: 256,
             slow_member_ns: 5_000_000_000,
             member_timeout_ns: 30_000_000_000,
             max_read_errors: 20,

@@ -38,7 +38,7 @@ pub struct Shared {
     /// Parity written lately.
     pub cache: ParityCache,
     /// For the controller: a member failed, the gate is wanted, a command came.
-    pub knock: Signal,
+    pub controller_wake: Signal,
     /// Which stripes were written lately, to tell sequential streams.
     pub recent: RecentStripes,
     /// All shards that serve the array; the first is its home.
@@ -73,12 +73,12 @@ pub struct RecentStripes {
     /// stripe << 24 | blocks of 512 bytes
     written: [AtomicU64; 64],
     /// Goes up when gathering filled a stripe, down when it waited in vain.
-    luck: AtomicU32,
+    gather_credit: AtomicU32,
     tries: AtomicU32,
 }
 
 /// The most luck that can be had.
-const LUCK_MAX: u32 = 8;
+const GATHER_CREDIT_MAX: u32 = 8;
 /// Without luck, one stripe in so many is gathered, to see whether luck is back.
 const TRY_EVERY: u32 = 16;
 const BLOCKS_MAX: u64 = (1 << 24) - 1;
@@ -87,7 +87,7 @@ impl Default for RecentStripes {
     fn default() -> Self {
         Self {
             written: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
-            luck: AtomicU32::new(LUCK_MAX),
+            gather_credit: AtomicU32::new(GATHER_CREDIT_MAX),
             tries: AtomicU32::new(0),
         }
     }
@@ -116,15 +116,16 @@ impl RecentStripes {
         if stripe == 0 || self.blocks(stripe - 1) * 512 * 2 < stripe_bytes {
             return false;
         }
-        self.luck.load(Ordering::Relaxed) > 0
+        self.gather_credit.load(Ordering::Relaxed) > 0
             || self.tries.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRY_EVERY)
     }
 
     /// Notes whether gathering filled a stripe.
     pub fn learn(&self, filled: bool) {
-        let luck = self.luck.load(Ordering::Relaxed);
-        let luck = if filled { LUCK_MAX.min(luck + 2) } else { luck.saturating_sub(1) };
-        self.luck.store(luck, Ordering::Relaxed);
+        let gather_credit = self.gather_credit.load(Ordering::Relaxed);
+        let gather_credit =
+            if filled { GATHER_CREDIT_MAX.min(gather_credit + 2) } else { gather_credit.saturating_sub(1) };
+        self.gather_credit.store(gather_credit, Ordering::Relaxed);
     }
 }
 
@@ -157,7 +158,7 @@ impl Shared {
             cache: ParityCache::new(options.parity_cache_bytes),
             member_limit_ns: AtomicU64::new(options.member_timeout_ns),
             options,
-            knock: Signal::default(),
+            controller_wake: Signal::default(),
             recent: RecentStripes::default(),
             shards,
             counters: (0..count).map(|_| CachePadded::default()).collect(),
@@ -254,7 +255,7 @@ impl Shared {
             self.note_leaving(member);
         }
         locked(&self.failures).push(Failure { member, error });
-        self.knock.notify();
+        self.controller_wake.notify();
     }
 
     /// A member has failed in a way that costs it its place. It is reported when all requests that went out
@@ -384,7 +385,7 @@ mod tests {
     fn who_waits_in_vain_stops_waiting_and_tries_again_now_and_then() {
         let recent = RecentStripes::default();
         recent.note(7, STRIPE);
-        (0..LUCK_MAX).for_each(|_| recent.learn(false));
+        (0..GATHER_CREDIT_MAX).for_each(|_| recent.learn(false));
         let tried = (0..160).filter(|_| recent.is_next(8, STRIPE)).count();
         assert_eq!(tried, 10);
         recent.learn(true);

@@ -31,7 +31,7 @@ fn slow(seed: u64, initial: InitialSync) -> Scene {
     let options = ArrayOptions {
         sync_speed: SyncSpeed { min_kib: kib, max_kib: kib },
         maintenance_depth: 4,
-        leg_stripes: 4,
+        checkpoint_stripes: 4,
         ..options()
     };
     let schedule = Schedule { ticks: 0, pauses: 0, ..Schedule::drawn(&mut Rng::new(seed)) };

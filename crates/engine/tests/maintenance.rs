@@ -381,12 +381,12 @@ fn a_recovery_is_paused_and_not_stopped_and_the_array_can_be_stopped_meanwhile()
 
 #[test]
 fn a_rebuild_records_every_ten_seconds_how_far_it_is_however_slow_it_is() {
-    // A stripe a second; all of them are less than a leg.
+    // A stripe a second; all of them are less than a step.
     let mut scene = scene_with(13, Level::Raid5, 4, slow(1, 16));
     write_all(&mut scene);
     let spare = scene.fail_and_add(2);
     let stripes = scene.geometry().stripes();
-    assert!(stripes > 35 && stripes < options().leg_stripes, "{stripes}");
+    assert!(stripes > 35 && stripes < options().checkpoint_stripes, "{stripes}");
     for second in 0..35 {
         pass(&mut scene, SECOND);
         let recorded = superblock_on(&spare).member.recovery_offset.unwrap().0 / (CHUNK / 512);

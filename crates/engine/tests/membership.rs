@@ -14,7 +14,7 @@ use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     assembly::AssembleError,
     error::IoError,
-    membership::records::MemberState,
+    membership::superblocks::MemberState,
     options::ArrayOptions,
 };
 use pinstripe_md::{
@@ -38,9 +38,9 @@ fn raid5(seed: u64) -> Scene {
     array(seed, Level::Raid5, 4, options())
 }
 
-/// A slow copy, with a checkpoint at every leg.
+/// A slow copy, with a checkpoint at every step.
 fn in_small_steps() -> ArrayOptions {
-    ArrayOptions { leg_stripes: 16, checkpoint_ns: 0, maintenance_depth: 1, ..options() }
+    ArrayOptions { checkpoint_stripes: 16, checkpoint_ns: 0, maintenance_depth: 1, ..options() }
 }
 
 #[test]

@@ -549,7 +549,7 @@ fn while_a_member_is_replaced_both_devices_get_what_is_written() {
         let mut wish = plan(Level::Raid6, "left-symmetric", 5);
         wish.members.iter_mut().for_each(|member| member.sectors = 4096);
         let slow = ArrayOptions {
-            leg_stripes: 4,
+            checkpoint_stripes: 4,
             checkpoint_ns: 0,
             maintenance_depth: 1,
             gather_ns: 0,

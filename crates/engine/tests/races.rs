@@ -328,7 +328,7 @@ fn a_command_is_decided_behind_the_failures_that_were_reported_before_it() {
 
 #[test]
 fn a_member_that_is_being_replaced_stays_where_it_is_needed() {
-    let slow = ArrayOptions { leg_stripes: 1, checkpoint_ns: 0, maintenance_depth: 1, ..options() };
+    let slow = ArrayOptions { checkpoint_stripes: 1, checkpoint_ns: 0, maintenance_depth: 1, ..options() };
     let mut scene = Scene::with_options(2, shape(Level::Raid5, 4), 1, slow);
     scene.write(0, 96, true).unwrap();
     scene.array.pause_sync(true);

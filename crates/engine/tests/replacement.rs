@@ -49,9 +49,9 @@ impl Kind {
     }
 }
 
-/// A slow copy, with a checkpoint at every leg.
+/// A slow copy, with a checkpoint at every step.
 fn in_small_steps() -> ArrayOptions {
-    ArrayOptions { leg_stripes: 8, checkpoint_ns: 0, maintenance_depth: 1, gather_ns: 0, ..options() }
+    ArrayOptions { checkpoint_stripes: 8, checkpoint_ns: 0, maintenance_depth: 1, gather_ns: 0, ..options() }
 }
 
 /// An array, behind its members the journal, if it has one, and last the device that is to replace a member.

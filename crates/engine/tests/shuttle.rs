@@ -285,7 +285,7 @@ fn no_data_is_written_while_its_bit_is_not_durable() {
 /// dirty.
 struct Gate {
     admission: Admission,
-    knock: Signal,
+    controller_wake: Signal,
     inside: [AtomicU64; 4],
     dirty: AtomicBool,
     writers: AtomicU64,
@@ -295,7 +295,7 @@ impl Gate {
     fn new(writers: u64) -> Arc<Self> {
         Arc::new(Self {
             admission: Admission::new(2, 0),
-            knock: Signal::default(),
+            controller_wake: Signal::default(),
             inside: std::array::from_fn(|_| AtomicU64::new(0)),
             dirty: AtomicBool::new(false),
             writers: AtomicU64::new(writers),
@@ -304,7 +304,9 @@ impl Gate {
 
     /// One write; false if the array takes none any more.
     fn write(&self, shard: usize) -> bool {
-        let Ok(pass) = future::block_on(self.admission.enter(shard, &self.knock)) else { return false };
+        let Ok(pass) = future::block_on(self.admission.enter(shard, &self.controller_wake)) else {
+            return false;
+        };
         let generation = usize::try_from(pass.generation()).unwrap();
         self.inside[generation].fetch_add(1, Ordering::SeqCst);
         assert!(self.dirty.load(Ordering::SeqCst), "a write while the superblocks say clean");
@@ -317,7 +319,7 @@ impl Gate {
 
     fn finished(&self) {
         self.writers.fetch_sub(1, Ordering::SeqCst);
-        self.knock.notify();
+        self.controller_wake.notify();
     }
 
     fn open(&self) {
@@ -346,7 +348,7 @@ fn the_gate_closes_only_when_nobody_is_inside_and_opens_for_who_wants_it() {
             loop {
                 let wants = || gate.admission.is_wanted() && !gate.admission.is_open();
                 let done = || gate.writers.load(Ordering::SeqCst) == 0;
-                future::block_on(gate.knock.wait_until(|| wants() || done()));
+                future::block_on(gate.controller_wake.wait_until(|| wants() || done()));
                 if done() {
                     return;
                 }

@@ -166,13 +166,13 @@ impl Ended {
 }
 
 /// What is to be done about a request that the device was too busy for.
-pub(crate) struct Again {
+pub(crate) struct Retry {
     observer: Rc<dyn Observer>,
     about: About,
     payload: Payload,
 }
 
-impl Again {
+impl Retry {
     pub(crate) fn ask(self, completion: Completion) {
         self.observer.retry(completion, self.about, self.payload);
     }
@@ -272,7 +272,7 @@ impl Slots {
 
     /// Takes the memory of a request that the device was too busy for, if it may be tried again: a read or
     /// write that a task waits for, and only once.
-    pub(crate) fn take_again(&self, waiting: &mut Waiting) -> Option<Again> {
+    pub(crate) fn take_again(&self, waiting: &mut Waiting) -> Option<Retry> {
         let link = waiting.link.as_mut()?;
         let has_memory = !matches!(waiting.payload, Payload::None);
         if link.late || waiting.abandoned || !has_memory || std::mem::replace(&mut link.retried, true) {
@@ -280,7 +280,7 @@ impl Slots {
         }
         let observer = self.watches.borrow().observer(link.watch)?;
         let payload = std::mem::replace(&mut waiting.payload, Payload::None);
-        Some(Again { observer, about: link.about, payload })
+        Some(Retry { observer, about: link.about, payload })
     }
 
     /// Ends every wait of a watch. Returns how many requests are late from now on.

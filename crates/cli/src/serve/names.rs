@@ -8,7 +8,7 @@ use std::{
 
 use pinstripe_engine::{
     array::{Array, Removed},
-    membership::records::MemberState,
+    membership::superblocks::MemberState,
 };
 use pinstripe_runtime::uring::blocking;
 

@@ -23,7 +23,7 @@ use super::{
     DoubleParityLog, Log, LogArea, Ppl, double_parity_log::takes_chunks_of, make_empty, on_every_member,
 };
 use crate::{
-    array::{Array, CommandError, Home},
+    array::{Array, ArrayController, CommandError},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
     io::volume::adopt_everywhere,
@@ -119,22 +119,22 @@ impl Array {
     }
 
     async fn remove_log(&self) -> Result<(), CommandError> {
-        let _changing = self.home.lock_changes().await;
+        let _changing = self.controller.lock_changes().await;
         let change = LogChange::Remove;
-        Ok(self.home.command(|reply| Command::Log { change, reply }).await?)
+        Ok(self.controller.command(|reply| Command::Log { change, reply }).await?)
     }
 
     async fn add_log(&self, wanted: NewLog) -> Result<(), CommandError> {
-        let _changing = self.home.lock_changes().await;
+        let _changing = self.controller.lock_changes().await;
         // What was true before the lock may not be any more; and a superblock that names both can't even be
         // written.
         self.check_log(wanted)?;
-        if self.shared().snapshot().intent.is_persistent() || !self.home.wanted_log.borrow().is_none() {
+        if self.shared().snapshot().intent.is_persistent() || !self.controller.wanted_log.borrow().is_none() {
             let now = self.consistency_policy();
             return Err(CommandError::Policy(format!("it was changed to {now} meanwhile: try again")));
         }
         let change = self.log_to_add(wanted)?;
-        Ok(self.home.command(|reply| Command::Log { change, reply }).await?)
+        Ok(self.controller.command(|reply| Command::Log { change, reply }).await?)
     }
 
     fn check_log(&self, wanted: NewLog) -> Result<(), CommandError> {
@@ -143,7 +143,7 @@ impl Array {
         }
         let Geometry::Parity(_) = &self.shared().geometry else { return Err(CommandError::NoRedundancy) };
         let (array, level) = {
-            let records = self.home.records.borrow();
+            let records = self.controller.superblocks.borrow();
             (records.array.journal, records.array.level)
         };
         let needed = match wanted {
@@ -161,7 +161,7 @@ impl Array {
 
     /// The log with its place on every member.
     fn log_to_add(&self, kind: NewLog) -> Result<LogChange, CommandError> {
-        let records = self.home.records.borrow();
+        let records = self.controller.superblocks.borrow();
         let geometry = &self.shared().geometry;
         let block = u64::from(geometry.logical_block());
         let mut places = Vec::new();
@@ -194,7 +194,7 @@ impl Array {
     }
 }
 
-impl Home {
+impl ArrayController {
     /// The controller's part.
     pub(crate) async fn change_log(&self, change: LogChange) -> Result<(), IoError> {
         match change {
@@ -208,7 +208,7 @@ impl Home {
         for (id, place) in places {
             self.name_log(*id, kind, Some(*place));
             let (slot, superblock, device, member) = {
-                let records = self.records.borrow();
+                let records = self.superblocks.borrow();
                 let book = &records.members[id.0];
                 (
                     book.slot,
@@ -223,16 +223,16 @@ impl Home {
                 failures.push(Failure { member: *id, error });
             }
         }
-        self.unseat_or_fail(failures).await?;
+        self.drop_members_or_fail(failures).await?;
         self.update_superblocks().await?;
         *self.wanted_log.borrow_mut() = log;
         let failures = self.adopt_log().await;
-        self.unseat_or_fail(failures).await?;
+        self.drop_members_or_fail(failures).await?;
         self.update_superblocks().await
     }
 
     async fn remove_log(&self) -> Result<(), IoError> {
-        let members: Vec<MemberId> = self.records.borrow().active().map(|book| book.member.id).collect();
+        let members: Vec<MemberId> = self.superblocks.borrow().active().map(|book| book.member.id).collect();
         for id in &members {
             self.name_log(*id, NewLog::None, None);
         }
@@ -259,7 +259,7 @@ impl Home {
             return Ok(());
         }
         let places: Vec<(MemberId, Option<PplArea>)> = {
-            let records = self.records.borrow();
+            let records = self.superblocks.borrow();
             records.active().map(|book| (book.member.id, book.superblock.member.ppl)).collect()
         };
         for (id, _) in &places {
@@ -268,7 +268,7 @@ impl Home {
         self.update_superblocks().await?;
         let work = async |device: &dyn Device, area, slot| log.begin(device, area, slot, false).await;
         let failures = on_every_member(self, work).await;
-        self.unseat_or_fail(failures).await?;
+        self.drop_members_or_fail(failures).await?;
         for (id, place) in places {
             self.name_log(id, NewLog::Ppl, place);
         }
@@ -279,7 +279,7 @@ impl Home {
     /// What the next superblock of a member says of its log. Where writers log is left as it is until they
     /// are through.
     fn name_log(&self, id: MemberId, kind: NewLog, place: Option<PplArea>) {
-        let mut records = self.records.borrow_mut();
+        let mut records = self.superblocks.borrow_mut();
         let book = records.book(id);
         book.superblock.member.ppl = place.filter(|_| kind == NewLog::Ppl);
         book.superblock.member.double_parity_log = place.filter(|_| kind == NewLog::DoubleParity);
@@ -289,9 +289,9 @@ impl Home {
         }
     }
 
-    async fn unseat_or_fail(&self, failures: Vec<Failure>) -> Result<(), IoError> {
-        // `unseat` is false, too, where the members were dropped meanwhile.
-        if failures.is_empty() || self.unseat(failures).await || !self.shared().has_failed() {
+    async fn drop_members_or_fail(&self, failures: Vec<Failure>) -> Result<(), IoError> {
+        // `drop_members` is false, too, where the members were dropped meanwhile.
+        if failures.is_empty() || self.drop_members(failures).await || !self.shared().has_failed() {
             Ok(())
         } else {
             Err(IoError::Failed)

@@ -24,14 +24,14 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use super::{
-    Batch, Door, LogArea, LogError, Logged,
+    Batch, LogArea, LogError, LogGate, Logged,
     ppl::partial_parity,
-    queue::{self, Lead, Queues, Records, Rules},
+    queue::{self, Lead, Queues, RecordEncoder, Rules},
 };
 use crate::{
     error::IoError,
     geometry::{MemberSlot, Set64, StripeId},
-    io::{decode::exponent, volume::VolumeInner},
+    io::{decode::exponent, volume::ShardVolume},
     membership::snapshot::View,
     mutants::{Mutant, active},
     plan::{Method, Run},
@@ -46,7 +46,7 @@ pub struct DoubleParityLog {
     incarnation: AtomicU64,
     batches: AtomicU64,
     sequence: AtomicU64,
-    door: Door,
+    gate: LogGate,
     rules: Rules,
     queues: Queues<Part>,
 }
@@ -61,7 +61,7 @@ pub(crate) struct Part {
 /// Keeps a batch in the log until it is dropped.
 pub(crate) type Kept = queue::Kept<Part>;
 
-impl Records for DoubleParityLog {
+impl RecordEncoder for DoubleParityLog {
     type Item = Part;
 
     fn record(&self, lead: &Lead<Part>) -> Result<Slice, DeviceError> {
@@ -106,14 +106,14 @@ impl DoubleParityLog {
             incarnation: AtomicU64::new(0),
             batches: AtomicU64::new(1),
             sequence: AtomicU64::new(1),
-            door: Door::default(),
+            gate: LogGate::default(),
             rules,
             queues: Queues::new(rules),
         }
     }
 
-    pub(super) fn door(&self) -> &Door {
-        &self.door
+    pub(super) fn gate(&self) -> &LogGate {
+        &self.gate
     }
 
     /// What the log is called from now on, so that nothing from before is taken for a part of it.
@@ -135,14 +135,14 @@ impl DoubleParityLog {
 
     /// Has every task that waits look again.
     pub(super) fn wake(&self) {
-        self.door.wake();
+        self.gate.wake();
         self.queues.wake();
     }
 
     /// Whether the logs of a stripe take what a batch of so many parts has to say.
     pub(super) fn has_room_for(
         &self,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
         parts: usize,
@@ -179,7 +179,7 @@ impl DoubleParityLog {
     /// Makes known that these rows of a stripe are written whole.
     pub(super) async fn write_rows(
         self: &Arc<Self>,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
         rows: &[(u32, u32)],
@@ -191,7 +191,7 @@ impl DoubleParityLog {
 
     async fn append(
         self: &Arc<Self>,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
         runs: Vec<(u32, u32, Set64, [Option<Slice>; 2])>,
@@ -208,7 +208,7 @@ impl DoubleParityLog {
         if places.is_empty() || runs.is_empty() {
             return Ok(Logged::Nothing);
         }
-        if !self.door.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+        if !self.gate.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
             return Err(LogError::Moved);
         }
         let number = self.batches.fetch_add(1, Ordering::SeqCst);

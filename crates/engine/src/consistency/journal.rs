@@ -64,7 +64,7 @@ use crate::{
 
 pub(crate) mod cache;
 mod commit;
-pub(crate) mod home;
+pub(crate) mod controller;
 mod reclaim;
 pub(crate) mod replay;
 pub(crate) mod ring;

@@ -48,14 +48,14 @@ use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 use self::journal::Journal;
 pub use self::journal::write_back::JournalMode;
 use crate::{
-    array::Home,
+    array::ArrayController,
     assembly::{AssembleError, Assembled, read_bytes},
     error::{IoError, MemberError, Operation},
     geometry::{MemberSlot, StripeId},
     io::{
         image::{Extent, Image},
         parity_cache::ROW_BYTES,
-        volume::{VolumeInner, adopt_everywhere},
+        volume::{ShardVolume, adopt_everywhere},
     },
     membership::snapshot::{MemberId, Snapshot, View},
     mutants::{Mutant, active},
@@ -99,12 +99,12 @@ pub(crate) enum OldLog {
 
 /// Keeps writers from logging before the log has begun on every member.
 #[derive(Default)]
-struct Door {
+struct LogGate {
     is_open: AtomicBool,
     opened: Signal,
 }
 
-impl Door {
+impl LogGate {
     fn is_open(&self) -> bool {
         self.is_open.load(Ordering::SeqCst)
     }
@@ -150,7 +150,7 @@ impl LogArea {
 
 /// What a log is shown of a stripe write: all that is known before the first member changes.
 pub(crate) struct Batch<'a> {
-    pub(crate) volume: &'a VolumeInner,
+    pub(crate) volume: &'a ShardVolume,
     pub(crate) view: &'a View,
     pub(crate) stripe: StripeId,
     /// What is written. Final.
@@ -254,7 +254,7 @@ impl Log {
     /// it is to be cut.
     pub(crate) fn has_room_for(
         &self,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
         parts: usize,
@@ -292,7 +292,7 @@ impl Log {
     /// is dropped.
     pub(crate) async fn write_rows(
         &self,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
         rows: &[(u32, u32)],
@@ -315,7 +315,7 @@ impl Log {
     /// The same for all rows of a stripe.
     pub(crate) async fn write_whole(
         &self,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
     ) -> Result<Logged, LogError> {
@@ -323,22 +323,22 @@ impl Log {
     }
 
     /// Begins the log on every member, unless that was done. No write is logged before. Returns the failures.
-    pub(crate) async fn open(&self, home: &Home) -> Vec<Failure> {
+    pub(crate) async fn open(&self, controller: &ArrayController) -> Vec<Failure> {
         match self {
-            Self::Ppl(log) if !log.door().is_open() => {
+            Self::Ppl(log) if !log.gate().is_open() => {
                 let work = async |device: &dyn Device, area, slot| log.begin(device, area, slot, true).await;
-                let failures = on_every_member(home, work).await;
-                log.door().open();
+                let failures = on_every_member(controller, work).await;
+                log.gate().open();
                 failures
             }
-            Self::DoubleParity(log) if !log.door().is_open() => {
-                let events = home.records.borrow().array.events;
-                let newest = newest_incarnation(home).await;
+            Self::DoubleParity(log) if !log.gate().is_open() => {
+                let events = controller.superblocks.borrow().array.events;
+                let newest = newest_incarnation(controller).await;
                 let newest = if active(Mutant::IncarnationFromEvents) { 0 } else { newest };
                 log.set_incarnation(newest.max(events) + 1);
                 let work = async |device: &dyn Device, area, _| log.begin(device, area).await;
-                let failures = on_every_member(home, work).await;
-                log.door().open();
+                let failures = on_every_member(controller, work).await;
+                log.gate().open();
                 failures
             }
             // A journal is emptied by its replay.
@@ -348,15 +348,15 @@ impl Log {
 
     /// Ends the log at a stop, so that the next start replays nothing. No write is under way, and every
     /// member was flushed (C4). Returns the failures.
-    pub(crate) async fn close(&self, home: &Home) -> Vec<Failure> {
+    pub(crate) async fn close(&self, controller: &ArrayController) -> Vec<Failure> {
         match self {
             // With clean superblocks a double-parity log is not replayed, whatever it holds.
             Self::None | Self::DoubleParity(_) => Vec::new(),
             Self::Ppl(log) => {
-                on_every_member(home, async |device, area, _| log.empty(device, area).await).await
+                on_every_member(controller, async |device, area, _| log.empty(device, area).await).await
             }
             Self::Journal(journal) => {
-                home.close_journal(journal).await;
+                controller.close_journal(journal).await;
                 Vec::new()
             }
         }
@@ -365,7 +365,7 @@ impl Log {
     /// Whether superblocks that say *dirty* must keep MD from assembling the array, and say that the log
     /// makes it good. Not before it has begun.
     pub(crate) fn keeps_md_out(&self) -> bool {
-        matches!(self, Self::DoubleParity(log) if log.door().is_open())
+        matches!(self, Self::DoubleParity(log) if log.gate().is_open())
     }
 
     /// Readies the log of a device that joins. Its superblock isn't on it yet.
@@ -379,7 +379,7 @@ impl Log {
             // It waits for the initial sync.
             Self::None | Self::Journal(_) => make_empty(superblock, device).await,
             // If all other members go, this one alone must say that the log is in use.
-            Self::Ppl(log) => log.begin(device, area, slot_of(superblock), log.door().is_open()).await,
+            Self::Ppl(log) => log.begin(device, area, slot_of(superblock), log.gate().is_open()).await,
             Self::DoubleParity(log) => {
                 ppl::zero(device, area).await?;
                 log.begin(device, area).await
@@ -398,8 +398,8 @@ fn slot_of(superblock: &Superblock) -> MemberSlot {
 /// The highest incarnation of a double-parity log that any member has: the next must be another, or records
 /// from before would be taken for its own. The superblocks' events alone don't tell, where a crash came
 /// before they were written.
-async fn newest_incarnation(home: &Home) -> u64 {
-    let set_uuid = home.records.borrow().array.set_uuid;
+async fn newest_incarnation(controller: &ArrayController) -> u64 {
+    let set_uuid = controller.superblocks.borrow().array.set_uuid;
     let newest = std::cell::Cell::new(0);
     let look = async |device: &dyn Device, area: LogArea, _| {
         let anchor = read_bytes(device, area.offset, ANCHOR_BYTES as u64).await.ok();
@@ -408,7 +408,7 @@ async fn newest_incarnation(home: &Home) -> u64 {
         // A member that can't be read is no failure here: the write that begins its log decides.
         Ok(())
     };
-    on_every_member(home, look).await;
+    on_every_member(controller, look).await;
     newest.get()
 }
 
@@ -424,7 +424,7 @@ pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> 
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Makes known that parity of these rows of a stripe is made from its data. Kept until that is done.
     pub(crate) async fn log_rows(
         &self,
@@ -444,18 +444,18 @@ impl VolumeInner {
 /// What is written without a member is not in that member's log, and a log on the others says nothing of its
 /// parity. So nothing is, before the superblocks know that it is out: a crash that leaves them calling it
 /// current would find rows that don't match, and a log that says that all do.
-async fn recorded(volume: &VolumeInner, view: &View) -> Result<(), LogError> {
+async fn recorded(volume: &ShardVolume, view: &View) -> Result<(), LogError> {
     let recorded = active(Mutant::LogBeforeRecord) || volume.shared.recorded(view.snapshot.generation).await;
     if recorded { Ok(()) } else { Err(LogError::Moved) }
 }
 
 /// Does something to the log on every member with a slot. Returns the failures.
 async fn on_every_member(
-    home: &Home,
+    controller: &ArrayController,
     work: impl AsyncFn(&dyn Device, LogArea, MemberSlot) -> Result<(), DeviceError>,
 ) -> Vec<Failure> {
     let members: Vec<_> = {
-        let records = home.records.borrow();
+        let records = controller.superblocks.borrow();
         let books = records.active().filter(|book| book.is_seated());
         books.map(|book| (book.slot, Arc::clone(&book.member), std::rc::Rc::clone(&book.device))).collect()
     };
@@ -555,7 +555,7 @@ pub(crate) async fn replay(assembled: &mut Assembled, options: &ArrayOptions) ->
     Ok(())
 }
 
-impl Home {
+impl ArrayController {
     /// Whether the array's log isn't in use yet.
     pub(crate) fn awaits_log(&self) -> bool {
         !self.wanted_log.borrow().is_none() && self.shared().snapshot().log.is_none()

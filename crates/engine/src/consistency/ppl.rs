@@ -35,13 +35,13 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use super::{
-    Batch, Door, LogArea, LogError, Logged,
-    queue::{self, Lead, Queues, Records, Rules},
+    Batch, LogArea, LogError, LogGate, Logged,
+    queue::{self, Lead, Queues, RecordEncoder, Rules},
 };
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
-    io::{parity_cache::ROW_BYTES, volume::VolumeInner},
+    io::{parity_cache::ROW_BYTES, volume::ShardVolume},
     membership::snapshot::View,
     mutants::{Mutant, active, in_32_bits},
     plan::{Method, Run},
@@ -51,7 +51,7 @@ use crate::{
 pub struct Ppl {
     set_uuid: Uuid,
     generation: AtomicU64,
-    door: Door,
+    gate: LogGate,
     queues: Queues<Vec<Part>>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Part {
 /// Keeps a batch in the log until it is dropped.
 pub(crate) type Kept = queue::Kept<Vec<Part>>;
 
-impl Records for Ppl {
+impl RecordEncoder for Ppl {
     type Item = Vec<Part>;
 
     fn record(&self, lead: &Lead<Vec<Part>>) -> Result<Slice, DeviceError> {
@@ -108,18 +108,18 @@ impl Ppl {
         Self {
             set_uuid,
             generation: AtomicU64::new(generation),
-            door: Door::default(),
+            gate: LogGate::default(),
             queues: Queues::new(rules),
         }
     }
 
-    pub(super) fn door(&self) -> &Door {
-        &self.door
+    pub(super) fn gate(&self) -> &LogGate {
+        &self.gate
     }
 
     /// Has every task that waits look again.
     pub(super) fn wake(&self) {
-        self.door.wake();
+        self.gate.wake();
         self.queues.wake();
     }
 
@@ -143,7 +143,7 @@ impl Ppl {
     /// Makes known that a stripe is written whole.
     pub(super) async fn write_whole(
         self: &Arc<Self>,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         stripe: StripeId,
     ) -> Result<Logged, LogError> {
@@ -161,7 +161,7 @@ impl Ppl {
 
     async fn append(
         self: &Arc<Self>,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         view: &View,
         slot: MemberSlot,
         parts: Vec<Part>,
@@ -176,7 +176,7 @@ impl Ppl {
             // Never: batches are cut to what fits, and arrays with too small an area are read-only.
             return Err(LogError::Fatal(IoError::Failed));
         }
-        if !self.door.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+        if !self.gate.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
             return Err(LogError::Moved);
         }
         let part = queue::Part { entries: parts.len(), item: parts, bytes };

@@ -33,7 +33,7 @@ use super::{LogArea, LogError};
 use crate::{
     error::Operation,
     geometry::MemberSlot,
-    io::volume::VolumeInner,
+    io::volume::ShardVolume,
     membership::snapshot::{Member, MemberId, View},
     mutants::{Mutant, active},
 };
@@ -96,7 +96,7 @@ pub(super) struct Part<T> {
 }
 
 /// What a log makes of the parts of a record: its bytes.
-pub(super) trait Records {
+pub(super) trait RecordEncoder {
     /// What the log is given.
     type Item: Clone;
 
@@ -208,8 +208,8 @@ impl<T: Clone> Queues<T> {
     /// of a slot's replacement logs what the slot's member does.
     pub(super) async fn append(
         &self,
-        log: &impl Records<Item = T>,
-        (volume, view): (&VolumeInner, &View),
+        log: &impl RecordEncoder<Item = T>,
+        (volume, view): (&ShardVolume, &View),
         copies: Vec<(MemberSlot, Vec<Part<T>>)>,
     ) -> Result<Kept<T>, LogError> {
         let mut seats: Vec<Seat<'_, T>> = Vec::new();
@@ -278,8 +278,8 @@ impl<T: Clone> Seat<'_, T> {
     /// Waits until what was entered is on the member; writes it, if no other task does.
     async fn durable(
         &self,
-        log: &impl Records<Item = T>,
-        volume: &VolumeInner,
+        log: &impl RecordEncoder<Item = T>,
+        volume: &ShardVolume,
         view: &View,
         inside: &AtomicU64,
     ) -> Result<(), LogError> {
@@ -315,8 +315,8 @@ impl<T: Clone> Seat<'_, T> {
 
     async fn write(
         &self,
-        log: &impl Records<Item = T>,
-        volume: &VolumeInner,
+        log: &impl RecordEncoder<Item = T>,
+        volume: &ShardVolume,
         lead: &Lead<T>,
     ) -> Result<(), DeviceError> {
         let record = log.record(lead)?;

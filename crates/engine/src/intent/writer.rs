@@ -6,13 +6,13 @@ use pinstripe_md::bitmap::bit_position;
 use pinstripe_runtime::shard;
 
 use crate::{
-    array::Home,
+    array::ArrayController,
     intent::IntentTable,
     mutants::{Mutant, active},
     shared::Failure,
 };
 
-impl Home {
+impl ArrayController {
     /// Writes requested bits: one group commit serves all requests made before it began (C7).
     pub(crate) async fn write_intent(self: Rc<Self>) {
         loop {
@@ -45,8 +45,8 @@ impl Home {
 
     /// Sets or clears bits in the image and returns the pages that changed.
     fn change_bits(&self, regions: &[usize], set: bool) -> Vec<usize> {
-        let mut records = self.records.borrow_mut();
-        let Some(bitmap) = &mut records.bitmap else { return Vec::new() };
+        let mut superblocks = self.superblocks.borrow_mut();
+        let Some(bitmap) = &mut superblocks.bitmap else { return Vec::new() };
         let mut pages = Vec::new();
         for &region in regions {
             let changed = if set { bitmap.set(region as u64) } else { bitmap.clear(region as u64) };

@@ -34,13 +34,13 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    array::Home,
+    array::ArrayController,
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
-    io::volume::{VolumeInner, adopt_everywhere},
+    io::volume::{ShardVolume, adopt_everywhere},
     membership::{
-        records::MemberState,
         snapshot::{Member, MemberId, View},
+        superblocks::MemberState,
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
@@ -137,7 +137,7 @@ pub(crate) struct Listing {
     length: u64,
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Whether sectors that a member refuses can be listed instead of dropping the member.
     pub(crate) fn can_list(&self, member: &Member, error: DeviceError) -> bool {
         error.kind == DeviceErrorKind::Media
@@ -147,7 +147,7 @@ impl VolumeInner {
     }
 
     /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by
-    /// [`VolumeInner::listed`] before anything that rests on it is acknowledged.
+    /// [`ShardVolume::listed`] before anything that rests on it is acknowledged.
     pub(crate) fn list_bad(
         &self,
         member: &Member,
@@ -159,7 +159,7 @@ impl VolumeInner {
         let error =
             MemberError { slot, name: member.name.clone(), operation: Operation::Write, offset: at, error };
         let ticket = self.shared.bad_reports.push(member.id, sectors(at, length), Some(error));
-        self.shared.knock.notify();
+        self.shared.controller_wake.notify();
         Listing { ticket, offset, length }
     }
 
@@ -209,7 +209,7 @@ impl VolumeInner {
         let sectors = sectors(member.data_offset + offset, length);
         if !is_target || member.bad_blocks.table().blocks().first_overlap(sectors.clone()).is_some() {
             self.shared.bad_reports.push(member.id, sectors, None);
-            self.shared.knock.notify();
+            self.shared.controller_wake.notify();
         }
     }
 }
@@ -218,14 +218,14 @@ fn sectors(offset: u64, length: u64) -> Range<u64> {
     offset / SECTOR_BYTES..(offset + length).div_ceil(SECTOR_BYTES)
 }
 
-impl Home {
+impl ArrayController {
     /// Deals with everything that was reported. The controller's.
     pub(crate) async fn keep_bad_blocks(&self) {
         while let Some(report) = self.shared().bad_reports.take() {
             let ticket = report.ticket;
             if let Err(error) = self.keep(&report).await {
                 let failures = vec![Failure { member: report.member, error }];
-                if self.unseat(failures).await {
+                if self.drop_members(failures).await {
                     // An error means that the array has failed. Every task that waits checks `has_failed`.
                     let _ = self.update_superblocks().await;
                 }
@@ -238,8 +238,8 @@ impl Home {
     /// dropped for.
     async fn keep(&self, report: &Report) -> Result<(), MemberError> {
         let (member, device, slot) = {
-            let records = self.records.borrow();
-            let book = &records.members[report.member.0];
+            let superblocks = self.superblocks.borrow();
+            let book = &superblocks.members[report.member.0];
             if matches!(book.state, MemberState::Failed(_)) || self.shared().has_failed() {
                 return Ok(());
             }
@@ -297,8 +297,8 @@ impl Home {
         shared.admission.drained().await;
         adopt_everywhere(shared);
         let begins = {
-            let mut records = self.records.borrow_mut();
-            let log = records.book(member.id).superblock.member.bad_block_log.as_mut();
+            let mut superblocks = self.superblocks.borrow_mut();
+            let log = superblocks.book(member.id).superblock.member.bad_block_log.as_mut();
             log.is_some_and(|log| !std::mem::replace(&mut log.in_use, counts) && counts)
         };
         if begins {

@@ -23,7 +23,7 @@ use crate::{
     error::IoError,
     geometry::StripeId,
     intent::{IntentTable, Mark},
-    io::volume::VolumeInner,
+    io::volume::ShardVolume,
     membership::{
         admission::{Admission, Pass},
         snapshot::View,
@@ -61,13 +61,14 @@ pub(crate) struct Writing<'i> {
     intended: (Intended<'i>, Option<Intended<'i>>),
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Waits until stripes may be changed.
     pub(crate) async fn enter(&self) -> Result<Inside<'_>, IoError> {
         let shared = &*self.shared;
         let admission = &shared.admission;
         loop {
-            let pass = admission.enter(self.shard, &shared.knock).await.map_err(|_| shared.refusal())?;
+            let pass =
+                admission.enter(self.shard, &shared.controller_wake).await.map_err(|_| shared.refusal())?;
             let view = self.view();
             if view.snapshot.generation == pass.generation() {
                 shard::interruption().await;

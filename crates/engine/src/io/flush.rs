@@ -10,7 +10,7 @@ use crate::{
         bad_blocks::Listing,
         entry::{Moved, Writing},
         striped::striped_error,
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
     members::FlushTicket,
     membership::snapshot::{MemberId, View},
@@ -36,7 +36,7 @@ impl From<IoError> for NotZeroed {
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped
     /// before this returns: the kernel reports lost writes once, so the flush is never tried again.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {

@@ -9,14 +9,14 @@ use crate::{
     io::{
         parity_cache::ROW_BYTES,
         row::{Row, Want},
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
     offload::Requests,
 };
 
-impl VolumeInner {
+impl ShardVolume {
     /// Reads from a parity array: every chunk at once, and then one by one what could not be answered.
     pub(crate) async fn read_parity(
         &self,

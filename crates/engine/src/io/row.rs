@@ -8,7 +8,7 @@ use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet};
 use crate::{
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    io::{decode::Sources, volume::VolumeInner},
+    io::{decode::Sources, volume::ShardVolume},
     membership::snapshot::View,
     mutants::{Mutant, active},
 };
@@ -73,7 +73,7 @@ fn low(slot: usize) -> MemberSlot {
     MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX))
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Reads the chunk range `from..to` of `stripe` into `row` until every column of `want` is known. The
     /// caller holds the claim.
     pub(crate) async fn read_row(

@@ -6,12 +6,12 @@ use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission}
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
-    io::volume::VolumeInner,
+    io::volume::ShardVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
 };
 
-impl VolumeInner {
+impl ShardVolume {
     pub(crate) async fn read_striped(
         &self,
         geometry: &Raid0Geometry,

@@ -43,10 +43,10 @@ const BRANCHES_MAX: usize = 4096;
 /// An array on one shard. Cheap to clone.
 #[derive(Clone)]
 pub struct Volume {
-    pub(crate) inner: Rc<VolumeInner>,
+    pub(crate) inner: Rc<ShardVolume>,
 }
 
-pub(crate) struct VolumeInner {
+pub(crate) struct ShardVolume {
     pub(crate) shared: Arc<Shared>,
     pub(crate) shard: usize,
     pub(crate) kernel: &'static Kernel,
@@ -85,11 +85,11 @@ impl<T: Default> Pooled<T> {
 
 thread_local! {
     /// This thread's volumes, for [`adopt_everywhere`]. (A simulated world has all its shards on one thread.)
-    static VOLUMES: RefCell<Vec<Weak<VolumeInner>>> = const { RefCell::new(Vec::new()) };
+    static VOLUMES: RefCell<Vec<Weak<ShardVolume>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs `act` with every volume of the array, on its shard, soon.
-fn everywhere(shared: &Arc<Shared>, act: impl Fn(&VolumeInner) + Clone + Send + 'static) {
+fn everywhere(shared: &Arc<Shared>, act: impl Fn(&ShardVolume) + Clone + Send + 'static) {
     for shard in &shared.shards {
         let (shared, act) = (Arc::clone(shared), act.clone());
         shard.send(move || {
@@ -135,7 +135,7 @@ impl Volume {
         let snapshot = shared.snapshot();
         let shard = shard::index();
         let position = shared.shards.iter().position(|s| s.index() == shard);
-        let inner = VolumeInner {
+        let inner = ShardVolume {
             shard: position.expect("a volume is opened on a shard of its array"),
             kernel: pinstripe_parity::kernel(),
             view: RefCell::new(Rc::new(View { snapshot, devices: Vec::new(), shares_link: false })),
@@ -313,7 +313,7 @@ impl Volume {
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     pub(crate) fn counters(&self) -> &Counters {
         &self.shared.counters[self.shard]
     }
@@ -379,7 +379,7 @@ impl VolumeInner {
         Rc::clone(devices[index].get_or_insert_with(|| self.supervised(member)))
     }
 
-    /// A handle of its own to a device, which may hold no slot: those of [`VolumeInner::device`] go when the
+    /// A handle of its own to a device, which may hold no slot: those of [`ShardVolume::device`] go when the
     /// view has no place for them.
     pub(crate) fn supervised(&self, member: &Arc<Member>) -> Rc<Supervised> {
         let device = member.attach();

@@ -17,12 +17,13 @@
 
 mod back;
 mod encode;
-mod held;
+mod gather;
 mod offload;
+mod pre_read;
 
 use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
-use self::held::Held;
+use self::pre_read::PreRead;
 pub(crate) use self::{back::overlay, encode::new_bytes};
 
 use crate::{
@@ -36,9 +37,9 @@ use crate::{
         parity_cache::{Key, Parity, ROW_BYTES},
         row::Want,
         stripe_table::{Claim, Entered},
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
-    membership::snapshot::{MemberId, Seat, Snapshot, View},
+    membership::snapshot::{MemberId, Snapshot, View},
     mutants::{Mutant, active},
     plan::{
         Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy, Written,
@@ -50,18 +51,11 @@ use crate::{
 /// Parity of runs up to this many bytes is worth keeping.
 const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
 
-/// A stream's stripe may wait for its neighbours as long as so many writes take,
-const GATHER_WRITES: u64 = 4;
-/// but not longer than this.
-const GATHER_NS_MAX: u64 = 20_000_000;
-/// Shortest time between two looks for the neighbours of a stream.
-const PAUSE_NS_MIN: u64 = 1_000;
-
 /// What a stripe write works with; pooled.
 pub(crate) struct WriteContext {
     image: Image,
     plan: Plan,
-    held: Held,
+    held: PreRead,
     /// New parity by run of the plan.
     parity: Vec<[Option<Slice>; 2]>,
     /// Slots with sectors that could not be read.
@@ -97,7 +91,7 @@ impl Default for WriteContext {
         Self {
             image: Image::with_room(ROOM),
             plan: Plan::with_room(ROOM),
-            held: Held {
+            held: PreRead {
                 transfers: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 rows: Vec::with_capacity(2 * ROOM),
@@ -120,7 +114,7 @@ impl Default for WriteContext {
 }
 
 /// Why a batch starts over.
-enum Again {
+enum Replan {
     /// The membership changed, or a source could not be read.
     Replan,
     /// A member failed and is reported: once it is out, there is another way.
@@ -128,19 +122,19 @@ enum Again {
     Fatal(IoError),
 }
 
-impl From<Moved> for Again {
+impl From<Moved> for Replan {
     fn from(Moved: Moved) -> Self {
         Self::Replan
     }
 }
 
-impl From<IoError> for Again {
+impl From<IoError> for Replan {
     fn from(error: IoError) -> Self {
         Self::Fatal(error)
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
     pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
         self.shared.recent.note(stripe.0, piece.data.len() as u64);
@@ -211,12 +205,12 @@ impl VolumeInner {
                         None => return self.acknowledge(generation).await,
                     }
                 }
-                Err(Again::Replan) => self.counters().replans.add(1),
-                Err(Again::Without(member)) => {
+                Err(Replan::Replan) => self.counters().replans.add(1),
+                Err(Replan::Without(member)) => {
                     self.counters().replans.add(1);
                     self.shared.dropped(member).await?;
                 }
-                Err(Again::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
+                Err(Replan::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
                     // Read errors of several members: the plan avoids their whole chunks, but each row may
                     // have just one.
                     healed = true;
@@ -224,7 +218,7 @@ impl VolumeInner {
                     context.avoid = Set64::EMPTY;
                     self.counters().replans.add(1);
                 }
-                Err(Again::Fatal(error)) => return Err(error),
+                Err(Replan::Fatal(error)) => return Err(error),
             }
         }
     }
@@ -235,13 +229,13 @@ impl VolumeInner {
         stripe: StripeId,
         mut claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
-    ) -> Result<u64, Again> {
+    ) -> Result<u64, Replan> {
         let inside = self.enter().await?;
         context.held.clear();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
-        let stale = |error: Again| if inside.has_moved() { Again::Replan } else { error };
+        let stale = |error: Replan| if inside.has_moved() { Replan::Replan } else { error };
         let intended = self.prepare(&inside, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
@@ -287,14 +281,14 @@ impl VolumeInner {
         writing: &Writing<'_>,
         stripe: StripeId,
         context: &WriteContext,
-    ) -> Result<Logged, Again> {
+    ) -> Result<Logged, Replan> {
         let view = writing.view();
         let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
         let batch = Batch { volume: self, view, stripe, image, plan, parity, written_out: *written_out };
         view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
-            LogError::Member(member) => Again::Without(member),
-            LogError::Moved => Again::Replan,
-            LogError::Fatal(error) => Again::Fatal(error),
+            LogError::Member(member) => Replan::Without(member),
+            LogError::Moved => Replan::Replan,
+            LogError::Fatal(error) => Replan::Fatal(error),
         })
     }
 
@@ -304,7 +298,7 @@ impl VolumeInner {
         inside: &'i Inside<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<Intended<'i>, Again> {
+    ) -> Result<Intended<'i>, Replan> {
         let view = inside.view();
         self.cut_at_bad_blocks(view, stripe, context);
         if view.snapshot.log.takes_rows() {
@@ -333,7 +327,7 @@ impl VolumeInner {
         view: &View,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<(), Again> {
+    ) -> Result<(), Replan> {
         let chunk = self.parity_geometry().chunk_bytes();
         context.image.build_extents(chunk);
         if consistency::takes_several_entries(context.image.extents()) {
@@ -359,76 +353,6 @@ impl VolumeInner {
         row.clear(0);
         self.rows.give(row);
         Ok(result?)
-    }
-
-    /// The same, if the batch has a claim to join at.
-    fn join_claim(&self, claim: Option<&mut Claim<'_, Piece, Answer>>, context: &mut WriteContext) -> usize {
-        claim.map_or(0, |claim| self.join(claim, context))
-    }
-
-    /// Lets what has arrived join the batch.
-    fn join(&self, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> usize {
-        if !claim.has_arrivals() || context.is_split {
-            return 0;
-        }
-        let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
-        let image = &mut context.image;
-        let mut reversed = Vec::new();
-        let joined = claim.join(room, |piece| {
-            if active(Mutant::BatchReversed) {
-                reversed.push(piece);
-            } else if !active(Mutant::FollowerLost) {
-                image.add(piece);
-            }
-        });
-        reversed.into_iter().rev().for_each(|piece| image.add(piece));
-        self.counters().joins.add(joined as u64);
-        joined
-    }
-
-    /// Waits for the neighbours of a sequential stream, while the clients of other writes under way could
-    /// send them, and no longer than a few times as long as members take to write.
-    async fn gather(
-        &self,
-        stripe: StripeId,
-        claim: &mut Claim<'_, Piece, Answer>,
-        context: &mut WriteContext,
-    ) {
-        let shared = &*self.shared;
-        let full = self.parity_geometry().stripe_bytes();
-        // A wait of 0 means none: without a pause between two looks this task would never let another run.
-        let wanted = shared.options.gather_ns > 0;
-        if !wanted || context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
-            return;
-        }
-        shard::yield_now().await;
-        self.join(claim, context);
-        let started = shard::now();
-        let limit = shared.options.gather_ns.max(self.gather_limit());
-        // The first look comes soon, later ones more seldom: a look costs a timer.
-        let mut pause = (shared.options.gather_ns / 16).max(PAUSE_NS_MIN);
-        while context.image.bytes_covered() < full
-            && shared.admission.writers() > 0
-            && shard::now() - started < limit
-        {
-            shard::sleep(pause).await;
-            pause = (pause + pause / 2).min(limit / 16).max(PAUSE_NS_MIN);
-            self.join(claim, context);
-        }
-        shared.recent.learn(context.image.bytes_covered() == full);
-    }
-
-    /// How long to wait for the next piece of a stream: the writes that must end before their clients send it
-    /// take the time of the slowest member.
-    fn gather_limit(&self) -> u64 {
-        let chunk = self.parity_geometry().chunk_bytes();
-        let view = self.view();
-        let members = view.snapshot.seats.iter().filter_map(Seat::member);
-        let slowest = members.map(|member| {
-            let price = member.cost.write();
-            u64::from(price.latency_ns) + u64::from(price.ns_per_kib) * u64::from(chunk / 1024)
-        });
-        (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
     }
 
     /// Where a member has bad blocks, rows are written by themselves: what parity makes of them there isn't
@@ -478,7 +402,7 @@ impl VolumeInner {
         facts: &Stripe,
         context: &mut WriteContext,
         by_servers: bool,
-    ) -> Result<(), Again> {
+    ) -> Result<(), Replan> {
         context.image.build_extents(facts.chunk_bytes);
         let image = context.image.extents().iter().map(|e| Written {
             column: e.column,
@@ -491,11 +415,11 @@ impl VolumeInner {
             WritePolicy::Cost if by_servers => WritePolicy::AlwaysRmw,
             policy => policy,
         };
-        let Held { transfers, rows, .. } = &mut context.held;
+        let PreRead { transfers, rows, .. } = &mut context.held;
         let mut sources = PlanFacts { volume: self, view, stripe, rows, explores: context.timed };
         plan_into(&mut context.plan, facts, policy, image, transfers, &mut sources).map_err(|error| {
             let missing = facts.unreadable.or(facts.unwritable).len();
-            Again::Fatal(match error {
+            Replan::Fatal(match error {
                 PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
                 PlanError::BeyondRedundancy { .. } => IoError::Failed,
                 PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
@@ -520,7 +444,12 @@ impl VolumeInner {
 
     /// Reads what the plan needs and what is not there yet. A member that can't be read is avoided in the
     /// next plan.
-    async fn pre_read(&self, view: &View, stripe: StripeId, context: &mut WriteContext) -> Result<(), Again> {
+    async fn pre_read(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &mut WriteContext,
+    ) -> Result<(), Replan> {
         let totals = context.plan.totals();
         self.counters().pre_read_bytes.add(totals.read_bytes);
         self.counters().reconstruct_read_bytes.add(totals.reconstruct_read_bytes);
@@ -567,7 +496,7 @@ impl VolumeInner {
         if context.timed {
             self.update_prices(&view.snapshot);
         }
-        if failed { Err(Again::Replan) } else { Ok(()) }
+        if failed { Err(Replan::Replan) } else { Ok(()) }
     }
 
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted
@@ -731,7 +660,7 @@ fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
 
 /// What the planner asks: prices of members, and what the parity cache has.
 struct PlanFacts<'a> {
-    volume: &'a VolumeInner,
+    volume: &'a ShardVolume,
     view: &'a View,
     stripe: StripeId,
     rows: &'a mut Vec<(Parity, u32, Slice)>,

@@ -11,13 +11,13 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use super::{SyncAction, Walk, in_single_rows};
 use crate::{
-    array::Home,
+    array::ArrayController,
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
     io::{
         parity_cache::ROW_BYTES,
         row::{Row, Want},
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
     membership::{
         control::Command,
@@ -31,7 +31,7 @@ use crate::{
 /// last one.
 pub(super) const LEG_NS_MIN: u64 = 1_000_000_000;
 
-impl Home {
+impl ArrayController {
     /// Rebuilds a device from where its superblock says. True if it is whole now.
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
         let geometry = self.volume.inner.parity_geometry();
@@ -53,9 +53,9 @@ impl Home {
         for range in todo {
             let mut next = range.start;
             while next < range.end {
-                let leg = next..range.end.min(next + self.shared().options.leg_stripes.max(1));
+                let step = next..range.end.min(next + self.shared().options.checkpoint_stripes.max(1));
                 let due = (recorded + checkpoint_ns.max(LEG_NS_MIN)).max(shard::now() + LEG_NS_MIN);
-                let walk = self.walk(SyncAction::Recovery, Some((slot, member)), leg, due).await;
+                let walk = self.walk(SyncAction::Recovery, Some((slot, member)), step, due).await;
                 if walk.aborted.get() || walk.errors.get() > 0 {
                     return self.give_up(slot, member, &walk);
                 }
@@ -76,8 +76,8 @@ impl Home {
         let geometry = self.volume.inner.parity_geometry();
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
         let (from, by_bits_to) = {
-            let records = self.records.borrow();
-            let book = &records.members[member.0];
+            let superblocks = self.superblocks.borrow();
+            let book = &superblocks.members[member.0];
             let record = &book.superblock.member;
             let from = record.recovery_offset.map_or(0, |sector| sector.0 * 512);
             let whole = record.recovery_by_bitmap.then_some(geometry.member_bytes());
@@ -131,7 +131,7 @@ impl Home {
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Whether a row that could not be read is really lost: the membership under which it was tried is still
     /// the current one, and the row is not only one that parity can't vouch for (C10).
     fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {

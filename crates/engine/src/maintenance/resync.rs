@@ -13,7 +13,7 @@ use pinstripe_runtime::shard;
 
 use super::{SyncAction, recovery::LEG_NS_MIN};
 use crate::{
-    array::Home,
+    array::ArrayController,
     intent::IntentTable,
     membership::control::Command,
     mutants::{Mutant, active},
@@ -22,7 +22,7 @@ use crate::{
 /// A walk was ended before it was through.
 struct Aborted;
 
-impl Home {
+impl ArrayController {
     /// Resyncs every region that needs it. True if none is left.
     pub(super) async fn resync(self: &Rc<Self>) -> bool {
         let geometry = self.volume.inner.parity_geometry();
@@ -48,17 +48,17 @@ impl Home {
                 intent.resynced(region);
                 continue;
             }
-            self.upkeep.with_errors.set(false);
+            self.maintenance_state.with_errors.set(false);
             let Ok(()) = self.resync_region(intent, stripes_of(region), &mut recorded).await else {
                 return false;
             };
-            if self.upkeep.with_errors.get() {
+            if self.maintenance_state.with_errors.get() {
                 whole = false;
             } else {
                 intent.resynced(region);
             }
         }
-        self.upkeep.resync_in_vain.set(!whole);
+        self.maintenance_state.resync_in_vain.set(!whole);
         // What was not dirty for writers is clean now: the superblocks may say so.
         if whole && (self.is_idle() || self.awaits_log()) {
             whole = self.command(|reply| Command::Refresh { reply }).await.is_ok();
@@ -71,7 +71,7 @@ impl Home {
         !self.shared().admission.is_open() && !self.dirty.get()
     }
 
-    /// Walks a region, in legs if what is done can be recorded.
+    /// Walks a region, in steps if what is done can be recorded.
     async fn resync_region(
         self: &Rc<Self>,
         intent: &IntentTable,
@@ -80,13 +80,13 @@ impl Home {
     ) -> Result<(), Aborted> {
         let chunk = u64::from(self.volume.inner.parity_geometry().chunk_bytes());
         let options = &self.shared().options;
-        let (checkpoint_ns, leg) = (options.checkpoint_ns, options.leg_stripes.max(1));
+        let (checkpoint_ns, step) = (options.checkpoint_ns, options.checkpoint_stripes.max(1));
         let mut next = stripes.start;
         loop {
             let now = shard::now();
             let (to, due) = if is_recorded(intent) {
                 let due = (*recorded + checkpoint_ns.max(LEG_NS_MIN)).max(now + LEG_NS_MIN);
-                (stripes.end.min(next.saturating_add(leg)), due)
+                (stripes.end.min(next.saturating_add(step)), due)
             } else {
                 (stripes.end, u64::MAX)
             };
@@ -102,13 +102,15 @@ impl Home {
             // C4: parity must be on the members before anything may say that it matches.
             let flushed = active(Mutant::ResyncWithoutFlush) || self.flush_walked().await;
             if walk.errors.get() > 0 || !flushed {
-                self.upkeep.with_errors.set(true);
+                self.maintenance_state.with_errors.set(true);
             }
             if is_over {
                 return Ok(());
             }
             *recorded = shard::now();
-            if !self.upkeep.with_errors.get() && self.shared().snapshot().membership == walk.membership {
+            if !self.maintenance_state.with_errors.get()
+                && self.shared().snapshot().membership == walk.membership
+            {
                 note_resynced(intent, next * chunk);
                 if self.is_idle() && self.command(|reply| Command::Refresh { reply }).await.is_err() {
                     return Err(Aborted);

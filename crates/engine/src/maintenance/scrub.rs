@@ -26,7 +26,7 @@ use super::{
     locate::{Culprit, locate},
 };
 use crate::{
-    array::{Array, CommandError, Home},
+    array::{Array, ArrayController, CommandError},
     consistency::Logged,
     error::IoError,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
@@ -34,7 +34,7 @@ use crate::{
         decode::encode,
         parity_cache::ROW_BYTES,
         row::{Row, Want},
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -272,32 +272,34 @@ impl Array {
     /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the
     /// walk does goes on if the future is dropped. A scrub that is stopped gives what it found until then.
     pub async fn scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
-        let home = &self.home;
+        let controller = &self.controller;
         let scrub = Rc::new(Scrub::new(request, &self.shared().geometry)?);
         if scrub.correction != Correction::Nothing && self.shared().options.read_only {
             return Err(CommandError::ReadOnly.into());
         }
         {
-            let mut scrubs = home.upkeep.scrubs.borrow_mut();
+            let mut scrubs = controller.maintenance_state.scrubs.borrow_mut();
             if scrubs.len() >= SCRUBS_MAX {
                 return Err(SyncError::TooMany);
             }
             scrubs.push_back(Rc::clone(&scrub));
         }
-        home.work.notify();
-        let over = || home.stopped.get() || self.shared().has_failed();
-        home.work.wait_until(|| scrub.outcome.borrow().is_some() || over()).await;
+        controller.work.notify();
+        let over = || controller.stopped.get() || self.shared().has_failed();
+        controller.work.wait_until(|| scrub.outcome.borrow().is_some() || over()).await;
         let outcome = scrub.outcome.borrow_mut().take();
         Ok(match outcome {
             Some(outcome) => outcome?,
-            None => return Err(if home.stopped.get() { IoError::Stopping } else { IoError::Failed }.into()),
+            None => {
+                return Err(if controller.stopped.get() { IoError::Stopping } else { IoError::Failed }.into());
+            }
         })
     }
 
     /// Ends check and repair, the one under way and those that wait (MD: `sync_action` `idle`).
     pub fn stop_scrubs(&self) -> Result<(), SyncError> {
-        let home = &self.home;
-        let scrubs: Vec<Rc<Scrub>> = home.upkeep.scrubs.borrow().iter().cloned().collect();
+        let controller = &self.controller;
+        let scrubs: Vec<Rc<Scrub>> = controller.maintenance_state.scrubs.borrow().iter().cloned().collect();
         if scrubs.is_empty() {
             return Err(self
                 .progress()
@@ -306,21 +308,21 @@ impl Array {
         for scrub in scrubs {
             scrub.cancelled.set(true);
             if !scrub.running.get() {
-                home.finish_scrub(&scrub, Ok(scrub.report()));
+                controller.finish_scrub(&scrub, Ok(scrub.report()));
             }
         }
-        home.work.notify();
+        controller.work.notify();
         Ok(())
     }
 }
 
-impl Home {
+impl ArrayController {
     /// Does a scrub, or the rest of it. False if something more urgent has come between.
     pub(super) async fn scrub(self: &Rc<Self>, scrub: &Rc<Scrub>) -> bool {
         scrub.running.set(true);
         let total = scrub.stripes.end - scrub.stripes.start;
         self.begin(scrub.action(), scrub.done(), total);
-        if let Some(progress) = &mut *self.upkeep.sync.borrow_mut() {
+        if let Some(progress) = &mut *self.maintenance_state.sync.borrow_mut() {
             progress.mismatched_sectors = scrub.found.borrow().mismatched;
         }
         let walk = self
@@ -370,7 +372,7 @@ impl Home {
     }
 
     fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {
-        self.upkeep.scrubs.borrow_mut().retain(|other| !Rc::ptr_eq(other, scrub));
+        self.maintenance_state.scrubs.borrow_mut().retain(|other| !Rc::ptr_eq(other, scrub));
         scrub.outcome.replace(Some(result));
         self.work.notify();
     }
@@ -388,7 +390,7 @@ struct Suspects<'r> {
     q: &'r [u8],
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Compares parity with data, and does what `correction` says about what does not match.
     pub(super) async fn compare_rows(
         &self,
@@ -658,7 +660,7 @@ impl Suspects<'_> {
     /// of `fixes` must match. If it does not, nothing may be written.
     fn is_explained(
         &self,
-        volume: &VolumeInner,
+        volume: &ShardVolume,
         at: usize,
         fixed: &[(MemberSlot, Slice)],
         fixes: &[(usize, MemberSlot)],

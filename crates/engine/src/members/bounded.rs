@@ -19,18 +19,18 @@ use pinstripe_runtime::{
 /// See the module.
 pub(crate) struct Bounded {
     device: Rc<dyn Device>,
-    patience: Rc<Patience>,
+    patience: Rc<RequestLimit>,
     watch: Watch,
 }
 
 /// How long the device may take, and whether it took longer.
-pub(crate) struct Patience {
+pub(crate) struct RequestLimit {
     limit_ns: u64,
     /// Requests that were given up and are not over.
     late: Cell<usize>,
 }
 
-impl Patience {
+impl RequestLimit {
     /// Requests that were given up and are not over: the device may still do what they asked for.
     pub(crate) fn late_requests(&self) -> u64 {
         self.late.get() as u64
@@ -45,8 +45,8 @@ impl Bounded {
 
     /// The same, and how it does: that can be asked as long as requests are under way, whether or not the
     /// handle is kept.
-    pub(crate) fn observed(device: Rc<dyn Device>, limit_ns: u64) -> (Rc<dyn Device>, Rc<Patience>) {
-        let patience = Rc::new(Patience { limit_ns, late: Cell::new(0) });
+    pub(crate) fn observed(device: Rc<dyn Device>, limit_ns: u64) -> (Rc<dyn Device>, Rc<RequestLimit>) {
+        let patience = Rc::new(RequestLimit { limit_ns, late: Cell::new(0) });
         if limit_ns == 0 {
             return (device, patience);
         }
@@ -77,9 +77,9 @@ impl Bounded {
 /// Devices that are joining, or were to: by name, how each does. What one was asked for in vain it may still
 /// do (C16).
 #[derive(Default)]
-pub(crate) struct Newcomers(RefCell<Vec<(String, Rc<Patience>)>>);
+pub(crate) struct JoiningDevices(RefCell<Vec<(String, Rc<RequestLimit>)>>);
 
-impl Newcomers {
+impl JoiningDevices {
     /// A handle to a device that may take `limit_ns` for a request; 0 for ever.
     pub(crate) fn attach(
         &self,
@@ -202,7 +202,7 @@ fn refused(buffer: Option<Buffer>) -> Submission {
     Submission::done(Err(DeviceError::of(DeviceErrorKind::Refused)), buffer)
 }
 
-impl Observer for Patience {
+impl Observer for RequestLimit {
     fn overdue(&self, _: About, age_ns: u64) -> Verdict {
         if age_ns < self.limit_ns {
             return Verdict::WaitUntil(self.limit_ns);

@@ -109,8 +109,8 @@ impl Admission {
         }
     }
 
-    /// Waits for the gate. `knock` tells the controller that a writer wants it open.
-    pub async fn enter(&self, shard: usize, knock: &Signal) -> Result<Pass<'_>, Halted> {
+    /// Waits for the gate. `controller_wake` tells the controller that a writer wants it open.
+    pub async fn enter(&self, shard: usize, controller_wake: &Signal) -> Result<Pass<'_>, Halted> {
         loop {
             if let Some(pass) = self.try_enter(shard) {
                 return Ok(pass);
@@ -124,7 +124,7 @@ impl Admission {
                 }
                 // Asked anew on every look: the gate may have opened and closed again since the last one.
                 self.wanted.store(true, Ordering::SeqCst);
-                knock.notify();
+                controller_wake.notify();
                 false
             };
             self.opened.wait_until(is_decided).await;

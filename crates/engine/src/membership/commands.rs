@@ -22,8 +22,8 @@ use crate::{
     io::volume::give_up_everywhere,
     membership::{
         control::{Command, IntentChange},
-        records::{MemberBook, MemberState, Newcomer},
         snapshot::{MemberId, Seat},
+        superblocks::{MemberBook, MemberState, Newcomer},
     },
     mutants::{Mutant, active},
 };
@@ -220,7 +220,8 @@ impl Array {
         let slots = snapshot.seats.len();
         let seat = snapshot.seats.get(slot).ok_or(CommandError::NoSuchSlot { slot, slots })?;
         let member = seat.member().ok_or(CommandError::SlotEmpty(slot))?;
-        let mut answer = pin!(self.home.command(|reply| Command::Fail { slot, member: member.id, reply }));
+        let mut answer =
+            pin!(self.controller.command(|reply| Command::Fail { slot, member: member.id, reply }));
         loop {
             if let Some(answer) = shard::timeout(LOOK_NS, answer.as_mut()).await {
                 return answer;
@@ -243,15 +244,16 @@ impl Array {
     /// is lost. Without an empty slot it becomes a spare. `uuid` is its new identity unless it comes back.
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Added, CommandError> {
         self.check_change()?;
-        let _changing = self.home.lock_changes().await;
-        self.home.refuse_late(&source.name(), |_| false)?;
+        let _changing = self.controller.lock_changes().await;
+        self.controller.refuse_late(&source.name(), |_| false)?;
         let (newcomer, comes_back) = self.newcomer(source, uuid).await?;
         let identity = newcomer.superblock.member.device_uuid;
         let newcomer = Box::new(newcomer);
-        let entered = self.home.command(|reply| Command::Enter { newcomer, comes_back, reply }).await;
+        let entered = self.controller.command(|reply| Command::Enter { newcomer, comes_back, reply }).await;
         self.check_entered(identity, entered)?;
-        let records = self.records();
-        let book = records.find(identity).find(|book| book.is_active()).ok_or(IoError::MembershipChanged)?;
+        let superblocks = self.superblocks();
+        let book =
+            superblocks.find(identity).find(|book| book.is_active()).ok_or(IoError::MembershipChanged)?;
         let slot = book.slot;
         Ok(match book.state {
             MemberState::Spare => Added::Spare,
@@ -269,12 +271,12 @@ impl Array {
         uuid: Uuid,
     ) -> Result<String, CommandError> {
         self.check_change()?;
-        let _changing = self.home.lock_changes().await;
+        let _changing = self.controller.lock_changes().await;
         self.check_replaceable(slot)?;
         let spare = match with {
             None => {
-                let records = self.records();
-                let spare = records.members.iter().find(|book| self.home.fits(book));
+                let superblocks = self.superblocks();
+                let spare = superblocks.members.iter().find(|book| self.controller.fits(book));
                 spare.ok_or(CommandError::NoSpare)?.member.id
             }
             Some(source) => {
@@ -286,17 +288,17 @@ impl Array {
                 }
                 let newcomer = Box::new(self.blank(source, uuid).await?);
                 let enter = |reply| Command::Enter { newcomer, comes_back: None, reply };
-                let entered = self.home.command(enter).await;
+                let entered = self.controller.command(enter).await;
                 self.check_entered(uuid, entered)?;
                 self.check_replaceable(slot)?;
-                let records = self.records();
-                let entered = records.find(uuid).find(|book| self.home.fits(book));
+                let superblocks = self.superblocks();
+                let entered = superblocks.find(uuid).find(|book| self.controller.fits(book));
                 entered.ok_or(IoError::MembershipChanged)?.member.id
             }
         };
-        let replaced = self.home.command(|reply| Command::Replace { slot, spare, reply }).await;
+        let replaced = self.controller.command(|reply| Command::Replace { slot, spare, reply }).await;
         let (name, identity) = {
-            let book = &self.records().members[spare.0];
+            let book = &self.superblocks().members[spare.0];
             (book.member.name.clone(), book.superblock.member.device_uuid)
         };
         self.check_entered(identity, replaced)?;
@@ -309,8 +311,8 @@ impl Array {
         if !matches!(entered, Ok(()) | Err(IoError::MembershipChanged)) {
             return Ok(entered?);
         }
-        let records = self.records();
-        match records.find(identity).last().map(|book| &book.state) {
+        let superblocks = self.superblocks();
+        match superblocks.find(identity).last().map(|book| &book.state) {
             Some(MemberState::Failed(error)) => Err(CommandError::NotTakenIn(error.clone())),
             _ => Ok(entered?),
         }
@@ -333,20 +335,20 @@ impl Array {
     /// its name.
     pub async fn remove(&self, which: &Removed) -> Result<String, CommandError> {
         self.check_change()?;
-        let _changing = self.home.lock_changes().await;
+        let _changing = self.controller.lock_changes().await;
         let (member, name) = self.removable(which)?;
-        self.home.command(|reply| Command::Remove { member, reply }).await?;
+        self.controller.command(|reply| Command::Remove { member, reply }).await?;
         Ok(name)
     }
 
     fn removable(&self, which: &Removed) -> Result<(MemberId, String), CommandError> {
-        let records = self.records();
+        let superblocks = self.superblocks();
         let is_meant = |name: &str, slot: usize| match which {
             Removed::Device(device) => device == name,
             Removed::Slot(number) => *number == slot,
         };
         let mut in_use = None;
-        for book in records.members.iter().rev().filter(|book| is_meant(&book.member.name, book.slot)) {
+        for book in superblocks.members.iter().rev().filter(|book| is_meant(&book.member.name, book.slot)) {
             let name = book.member.name.clone();
             match book.state {
                 MemberState::Spare | MemberState::Failed(_) => return Ok((book.member.id, name)),
@@ -373,7 +375,7 @@ impl Array {
         match self.former_slot(&found) {
             Some(slot) => {
                 let mut newcomer = Newcomer::from(found);
-                self.home.admit_server(&*newcomer.device).await?;
+                self.controller.admit_server(&*newcomer.device).await?;
                 self.give_number(&mut newcomer.superblock)?;
                 Ok((newcomer, Some(slot)))
             }
@@ -393,14 +395,14 @@ impl Array {
             Err(_) => return Ok(None),
         };
         let device = found.superblock.member.device_uuid;
-        self.home.refuse_late(&source.name(), |superblock| superblock.member.device_uuid == device)?;
+        self.controller.refuse_late(&source.name(), |superblock| superblock.member.device_uuid == device)?;
         self.check_former(&found)?;
         Ok(Some(found))
     }
 
     /// A handle to a device that is no member: what it is asked for has an end.
     fn attach(&self, source: &Arc<dyn DeviceSource>) -> Result<Rc<dyn Device>, CommandError> {
-        let attached = self.home.newcomers.attach(&**source, self.shared().options.member_timeout_ns);
+        let attached = self.controller.newcomers.attach(&**source, self.shared().options.member_timeout_ns);
         attached.map_err(|error| CommandError::Device { name: source.name(), error })
     }
 
@@ -408,31 +410,31 @@ impl Array {
     fn check_former(&self, found: &Found) -> Result<(), CommandError> {
         let name = found.device.info().name.clone();
         let (array, member) = (&found.superblock.array, &found.superblock.member);
-        let records = self.records();
-        if array.set_uuid != records.array.set_uuid {
+        let superblocks = self.superblocks();
+        if array.set_uuid != superblocks.array.set_uuid {
             return Ok(());
         }
-        let mut known = records.find(member.device_uuid);
+        let mut known = superblocks.find(member.device_uuid);
         if known.any(MemberBook::is_active) {
             return Err(CommandError::AlreadyMember(name));
         }
-        let (events, current) = (array.events, records.array.events);
+        let (events, current) = (array.events, superblocks.array.events);
         if events > current { Err(CommandError::Ahead { name, events, current }) } else { Ok(()) }
     }
 
     /// The slot that a device was in when it went, if it was whole then and all that it missed has its bits.
     fn former_slot(&self, found: &Found) -> Option<usize> {
         let superblock = &found.superblock;
-        let records = self.records();
+        let superblocks = self.superblocks();
         let mut now = superblock.clone();
-        now.array = records.array.clone();
-        let fits = superblock.array.set_uuid == records.array.set_uuid
+        now.array = superblocks.array.clone();
+        let fits = superblock.array.set_uuid == superblocks.array.set_uuid
             && superblock.same_array(&now).is_ok()
-            && superblock.array.raid_disks == records.array.raid_disks
-            && superblock.array.size == records.array.size
+            && superblock.array.raid_disks == superblocks.array.raid_disks
+            && superblock.array.size == superblocks.array.size
             && (superblock.member.recovery_offset.is_none() || active(Mutant::HalfRecoveredReadded))
             && !superblock.member.replacement
-            && superblock.member.data_size >= records.array.component_sectors()
+            && superblock.member.data_size >= superblocks.array.component_sectors()
             && found.device.info().logical_block <= self.shared().geometry.logical_block()
             && now.check(found.device.info().logical_block.into()).is_ok()
             && now.bitmap_sector() == superblock.bitmap_sector();
@@ -440,18 +442,19 @@ impl Array {
         let slot = usize::from(slot.0);
         let is_empty = matches!(self.shared().snapshot().seats.get(slot), Some(Seat::Empty));
         let persistent = self.shared().snapshot().intent.is_persistent();
-        (fits && is_empty && persistent && self.home.can_come_back(superblock.array.events)).then_some(slot)
+        (fits && is_empty && persistent && self.controller.can_come_back(superblock.array.events))
+            .then_some(slot)
     }
 
     /// A member that comes back keeps its number, unless another device has it by now or the roles table ends
     /// before it.
     fn give_number(&self, superblock: &mut Superblock) -> Result<(), CommandError> {
-        let records = self.records();
-        let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
-        superblock.array = records.array.clone();
+        let superblocks = self.superblocks();
+        let in_use: Vec<_> = superblocks.active().map(|book| book.superblock.member.dev_number).collect();
+        superblock.array = superblocks.array.clone();
         let number = superblock.member.dev_number;
-        if in_use.contains(&number) || usize::from(number.0) >= records.array.roles.len() {
-            let free = records.array.free_device_number(&in_use);
+        if in_use.contains(&number) || usize::from(number.0) >= superblocks.array.roles.len() {
+            let free = superblocks.array.free_device_number(&in_use);
             superblock.member.dev_number = free.ok_or_else(|| CommandError::Placement {
                 name: String::from("the device"),
                 error: PlacementError::NoDeviceNumber,
@@ -462,17 +465,17 @@ impl Array {
 
     /// A device as a spare with the identity `uuid`: its content doesn't count.
     async fn blank(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Newcomer, CommandError> {
-        self.home.refuse_late(&source.name(), |_| false)?;
+        self.controller.refuse_late(&source.name(), |_| false)?;
         let former = self.former(&source).await?;
         let device = self.attach(&source)?;
-        self.home.admit_server(&*device).await?;
+        self.controller.admit_server(&*device).await?;
         let (name, info) = (device.info().name.clone(), device.info().clone());
         let block = self.shared().geometry.logical_block();
         if info.logical_block > block && !active(Mutant::LargerBlocksJoin) {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
         let superblock = self.spare_superblock(&name, &info, uuid)?;
-        let ours = self.records().array.set_uuid;
+        let ours = self.superblocks().array.set_uuid;
         let former = former.filter(|found| found.superblock.array.set_uuid == ours);
         let formerly = former.map(|found| found.superblock.member.device_uuid);
         self.write_new_bitmap(&name, &*device, &superblock).await?;
@@ -485,13 +488,13 @@ impl Array {
         info: &pinstripe_runtime::DeviceInfo,
         uuid: Uuid,
     ) -> Result<Superblock, CommandError> {
-        let records = self.home.records.borrow();
-        let Some(model) = records.active().find(|book| book.is_seated()) else {
+        let superblocks = self.controller.superblocks.borrow();
+        let Some(model) = superblocks.active().find(|book| book.is_seated()) else {
             return Err(CommandError::Io(IoError::Failed));
         };
-        let in_use: Vec<_> = records.active().map(|book| book.superblock.member.dev_number).collect();
+        let in_use: Vec<_> = superblocks.active().map(|book| book.superblock.member.dev_number).collect();
         let mut template = model.superblock.clone();
-        template.array = records.array.clone();
+        template.array = superblocks.array.clone();
         let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid };
         let placed = place_spare(&template, device, &in_use, info.logical_block.into());
         placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })
@@ -504,7 +507,7 @@ impl Array {
         device: &dyn pinstripe_runtime::Device,
         superblock: &Superblock,
     ) -> Result<(), CommandError> {
-        let bytes = self.home.records.borrow().bitmap.as_ref().map(|bitmap| {
+        let bytes = self.controller.superblocks.borrow().bitmap.as_ref().map(|bitmap| {
             let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
             let length =
                 length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
@@ -520,24 +523,27 @@ impl Array {
     /// Removes the bitmap from a live array.
     pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
         self.check_change()?;
-        let _changing = self.home.lock_changes().await;
+        let _changing = self.controller.lock_changes().await;
         let now = self.shared().snapshot();
         if !now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
         }
         let intent = Arc::new(self.other_table(REGION_BYTES_WITHOUT_BITMAP, false));
-        Ok(self.home.command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply }).await?)
+        Ok(self
+            .controller
+            .command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply })
+            .await?)
     }
 
     /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
     pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
         self.check_change()?;
-        let _changing = self.home.lock_changes().await;
+        let _changing = self.controller.lock_changes().await;
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
         }
-        if !self.home.wanted_log.borrow().is_none() || self.records().array.journal {
+        if !self.controller.wanted_log.borrow().is_none() || self.superblocks().array.journal {
             return Err(CommandError::Bitmap(
                 "the array keeps a log (ppl or journal), which excludes a bitmap".to_owned(),
             ));
@@ -548,7 +554,10 @@ impl Array {
         // in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
         let change = IntentChange::Add { offset, image: Box::new(image) };
-        Ok(self.home.command(|reply| Command::Intent { intent: Arc::new(intent), change, reply }).await?)
+        Ok(self
+            .controller
+            .command(|reply| Command::Intent { intent: Arc::new(intent), change, reply })
+            .await?)
     }
 
     /// A table with other regions; it inherits the marks of the old one when it takes over.
@@ -562,11 +571,11 @@ impl Array {
     /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as
     /// gone.
     pub(crate) fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
-        let records = self.home.records.borrow();
+        let superblocks = self.controller.superblocks.borrow();
         let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
-        let size = SectorCount(records.array.size.0);
-        let header = BitmapHeader::new(records.array.set_uuid, size, region_bytes).map_err(wrong)?;
-        let offset = records
+        let size = SectorCount(superblocks.array.size.0);
+        let header = BitmapHeader::new(superblocks.array.set_uuid, size, region_bytes).map_err(wrong)?;
+        let offset = superblocks
             .active()
             .map(|book| pinstripe_md::placement::bitmap_place(&book.superblock, header.sectors()))
             .reduce(|a, b| if a == b { a } else { None })

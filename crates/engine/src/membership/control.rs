@@ -14,15 +14,15 @@ use pinstripe_md::{bitmap::BitmapImage, units::SECTOR_BYTES};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use crate::{
-    array::{CommandError, Home},
+    array::{ArrayController, CommandError},
     consistency::LogChange,
     error::{IoError, MemberError, Operation},
     io::volume::adopt_everywhere,
     members::spare_the_needed,
     membership::{
         admission::Admission,
-        records::{Newcomer, Seating},
         snapshot::{MemberId, Seat, Snapshot},
+        superblocks::{Newcomer, Seating},
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
@@ -105,7 +105,7 @@ impl<E: From<IoError>> Drop for Reply<E> {
     }
 }
 
-impl Home {
+impl ArrayController {
     /// The controller's life.
     pub(crate) async fn control(self: Rc<Self>) {
         let shared = Arc::clone(self.shared());
@@ -115,7 +115,7 @@ impl Home {
                 self.take_up_offload();
             }
             self.watch_ownership();
-            let work = shared.knock.wait_until(|| self.has_work());
+            let work = shared.controller_wake.wait_until(|| self.has_work());
             let idle = if shared.admission.is_open() {
                 shard::timeout(shared.options.safe_mode_delay_ns, work).await.is_none()
             } else {
@@ -173,10 +173,10 @@ impl Home {
             Command::FailJournal { reply } => reply.send(self.take_out_journal().await),
             Command::Remove { member, reply } => {
                 // A spare may have taken a slot since it was looked up.
-                let is_idle = !self.records.borrow().members[member.0].is_seated()
+                let is_idle = !self.superblocks.borrow().members[member.0].is_seated()
                     || active(Mutant::SeatedSpareRemoved);
                 if is_idle {
-                    self.records.borrow_mut().remove(member);
+                    self.superblocks.borrow_mut().remove(member);
                     reply.send(self.update_superblocks().await);
                 } else {
                     reply.send(Err(IoError::MembershipChanged));
@@ -184,7 +184,7 @@ impl Home {
             }
             Command::Recovered { member, reply } => reply.send(self.recovered(member).await),
             Command::Checkpoint { member, offset, reply } => {
-                self.records.borrow_mut().checkpoint(member, offset);
+                self.superblocks.borrow_mut().checkpoint(member, offset);
                 reply.send(self.update_superblocks().await);
             }
             Command::Refresh { reply } => {
@@ -251,9 +251,9 @@ impl Home {
         }
         let name = seat.member().map(|member| member.name.clone()).unwrap_or_default();
         let error = DeviceError::of(DeviceErrorKind::Removed);
-        if self.unseat(vec![failure(slot, id, &name, Operation::Metadata, 0, error)]).await {
+        if self.drop_members(vec![failure(slot, id, &name, Operation::Metadata, 0, error)]).await {
             self.update_superblocks().await?;
-            self.forgive();
+            self.clear_missed();
         }
         Ok(self.shared().check()?)
     }
@@ -268,20 +268,20 @@ impl Home {
 
     /// Takes the reported members out of the membership and records that.
     pub(crate) async fn drop_failed(&self) {
-        if self.unseat(self.shared().take_failures()).await {
+        if self.drop_members(self.shared().take_failures()).await {
             // An error means that the array has failed. Every task that waits checks `has_failed`.
             if self.update_superblocks().await.is_ok() {
                 // If only the target of a replacement went, no member misses anything.
-                self.forgive();
+                self.clear_missed();
             }
         }
     }
 
     /// Drops members, in memory. False if nothing is to be recorded: they were out already, or too many are.
-    pub(crate) async fn unseat(&self, failures: Vec<Failure>) -> bool {
+    pub(crate) async fn drop_members(&self, failures: Vec<Failure>) -> bool {
         let mut leaving: Vec<Failure> = Vec::new();
         for failure in failures {
-            if !self.records.borrow().members[failure.member.0].is_active() {
+            if !self.superblocks.borrow().members[failure.member.0].is_active() {
                 continue;
             }
             match leaving.iter_mut().find(|known| known.member == failure.member) {
@@ -320,11 +320,11 @@ impl Home {
             self.note(&failure.error);
             self.put_out(failure.member);
             self.events.add(EventKind::Fail(failure.error.clone()));
-            self.records.borrow_mut().fail(failure.member, failure.error.clone());
+            self.superblocks.borrow_mut().fail(failure.member, failure.error.clone());
         }
         for seat in &seats {
             if let Seat::Recovering(member) = seat {
-                self.records.borrow_mut().promote(member.id);
+                self.superblocks.borrow_mut().promote(member.id);
             }
         }
         if leaving.iter().any(|failure| self.shared().snapshot().slot_of(failure.member).is_some()) {
@@ -367,7 +367,7 @@ impl Home {
     /// next update.
     async fn take_up_log(&self) {
         let failures = self.adopt_log().await;
-        self.unseat(failures).await;
+        self.drop_members(failures).await;
     }
 
     /// Empties the log, to begin or at the end. False if that failed past redundancy.
@@ -377,7 +377,7 @@ impl Home {
             return true;
         }
         let failures = if begin { log.open(self).await } else { log.close(self).await };
-        failures.is_empty() || self.unseat(failures).await || !self.shared().has_failed()
+        failures.is_empty() || self.drop_members(failures).await || !self.shared().has_failed()
     }
 
     /// Closes the gate, if no writer is inside, and marks the superblocks clean.
@@ -404,7 +404,7 @@ impl Home {
                     Some(failure(slot, member.id, &member.name, Operation::Flush, 0, error))
                 });
                 let failures = failures.collect();
-                if !self.unseat(failures).await {
+                if !self.drop_members(failures).await {
                     return Err(shared.failure());
                 }
                 // Without these members: what they missed is not clean, but the others have it all.
@@ -427,36 +427,36 @@ impl Home {
         }
         let overtaken = self.overtaken().await;
         if !overtaken.is_empty() {
-            self.unseat(overtaken).await;
+            self.drop_members(overtaken).await;
         }
         loop {
             self.shared().check()?;
             let snapshot = self.shared().snapshot();
-            let uneven = self.records.borrow().uneven;
-            if uneven {
-                self.records.borrow_mut().distribute(false);
+            let events_differ = self.superblocks.borrow().events_differ;
+            if events_differ {
+                self.superblocks.borrow_mut().distribute(false);
             } else {
                 let dirty_from = self.dirty_from(&snapshot);
                 let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
-                self.records.borrow_mut().need_log(keeps_md_out);
+                self.superblocks.borrow_mut().need_log(keeps_md_out);
                 let now = (self.shared().options.wall_clock)();
-                self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
+                self.superblocks.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
             }
             let failures = self.write_everywhere().await;
-            if uneven {
+            if events_differ {
                 // All superblocks are level now, but for those of members that failed. The record without
                 // these members gets another event: of one event there must not be two records.
-                self.records.borrow_mut().uneven = false;
+                self.superblocks.borrow_mut().events_differ = false;
             }
             if failures.is_empty() {
-                let mut records = self.records.borrow_mut();
-                if uneven || std::mem::take(&mut records.is_new) {
+                let mut superblocks = self.superblocks.borrow_mut();
+                if events_differ || std::mem::take(&mut superblocks.is_new) {
                     continue;
                 }
                 self.shared().set_durable(snapshot.generation);
                 return Ok(());
             }
-            if !self.unseat(failures).await {
+            if !self.drop_members(failures).await {
                 return Err(self.shared().failure());
             }
         }
@@ -483,15 +483,15 @@ impl Home {
         self.write_journal_superblock().await;
         // A spare need not know of the log, so it never is the one that is ahead alone.
         let first = {
-            let records = self.records.borrow();
-            let first = records.active().find(|book| book.is_seated()).or(records.active().next());
+            let superblocks = self.superblocks.borrow();
+            let first = superblocks.active().find(|book| book.is_seated()).or(superblocks.active().next());
             first.map(|book| book.member.id)
         };
         for alone in [true, false] {
             let mut writes = Vec::new();
             {
-                let records = self.records.borrow();
-                for book in records.active().filter(|book| (Some(book.member.id) == first) == alone) {
+                let superblocks = self.superblocks.borrow();
+                for book in superblocks.active().filter(|book| (Some(book.member.id) == first) == alone) {
                     let block = u64::from(book.device.info().logical_block);
                     let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
                     let outcome = match book.superblock.encode(block) {
@@ -521,10 +521,10 @@ impl Home {
     pub(crate) async fn write_bitmap_pages(&self, pages: &[usize]) -> Vec<Failure> {
         let mut writes = Vec::new();
         {
-            let records = self.records.borrow();
-            let Some(bitmap) = &records.bitmap else { return Vec::new() };
+            let superblocks = self.superblocks.borrow();
+            let Some(bitmap) = &superblocks.bitmap else { return Vec::new() };
             let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
-            for book in records.active().filter(|book| book.is_seated()) {
+            for book in superblocks.active().filter(|book| book.is_seated()) {
                 let Some(sector) = book.superblock.bitmap_sector() else { continue };
                 let block = book.device.info().logical_block as usize;
                 for &page in pages {
@@ -551,8 +551,8 @@ impl Home {
     async fn set_every_bit(&self) -> Vec<Failure> {
         let _pages = self.lock_pages().await;
         let count = {
-            let mut records = self.records.borrow_mut();
-            let Some(bitmap) = &mut records.bitmap else { return Vec::new() };
+            let mut superblocks = self.superblocks.borrow_mut();
+            let Some(bitmap) = &mut superblocks.bitmap else { return Vec::new() };
             bitmap.set_range(0..bitmap.header().bit_count());
             bitmap.page_count()
         };
@@ -594,34 +594,34 @@ impl Home {
                 // it covers all.
                 self.bits_frozen.set(true);
                 let failures = self.set_every_bit().await;
-                if !failures.is_empty() && !self.unseat(failures).await {
+                if !failures.is_empty() && !self.drop_members(failures).await {
                     return Err(IoError::Failed);
                 }
-                self.records.borrow_mut().array.bitmap_offset = None;
-                self.records.borrow_mut().forget_bits();
+                self.superblocks.borrow_mut().array.bitmap_offset = None;
+                self.superblocks.borrow_mut().forget_bits();
                 self.update_superblocks().await?;
-                self.records.borrow_mut().bitmap = None;
+                self.superblocks.borrow_mut().bitmap = None;
                 publish().await;
                 self.bits_frozen.set(false);
                 self.update_superblocks().await
             }
             IntentChange::Add { offset, image } => {
                 {
-                    let mut records = self.records.borrow_mut();
-                    records.array.bitmap_offset = Some(offset);
-                    records.bitmap = Some(*image);
-                    let array = records.array.clone();
-                    for book in &mut records.members {
+                    let mut superblocks = self.superblocks.borrow_mut();
+                    superblocks.array.bitmap_offset = Some(offset);
+                    superblocks.bitmap = Some(*image);
+                    let array = superblocks.array.clone();
+                    for book in &mut superblocks.members {
                         book.superblock.array = array.clone();
                     }
                 }
-                let count = self.records.borrow().bitmap.as_ref().map_or(0, BitmapImage::page_count);
+                let count = self.superblocks.borrow().bitmap.as_ref().map_or(0, BitmapImage::page_count);
                 let pages: Vec<usize> = (0..count).collect();
                 let failures = {
                     let _pages = self.lock_pages().await;
                     self.write_bitmap_pages(&pages).await
                 };
-                if !failures.is_empty() && !self.unseat(failures).await {
+                if !failures.is_empty() && !self.drop_members(failures).await {
                     return Err(IoError::Failed);
                 }
                 self.update_superblocks().await?;

@@ -6,6 +6,6 @@
 pub mod admission;
 pub(crate) mod commands;
 pub(crate) mod control;
-pub mod records;
 pub(crate) mod seating;
 pub mod snapshot;
+pub mod superblocks;

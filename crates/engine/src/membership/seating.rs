@@ -1,9 +1,9 @@
 //! How devices come to slots: a spare takes over, a member comes back, a device replaces another.
 //!
 //! The controller alone does this, one step after the other. What they have in common is that the device's
-//! own superblock goes to disk first, alone ([`Home::announce`]), and all others follow. Until it has, the
-//! device is what it was; a crash right behind it leaves that one superblock as the freshest, and it alone
-//! knows what of the device is valid. The other way round a crash could leave superblocks that name the
+//! own superblock goes to disk first, alone ([`ArrayController::announce`]), and all others follow. Until it
+//! has, the device is what it was; a crash right behind it leaves that one superblock as the freshest, and it
+//! alone knows what of the device is valid. The other way round a crash could leave superblocks that name the
 //! device as the slot's member, and its own that does not say how little of it is valid.
 
 use std::{rc::Rc, sync::Arc};
@@ -15,19 +15,19 @@ use pinstripe_md::{
 use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
 use crate::{
-    array::Home,
+    array::ArrayController,
     error::{IoError, MemberError, NO_SLOT, Operation},
     membership::{
         control::{copy, failure},
-        records::{MemberBook, MemberState, Newcomer, Seating},
         snapshot::{MemberId, Seat},
+        superblocks::{MemberBook, MemberState, Newcomer, Seating},
     },
     mutants::{Mutant, active},
     shared::Failure,
     status::events::EventKind,
 };
 
-impl Home {
+impl ArrayController {
     /// Takes a device in. One that comes back to its slot goes on from what it has, if the slot is empty and
     /// bits still tell; any other is a spare, and takes the first empty slot at once.
     pub(crate) async fn enter(&self, newcomer: Newcomer, comes_back: Option<usize>) -> Result<(), IoError> {
@@ -38,18 +38,18 @@ impl Home {
         // One that was blanked meanwhile is known by its name only.
         let name = newcomer.device.info().name.clone();
         let former: Vec<MemberId> = {
-            let records = self.records.borrow();
+            let superblocks = self.superblocks.borrow();
             let is_it = |book: &&MemberBook| {
                 let known = book.superblock.member.device_uuid == device || book.member.name == name;
                 known && matches!(book.state, MemberState::Failed(_))
             };
-            records.members.iter().filter(is_it).map(|book| book.member.id).collect()
+            superblocks.members.iter().filter(is_it).map(|book| book.member.id).collect()
         };
         for id in former {
-            self.records.borrow_mut().remove(id);
+            self.superblocks.borrow_mut().remove(id);
         }
         self.spares_rest.set(false);
-        let id = self.records.borrow_mut().enter(newcomer, NO_SLOT, MemberState::Spare).id;
+        let id = self.superblocks.borrow_mut().enter(newcomer, NO_SLOT, MemberState::Spare).id;
         self.supervise_books();
         if let Some(slot) = slot {
             return self.seat(id, slot, Seating::Bitmap).await;
@@ -61,8 +61,8 @@ impl Home {
 
     /// Whether every bit that was set since the event `events` is still set (C9).
     pub(crate) fn can_come_back(&self, events: u64) -> bool {
-        let records = self.records.borrow();
-        let cleared = records.bitmap.as_ref().map(|bitmap| bitmap.header().events_cleared);
+        let superblocks = self.superblocks.borrow();
+        let cleared = superblocks.bitmap.as_ref().map(|bitmap| bitmap.header().events_cleared);
         let ignored = active(Mutant::ReaddIgnoresEvents);
         cleared.is_some_and(|cleared| events >= cleared || ignored)
     }
@@ -74,8 +74,8 @@ impl Home {
         }
         let snapshot = self.shared().snapshot();
         let slot = snapshot.seats.iter().position(|seat| matches!(seat, Seat::Empty))?;
-        let records = self.records.borrow();
-        let spare = records.members.iter().find(|book| self.fits(book))?;
+        let superblocks = self.superblocks.borrow();
+        let spare = superblocks.members.iter().find(|book| self.fits(book))?;
         Some((spare.member.id, slot))
     }
 
@@ -94,8 +94,8 @@ impl Home {
     /// an array with a double-parity log has none.
     fn has_room_for_log(&self, book: &MemberBook) -> bool {
         let length = |book: &MemberBook| book.member.log_area().map_or(0, |area| area.length);
-        let records = self.records.borrow();
-        let needed = records.active().filter(|book| book.is_seated()).map(length).max();
+        let superblocks = self.superblocks.borrow();
+        let needed = superblocks.active().filter(|book| book.is_seated()).map(length).max();
         self.wanted_log.borrow().is_none() || needed.is_none_or(|needed| length(book) >= needed)
     }
 
@@ -111,13 +111,13 @@ impl Home {
 
     /// A spare takes a slot: the bitmap first, then its superblock, then its seat, then all superblocks.
     pub(crate) async fn seat(&self, id: MemberId, slot: usize, how: Seating) -> Result<(), IoError> {
-        if self.records.borrow().needs_levelling() {
+        if self.superblocks.borrow().needs_equal_events() {
             self.update_superblocks().await?;
         }
         let seat = self.shared().snapshot().seats[slot].clone();
-        let spare = self.records.borrow().members[id.0].state == MemberState::Spare;
+        let spare = self.superblocks.borrow().members[id.0].state == MemberState::Spare;
         let next = {
-            let target = Arc::clone(&self.records.borrow().members[id.0].member);
+            let target = Arc::clone(&self.superblocks.borrow().members[id.0].member);
             match seat {
                 Seat::Empty if how != Seating::Replacement => Seat::Recovering(target),
                 Seat::InSync(member) if how == Seating::Replacement => Seat::Replacing { member, target },
@@ -128,13 +128,13 @@ impl Home {
         if !spare {
             return Err(IoError::MembershipChanged);
         }
-        self.records.borrow_mut().seat(id, slot, how);
+        self.superblocks.borrow_mut().seat(id, slot, how);
         if let Err(failed) = self.introduce(id).await {
             // No other superblock names it.
             self.note(&failed.error);
             self.put_out(id);
             self.events.add(EventKind::Fail(failed.error.clone()));
-            self.records.borrow_mut().fail(id, failed.error);
+            self.superblocks.borrow_mut().fail(id, failed.error);
             self.update_superblocks().await?;
             return Err(IoError::MembershipChanged);
         }
@@ -146,20 +146,20 @@ impl Home {
     /// the first page on it gets every bit that is set.
     async fn introduce(&self, id: MemberId) -> Result<(), Failure> {
         let (log, superblock, device) = {
-            let records = self.records.borrow();
-            let book = &records.members[id.0];
+            let superblocks = self.superblocks.borrow();
+            let book = &superblocks.members[id.0];
             (self.shared().snapshot().log.clone(), book.superblock.clone(), Rc::clone(&book.device))
         };
         if let Err(error) = log.prepare(&superblock, &*device).await {
-            let (slot, name) = (self.records.borrow().members[id.0].slot, device.info().name.clone());
+            let (slot, name) = (self.superblocks.borrow().members[id.0].slot, device.info().name.clone());
             return Err(failure(slot, id, &name, Operation::Metadata, 0, error));
         }
         {
             let _pages = self.lock_pages().await;
             let write = {
-                let records = self.records.borrow();
-                let book = &records.members[id.0];
-                let whole = records.bitmap.as_ref().zip(book.superblock.bitmap_sector());
+                let superblocks = self.superblocks.borrow();
+                let book = &superblocks.members[id.0];
+                let whole = superblocks.bitmap.as_ref().zip(book.superblock.bitmap_sector());
                 whole.map(|(bitmap, sector)| {
                     let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES);
                     let block = book.device.info().logical_block as usize;
@@ -183,15 +183,15 @@ impl Home {
         let snapshot = self.shared().snapshot();
         let dirty_from = self.dirty_from(&snapshot);
         let now = (self.shared().options.wall_clock)();
-        self.records.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
-        self.records.borrow_mut().uneven = true;
+        self.superblocks.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
+        self.superblocks.borrow_mut().events_differ = true;
         let _pages = self.lock_pages().await;
         // C9: the bitmap's header before the superblock. A member that can't write it is noticed at the
         // update that follows.
         let _ = self.write_bitmap_pages(&[0]).await;
         let (slot, name, offset, write) = {
-            let records = self.records.borrow();
-            let book = &records.members[id.0];
+            let superblocks = self.superblocks.borrow();
+            let book = &superblocks.members[id.0];
             let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
             let block = u64::from(book.device.info().logical_block);
             let write =
@@ -208,7 +208,8 @@ impl Home {
 
     /// A member is whole: it is flushed, recorded, and read from now on (C4).
     pub(crate) async fn recovered(&self, id: MemberId) -> Result<(), IoError> {
-        let replaces = |home: &Self| home.records.borrow().members[id.0].state == MemberState::Replacing;
+        let replaces =
+            |controller: &Self| controller.superblocks.borrow().members[id.0].state == MemberState::Replacing;
         let unflushed = if replaces(self) {
             active(Mutant::ReplacementWithoutFlush)
         } else {
@@ -232,7 +233,7 @@ impl Home {
         let seat = self.shared().snapshot().seats[slot].clone();
         match seat {
             Seat::Recovering(member) => {
-                self.records.borrow_mut().recovered(id);
+                self.superblocks.borrow_mut().recovered(id);
                 self.change(|seats| seats[slot] = Seat::InSync(member)).await;
             }
             Seat::Replacing { member, target } if target.id == id => {
@@ -242,15 +243,15 @@ impl Home {
             _ => return Err(IoError::Failed),
         }
         self.update_superblocks().await?;
-        let device = self.records.borrow().members[id.0].member.name.clone();
+        let device = self.superblocks.borrow().members[id.0].member.name.clone();
         self.events.add(EventKind::SpareActive { slot, device });
-        self.forgive();
+        self.clear_missed();
         Ok(())
     }
 
     /// Where every member has everything, no region is marked as missed any more. While a replacement is
     /// under way the marks stay: some may say what is to be copied again.
-    pub(crate) fn forgive(&self) {
+    pub(crate) fn clear_missed(&self) {
         let snapshot = self.shared().snapshot();
         if snapshot.is_complete() && snapshot.targets.is_empty() {
             snapshot.intent.recovered();
@@ -261,29 +262,29 @@ impl Home {
     /// target's superblock, which goes first, says both: before it the old member is the member, behind it
     /// the new one, and each has everything.
     async fn switch(&self, slot: usize, old: MemberId, new: MemberId) -> Result<(), IoError> {
-        if self.records.borrow().needs_levelling() {
+        if self.superblocks.borrow().needs_equal_events() {
             self.update_superblocks().await?;
             if self.shared().snapshot().seats[slot].target().map(|target| target.id) != Some(new) {
                 return Err(IoError::MembershipChanged);
             }
         }
-        self.records.borrow_mut().recovered(new);
+        self.superblocks.borrow_mut().recovered(new);
         if !active(Mutant::FormerNotFaulty) {
-            self.records.borrow_mut().set_role(old, Role::Faulty);
+            self.superblocks.borrow_mut().set_role(old, Role::Faulty);
         }
         if let Err(failed) = self.announce(new).await {
             // The old member stays.
             let role = Role::Slot(MemberSlot(u16::try_from(slot).unwrap_or(u16::MAX)));
-            self.records.borrow_mut().set_role(old, role);
-            if self.unseat(vec![failed]).await {
+            self.superblocks.borrow_mut().set_role(old, role);
+            if self.drop_members(vec![failed]).await {
                 self.update_superblocks().await?;
             }
             return Err(IoError::MembershipChanged);
         }
-        let name = self.records.borrow().members[old.0].member.name.clone();
+        let name = self.superblocks.borrow().members[old.0].member.name.clone();
         let error = DeviceError::of(DeviceErrorKind::Removed);
         let error = MemberError { slot, name, operation: Operation::Replacement, offset: 0, error };
-        self.records.borrow_mut().fail(old, error);
+        self.superblocks.borrow_mut().fail(old, error);
         Ok(())
     }
 }

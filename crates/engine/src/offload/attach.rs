@@ -27,7 +27,7 @@ use pinstripe_runtime::{
 
 use super::{Attached, OffloadMode, Standing, reducer::ReducerChoice};
 use crate::{
-    array::{Array, CommandError, Home},
+    array::{Array, ArrayController, CommandError},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
     io::volume::adopt_everywhere,
@@ -79,7 +79,7 @@ enum Round {
     Lost(u64),
 }
 
-impl Home {
+impl ArrayController {
     /// Whether a server offers to compute, and no task has taken that up yet.
     pub(crate) fn is_offered(&self) -> bool {
         let shared = self.shared();
@@ -138,12 +138,12 @@ impl Home {
         if self.attaching.epoch.get() == 0 || self.attaching.watches.replace(true) {
             return;
         }
-        let home = Rc::clone(self);
+        let controller = Rc::clone(self);
         shard::spawn(async move {
-            let shared = Arc::clone(home.shared());
-            let is_over = || home.stopped.get() || shared.has_failed();
+            let shared = Arc::clone(controller.shared());
+            let is_over = || controller.stopped.get() || shared.has_failed();
             while shard::timeout(OWNED_NS, shared.offload.changed.wait_until(is_over)).await.is_none() {
-                for failure in home.overtaken().await {
+                for failure in controller.overtaken().await {
                     shared.report(failure.member, failure.error);
                 }
             }
@@ -353,8 +353,9 @@ impl Home {
     fn others(&self, view: &View) -> Vec<Rc<dyn Device>> {
         let slots = view.snapshot.seats.len();
         let targets = (slots..view.devices.len()).filter_map(|place| Some(Rc::clone(view.member(place)?.1)));
-        let records = self.records.borrow();
-        let spares = records.active().filter(|book| !book.is_seated()).map(|book| Rc::clone(&book.device));
+        let superblocks = self.superblocks.borrow();
+        let spares =
+            superblocks.active().filter(|book| !book.is_seated()).map(|book| Rc::clone(&book.device));
         targets.chain(spares).collect()
     }
 
@@ -362,7 +363,7 @@ impl Home {
     fn next_attachment(&self, view: &View, slots: Set64, alone: bool) -> Attachment {
         self.attaching.generation.set(self.attaching.generation.get() + 1);
         Attachment {
-            array: self.records.borrow().array.set_uuid.0,
+            array: self.superblocks.borrow().array.set_uuid.0,
             epoch: self.attaching.epoch.get(),
             generation: self.attaching.generation.get(),
             peers: addresses(view, slots),
@@ -410,7 +411,7 @@ impl Home {
         let slots = offers(&view).slots;
         // A server that doesn't answer keeps its epoch, and the next host raises it.
         ask(&view, slots, |server| server.detach(give_up)).await;
-        let journal = self.records.borrow().journal.as_ref().map(|book| Rc::clone(&book.device));
+        let journal = self.superblocks.borrow().journal.as_ref().map(|book| Rc::clone(&book.device));
         let journal = journal.map(|device| device as Rc<dyn Device>);
         for device in self.others(&view).into_iter().chain(journal) {
             if let Some(server) = device.offload() {
@@ -422,7 +423,7 @@ impl Home {
 
 impl Array {
     pub(crate) fn offload_detail(&self, snapshot: &Snapshot) -> Option<OffloadDetail> {
-        let attaching = &self.home.attaching;
+        let attaching = &self.controller.attaching;
         let plain = if !attaching.runs.get() {
             return None;
         } else if !snapshot.log.is_none() {
@@ -443,7 +444,7 @@ impl Array {
     }
 
     pub(crate) fn member_offload(&self, snapshot: &Snapshot, slot: usize) -> Option<MemberOffload> {
-        let member = snapshot.seats[slot].member().filter(|_| self.home.attaching.runs.get())?;
+        let member = snapshot.seats[slot].member().filter(|_| self.controller.attaching.runs.get())?;
         let (plain, operations_max) = match &snapshot.offload {
             None => (Some("its server is being attached".to_owned()), 0),
             Some(attached) => (attached.standing[slot].why(), attached.limits[slot]),

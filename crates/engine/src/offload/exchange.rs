@@ -10,7 +10,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, Outcome, Submission, Ticke
 use crate::{
     error::Operation,
     geometry::Set64,
-    io::volume::VolumeInner,
+    io::volume::ShardVolume,
     membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
 };
@@ -119,7 +119,7 @@ pub(crate) struct Failed {
     pub(crate) refused: bool,
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false
     /// then.
     pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut Requests<Step>) -> bool {

@@ -35,9 +35,9 @@
 pub mod assign;
 mod attach;
 pub mod coefficients;
-mod desk;
 mod exchange;
 pub mod fence;
+mod operations;
 mod reduce;
 pub mod reducer;
 
@@ -52,8 +52,8 @@ use pinstripe_runtime::{
 use self::reducer::Reducers;
 pub(crate) use self::{
     attach::Attaching,
-    desk::{Demand, Desk, Reservation},
     exchange::{Requests, Sent, Step, resolve},
+    operations::{Demand, Operations, Reservation},
     reduce::Lost,
 };
 use crate::{
@@ -107,7 +107,7 @@ pub struct Attached {
 /// What the shards share.
 #[derive(Default)]
 pub(crate) struct Common {
-    pub(crate) desk: Desk,
+    pub(crate) operations: Operations,
     /// The membership has changed: the servers are to know.
     pub(crate) changed: Signal,
     paused_until: AtomicU64,
@@ -170,12 +170,12 @@ impl Common {
             let (member, _) = view.member(slot)?;
             Some(Demand { member: member.id, operations: counts[slot], limit: attached.limits[slot] })
         };
-        self.desk.reserve(operations, named.map(demand).collect::<Option<_>>()?, wait_ns).await
+        self.operations.reserve(operations, named.map(demand).collect::<Option<_>>()?, wait_ns).await
     }
 
     /// Operations of a member that aren't over.
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
-        self.desk.outstanding(member)
+        self.operations.outstanding(member)
     }
 }
 

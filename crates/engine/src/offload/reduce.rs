@@ -6,7 +6,7 @@ use pinstripe_runtime::{Buffer, Reducer, shard};
 use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, reducer::Turn};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
-    io::volume::VolumeInner,
+    io::volume::ShardVolume,
     membership::snapshot::View,
 };
 
@@ -137,13 +137,13 @@ fn length_of(buffer: &Buffer) -> u32 {
     u32::try_from(buffer.len()).unwrap_or(u32::MAX)
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Whether lost bytes may be had from the servers.
     pub(crate) fn may_reduce(&self, view: &View) -> bool {
         attached(&view.snapshot).is_some() && !self.shared.offload.is_paused()
     }
 
-    /// Fills `buffer` with what a lost piece holds, for a user. Else like [`VolumeInner::read_lost`].
+    /// Fills `buffer` with what a lost piece holds, for a user. Else like [`ShardVolume::read_lost`].
     pub(crate) async fn read_reduced(&self, view: &View, piece: &Piece, buffer: Buffer) -> (bool, Buffer) {
         let (is_read, buffer) = self.read_lost(view, self.lost(piece), buffer).await;
         if is_read {

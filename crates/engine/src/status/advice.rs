@@ -5,7 +5,7 @@ use pinstripe_runtime::DeviceErrorKind;
 use crate::{
     array::Array,
     error::{IoError, MemberError},
-    membership::records::MemberState,
+    membership::superblocks::MemberState,
     status::detail::{FailedMember, SlotDetail},
 };
 
@@ -144,8 +144,8 @@ fn failed_words(failed: &FailedMember, sentences: &mut Vec<String>) {
 impl Array {
     /// Devices that were dropped, and why.
     pub(crate) fn failed_members(&self) -> Vec<FailedMember> {
-        let records = self.records();
-        let failed = records.members.iter().filter_map(|book| match &book.state {
+        let superblocks = self.superblocks();
+        let failed = superblocks.members.iter().filter_map(|book| match &book.state {
             MemberState::Failed(error) => Some(FailedMember {
                 device: book.member.name.clone(),
                 slot: book.slot,

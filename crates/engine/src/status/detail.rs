@@ -9,8 +9,8 @@ use crate::{
     maintenance::SyncProgress,
     members::MemberStatistics,
     membership::{
-        records::{MemberState, Records},
         snapshot::Seat,
+        superblocks::{MemberState, Superblocks},
     },
     status::{advice::Facts, statistics::Statistics},
 };
@@ -166,7 +166,7 @@ impl Array {
     pub fn detail(&self) -> Detail {
         let shared = self.shared();
         let snapshot = shared.snapshot();
-        let records = self.records();
+        let superblocks = self.superblocks();
         let intent = &snapshot.intent;
         let bitmap = intent.is_persistent().then(|| BitmapDetail {
             chunk_bytes: intent.region_bytes(),
@@ -174,7 +174,7 @@ impl Array {
             bits_set: intent.set_count(),
         });
         let mut slots: Vec<SlotDetail> =
-            snapshot.seats.iter().map(|seat| slot_detail(seat, &records)).collect();
+            snapshot.seats.iter().map(|seat| slot_detail(seat, &superblocks)).collect();
         let is_resyncing = intent.resync_count() > 0 && !matches!(shared.geometry, Geometry::Raid0(_));
         for (slot, detail) in slots.iter_mut().enumerate() {
             detail.offload = self.member_offload(&snapshot, slot);
@@ -185,7 +185,7 @@ impl Array {
         let last_errors = self.last_errors();
         let failed = self.failed_members();
         let advice = Facts {
-            journal_failed: self.home.journal().is_some_and(|journal| journal.failure().is_some()),
+            journal_failed: self.controller.journal().is_some_and(|journal| journal.failure().is_some()),
             failure: shared.has_failed().then(|| shared.failure()),
             errors: &last_errors,
             read_only: shared.options.read_only,
@@ -196,8 +196,8 @@ impl Array {
         }
         .advice();
         Detail {
-            name: records.array.name.short(),
-            uuid: records.array.set_uuid.to_string(),
+            name: superblocks.array.name.short(),
+            uuid: superblocks.array.set_uuid.to_string(),
             level: shared.geometry.level(),
             layout: match &shared.geometry {
                 Geometry::Parity(geometry) => geometry.layout().name().to_owned(),
@@ -208,14 +208,14 @@ impl Array {
             size_bytes: shared.geometry.array_bytes(),
             state: self.state(),
             missing: snapshot.missing.len(),
-            events: records.array.events,
+            events: superblocks.array.events,
             slots,
-            spares: spares(&records),
+            spares: spares(&superblocks),
             failed,
             bitmap,
             consistency_policy: self.consistency_policy(),
-            journal: self.home.journal().map(|journal| {
-                let slow = records.journal.as_ref().is_some_and(|book| book.member.health.is_slow());
+            journal: self.controller.journal().map(|journal| {
+                let slow = superblocks.journal.as_ref().is_some_and(|book| book.member.health.is_slow());
                 JournalDetail { slow, ..journal.detail() }
             }),
             regions_to_resync: intent.resync_count(),
@@ -229,7 +229,7 @@ impl Array {
 
     /// MD's word for what keeps parity consistent over a crash. A log that waits for the initial sync counts.
     pub fn consistency_policy(&self) -> &'static str {
-        let log = self.home.wanted_log.borrow().policy();
+        let log = self.controller.wanted_log.borrow().policy();
         match &self.shared().geometry {
             Geometry::Raid0(_) => "",
             Geometry::Parity(_) if self.shared().snapshot().intent.is_persistent() => "bitmap",
@@ -241,7 +241,8 @@ impl Array {
         let shared = self.shared();
         if shared.has_failed() {
             "failed"
-        } else if shared.options.read_only || self.home.journal().is_some_and(|j| j.failure().is_some()) {
+        } else if shared.options.read_only || self.controller.journal().is_some_and(|j| j.failure().is_some())
+        {
             "read-only"
         } else if shared.admission.is_open() {
             "active"
@@ -252,23 +253,23 @@ impl Array {
 
     /// How many devices the roles table names in slots, for tests.
     pub fn seated_roles(&self) -> usize {
-        self.records().array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
+        self.superblocks().array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
     }
 }
 
-fn spares(records: &Records) -> Vec<String> {
-    let spares = records.members.iter().filter(|book| book.state == MemberState::Spare);
+fn spares(superblocks: &Superblocks) -> Vec<String> {
+    let spares = superblocks.members.iter().filter(|book| book.state == MemberState::Spare);
     spares.map(|book| book.member.name.clone()).collect()
 }
 
-fn slot_detail(seat: &Seat, records: &Records) -> SlotDetail {
+fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
     let state = match seat {
         Seat::Empty => "missing",
         Seat::InSync(_) | Seat::Replacing { .. } => "in-sync",
         Seat::Recovering(_) => "recovering",
     };
     let member = seat.member();
-    let copied_to = seat.target().or(member).and_then(|target| records.members.get(target.id.0));
+    let copied_to = seat.target().or(member).and_then(|target| superblocks.members.get(target.id.0));
     let recovery = copied_to.map(|book| &book.superblock.member);
     let [read_latency_ns, write_latency_ns] = member.map_or([0; 2], |member| member.cost.measured_ns());
     SlotDetail {

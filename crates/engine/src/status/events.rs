@@ -205,23 +205,23 @@ impl Events {
 impl Array {
     /// Adds an event that the program that serves the array knows of, such as a spare taken from a pool.
     pub fn tell(&self, kind: EventKind) {
-        self.home.events.add(kind);
+        self.controller.events.add(kind);
     }
 
     /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't
     /// `after + 1`, some are lost.
     pub fn events(&self, after: u64) -> Vec<Event> {
-        self.home.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
+        self.controller.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
     }
 
     /// The number of the latest event; 0 if nothing has happened.
     pub fn last_event(&self) -> u64 {
-        self.home.events.last.get()
+        self.controller.events.last.get()
     }
 
     /// Waits until there is an event after number `after`.
     pub async fn event_after(&self, after: u64) {
-        let events = &self.home.events;
+        let events = &self.controller.events;
         events.added.wait_until(|| events.last.get() > after).await;
     }
 }

@@ -59,7 +59,7 @@ counters! {
     member_writes,
     /// Bytes written to members.
     member_write_bytes,
-    /// Records written to logs on members; they count as writes to members too.
+    /// Superblocks written to logs on members; they count as writes to members too.
     log_writes,
     /// Bytes of those.
     log_write_bytes,

@@ -19,8 +19,8 @@ use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     error::{IoError, Operation},
     membership::{
-        records::MemberState,
         snapshot::{MemberId, Seat},
+        superblocks::MemberState,
     },
     options::ArrayOptions,
 };

@@ -342,7 +342,7 @@ fn options(rng: &mut Rng, latency_ns: u64) -> ArrayOptions {
         gather_ns: rng.pick(&[0, 20_000, 200_000]),
         maintenance_depth: 1 + rng.index(4),
         checkpoint_ns: rng.pick(&[0, 1_000_000, 10_000_000_000]),
-        leg_stripes: rng.pick(&[1, 3, 256]),
+        checkpoint_stripes: rng.pick(&[1, 3, 256]),
         batch_max: rng.pick(&[1, 2, 8, 256]),
         wall_clock: || 1,
         // The swarm alone says how many members may fail.

@@ -35,8 +35,12 @@ fn raid5(seed: u64) -> Result<Scene, Verdict> {
 
 /// Copies stripe by stripe, and records each.
 fn in_small_steps(scene: &mut Scene) {
-    let slow =
-        ArrayOptions { leg_stripes: 1, checkpoint_ns: 0, maintenance_depth: 1, ..scene.options.clone() };
+    let slow = ArrayOptions {
+        checkpoint_stripes: 1,
+        checkpoint_ns: 0,
+        maintenance_depth: 1,
+        ..scene.options.clone()
+    };
     scene.options = slow;
 }
 

@@ -9,7 +9,7 @@ use super::{
     GROUP_PAGES_MAX, Journal, Request, State,
     ring::{Page, meta_blocks_max},
 };
-use crate::{array::Home, consistency::Log};
+use crate::{array::ArrayController, consistency::Log};
 
 /// Requests that go into the log together.
 struct Taken {
@@ -17,7 +17,7 @@ struct Taken {
     pages: Vec<Page>,
 }
 
-impl Home {
+impl ArrayController {
     /// The journal of this array, if it has one.
     pub(crate) fn journal(&self) -> Option<Arc<Journal>> {
         match &self.shared().snapshot().log {

@@ -10,7 +10,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
 use super::{Journal, write_superblock};
 use crate::{
-    array::Home,
+    array::ArrayController,
     error::IoError,
     mutants::{Mutant, active},
 };
@@ -18,7 +18,7 @@ use crate::{
 /// How long to wait before another look at members that have failed and are not out yet.
 const RETRY_NS: u64 = 1_000_000;
 
-impl Home {
+impl ArrayController {
     /// Gives up the log's beginning whenever room is short.
     pub(crate) async fn reclaim_journal(self: Rc<Self>, journal: Arc<Journal>) {
         let over = || self.stopped.get() || self.shared().has_failed() || journal.failure().is_some();
@@ -51,7 +51,7 @@ impl Home {
         self.move_tail(journal, from).await
     }
 
-    /// Records that the log begins at `from`.
+    /// RecordEncoder that the log begins at `from`.
     pub(crate) async fn move_tail(&self, journal: &Arc<Journal>, from: u64) -> Result<(), IoError> {
         let place = {
             let state = journal.state();
@@ -60,7 +60,7 @@ impl Home {
         let written = {
             let _superblocks = self.lock_pages().await;
             let ready = {
-                let mut records = self.records.borrow_mut();
+                let mut records = self.superblocks.borrow_mut();
                 records.journal.as_mut().map(|book| {
                     book.superblock.member.journal_tail = Some(place);
                     book.written.member.journal_tail = Some(place);
@@ -85,7 +85,7 @@ impl Home {
 
     /// The journal device of this shard.
     pub(crate) fn journal_device(&self) -> Result<Rc<dyn Device>, DeviceError> {
-        let records = self.records.borrow();
+        let records = self.superblocks.borrow();
         let gone = DeviceError::of(DeviceErrorKind::Gone);
         records.journal.as_ref().map(|book| Rc::clone(&book.device) as Rc<dyn Device>).ok_or(gone)
     }
@@ -93,7 +93,7 @@ impl Home {
     /// The journal device failed (C18). The controller records it.
     pub(crate) fn lose_journal(&self, journal: &Journal, error: DeviceError) {
         journal.fail(error);
-        self.shared().knock.notify();
+        self.shared().controller_wake.notify();
     }
 }
 

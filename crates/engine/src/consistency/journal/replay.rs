@@ -466,7 +466,7 @@ impl<'a> Replay<'a> {
         Ok(resume)
     }
 
-    /// Records the tail in the journal device's superblock.
+    /// RecordEncoder the tail in the journal device's superblock.
     async fn record_tail(&mut self, tail: Sector) -> Result<(), AssembleError> {
         self.journal.superblock.member.journal_tail = Some(tail);
         let device = &self.journal.device;

@@ -11,7 +11,7 @@ use crate::{
     io::{
         image::{Extent, Image, Piece},
         row::Want,
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
     membership::snapshot::View,
 };
@@ -26,7 +26,7 @@ struct Gap {
     end: u32,
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// Fills `image` up to whole pages. Extents must be built anew afterwards.
     pub(crate) async fn widen(
         &self,

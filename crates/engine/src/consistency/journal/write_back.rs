@@ -20,11 +20,11 @@ use pinstripe_runtime::{Slice, atomics::Ordering, shard};
 use super::{
     Held, Journal, Kind,
     cache::{Key, Promise, Shape},
-    home::{NO_JOURNAL, refused},
+    controller::{NO_JOURNAL, refused},
     ring::{Page, meta_blocks_max},
 };
 use crate::{
-    array::{Array, CommandError, Home},
+    array::{Array, ArrayController, CommandError},
     consistency::LogError,
     error::IoError,
     geometry::{Geometry, ParityGeometry, StripeId},
@@ -243,7 +243,7 @@ pub(super) fn shape_of(geometry: &ParityGeometry) -> Shape {
     Shape { chunk_bytes: geometry.chunk_bytes(), parities: geometry.redundancy() }
 }
 
-impl Home {
+impl ArrayController {
     /// Writes out what is cached: when room or memory gets short, when nothing has come for a while, and all
     /// of it when the mode changes or the array isn't whole any more.
     pub(crate) async fn write_out_journal(self: Rc<Self>, journal: Arc<Journal>) {
@@ -276,12 +276,12 @@ impl Home {
         let next = Rc::new(std::cell::RefCell::new(keys.into_iter()));
         let all = FanOut::new();
         for _ in 0..DEPTH {
-            let (home, next, branch) = (Rc::clone(self), Rc::clone(&next), all.branch());
+            let (controller, next, branch) = (Rc::clone(self), Rc::clone(&next), all.branch());
             shard::spawn(async move {
                 let mut answer = Ok(());
                 loop {
                     let Some(key) = next.borrow_mut().next() else { break };
-                    answer = answer.and(home.write_out_stripe(key.stripe).await);
+                    answer = answer.and(controller.write_out_stripe(key.stripe).await);
                 }
                 branch.finish(answer);
             });
@@ -306,7 +306,7 @@ impl Home {
 impl Array {
     /// The journal's mode, if there is a journal.
     pub fn journal_mode(&self) -> Option<JournalMode> {
-        self.home.journal().map(|journal| journal.mode())
+        self.controller.journal().map(|journal| journal.mode())
     }
 
     /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when
@@ -316,7 +316,7 @@ impl Array {
         if shared.options.read_only {
             return Err(CommandError::ReadOnly);
         }
-        let (Geometry::Parity(_), Some(journal)) = (&shared.geometry, self.home.journal()) else {
+        let (Geometry::Parity(_), Some(journal)) = (&shared.geometry, self.controller.journal()) else {
             return Err(refused(NO_JOURNAL));
         };
         if mode == JournalMode::WriteThrough {

@@ -2,7 +2,7 @@
 
 use pinstripe_runtime::{Buffer, Slice, shard};
 
-use super::{WriteContext, held::Held, needs_parity_from_data};
+use super::{WriteContext, needs_parity_from_data, pre_read::PreRead};
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
@@ -10,14 +10,14 @@ use crate::{
         decode::{Sources, encode, exponent},
         image::Image,
         parity_cache::{Parity, ROW_BYTES},
-        volume::VolumeInner,
+        volume::ShardVolume,
     },
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
     plan::{Method, Recovery, Run},
 };
 
-impl VolumeInner {
+impl ShardVolume {
     /// Computes the new parity of every run. From here on the image doesn't change.
     pub(super) fn encode(
         &self,
@@ -65,7 +65,7 @@ impl VolumeInner {
         run: &Run,
         targets: [bool; 2],
         image: &Image,
-        held: &mut Held,
+        held: &mut PreRead,
     ) -> [Option<Buffer>; 2] {
         let [p, q] = targets;
         let mut p = p.then(|| held.take_parity(map, Parity::P, run));
@@ -93,7 +93,7 @@ impl VolumeInner {
         targets: [bool; 2],
         recovery: Recovery,
         image: &Image,
-        held: &mut Held,
+        held: &mut PreRead,
     ) -> Result<[Option<Buffer>; 2], IoError> {
         let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
         let unwritten = Set64::below(map.columns()).without(run.written);
@@ -135,7 +135,7 @@ impl VolumeInner {
         recovery: Recovery,
         lost: Set64,
         old: &mut [Option<Slice>],
-        held: &mut Held,
+        held: &mut PreRead,
     ) -> Result<(), IoError> {
         let uses = |parity| match recovery {
             Recovery::None => false,

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use pinstripe_runtime::{DeviceError, Slice, shard};
 
-use super::{Again, WriteContext};
+use super::{Replan, WriteContext};
 use crate::{
     error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
-    io::{decode::exponent, entry::Writing, image::Image, volume::VolumeInner},
+    io::{decode::exponent, entry::Writing, image::Image, volume::ShardVolume},
     membership::snapshot::View,
     mutants::{Mutant, active},
     offload::{
@@ -83,7 +83,7 @@ impl Job {
     }
 }
 
-impl VolumeInner {
+impl ShardVolume {
     /// The servers that may do the work of a stripe write; `None` if the client has to.
     pub(super) fn servers_for<'v>(
         &self,
@@ -108,16 +108,18 @@ impl VolumeInner {
         writing: &Writing<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<(), Again> {
+    ) -> Result<(), Replan> {
         let view = writing.view();
-        let Some(attached) = attached(&view.snapshot).map(Arc::clone) else { return Err(Again::Replan) };
+        let Some(attached) = attached(&view.snapshot).map(Arc::clone) else {
+            return Err(Replan::Replan);
+        };
         let map = self.parity_geometry().slots(stripe);
         let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
         let reserved = self.shared.offload.reserve(view, &attached, slots.iter().copied(), ROOM_NS).await;
         let Some(reserved) = reserved else {
             self.counters().offload_fallbacks.add(1);
             context.remote.failed = true;
-            return Err(Again::Replan);
+            return Err(Replan::Replan);
         };
         let operations = slots.iter().enumerate();
         let sent: Vec<Sent> = operations
@@ -138,7 +140,7 @@ impl VolumeInner {
         reserved: &Reservation<'_>,
         sent: &[Sent],
         context: &mut WriteContext,
-    ) -> Result<(), Again> {
+    ) -> Result<(), Replan> {
         let mut requests = Requests::new();
         let (jobs, image) = (&context.remote.jobs, &context.image);
         self.send_parts(view, stripe, reserved, (jobs, image), &mut requests);
@@ -170,9 +172,9 @@ impl VolumeInner {
             self.shared.offload.pause();
         }
         if self.shared.has_failed() {
-            return Err(Again::Fatal(self.shared.failure()));
+            return Err(Replan::Fatal(self.shared.failure()));
         }
-        Err(judged.member.map_or(Again::Replan, Again::Without))
+        Err(judged.member.map_or(Replan::Replan, Replan::Without))
     }
 
     /// New bytes to those that keep them, and the question for old ones to the others.

@@ -98,7 +98,7 @@ impl From<Found> for Newcomer {
 }
 
 /// See the module.
-pub(crate) struct Records {
+pub(crate) struct Superblocks {
     /// The freshest record; every superblock gets it.
     pub(crate) array: ArrayRecord,
     /// By [`MemberId`].
@@ -106,7 +106,7 @@ pub(crate) struct Records {
     pub(crate) bitmap: Option<BitmapImage>,
     /// Not all members have the freshest record: a crash came between. They get it as it is before there is
     /// another, or a second such crash would leave them two events behind, which is stale.
-    pub(crate) uneven: bool,
+    pub(crate) events_differ: bool,
     /// The journal device, if there is one.
     pub(crate) journal: Option<JournalBook>,
     /// Nothing was written since the array was assembled. A device that isn't here may be one event ahead of
@@ -127,14 +127,14 @@ pub(crate) struct JournalBook {
     pub(crate) written: Superblock,
 }
 
-impl Records {
+impl Superblocks {
     /// Books of what assembly found.
     pub(crate) fn new(array: ArrayRecord, found: Seated, bitmap: Option<BitmapImage>) -> Self {
-        let mut records = Self {
+        let mut superblocks = Self {
             array,
             members: Vec::new(),
             bitmap,
-            uneven: false,
+            events_differ: false,
             journal: None,
             is_new: !active(Mutant::RevenantAccepted),
         };
@@ -143,23 +143,23 @@ impl Records {
             if let Some(found) = found {
                 let recovering = found.superblock.member.recovery_offset.is_some();
                 let state = if recovering { MemberState::Recovering } else { MemberState::InSync };
-                records.enter(found.into(), slot, state);
+                superblocks.enter(found.into(), slot, state);
             }
         }
         for (slot, target) in targets {
-            records.enter(target.into(), slot, MemberState::Replacing);
+            superblocks.enter(target.into(), slot, MemberState::Replacing);
         }
         for spare in spares {
-            records.enter(spare.into(), NO_SLOT, MemberState::Spare);
+            superblocks.enter(spare.into(), NO_SLOT, MemberState::Spare);
         }
-        let current = records.array.events;
-        records.uneven = !active(Mutant::UnevenNotLevelled)
-            && records.members.iter().any(|book| book.superblock.array.events != current);
-        records
+        let current = superblocks.array.events;
+        superblocks.events_differ = !active(Mutant::UnevenNotLevelled)
+            && superblocks.members.iter().any(|book| book.superblock.array.events != current);
+        superblocks
     }
 
     /// Whether a device of the array isn't here, and the superblocks don't say so yet.
-    pub(crate) fn misses_someone(&self) -> bool {
+    pub(crate) fn misses_a_member(&self) -> bool {
         let number = |book: &MemberBook| usize::from(book.superblock.member.dev_number.0);
         let here: Vec<usize> = self.active().map(number).collect();
         let mut roles = self.array.roles.iter().enumerate();
@@ -220,8 +220,8 @@ impl Records {
     }
 
     /// Whether all devices must be brought level before one superblock may go first, alone.
-    pub(crate) fn needs_levelling(&self) -> bool {
-        self.uneven || self.is_new
+    pub(crate) fn needs_equal_events(&self) -> bool {
+        self.events_differ || self.is_new
     }
 
     /// The books of a device by its identity, if it is still known.
@@ -358,7 +358,7 @@ impl Records {
             }
         }
         // A log may have made the array clean. No superblock says so before the target's says this.
-        self.uneven |= any;
+        self.events_differ |= any;
         any
     }
 

@@ -15,7 +15,7 @@ use super::{
     write_superblock,
 };
 use crate::{
-    array::{Array, CommandError, Home},
+    array::{Array, ArrayController, CommandError},
     assembly::{AssembleError, Found, JournalProblem},
     consistency::{JournalMode, Log},
     error::{JOURNAL_SLOT, MemberError, Operation},
@@ -24,8 +24,8 @@ use crate::{
     members::{Health, Supervised},
     membership::{
         control::Command,
-        records::JournalBook,
         snapshot::{Member, MemberId, Seat},
+        superblocks::JournalBook,
     },
     mutants::{Mutant, active},
     plan::cost::MemberCost,
@@ -54,9 +54,9 @@ impl Array {
     /// crash would cost it what a journal is for. The device's name.
     pub async fn fail_journal(&self) -> Result<String, CommandError> {
         self.check_change()?;
-        let Some(journal) = self.home.journal() else { return Err(refused(NO_JOURNAL)) };
+        let Some(journal) = self.controller.journal() else { return Err(refused(NO_JOURNAL)) };
         self.set_journal_mode(JournalMode::WriteThrough).await?;
-        self.home.command(|reply| Command::FailJournal { reply }).await?;
+        self.controller.command(|reply| Command::FailJournal { reply }).await?;
         Ok(journal.name().to_owned())
     }
 }
@@ -67,7 +67,7 @@ pub(super) fn refused(why: &str) -> CommandError {
     CommandError::Policy(why.to_owned())
 }
 
-impl Home {
+impl ArrayController {
     /// Takes the journal out, if the array can do without it. That is decided behind all failures that were
     /// reported and all commands that came before, as of a member (C31). The controller's.
     pub(crate) async fn take_out_journal(&self) -> Result<(), CommandError> {
@@ -102,12 +102,12 @@ impl Home {
         };
         let (device, member) = self.supervise(&mut found)?;
         self.enter_journal(&found, &device, &member);
-        if self.records.borrow().misses_someone() && !active(Mutant::AbsentMissReplay) {
+        if self.superblocks.borrow().misses_a_member() && !active(Mutant::AbsentMissReplay) {
             // A device that isn't here misses what is replayed, and replay empties the journal. So the
             // superblocks say first that the device is out: back after a crash, it must not be taken for
             // current (C2).
             self.update_superblocks().await.map_err(|_| AssembleError::NoRecord)?;
-            if let Some(book) = &self.records.borrow().journal {
+            if let Some(book) = &self.superblocks.borrow().journal {
                 found.superblock = book.superblock.clone();
             }
         }
@@ -126,7 +126,7 @@ impl Home {
     fn enter_journal(&self, found: &Found, device: &Rc<Supervised>, member: &Arc<Member>) {
         let (device, member) = (Rc::clone(device), Arc::clone(member));
         let (superblock, written) = (found.superblock.clone(), found.superblock.clone());
-        self.records.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
+        self.superblocks.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
     }
 
     /// Puts the journal device under supervision like a member, though it has no slot. The request that fails
@@ -155,13 +155,13 @@ impl Home {
     /// superblocks.
     pub(crate) async fn write_journal_superblock(&self) {
         let ready = {
-            let records = self.records.borrow();
+            let records = self.superblocks.borrow();
             records.journal.as_ref().map(|book| (Rc::clone(&book.device), book.superblock.clone()))
         };
         let (Some(journal), Some((device, superblock))) = (self.journal(), ready) else { return };
         match write_superblock(&*device, &superblock).await {
             Ok(()) => {
-                if let Some(book) = &mut self.records.borrow_mut().journal {
+                if let Some(book) = &mut self.superblocks.borrow_mut().journal {
                     book.written = superblock;
                 }
             }
@@ -211,7 +211,7 @@ impl Home {
         self.note(&error);
         self.events.add(EventKind::Fail(error));
         self.dirty.set(true);
-        let mut records = self.records.borrow_mut();
+        let mut records = self.superblocks.borrow_mut();
         records.journal = None;
         for role in &mut records.array.roles {
             if *role == Role::Journal {

@@ -12,7 +12,7 @@ use crate::{
 
 /// Old bytes that are at hand: read from members, or kept by the parity cache.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct PreRead {
     pub(super) transfers: Vec<Transfer>,
     pub(super) bytes: Vec<Slice>,
     pub(super) rows: Vec<(Parity, u32, Slice)>,
@@ -37,7 +37,7 @@ impl Deref for Old<'_> {
     }
 }
 
-impl Held {
+impl PreRead {
     pub(super) fn clear(&mut self) {
         self.transfers.clear();
         self.bytes.clear();
@@ -58,7 +58,7 @@ impl Held {
         }
     }
 
-    /// As [`Held::old`], to keep.
+    /// As [`PreRead::old`], to keep.
     pub(super) fn range(&self, slot: MemberSlot, start: u32, end: u32) -> Slice {
         let whole = self.transfers.iter().position(|t| t.slot == slot && t.start <= start && end <= t.end);
         if let Some(index) = whole {

@@ -14,7 +14,7 @@ use pinstripe_runtime::{OperationId, Signal, Ticket, offload::NUMBER_MAX, shard}
 use crate::membership::snapshot::MemberId;
 
 /// See the module.
-pub(crate) struct Desk {
+pub(crate) struct Operations {
     state: Mutex<State>,
     freed: Signal,
 }
@@ -40,21 +40,21 @@ pub(crate) struct Demand {
 
 /// Operations that may be sent. They are over when this is dropped.
 pub(crate) struct Reservation<'d> {
-    desk: &'d Desk,
+    operations: &'d Operations,
     first: u64,
     count: u64,
     oldest: u64,
     demands: Vec<Demand>,
 }
 
-impl Default for Desk {
+impl Default for Operations {
     fn default() -> Self {
         let state = State { oldest: 1, over: VecDeque::new(), outstanding: Vec::new() };
         Self { state: Mutex::new(state), freed: Signal::default() }
     }
 }
 
-impl Desk {
+impl Operations {
     fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,7 +100,7 @@ impl Desk {
             state.outstanding[demand.member.0] += demand.operations;
         }
         state.over.extend(std::iter::repeat_n(false, operations));
-        Some(Reservation { desk: self, first, count: operations as u64, oldest: state.oldest, demands })
+        Some(Reservation { operations: self, first, count: operations as u64, oldest: state.oldest, demands })
     }
 
     /// Operations that name a member and aren't over.
@@ -123,7 +123,7 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let mut state = self.desk.locked();
+        let mut state = self.operations.locked();
         for demand in &self.demands {
             state.outstanding[demand.member.0] -= demand.operations;
         }
@@ -138,7 +138,7 @@ impl Drop for Reservation<'_> {
             state.oldest += 1;
         }
         drop(state);
-        self.desk.freed.notify();
+        self.operations.freed.notify();
     }
 }
 
@@ -154,45 +154,45 @@ mod tests {
         Demand { member: MemberId(member), operations, limit: 3 }
     }
 
-    fn at_once(desk: &Desk, operations: usize, demands: Vec<Demand>) -> Option<Reservation<'_>> {
+    fn at_once(desk: &Operations, operations: usize, demands: Vec<Demand>) -> Option<Reservation<'_>> {
         desk.try_reserve(operations, &mut Some(demands))
     }
 
     #[test]
     fn identifiers_ascend_and_the_oldest_is_the_first_that_is_not_over() {
-        let desk = Desk::default();
-        let first = at_once(&desk, 1, vec![demand(0, 1)]).unwrap();
-        let second = at_once(&desk, 2, vec![demand(1, 2)]).unwrap();
+        let operations = Operations::default();
+        let first = at_once(&operations, 1, vec![demand(0, 1)]).unwrap();
+        let second = at_once(&operations, 2, vec![demand(1, 2)]).unwrap();
         assert_eq!(second.ticket(1), Ticket { operation: OperationId(3), oldest: OperationId(1) });
         drop(second);
-        let third = at_once(&desk, 1, vec![demand(0, 1)]).unwrap();
+        let third = at_once(&operations, 1, vec![demand(0, 1)]).unwrap();
         assert_eq!(third.ticket(0), Ticket { operation: OperationId(4), oldest: OperationId(1) });
         drop(first);
-        let fourth = at_once(&desk, 1, vec![]).unwrap();
+        let fourth = at_once(&operations, 1, vec![]).unwrap();
         assert_eq!(fourth.ticket(0), Ticket { operation: OperationId(5), oldest: OperationId(4) });
     }
 
     #[test]
     fn the_highest_number_is_given_out_and_none_beyond_it() {
-        let desk = Desk::default();
-        desk.locked().oldest = NUMBER_MAX - 1;
-        assert!(at_once(&desk, 2, vec![]).is_none());
-        let last = at_once(&desk, 1, vec![]).unwrap();
+        let operations = Operations::default();
+        operations.locked().oldest = NUMBER_MAX - 1;
+        assert!(at_once(&operations, 2, vec![]).is_none());
+        let last = at_once(&operations, 1, vec![]).unwrap();
         assert_eq!(last.ticket(0).operation, OperationId(NUMBER_MAX - 1));
-        assert!(at_once(&desk, 1, vec![]).is_none());
+        assert!(at_once(&operations, 1, vec![]).is_none());
     }
 
     #[test]
     fn a_member_never_has_more_than_its_limit_and_who_does_not_fit_gets_nothing() {
-        let desk = Desk::default();
-        let held = at_once(&desk, 2, vec![demand(0, 2), demand(2, 1)]).unwrap();
-        assert!(at_once(&desk, 2, vec![demand(1, 1), demand(0, 2)]).is_none());
-        assert_eq!((0..3).map(|m| desk.outstanding(MemberId(m))).collect::<Vec<_>>(), [2, 0, 1]);
-        let other = at_once(&desk, 1, vec![demand(0, 1)]).unwrap();
+        let operations = Operations::default();
+        let held = at_once(&operations, 2, vec![demand(0, 2), demand(2, 1)]).unwrap();
+        assert!(at_once(&operations, 2, vec![demand(1, 1), demand(0, 2)]).is_none());
+        assert_eq!((0..3).map(|m| operations.outstanding(MemberId(m))).collect::<Vec<_>>(), [2, 0, 1]);
+        let other = at_once(&operations, 1, vec![demand(0, 1)]).unwrap();
         drop(held);
-        assert!(at_once(&desk, 2, vec![demand(1, 1), demand(0, 2)]).is_some());
+        assert!(at_once(&operations, 2, vec![demand(1, 1), demand(0, 2)]).is_some());
         drop(other);
-        assert_eq!(desk.outstanding(MemberId(0)), 0);
+        assert_eq!(operations.outstanding(MemberId(0)), 0);
     }
 
     #[test]
@@ -200,14 +200,14 @@ mod tests {
         let clock = std::rc::Rc::new(std::cell::Cell::new(0));
         let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(clock.clone()) });
         let _entered = shard.enter();
-        let desk = Desk::default();
-        let held = at_once(&desk, 1, vec![demand(0, 3)]).unwrap();
+        let operations = Operations::default();
+        let held = at_once(&operations, 1, vec![demand(0, 3)]).unwrap();
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        let mut never = pin!(desk.reserve(1, vec![demand(0, 4)], 1000));
+        let mut never = pin!(operations.reserve(1, vec![demand(0, 4)], 1000));
         assert!(matches!(never.as_mut().poll(&mut context), std::task::Poll::Ready(None)));
-        let mut waits = pin!(desk.reserve(1, vec![demand(0, 1)], 1000));
+        let mut waits = pin!(operations.reserve(1, vec![demand(0, 1)], 1000));
         assert!(waits.as_mut().poll(&mut context).is_pending());
-        let mut late = pin!(desk.reserve(1, vec![demand(0, 3)], 1000));
+        let mut late = pin!(operations.reserve(1, vec![demand(0, 3)], 1000));
         assert!(late.as_mut().poll(&mut context).is_pending());
         drop(held);
         let std::task::Poll::Ready(Some(reserved)) = waits.as_mut().poll(&mut context) else {

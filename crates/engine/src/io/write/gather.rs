@@ -1,0 +1,95 @@
+//! What joins a batch before it is frozen: writes that have arrived, and the neighbours of a stream.
+
+use pinstripe_runtime::shard;
+
+use super::WriteContext;
+use crate::{
+    geometry::StripeId,
+    io::{image::Piece, stripe_table::Claim, volume::ShardVolume},
+    membership::snapshot::Seat,
+    mutants::{Mutant, active},
+    shared::Answer,
+};
+
+/// A stream's stripe may wait for its neighbours as long as so many writes take,
+const GATHER_WRITES: u64 = 4;
+/// but not longer than this.
+const GATHER_NS_MAX: u64 = 20_000_000;
+/// Shortest time between two looks for the neighbours of a stream.
+const PAUSE_NS_MIN: u64 = 1_000;
+
+impl ShardVolume {
+    /// The same, if the batch has a claim to join at.
+    pub(super) fn join_claim(
+        &self,
+        claim: Option<&mut Claim<'_, Piece, Answer>>,
+        context: &mut WriteContext,
+    ) -> usize {
+        claim.map_or(0, |claim| self.join(claim, context))
+    }
+
+    /// Lets what has arrived join the batch.
+    pub(super) fn join(&self, claim: &mut Claim<'_, Piece, Answer>, context: &mut WriteContext) -> usize {
+        if !claim.has_arrivals() || context.is_split {
+            return 0;
+        }
+        let room = self.shared.options.batch_max.saturating_sub(context.image.pieces());
+        let image = &mut context.image;
+        let mut reversed = Vec::new();
+        let joined = claim.join(room, |piece| {
+            if active(Mutant::BatchReversed) {
+                reversed.push(piece);
+            } else if !active(Mutant::FollowerLost) {
+                image.add(piece);
+            }
+        });
+        reversed.into_iter().rev().for_each(|piece| image.add(piece));
+        self.counters().joins.add(joined as u64);
+        joined
+    }
+
+    /// Waits for the neighbours of a sequential stream, while the clients of other writes under way could
+    /// send them, and no longer than a few times as long as members take to write.
+    pub(super) async fn gather(
+        &self,
+        stripe: StripeId,
+        claim: &mut Claim<'_, Piece, Answer>,
+        context: &mut WriteContext,
+    ) {
+        let shared = &*self.shared;
+        let full = self.parity_geometry().stripe_bytes();
+        // A wait of 0 means none: without a pause between two looks this task would never let another run.
+        let wanted = shared.options.gather_ns > 0;
+        if !wanted || context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
+            return;
+        }
+        shard::yield_now().await;
+        self.join(claim, context);
+        let started = shard::now();
+        let limit = shared.options.gather_ns.max(self.gather_limit());
+        // The first look comes soon, later ones more seldom: a look costs a timer.
+        let mut pause = (shared.options.gather_ns / 16).max(PAUSE_NS_MIN);
+        while context.image.bytes_covered() < full
+            && shared.admission.writers() > 0
+            && shard::now() - started < limit
+        {
+            shard::sleep(pause).await;
+            pause = (pause + pause / 2).min(limit / 16).max(PAUSE_NS_MIN);
+            self.join(claim, context);
+        }
+        shared.recent.learn(context.image.bytes_covered() == full);
+    }
+
+    /// How long to wait for the next piece of a stream: the writes that must end before their clients send it
+    /// take the time of the slowest member.
+    fn gather_limit(&self) -> u64 {
+        let chunk = self.parity_geometry().chunk_bytes();
+        let view = self.view();
+        let members = view.snapshot.seats.iter().filter_map(Seat::member);
+        let slowest = members.map(|member| {
+            let price = member.cost.write();
+            u64::from(price.latency_ns) + u64::from(price.ns_per_kib) * u64::from(chunk / 1024)
+        });
+        (slowest.max().unwrap_or(0) * GATHER_WRITES).min(GATHER_NS_MAX)
+    }
+}
