@@ -104,9 +104,7 @@ const STEPS: &[Step] = &[
     Step::new(
         "mutants-engine",
         "planned defects against the engine's tests",
-        "cargo test -p pinstripe-engine --features mutants --test fault_mutants --test log_crashes --test write_hole \
-         --test journal_crash --test replacement --test membership --test races --test checkpoints --test logs \
-         --test offload_mutants",
+        "cargo test -p pinstripe-engine --features mutants --test engine --test write_hole",
     ),
     Step::new(
         "mutants-runtime",

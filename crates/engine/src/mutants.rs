@@ -326,8 +326,8 @@ pinstripe_runtime::mutants! {
 }
 
 impl Mutant {
-    /// Those that the engine's directed scenes of failures find (`tests/fault_mutants.rs`), rather than the
-    /// swarm.
+    /// Those that the engine's directed scenes of failures find (`tests/engine/fault_mutants.rs`), rather
+    /// than the swarm.
     pub const OF_FAULTS: &[Self] = &[
         Self::TimeOutAcknowledged,
         Self::LateMemberAsked,
@@ -349,8 +349,8 @@ impl Mutant {
         Self::FirstBitmapBelieved,
     ];
 
-    /// Those that the engine's crashes of arrays with a journal find (`tests/journal_crash.rs`), rather than
-    /// the swarm.
+    /// Those that the engine's crashes of arrays with a journal find (`tests/engine/journal_crash.rs`),
+    /// rather than the swarm.
     pub const OF_JOURNAL: &[Self] = &[
         Self::TailBeforeFlush,
         Self::JournalAfterMembers,
@@ -366,7 +366,7 @@ impl Mutant {
     ];
 
     /// Those that the engine's exhaustive test of the write hole finds (`tests/write_hole`) and its crashes
-    /// of arrays with a log (`tests/log_crashes.rs`), rather than the swarm.
+    /// of arrays with a log (`tests/engine/log_crashes.rs`), rather than the swarm.
     pub const OF_LOGS: &[Self] = &[
         Self::LogRecordForgotten,
         Self::ReplaySkipsEntry,
@@ -380,7 +380,7 @@ impl Mutant {
     ];
 
     /// Those that the engine's tests of membership, of checkpoints and of the door to the members find
-    /// (`tests/membership.rs`, `tests/checkpoints.rs`, `tests/races.rs`).
+    /// (`tests/engine/membership.rs`, `tests/engine/checkpoints.rs`, `tests/engine/races.rs`).
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,
         Self::SeatedSpareRemoved,
@@ -394,8 +394,8 @@ impl Mutant {
         Self::AssembledUnflushed,
     ];
 
-    /// Those that the engine's scenes with servers that compute find (`tests/offload_mutants.rs`), rather
-    /// than the swarm.
+    /// Those that the engine's scenes with servers that compute find (`tests/engine/offload_mutants.rs`),
+    /// rather than the swarm.
     pub const OF_OFFLOAD: &[Self] = &[
         Self::OffloadCommitsEarly,
         Self::OffloadQForP,
@@ -413,7 +413,8 @@ impl Mutant {
     /// Those that lives over the network find (`pinstripe-sim`).
     pub const OF_NETWORK: &[Self] = &[Self::ReadBeforeAttach, Self::OffloadPartsCrossed];
 
-    /// Those that the engine's crashes of replacements find (`tests/replacement.rs`), rather than the swarm.
+    /// Those that the engine's crashes of replacements find (`tests/engine/replacement.rs`), rather than the
+    /// swarm.
     pub const OF_REPLACEMENT: &[Self] = &[Self::ReplacementNotLogged, Self::RevenantAccepted];
 }
 

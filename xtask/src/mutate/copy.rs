@@ -55,7 +55,9 @@ impl Copy {
         for path in String::from_utf8(list.stdout)?.split('\0').filter(|path| !path.is_empty()) {
             let of = path.split('/').nth(1).unwrap_or_default();
             let copied = path == "Cargo.lock" || CRATES.contains(&of) || OTHERS.contains(&of);
-            let wanted = suite_of(root, path).is_none_or(|suite| suites.contains(&suite));
+            let wanted = program_of(root, path).is_none_or(|program| {
+                suites.iter().any(|suite| suite.split("::").next() == Some(program.as_str()))
+            });
             if copied && wanted && root.join(path).is_file() {
                 kept.insert(path.to_owned());
             }
@@ -226,14 +228,14 @@ pub fn sources(root: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The suite that a file of tests belongs to: `crates/C/tests/SUITE.rs` or `crates/C/tests/SUITE/...`. What
-/// suites share belongs to none.
-fn suite_of(root: &Path, path: &str) -> Option<String> {
+/// The program of tests that a file belongs to: `crates/C/tests/PROGRAM.rs` or `crates/C/tests/PROGRAM/...`.
+/// What programs share belongs to none.
+fn program_of(root: &Path, path: &str) -> Option<String> {
     let mut parts = path.split('/');
     let (_, of, tests, name) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let is_suite = Path::new(name).extension().is_some()
+    let is_program = Path::new(name).extension().is_some()
         || root.join(format!("crates/{of}/tests/{name}/main.rs")).exists();
-    (tests == "tests" && is_suite).then(|| format!("{of}/{}", name.trim_end_matches(".rs")))
+    (tests == "tests" && is_program).then(|| format!("{of}/{}", name.trim_end_matches(".rs")))
 }
 
 fn write_if_new(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -355,11 +357,15 @@ mod tests {
     }
 
     #[test]
-    fn suites_are_told_from_what_they_share() {
+    fn programs_are_told_from_what_they_share() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        assert_eq!(suite_of(root, "crates/md/tests/golden.rs").as_deref(), Some("md/golden"));
-        assert_eq!(suite_of(root, "crates/export/tests/nbd/world.rs").as_deref(), Some("export/nbd"));
-        assert_eq!(suite_of(root, "crates/engine/tests/arrays/mod.rs"), None);
-        assert_eq!(suite_of(root, "crates/engine/src/io/read.rs"), None);
+        assert_eq!(program_of(root, "crates/md/tests/golden.rs").as_deref(), Some("md/golden"));
+        assert_eq!(program_of(root, "crates/export/tests/nbd/world.rs").as_deref(), Some("export/nbd"));
+        assert_eq!(
+            program_of(root, "crates/engine/tests/engine/faults.rs").as_deref(),
+            Some("engine/engine")
+        );
+        assert_eq!(program_of(root, "crates/md/tests/golden/manifest.json"), None);
+        assert_eq!(program_of(root, "crates/engine/src/io/read.rs"), None);
     }
 }

@@ -34,20 +34,20 @@ use runs::{Baseline, End, Run, Seeds};
 
 /// Suites that say much for their time. Those that try the deliberate defects aren't among them.
 const SUITES: &[&str] = &[
-    "engine/behaviour",
-    "engine/economy",
-    "engine/faults",
-    "engine/journal",
-    "engine/journal_crash",
-    "engine/listed",
-    "engine/log_crashes",
-    "engine/log_limits",
-    "engine/logs",
-    "engine/maintenance",
-    "engine/membership",
-    "engine/offload",
-    "engine/ppl",
-    "engine/replacement",
+    "engine/engine::behaviour",
+    "engine/engine::economy",
+    "engine/engine::faults",
+    "engine/engine::journal",
+    "engine/engine::journal_crash",
+    "engine/engine::listed",
+    "engine/engine::log_crashes",
+    "engine/engine::log_limits",
+    "engine/engine::logs",
+    "engine/engine::maintenance",
+    "engine/engine::membership",
+    "engine/engine::offload",
+    "engine/engine::ppl",
+    "engine/engine::replacement",
     "export/nbd",
     "md/golden",
     "nvme/sessions",
@@ -75,7 +75,7 @@ pub struct Mutate {
     /// Try all anew, and not only what survived or wasn't tried.
     #[arg(long)]
     anew: bool,
-    /// The suites of tests besides the crates' own unit tests, as `CRATE/NAME`.
+    /// The suites of tests besides the crates' own unit tests, as `CRATE/PROGRAM` or `CRATE/PROGRAM::MODULE`.
     #[arg(long, value_delimiter = ',', default_values_t = SUITES.iter().map(|suite| (*suite).to_owned()))]
     suites: Vec<String>,
     /// Processes at the same time.
@@ -126,7 +126,7 @@ pub fn run(root: &Path, arguments: &Mutate) -> Result<()> {
     let seeds = Seeds { ordinary: arguments.lives, atlas: arguments.atlas, net: arguments.net };
     let swarm = seeds.ordinary + seeds.atlas + seeds.net > 0;
     let programs = copy.build(&mut mutants, swarm)?;
-    let runs = runs::all(&folder.join("copy"), &programs, seeds)?;
+    let runs = runs::all(&folder.join("copy"), &programs, &arguments.suites, seeds)?;
     println!("{} mutants are built, {} runs are tried without one", mutants.len(), runs.len());
     let longest = Duration::from_secs(arguments.longest);
     let baselines = runs::baselines(&runs, &folder, arguments.jobs, longest)?;

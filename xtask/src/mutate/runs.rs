@@ -67,8 +67,8 @@ pub enum End {
     Hung,
 }
 
-/// All runs of the programs.
-pub fn all(copy: &Path, programs: &[Program], seeds: Seeds) -> Result<Vec<Run>> {
+/// All runs of the programs: the crates' own unit tests, what the suites have, and the seeds.
+pub fn all(copy: &Path, programs: &[Program], suites: &[String], seeds: Seeds) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     for program in programs {
         let folder = copy.join("crates").join(&program.package);
@@ -87,15 +87,18 @@ pub fn all(copy: &Path, programs: &[Program], seeds: Seeds) -> Result<Vec<Run>> 
                 }
             }));
         } else if program.is_test {
-            let suite = if program.of_library { "lib" } else { &program.name };
+            let name = if program.of_library { "lib" } else { &program.name };
+            let name = format!("{}/{name}", program.package);
             let list = Command::new(&program.path)
                 .args(["--list", "--format", "terse"])
                 .current_dir(&folder)
                 .output()
                 .with_context(|| format!("list the tests of {}", program.path.display()))?;
             let list = String::from_utf8_lossy(&list.stdout).into_owned();
-            runs.extend(list.lines().filter_map(|line| line.strip_suffix(": test")).map(|test| Run {
-                name: format!("{}/{suite} {test}", program.package),
+            let tests = list.lines().filter_map(|line| line.strip_suffix(": test"));
+            let wanted = tests.filter(|test| program.of_library || has(suites, &name, test));
+            runs.extend(wanted.map(|test| Run {
+                name: format!("{name} {test}"),
                 program: program.path.clone(),
                 arguments: vec![test.to_owned(), "--exact".to_owned(), "--test-threads=1".to_owned()],
                 folder: folder.clone(),
@@ -106,6 +109,16 @@ pub fn all(copy: &Path, programs: &[Program], seeds: Seeds) -> Result<Vec<Run>> 
         bail!("no test and no seed was found");
     }
     Ok(runs)
+}
+
+/// Whether one of the suites has this test of a program.
+fn has(suites: &[String], program: &str, test: &str) -> bool {
+    suites.iter().any(|suite| match suite.split_once("::") {
+        Some((of, module)) => {
+            of == program && test.strip_prefix(module).is_some_and(|rest| rest.starts_with("::"))
+        }
+        None => suite == program,
+    })
 }
 
 impl Run {
@@ -205,6 +218,16 @@ mod tests {
     fn shell(script: &str) -> Run {
         let arguments = vec!["-c".to_owned(), script.to_owned()];
         Run { name: script.to_owned(), program: "sh".into(), arguments, folder: ".".into() }
+    }
+
+    #[test]
+    fn a_suite_is_a_program_or_a_module_of_one() {
+        let suites = ["md/golden", "engine/engine::logs"].map(str::to_owned);
+        assert!(has(&suites, "md/golden", "reads_every_image"));
+        assert!(has(&suites, "engine/engine", "logs::a_log_goes"));
+        assert!(!has(&suites, "engine/engine", "logs_of_others::a_log_goes"));
+        assert!(!has(&suites, "engine/engine", "faults::a_member_hangs"));
+        assert!(!has(&suites, "md/logs", "logs::a_log_goes"));
     }
 
     #[test]

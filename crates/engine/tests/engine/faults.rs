@@ -1,13 +1,10 @@
 //! Members that hang, are slow, busy or full of bad sectors: every operation ends, and nothing acknowledged
 //! is lost.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::sync::Arc;
 
-use arrays::{
-    STEPS, options,
+use crate::arrays::{
+    self, STEPS, options,
     scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
 };
 use pinstripe_engine::{

@@ -1,13 +1,10 @@
 //! Members that have blocks listed as bad and stay: what is made of a listed sector is made of no other one,
 //! and what goes wrong in one row is no other row's.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::ops::Range;
 
-use arrays::{
-    STEPS, options,
+use crate::arrays::{
+    self, STEPS, options,
     scene::{DATA_SECTOR, Scene, plain_disks, wish},
 };
 use pinstripe_engine::{

@@ -1,12 +1,9 @@
 //! Replacements on arrays with a log, and at their switch: crashes at any step, members lost with them, and
 //! the one device that a crash leaves ahead of all others.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::sync::Arc;
 
-use arrays::{
+use crate::arrays::{
     STEPS, assemble, options,
     scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
@@ -376,7 +373,7 @@ fn two_devices_that_disown_each_other_are_both_refused() {
 #[cfg(feature = "mutants")]
 #[test]
 fn every_defect_of_replacements_is_found() {
-    use arrays::defects::find;
+    use crate::arrays::defects::find;
     use pinstripe_engine::mutants::Mutant;
     for kind in [Kind::Ppl, Kind::DoubleParity] {
         let found = find(Mutant::ReplacementNotLogged, 400, |seed| crashes(seed, kind));

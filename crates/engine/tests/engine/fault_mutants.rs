@@ -1,14 +1,11 @@
 //! Each deliberate defect in the handling of failures is caught by a directed scene, which passes without it.
 //!
-//! `cargo test -p pinstripe-engine --features mutants --test fault_mutants`
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
+//! `cargo test -p pinstripe-engine --features mutants --test engine fault_mutants::`
 
 use std::{rc::Rc, sync::Arc};
 
-use arrays::{
-    STEPS, Served, options,
+use crate::arrays::{
+    self, STEPS, Served, options,
     scene::{DATA_SECTOR, Scene, wish, write},
 };
 use pinstripe_engine::{

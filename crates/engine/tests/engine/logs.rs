@@ -1,12 +1,9 @@
 //! What the logs cost, and what a change of policy does to an array in service.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use arrays::{
-    STEPS, Served, options,
+use crate::arrays::{
+    self, STEPS, Served, options,
     scene::{lay_out, wish},
     superblock_of,
 };

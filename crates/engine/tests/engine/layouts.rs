@@ -1,9 +1,9 @@
 //! Every layout that we make: written at random, then read with everything that may be missing.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod arrays;
-
-use arrays::scene::{Scene, clients, wish};
+use crate::arrays::{
+    self,
+    scene::{Scene, clients, wish},
+};
 use pinstripe_engine::geometry::ParityLayout as EngineLayout;
 use pinstripe_md::{
     level::{Layout, Level, ParityLayout},

@@ -1,13 +1,10 @@
 //! Crashes of arrays with a log around what else happens to them: the log begins or goes, or a member fails.
 //! The log says that parity matches; it must be right.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::Cell, ops::Range, rc::Rc};
 
-use arrays::{
-    STEPS, options,
+use crate::arrays::{
+    self, STEPS, options,
     scene::{DATA_SECTOR, lay_out, list_as_bad, plain_disks, superblock_on, wish},
 };
 use pinstripe_engine::{

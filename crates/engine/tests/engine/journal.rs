@@ -1,9 +1,6 @@
 //! The journal: the kernel's on golden images, and ours in the simulated world.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod arrays;
-
-use arrays::{BLOCK, Golden, golden_array, options, read_only};
+use crate::arrays::{self, BLOCK, Golden, golden_array, options, read_only};
 use pinstripe_engine::{
     assembly::{AssembleError, JournalProblem},
     geometry::{Geometry, ParityGeometry},

@@ -1,12 +1,9 @@
 //! The traps of MD's format, and whether what we write keeps its rules (docs/formats.md sections 2.2, 4, 5,
 //! 7).
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::sync::Arc;
 
-use arrays::{BLOCK, Golden, Served, golden_array, options, read_only, superblock_of};
+use crate::arrays::{self, BLOCK, Golden, Served, golden_array, options, read_only, superblock_of};
 use pinstripe_engine::assembly::{AssembleError, create::create};
 use pinstripe_md::{
     bitmap::BitmapImage,

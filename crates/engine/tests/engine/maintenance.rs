@@ -1,12 +1,9 @@
 //! Check, repair and the pace of maintenance, in the simulated world and its virtual time.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 #![allow(clippy::cast_possible_truncation, reason = "offsets in arrays of some hundred KiB")]
-
-mod arrays;
 
 use std::{cell::RefCell, rc::Rc};
 
-use arrays::{
+use crate::arrays::{
     STEPS, options,
     scene::{DATA_SECTOR, Scene, spawn, superblock_on, wish, write},
 };

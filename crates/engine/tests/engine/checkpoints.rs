@@ -1,12 +1,9 @@
 //! How far a resync or rebuild is, as the superblocks say it: what a crash or a clean stop leaves isn't done
 //! again.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::rc::Rc;
 
-use arrays::{
+use crate::arrays::{
     STEPS, options,
     scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
 };

@@ -1,12 +1,9 @@
 //! Logs at their limits: more than two meta blocks at once, a start without them, one that waits for a
 //! resync, blocks of another length, and sectors that are listed as bad.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{rc::Rc, sync::Arc};
 
-use arrays::{
+use crate::arrays::{
     STEPS, assemble, options,
     scene::{DATA_SECTOR, Scene, lay_out, list_as_bad, plain_disks, spawn, superblock_on, wish, write},
 };

@@ -1,12 +1,9 @@
 //! What the engine does under load, faults, crashes and changes of its bitmap, in the simulated world.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::RefCell, ops::Range, rc::Rc};
 
-use arrays::{
-    STEPS, options,
+use crate::arrays::{
+    self, STEPS, options,
     scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{

@@ -1,10 +1,7 @@
 //! Arrays that mdadm and the kernel made, read through the real engine: complete and with everything that may
 //! be missing.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod arrays;
-
-use arrays::{BLOCK, Golden, cases, golden_array, options, read_only};
+use crate::arrays::{self, BLOCK, Golden, cases, golden_array, options, read_only};
 use pinstripe_engine::{assembly::AssembleError, error::IoError, options::ArrayOptions};
 use pinstripe_md::{
     bad_blocks::BadBlocks,

@@ -1,13 +1,10 @@
 //! What happens at the same time: zeroes and a member that comes back (C27), flushes (C33), commands and
 //! failures (C31), commands and a stop. Each of two things is right by itself.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::RefCell, pin::Pin, rc::Rc, sync::Arc};
 
-use arrays::{
-    STEPS, options,
+use crate::arrays::{
+    self, STEPS, options,
     scene::{Scene, lay_out, wish, write},
 };
 use pinstripe_engine::{

@@ -1,13 +1,10 @@
 //! Members with servers that compute parity: every byte that was acknowledged, parity on every row, nothing
 //! left at the servers, whatever servers and links do.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::RefCell, rc::Rc};
 
-use arrays::{
-    STEPS,
+use crate::arrays::{
+    self, STEPS,
     net::{CHUNK, Net, plan},
     options,
     scene::{clients, spawn, superblock_on, write},

@@ -1,5 +1,4 @@
 //! What the engine's tests share: the golden images, and arrays served from memory in a simulated world.
-#![allow(dead_code, reason = "each test uses its part")]
 
 #[cfg(feature = "mutants")]
 pub mod defects;

@@ -1,12 +1,9 @@
 //! Our own journal in the simulated world: crashes at any step, members lost with them, a journal that runs
 //! full or fails.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use arrays::{
+use crate::arrays::{
     STEPS, assemble, options,
     scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
@@ -957,7 +954,7 @@ fn a_journal_does_not_bring_back_the_parity_that_was_put_right() {
 #[cfg(feature = "mutants")]
 #[test]
 fn every_defect_of_the_journal_is_found() {
-    use arrays::defects::find;
+    use crate::arrays::defects::find;
     use pinstripe_engine::mutants::Mutant;
     let through = |seed| crashes(seed, JournalMode::WriteThrough);
     let back = |seed| crashes(seed, JournalMode::WriteBack);

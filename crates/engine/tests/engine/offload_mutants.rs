@@ -1,14 +1,11 @@
 //! Each deliberate defect in what is asked of servers that compute is caught by a directed scene, which
 //! passes without it.
 //!
-//! `cargo test -p pinstripe-engine --features mutants --test offload_mutants`
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
+//! `cargo test -p pinstripe-engine --features mutants --test engine offload_mutants::`
 
 use std::rc::Rc;
 
-use arrays::{
+use crate::arrays::{
     net::{CHUNK, Net, plan},
     options,
 };

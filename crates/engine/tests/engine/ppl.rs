@@ -1,12 +1,9 @@
 //! The partial parity log: arrays of mdadm's served, dirty ones replayed, and what a batch looks like in the
 //! log.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::collections::BTreeSet;
 
-use arrays::{Golden, golden_array, options, read_only};
+use crate::arrays::{Golden, golden_array, options, read_only};
 use pinstripe_engine::{
     assembly::AssembleError,
     error::IoError,

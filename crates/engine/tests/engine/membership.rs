@@ -1,13 +1,10 @@
 //! Which devices belong to an array, and what the disks say of it: spares, members that come back,
 //! replacements.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::rc::Rc;
 
-use arrays::{
-    STEPS, assemble, options,
+use crate::arrays::{
+    self, STEPS, assemble, options,
     scene::{DATA_SECTOR, Scene, clients, superblock_on, wish},
 };
 use pinstripe_engine::{

@@ -1,12 +1,9 @@
 //! What writes cost the members: policies choose as their names say, and a sequential stream is not read
 //! before it is written.
-#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod arrays;
 
 use std::{cell::Cell, rc::Rc};
 
-use arrays::{
+use crate::arrays::{
     STEPS, options,
     scene::{Scene, spawn, wish, write},
 };
