@@ -19,9 +19,12 @@
 //! link) and of all together (see [`Budget`]). Data that doesn't fit is asked for (R2T) when there is room.
 
 mod admin;
+mod attach;
 mod authenticate;
+mod carry;
 mod connect;
 mod io;
+mod limits;
 mod offload;
 mod reservation;
 mod service;
@@ -37,6 +40,7 @@ use pinstripe_export::budget::Budget;
 use pinstripe_export::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
+pub use limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
 pub use offload::{
     Ended, EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX,
     Storing,
@@ -44,16 +48,11 @@ pub use offload::{
 pub use service::DeviceService;
 pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, check_name};
 
+pub use crate::uuid::{uuid_of, uuid_text};
+
 use crate::link::Link;
 use crate::wire::pdu::FatalError;
 use subsystem::Counters;
-
-/// Most bytes of data of one command.
-pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Most bytes of data in the capsule of an I/O command.
-pub const CAPSULE_BYTES_MAX: u32 = 32 << 10;
-/// Most commands outstanding on a queue.
-pub const COMMANDS_MAX: u16 = 128;
 
 /// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,28 +152,4 @@ impl<S: BlockService> Target<S> {
         }
         self.0.changed.wait_until(|| self.0.links.is_empty()).await;
     }
-}
-
-/// A UUID that depends on nothing but these parts, for namespaces that have none of their own: version 8
-/// ("custom"), FNV-1a over the parts.
-pub fn uuid_of(parts: &[&[u8]]) -> [u8; 16] {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let mut hash = OFFSET;
-    for part in parts {
-        // The length keeps ("ab", "c") apart from ("a", "bc").
-        for byte in part.len().to_le_bytes().iter().chain(*part) {
-            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
-        }
-    }
-    let mut uuid = hash.to_be_bytes();
-    uuid[6] = uuid[6] & 0x0f | 0x80;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    uuid
-}
-
-/// A UUID as RFC 9562 writes it.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
-    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }

@@ -19,7 +19,9 @@ use zerocopy::FromZeros;
 use super::authenticate::Gate;
 use super::connect::{self, Queue};
 use super::subsystem::Controller;
-use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, authenticate, io, offload};
+use super::{
+    CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, attach, authenticate, io, offload,
+};
 use crate::framing::{BLANK, Encoding, Pdu, Role};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
@@ -319,7 +321,7 @@ impl<S: BlockService> Session<S> {
             && offload::is_admin(command.opcode)
             && let Some(server) = self.inner.subsystem.offload()
         {
-            Box::pin(offload::administer(self, server, &command, capsule)).await;
+            Box::pin(attach::execute(self, server, &command, capsule)).await;
         } else if self.queue == 0 {
             admin::execute(self, &command).await;
         } else {
