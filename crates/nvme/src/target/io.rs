@@ -6,7 +6,7 @@ use pinstripe_export::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromBytes;
 
-use super::TRANSFER_BYTES_MAX;
+use super::limits::TRANSFER_BYTES_MAX;
 use super::reservation::Access;
 use super::session::{HostData, ReadBuffer, Session};
 use super::subsystem::{Admitted, Namespace};

@@ -6,3 +6,5 @@ pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 pub const CAPSULE_BYTES_MAX: u32 = 32 << 10;
 /// Most commands outstanding on a queue.
 pub const COMMANDS_MAX: u16 = 128;
+/// Event requests that may be outstanding.
+pub(super) const EVENT_REQUESTS_MAX: u8 = 4;

@@ -1,8 +1,8 @@
 //! A target: block services as namespaces of one subsystem, for any NVMe/TCP host.
 //!
 //! ```text
-//!   Stream ──> Inbound ──> session: ICReq, Connect ──> a task per command ──> admin | io ──> BlockService
-//!   Stream <── Link::run <── batches, data buffers <── completions, R2T, data <──────┘
+//!   Stream ──> Inbound ──> connection: ICReq, Connect ──> a task per command ──> admin | io ──> BlockService
+//!   Stream <── Link::run <── batches, data buffers <── completions, R2T, data <─────────┘
 //!                              │
 //!                     Subsystem, Controller (shared by all shards)
 //! ```
@@ -23,6 +23,9 @@ mod attach;
 mod authenticate;
 mod carry;
 mod connect;
+mod connection;
+mod gate;
+mod inner;
 mod io;
 mod limits;
 mod offload;
@@ -40,6 +43,7 @@ use pinstripe_export::budget::Budget;
 use pinstripe_export::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
+pub use connection::SessionEnd;
 pub use limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
 pub use offload::{
     Ended, EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX,
@@ -51,23 +55,7 @@ pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError,
 pub use crate::uuid::{uuid_of, uuid_text};
 
 use crate::link::Link;
-use crate::wire::pdu::FatalError;
-use subsystem::Counters;
-
-/// How a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SessionEnd {
-    /// The host closed it, the network failed, or its controller has ended.
-    Closed,
-    /// The host ended it because of an error on our side, as it says: status and information.
-    Terminated(u16, u32),
-    /// The host broke the protocol and was cut off.
-    Violation(FatalError),
-    /// No queue was connected in time.
-    Timeout,
-    /// There are too many connections, or the target is stopping.
-    Refused,
-}
+use inner::Inner;
 
 /// One shard's part of a target. Clones are handles to the same one.
 pub struct Target<S>(Rc<Inner<S>>);
@@ -76,17 +64,6 @@ impl<S> Clone for Target<S> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
-}
-
-struct Inner<S> {
-    subsystem: Arc<Subsystem>,
-    /// By namespace, from number 1.
-    services: Vec<S>,
-    counters: Arc<Counters>,
-    links: Roster<Link>,
-    budget: Arc<Budget>,
-    stopping: Cell<bool>,
-    changed: Signal,
 }
 
 impl<S: BlockService> Target<S> {
@@ -132,7 +109,7 @@ impl<S: BlockService> Target<S> {
         };
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
-        let end = session::run(inner, &link, number).await;
+        let end = connection::run(inner, &link, number).await;
         inner.links.remove(number);
         inner.changed.notify();
         end
