@@ -22,5 +22,7 @@ pub mod wire;
 mod fuzz;
 mod inbound;
 mod link;
+mod lock;
+mod uuid;
 
 pub use fuzz::fuzz_nvme;

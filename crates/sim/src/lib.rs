@@ -26,6 +26,7 @@ pub mod stamp;
 pub mod stream;
 pub mod swarm;
 pub mod trace;
+pub mod verdict;
 pub mod world;
 
 pub use disk::{

@@ -17,7 +17,7 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{DeviceSource, shard};
 
-use crate::{SimDisk, SimDiskConfig, World, WorldConfig, checks, swarm::Verdict, world::Stuck};
+use crate::{SimDisk, SimDiskConfig, World, WorldConfig, checks, verdict::Verdict, world::Stuck};
 
 const MEMBER_BYTES: u64 = 1 << 20;
 const CHUNK: u32 = 16 << 10;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::Options;
 use crate::auth::{Random, SystemRandom};
-use crate::target::{uuid_of, uuid_text};
+use crate::uuid::{uuid_of, uuid_text};
 use crate::wire::nqn_is_valid;
 
 /// Where Linux's own initiator keeps them.

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use pinstripe_export::BlockService;
 
-use super::session::{EVENT_REQUESTS_MAX, Session};
-use super::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
+use super::limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, EVENT_REQUESTS_MAX, TRANSFER_BYTES_MAX};
+use super::session::Session;
 use crate::wire::command::{Command, NAMESPACE_ALL, admin as opcode, nvm};
 use crate::wire::fabrics::{VERSION, bits, property};
 use crate::wire::identify::{self, ControllerInfo, cns, optional};

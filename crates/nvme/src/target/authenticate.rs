@@ -7,7 +7,6 @@
 //! What a message costs to answer is computed off the shard (see [`Calculator`](crate::auth::Calculator)): a
 //! host that has proved nothing yet must not have others wait.
 
-use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,61 +15,13 @@ use std::task::Poll;
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
+use super::gate::TRANSACTION_NANOSECONDS;
 use super::session::Session;
 use crate::auth::Names;
 use crate::auth::exchange::{ControllerEnd, Outcome};
-use crate::mutants::{Mutant, active};
 use crate::wire::auth::command_bytes;
 use crate::wire::command::{Command, DataPlace, fabrics};
 use crate::wire::status::Status;
-
-/// Time from Connect to the proof, and for each transaction afterwards.
-const TRANSACTION_NANOSECONDS: u64 = 30_000_000_000;
-
-/// What stands between a queue's host and everything else.
-pub(super) struct Gate {
-    open: Cell<bool>,
-    /// It has been open once.
-    proved: Cell<bool>,
-    /// When a transaction must be over.
-    deadline: Cell<Option<u64>>,
-    end: RefCell<ControllerEnd>,
-}
-
-impl Gate {
-    pub fn new(required: bool, queue: u16) -> Self {
-        let open = !required || (queue > 0 && active(Mutant::QueueUnauthenticated));
-        let deadline = (!open).then(|| shard::now() + TRANSACTION_NANOSECONDS);
-        let (deadline, end) = (Cell::new(deadline), RefCell::new(ControllerEnd::new()));
-        Self { open: Cell::new(open), proved: Cell::new(open), deadline, end }
-    }
-
-    pub fn is_open(&self) -> bool {
-        self.open.get()
-    }
-
-    /// Whether the gate has ever been open. Until then the host can't send Keep Alive and may compute for
-    /// long: so the deadline counts, not its silence.
-    pub fn was_open(&self) -> bool {
-        self.proved.get()
-    }
-
-    /// The host has proved its identity.
-    pub fn open(&self) {
-        self.open.set(true);
-        self.proved.set(true);
-    }
-
-    /// Whether a command may be carried out now.
-    pub fn lets_through(&self, command: &Command) -> bool {
-        self.is_open()
-            || command.opcode == fabrics::OPCODE
-                && matches!(
-                    command.fabrics_kind(),
-                    fabrics::PROPERTY_GET | fabrics::AUTHENTICATION_SEND | fabrics::AUTHENTICATION_RECEIVE
-                )
-    }
-}
 
 /// Whether this is a command of ours.
 pub(super) fn is_for<S>(session: &Session<S>, command: &Command) -> bool {

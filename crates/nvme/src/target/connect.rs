@@ -6,7 +6,8 @@ use std::sync::Arc;
 use pinstripe_runtime::shard;
 use zerocopy::{FromBytes, FromZeros};
 
-use super::Inner;
+use super::inner::Inner;
+use super::limits::{COMMANDS_MAX, TRANSFER_BYTES_MAX};
 use super::subsystem::Controller;
 use crate::framing::{BLANK, Encoding, Pdu};
 use crate::inbound::{Ended, Inbound};
@@ -48,7 +49,7 @@ pub(super) async fn initialize(inbound: &mut Inbound, link: &Link) -> Result<Enc
     let wanted = request.digests & (digest::HEADER | digest::DATA);
     let mut response = InitializeConnection::new_zeroed();
     response.digests = wanted;
-    response.limit = super::TRANSFER_BYTES_MAX.into();
+    response.limit = TRANSFER_BYTES_MAX.into();
     link.send_copy(&[Encoding::default().header(kind::IC_RESP, 0, &response, 0).bytes()]);
     let encoding = Encoding {
         header_digests: wanted & digest::HEADER != 0,
@@ -142,7 +143,7 @@ impl Request {
         }
         let queue = u16::from_le_bytes([queue_low, queue_high]);
         let size = u16::from_le_bytes([size_low, size_high]);
-        let entries = size.checked_add(1).filter(|entries| (2..=super::COMMANDS_MAX).contains(entries));
+        let entries = size.checked_add(1).filter(|entries| (2..=COMMANDS_MAX).contains(entries));
         let name = |field: &[u8]| text(field).filter(|name| nqn_is_valid(name)).map(str::to_owned);
         if data.host_id == [0; 16] {
             return Err(wrong(connect_field::HOST_ID));

@@ -6,7 +6,7 @@ use pinstripe_export::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromBytes;
 
-use super::TRANSFER_BYTES_MAX;
+use super::limits::TRANSFER_BYTES_MAX;
 use super::reservation::Access;
 use super::session::{HostData, ReadBuffer, Session};
 use super::subsystem::{Admitted, Namespace};
@@ -37,7 +37,7 @@ pub(super) async fn execute<S: BlockService>(
         && let Some(server) = session.inner.subsystem.offload()
     {
         // Boxed: its state is larger than that of all others, which every command's task would have to carry.
-        return Box::pin(super::offload::execute(session, server, command, capsule)).await;
+        return Box::pin(super::carry::execute(session, server, command, capsule)).await;
     }
     let result = match command.opcode {
         nvm::READ => return read(session, command).await,

@@ -1,8 +1,8 @@
 //! A target: block services as namespaces of one subsystem, for any NVMe/TCP host.
 //!
 //! ```text
-//!   Stream ──> Inbound ──> session: ICReq, Connect ──> a task per command ──> admin | io ──> BlockService
-//!   Stream <── Link::run <── batches, data buffers <── completions, R2T, data <──────┘
+//!   Stream ──> Inbound ──> connection: ICReq, Connect ──> a task per command ──> admin | io ──> BlockService
+//!   Stream <── Link::run <── batches, data buffers <── completions, R2T, data <─────────┘
 //!                              │
 //!                     Subsystem, Controller (shared by all shards)
 //! ```
@@ -19,9 +19,15 @@
 //! link) and of all together (see [`Budget`]). Data that doesn't fit is asked for (R2T) when there is room.
 
 mod admin;
+mod attach;
 mod authenticate;
+mod carry;
 mod connect;
+mod connection;
+mod gate;
+mod inner;
 mod io;
+mod limits;
 mod offload;
 mod reservation;
 mod service;
@@ -37,6 +43,8 @@ use pinstripe_export::budget::Budget;
 use pinstripe_export::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
+pub use connection::SessionEnd;
+pub use limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, TRANSFER_BYTES_MAX};
 pub use offload::{
     Ended, EpochFiles, EpochRecord, EpochStore, OffloadConfig, OffloadStatistics, Pipeline, RANGE_BYTES_MAX,
     Storing,
@@ -44,31 +52,10 @@ pub use offload::{
 pub use service::DeviceService;
 pub use subsystem::{NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, check_name};
 
+pub use crate::uuid::{uuid_of, uuid_text};
+
 use crate::link::Link;
-use crate::wire::pdu::FatalError;
-use subsystem::Counters;
-
-/// Most bytes of data of one command.
-pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// Most bytes of data in the capsule of an I/O command.
-pub const CAPSULE_BYTES_MAX: u32 = 32 << 10;
-/// Most commands outstanding on a queue.
-pub const COMMANDS_MAX: u16 = 128;
-
-/// How a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SessionEnd {
-    /// The host closed it, the network failed, or its controller has ended.
-    Closed,
-    /// The host ended it because of an error on our side, as it says: status and information.
-    Terminated(u16, u32),
-    /// The host broke the protocol and was cut off.
-    Violation(FatalError),
-    /// No queue was connected in time.
-    Timeout,
-    /// There are too many connections, or the target is stopping.
-    Refused,
-}
+use inner::Inner;
 
 /// One shard's part of a target. Clones are handles to the same one.
 pub struct Target<S>(Rc<Inner<S>>);
@@ -77,17 +64,6 @@ impl<S> Clone for Target<S> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
-}
-
-struct Inner<S> {
-    subsystem: Arc<Subsystem>,
-    /// By namespace, from number 1.
-    services: Vec<S>,
-    counters: Arc<Counters>,
-    links: Roster<Link>,
-    budget: Arc<Budget>,
-    stopping: Cell<bool>,
-    changed: Signal,
 }
 
 impl<S: BlockService> Target<S> {
@@ -133,7 +109,7 @@ impl<S: BlockService> Target<S> {
         };
         let sender = Rc::clone(&link);
         shard::spawn(async move { sender.run().await });
-        let end = session::run(inner, &link, number).await;
+        let end = connection::run(inner, &link, number).await;
         inner.links.remove(number);
         inner.changed.notify();
         end
@@ -153,28 +129,4 @@ impl<S: BlockService> Target<S> {
         }
         self.0.changed.wait_until(|| self.0.links.is_empty()).await;
     }
-}
-
-/// A UUID that depends on nothing but these parts, for namespaces that have none of their own: version 8
-/// ("custom"), FNV-1a over the parts.
-pub fn uuid_of(parts: &[&[u8]]) -> [u8; 16] {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let mut hash = OFFSET;
-    for part in parts {
-        // The length keeps ("ab", "c") apart from ("a", "bc").
-        for byte in part.len().to_le_bytes().iter().chain(*part) {
-            hash = (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
-        }
-    }
-    let mut uuid = hash.to_be_bytes();
-    uuid[6] = uuid[6] & 0x0f | 0x80;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    uuid
-}
-
-/// A UUID as RFC 9562 writes it.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
-    format!("{}-{}-{}-{}-{}", &digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..])
 }

@@ -1,42 +1,29 @@
-//! One connection: the receiver, the tasks of its commands, and the watcher.
-//!
-//! The receiver never waits for a command. A write without its data in the capsule becomes a task: it waits
-//! for memory, asks for the data (R2T) and goes on when the receiver has put all of it in place. The watcher
-//! has the session end when its controller dies, and tells the host events.
+//! A queue of a controller, as its commands see it: what they answer with, and how their data comes.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use pinstripe_export::BlockService;
 use pinstripe_export::outgoing::PATIENCE_NANOSECONDS;
 use pinstripe_runtime::{Buffer, Signal, Slice, block_bytes, shard};
-use zerocopy::FromZeros;
 
-use super::authenticate::Gate;
-use super::connect::{self, Queue};
+use super::connect::Queue;
+use super::gate::Gate;
+use super::inner::Inner;
+use super::limits::TRANSFER_BYTES_MAX;
 use super::subsystem::Controller;
-use super::{CAPSULE_BYTES_MAX, Inner, SessionEnd, TRANSFER_BYTES_MAX, admin, authenticate, io, offload};
-use crate::framing::{BLANK, Encoding, Pdu, Role};
+use crate::framing::{BLANK, Encoding};
 use crate::inbound::{Ended, Inbound};
 use crate::link::Link;
 use crate::mutants::{Mutant, active};
-use crate::wire::command::{Command, Completion, DataPlace, admin as opcode, fabrics};
+use crate::wire::command::{Command, Completion, DataPlace};
 use crate::wire::offload::opcode::PEER;
-use crate::wire::pdu::{FatalError, ResponseCapsule, Termination, Transfer, flag, kind};
+use crate::wire::pdu::{FatalError, ResponseCapsule, Transfer, flag, kind};
 use crate::wire::status::Status;
 
-/// Time from the first byte to a granted Connect.
-const CONNECT_NANOSECONDS: u64 = 30_000_000_000;
-/// How often a watcher without a keep-alive timer looks whether it got one.
-const LOOK_NANOSECONDS: u64 = 1_000_000_000;
-/// Most bytes of data in the capsule of an admin command ("In-Capsule Data").
-const ADMIN_CAPSULE_BYTES: u32 = 8 << 10;
-/// Event requests that may be outstanding.
-pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
 /// Data of a read up to this is copied into a batch with other answers; larger data is sent from where it was
 /// read.
 const COPY_BYTES: usize = 8 << 10;
@@ -84,9 +71,9 @@ pub(super) struct Session<S> {
     /// Commands that were not answered.
     outstanding: Cell<u16>,
     /// Tasks of commands.
-    tasks: Cell<usize>,
+    pub tasks: Cell<usize>,
     incoming: RefCell<Vec<Option<Incoming>>>,
-    event_requests: RefCell<Vec<u16>>,
+    pub event_requests: RefCell<Vec<u16>>,
     pub gate: Gate,
     /// The queue's number is this connection's.
     claimed: Cell<bool>,
@@ -96,68 +83,8 @@ pub(super) struct Session<S> {
     pub changed: Signal,
 }
 
-/// Runs a connection to its end; `link`'s sender must be running.
-/// `number` names it among the connections of its shard.
-pub(super) async fn run<S: BlockService>(inner: &Rc<Inner<S>>, link: &Rc<Link>, number: u64) -> SessionEnd {
-    let mut inbound = Inbound::new(Rc::clone(link), Role::Controller);
-    let begin = async {
-        let encoding = connect::initialize(&mut inbound, link).await?;
-        connect::connect(inner, &mut inbound, link, encoding).await
-    };
-    let ended = match shard::timeout(CONNECT_NANOSECONDS, begin).await {
-        Some(Ok(queue)) => Session::new(inner, link, number, queue).run(&mut inbound).await,
-        Some(Err(ended)) => {
-            let end = End::from(ended);
-            close(link, &inbound, &end).await;
-            end
-        }
-        None => {
-            link.cut();
-            link.closed().await;
-            return SessionEnd::Timeout;
-        }
-    };
-    match ended {
-        End::Stream(Ended::Closed) => SessionEnd::Closed,
-        End::Stream(Ended::Fatal(error, _)) => SessionEnd::Violation(error),
-        End::Terminated(status, information) => SessionEnd::Terminated(status, information),
-    }
-}
-
-enum End {
-    Stream(Ended),
-    Terminated(u16, u32),
-}
-
-impl From<Ended> for End {
-    fn from(ended: Ended) -> Self {
-        Self::Stream(ended)
-    }
-}
-
-/// Closes the connection; a host that broke the protocol is told so first.
-async fn close(link: &Link, inbound: &Inbound, end: &End) {
-    if let End::Stream(Ended::Fatal(error, at)) = end {
-        terminate(link, inbound.framer.header(), *error, *at);
-        return link.finish().await;
-    }
-    link.cut();
-    link.closed().await;
-}
-
-fn terminate(link: &Link, header: &[u8], error: FatalError, at: u32) {
-    let mut termination = Termination::new_zeroed();
-    termination.status = (error as u16).into();
-    termination.information = at.into();
-    let mut encoded = Encoding::default().header(kind::C2H_TERM_REQ, 0, &termination, 0).bytes().to_vec();
-    encoded.extend_from_slice(header);
-    let length = u32::try_from(encoded.len()).unwrap_or(0);
-    encoded[4..8].copy_from_slice(&length.to_le_bytes());
-    link.send_copy(&[&encoded]);
-}
-
 impl<S: BlockService> Session<S> {
-    fn new(inner: &Rc<Inner<S>>, link: &Rc<Link>, number: u64, queue: Queue) -> Rc<Self> {
+    pub fn new(inner: &Rc<Inner<S>>, link: &Rc<Link>, number: u64, queue: Queue) -> Rc<Self> {
         let authenticates = inner.subsystem.authentication().is_some();
         if !authenticates {
             inner.links.settle(number);
@@ -184,30 +111,20 @@ impl<S: BlockService> Session<S> {
         })
     }
 
-    async fn run(self: &Rc<Self>, inbound: &mut Inbound) -> End {
-        let watcher = Rc::clone(self);
-        shard::spawn(async move { watcher.watch().await });
-        if self.inner.subsystem.authentication().is_some() {
-            let session = Rc::clone(self);
-            shard::spawn(async move { session.watch_gate().await });
+    /// A command has come. It takes an entry of the queue, until it is answered.
+    pub fn take_entry(&self) -> Result<(), Ended> {
+        self.head.set((self.head.get() + 1) % self.entries);
+        if self.outstanding.get() >= self.entries {
+            // The host has more commands outstanding than it said that it would.
+            return Err(Ended::Fatal(FatalError::Sequence, 0));
         }
-        let end = loop {
-            self.link.room().await;
-            if let Err(end) = self.receive(inbound).await {
-                break end;
-            }
-        };
-        self.ended.set(true);
-        self.changed.notify();
-        self.break_transfers();
-        if self.queue == 0 {
-            self.controller.kill();
-        }
-        self.controller.changed.notify();
-        close(&self.link, inbound, &end).await;
-        self.changed.wait_until(|| self.tasks.get() == 0).await;
+        self.outstanding.set(self.outstanding.get() + 1);
+        Ok(())
+    }
+
+    /// The queue is over: its controller has one less.
+    pub fn leave(&self) {
         self.controller.leave(self.claimed.get().then_some(self.queue));
-        end
     }
 
     /// The host has proved its identity. Now, and not before, the queue's number is taken: a connection that
@@ -226,118 +143,6 @@ impl<S: BlockService> Session<S> {
         true
     }
 
-    /// Takes one PDU.
-    async fn receive(self: &Rc<Self>, inbound: &mut Inbound) -> Result<(), End> {
-        match inbound.next().await? {
-            Pdu::Command(command, length) => self.command(inbound, command, length).await,
-            Pdu::Data(transfer, flags) => self.data(inbound, transfer, flags).await,
-            Pdu::Terminated(status, information) => Err(End::Terminated(status, information)),
-            Pdu::Initialize(_) | Pdu::Response(_) | Pdu::Ready(_) => {
-                Err(Ended::Fatal(FatalError::Sequence, 0).into())
-            }
-        }
-    }
-
-    async fn command(
-        self: &Rc<Self>,
-        inbound: &mut Inbound,
-        command: Command,
-        length: u32,
-    ) -> Result<(), End> {
-        let limit = if self.queue == 0 { ADMIN_CAPSULE_BYTES } else { CAPSULE_BYTES_MAX };
-        if length > limit {
-            return Err(Ended::Fatal(FatalError::DataTransferLimit, 4).into());
-        }
-        let capsule = if length == 0 {
-            None
-        } else {
-            Some(self.take_data(inbound, command.opcode, length, (shard::buffer(length as usize), 0)).await?)
-        };
-        if self.gate.was_open() && self.controller.ends_silent(shard::now()) {
-            return Err(Ended::Closed.into());
-        }
-        self.head.set((self.head.get() + 1) % self.entries);
-        if self.outstanding.get() >= self.entries {
-            // The host has more commands outstanding than it said that it would.
-            return Err(Ended::Fatal(FatalError::Sequence, 0).into());
-        }
-        self.outstanding.set(self.outstanding.get() + 1);
-        if self.queue == 0 {
-            self.controller.heard.store(shard::now(), Ordering::Relaxed);
-            if command.opcode == opcode::ASYNC_EVENT && self.gate.is_open() {
-                self.event_request(&command);
-                return Ok(());
-            }
-        }
-        self.tasks.set(self.tasks.get() + 1);
-        let held = if length == 0 { 0 } else { block_bytes(length as usize) };
-        // It has come already, and a queue has only so many commands.
-        self.link.force(held);
-        let session = Rc::clone(self);
-        shard::spawn(async move {
-            session.execute(command, capsule).await;
-            session.link.release(held);
-            session.tasks.set(session.tasks.get() - 1);
-            if session.tasks.get() == 0 {
-                session.changed.notify();
-            }
-        });
-        Ok(())
-    }
-
-    fn event_request(&self, command: &Command) {
-        let mut requests = self.event_requests.borrow_mut();
-        if requests.len() >= usize::from(EVENT_REQUESTS_MAX) {
-            return self.complete(command, Err(Status::ASYNC_EVENT_LIMIT));
-        }
-        requests.push(command.id.get());
-        drop(requests);
-        self.controller.changed.notify();
-    }
-
-    async fn execute(&self, command: Command, capsule: Option<(Buffer, bool)>) {
-        let capsule = match capsule {
-            Some((_, false)) => return self.complete(&command, Err(Status::TRANSIENT_TRANSPORT)),
-            Some((buffer, true)) => Some(buffer),
-            None => None,
-        };
-        if !self.gate.lets_through(&command) {
-            return self.complete(&command, Err(Status::AUTHENTICATION_REQUIRED));
-        }
-        if authenticate::is_for(self, &command) {
-            return authenticate::execute(self, &command, capsule).await;
-        }
-        if command.opcode == fabrics::OPCODE {
-            let disconnects = command.fabrics_kind() == fabrics::DISCONNECT && self.queue > 0;
-            self.complete(&command, self.fabrics(&command));
-            if disconnects {
-                self.link.finish().await;
-            }
-        } else if !self.controller.is_ready() {
-            self.complete(&command, Err(Status::COMMAND_SEQUENCE));
-        } else if self.queue == 0
-            && offload::is_admin(command.opcode)
-            && let Some(server) = self.inner.subsystem.offload()
-        {
-            Box::pin(offload::administer(self, server, &command, capsule)).await;
-        } else if self.queue == 0 {
-            admin::execute(self, &command).await;
-        } else {
-            io::execute(self, &command, capsule).await;
-        }
-    }
-
-    fn fabrics(&self, command: &Command) -> Result<u64, Status> {
-        match command.fabrics_kind() {
-            fabrics::PROPERTY_GET if self.queue == 0 => admin::property_get(self, command),
-            fabrics::PROPERTY_SET if self.queue == 0 => admin::property_set(self, command),
-            fabrics::DISCONNECT if self.queue > 0 => Ok(0),
-            fabrics::DISCONNECT => Err(Status::INVALID_QUEUE_TYPE),
-            fabrics::CONNECT => Err(Status::COMMAND_SEQUENCE),
-            _ => Err(Status::INVALID_OPCODE),
-        }
-    }
-
     /// Answers a command without data.
     pub fn complete(&self, command: &Command, result: Result<u64, Status>) {
         let (status, result) = match result {
@@ -352,7 +157,8 @@ impl<S: BlockService> Session<S> {
         self.respond(command.id.get(), status, result);
     }
 
-    fn respond(&self, id: u16, status: Status, result: u64) {
+    /// Answers the command of this identifier.
+    pub fn respond(&self, id: u16, status: Status, result: u64) {
         self.answered();
         let mut completion = Completion::new(id, status, result);
         completion.queue_head = if self.flow_control { self.head.get().into() } else { 0xffff.into() };
@@ -609,7 +415,7 @@ impl<S: BlockService> Session<S> {
 
     /// Data of a command, put into a buffer at an offset, and whether it is intact. Parts of sums tell what
     /// the link can take.
-    async fn take_data(
+    pub async fn take_data(
         &self,
         inbound: &mut Inbound,
         opcode: u8,
@@ -629,7 +435,7 @@ impl<S: BlockService> Session<S> {
     }
 
     /// H2CData: puts it in its place.
-    async fn data(&self, inbound: &mut Inbound, transfer: Transfer, flags: u8) -> Result<(), End> {
+    pub async fn data(&self, inbound: &mut Inbound, transfer: Transfer, flags: u8) -> Result<(), Ended> {
         let tag = usize::from(transfer.tag.get());
         let (buffer, offset, opcode) = {
             let mut table = self.incoming.borrow_mut();
@@ -643,12 +449,12 @@ impl<S: BlockService> Session<S> {
                     && (flags & flag::LAST != 0) == (end == incoming.length)
             });
             let Some(incoming) = due else {
-                return Err(Ended::Fatal(FatalError::DataOutOfRange, 12).into());
+                return Err(Ended::Fatal(FatalError::DataOutOfRange, 12));
             };
             (incoming.buffer.take(), incoming.received, incoming.opcode)
         };
         if transfer.length.get() > TRANSFER_BYTES_MAX {
-            return Err(Ended::Fatal(FatalError::DataTransferLimit, 16).into());
+            return Err(Ended::Fatal(FatalError::DataTransferLimit, 16));
         }
         let buffer = buffer.ok_or(Ended::Closed)?;
         let length = transfer.length.get();
@@ -660,7 +466,7 @@ impl<S: BlockService> Session<S> {
         if !intact || incoming.received == incoming.length {
             // With a damaged part the rest would have no place: the host sends it all the same.
             if !intact && incoming.received < incoming.length {
-                return Err(Ended::Fatal(FatalError::DataOutOfRange, 0).into());
+                return Err(Ended::Fatal(FatalError::DataOutOfRange, 0));
             }
             incoming.state = IncomingState::Whole(intact);
             if let Some(waker) = incoming.waker.take() {
@@ -671,7 +477,7 @@ impl<S: BlockService> Session<S> {
     }
 
     /// Nothing more will come.
-    fn break_transfers(&self) {
+    pub fn break_transfers(&self) {
         for incoming in self.incoming.borrow_mut().iter_mut().flatten() {
             if incoming.state == IncomingState::Waiting {
                 incoming.state = IncomingState::Broken;
@@ -681,67 +487,6 @@ impl<S: BlockService> Session<S> {
             }
         }
     }
-
-    /// Ends the session when its controller has died, and tells events.
-    async fn watch(&self) {
-        loop {
-            let allowed = self.controller.keep_alive_ms.load(Ordering::Relaxed);
-            let next = self.controller.changed.wait_for(|| self.news(allowed));
-            let news = if self.queue == 0 {
-                let mut left = self.silence_left().unwrap_or(LOOK_NANOSECONDS);
-                if let Some(server) = self.inner.subsystem.offload() {
-                    server.sweep(shard::now());
-                    left = left.min(LOOK_NANOSECONDS);
-                }
-                shard::timeout(left.max(1), next).await
-            } else {
-                Some(next.await)
-            };
-            match news {
-                Some(News::Ended) => return,
-                Some(News::Dead) if self.queue > 0 && active(Mutant::QueuesOutliveController) => return,
-                Some(News::Dead) => return self.link.cut(),
-                Some(News::Event(id, result)) => self.respond(id, Status::SUCCESS, result),
-                // The host may have been heard of meanwhile.
-                None if self.silence_left() == Some(0) => self.controller.kill(),
-                Some(News::OtherTime) | None => {}
-            }
-        }
-    }
-
-    /// `allowed` is the keep-alive time by which the watcher waits.
-    fn news(&self, allowed: u64) -> Option<News> {
-        if self.ended.get() {
-            return Some(News::Ended);
-        }
-        if self.controller.is_dead() {
-            return Some(News::Dead);
-        }
-        let mut requests = self.event_requests.borrow_mut();
-        if self.queue == 0
-            && !requests.is_empty()
-            && let Some(result) = self.controller.take_event()
-        {
-            return Some(News::Event(requests.remove(0), result));
-        }
-        let same = self.controller.keep_alive_ms.load(Ordering::Relaxed) == allowed;
-        (self.queue == 0 && !same).then_some(News::OtherTime)
-    }
-
-    /// Nanoseconds until the keep-alive timer runs out; `None` without one, or if this isn't the admin queue.
-    fn silence_left(&self) -> Option<u64> {
-        let counts = self.queue == 0 && self.gate.was_open();
-        counts.then(|| self.controller.silence_left(shard::now())).flatten()
-    }
-}
-
-/// What the watcher learns.
-enum News {
-    Ended,
-    Dead,
-    Event(u16, u64),
-    /// The host has set another keep-alive time.
-    OtherTime,
 }
 
 /// A buffer for a read, with room for a header before it.

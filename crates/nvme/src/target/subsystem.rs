@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pinstripe_export::budget::Budget;
 use pinstripe_runtime::{Signal, shard};
@@ -16,6 +16,7 @@ use pinstripe_runtime::{Signal, shard};
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};
 use super::reservation::{Access, HostId, Reservations};
 use crate::auth::Authentication;
+use crate::lock::lock;
 use crate::mutants::{Mutant, active};
 use crate::wire::fabrics::bits;
 use crate::wire::feature;
@@ -611,8 +612,4 @@ impl Drop for Admitted {
             controller.subsystem.changed.notify();
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

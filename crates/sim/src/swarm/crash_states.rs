@@ -266,6 +266,7 @@ impl Swarm {
             phase: Phase::Starting,
             front: None,
             net: None,
+            stale: None,
             explorer: None,
         };
         let result = child.assemble().and_then(|started| if started { child.rest() } else { Ok(()) });

@@ -28,11 +28,16 @@ mod marks;
 mod membership;
 mod nbd;
 mod net;
+mod net_events;
+mod net_life;
 mod races;
 mod repair_scenes;
+mod rival;
 mod scenes;
+mod takeover;
 mod vast;
 mod wide;
+mod wild;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,7 +55,9 @@ pub use net::NetSetup;
 pub use races::Races;
 pub use scenes::SCENES;
 
-use crate::{Rng, SimDisk, Violation, World, WorldConfig, checks::Damage, swarm::client::Shop, world::Stuck};
+pub use crate::verdict::Verdict;
+
+use crate::{Rng, SimDisk, World, WorldConfig, swarm::client::Shop};
 use crash_states::{Explorer, Phase};
 
 /// A rule that is broken on purpose, and in which crate.
@@ -94,7 +101,7 @@ pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
 /// In the million from here on shards are interrupted, regions are small, and users and owner meet in narrow
 /// places ([`races`]), besides the atlas.
 pub const FIRST_SEED_WITH_RACES: u64 = 3_000_000;
-/// In the million from here on members are reached over the network ([`net`]).
+/// In the million from here on members are reached over the network ([`net_life`]).
 pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
 
 /// In the million from here on lives are wider ([`wide`]).
@@ -191,89 +198,6 @@ impl Summary {
     }
 }
 
-/// What the oracle says.
-#[derive(Debug, thiserror::Error)]
-pub enum Verdict {
-    /// A user read what was never there, or no longer or not yet.
-    #[error("wrong value: {0}")]
-    Value(Box<Violation>),
-    /// Bytes on the members are wrong.
-    #[error("on the members: {0}")]
-    Damage(#[from] Damage),
-    /// Something was left over.
-    #[error("leak: {0}")]
-    Leak(String),
-    /// The engine's own scrub counts what it should not.
-    #[error("scrub: {0}")]
-    Scrub(String),
-    /// A request failed that had to succeed.
-    #[error("refused: {0}")]
-    Refused(String),
-    /// A scene did not go as it must.
-    #[error("scene: {0}")]
-    Scene(String),
-    /// A member was dropped that had done nothing wrong.
-    #[error("dropped: {0}")]
-    Dropped(String),
-    /// Nothing is wrong, but what is left to be done would take too long.
-    #[error("abandoned")]
-    Abandoned,
-    /// The world came to a halt.
-    #[error("stuck: {0}")]
-    Stuck(#[from] Stuck),
-    /// A crash that did not happen, but could have, would have left this.
-    #[error("after a crash that could have come at step {step}: {verdict}")]
-    AfterCrash {
-        /// When.
-        step: u64,
-        /// What.
-        verdict: Box<Verdict>,
-    },
-    /// The same seed went another way.
-    #[error("the second run of the seed has trace {second:016x} instead of {first:016x}")]
-    TraceDiffers {
-        /// Hash of the first run.
-        first: u64,
-        /// Hash of the second.
-        second: u64,
-    },
-}
-
-impl Verdict {
-    /// Whether the oracle has seen wrong bytes, a leak, or a request that never ends, rather than an engine
-    /// that gave up.
-    pub fn is_wrong(&self) -> bool {
-        match self {
-            Self::Value(_)
-            | Self::Damage(_)
-            | Self::Leak(_)
-            | Self::Scrub(_)
-            | Self::Scene(_)
-            | Self::Dropped(_)
-            | Self::Stuck(_) => true,
-            Self::AfterCrash { verdict, .. } => verdict.is_wrong(),
-            Self::Refused(_) | Self::Abandoned | Self::TraceDiffers { .. } => false,
-        }
-    }
-
-    /// The kind in a word.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Value(_) => "value",
-            Self::Damage(_) => "damage",
-            Self::Leak(_) => "leak",
-            Self::Scrub(_) => "scrub",
-            Self::Refused(_) => "refused",
-            Self::Scene(_) => "scene",
-            Self::Dropped(_) => "dropped",
-            Self::Abandoned => "abandoned",
-            Self::Stuck(_) => "stuck",
-            Self::AfterCrash { .. } => "after a crash",
-            Self::TraceDiffers { .. } => "trace",
-        }
-    }
-}
-
 /// A run that the oracle rejects.
 #[derive(Debug, thiserror::Error)]
 #[error("seed {seed}: {verdict}\n{setup}\n{summary:?}")]
@@ -325,6 +249,8 @@ pub(crate) struct Swarm {
     pub(crate) front: Option<front::Front>,
     /// Clients, servers and network, if members are reached over it.
     pub(crate) net: Option<net::Net>,
+    /// The client that the array was taken from, until it is gone.
+    pub(crate) stale: Option<takeover::Stale>,
     /// Looks at crashes that could have happened.
     pub(crate) explorer: Option<Explorer>,
 }
@@ -346,13 +272,13 @@ pub fn run_explored(
     activate(mutant);
     let mut rng = Rng::new(seed);
     let (setup, lives) = drawn(seed, &mut rng);
-    let shards = if setup.net.is_some() { net::shards(&setup) } else { setup.shards };
+    let shards = if setup.net.is_some() { net_life::shards(&setup) } else { setup.shards };
     let mut config = WorldConfig::new(seed, shards);
     config.log_events_max = log_events_max;
     config.interruptions = setup.races.as_ref().map(|races| races.interruptions);
     let mut world = World::new(config);
     let disks = (0..setup.disks()).map(|number| world.add_disk(setup.disk(number))).collect();
-    let net = setup.net.as_ref().map(|net| net::Net::new(&mut world, &setup, net));
+    let net = setup.net.as_ref().map(|net| net::Net::new(&mut world, setup.members, setup.shards, net));
     // Its looks are at one process with its disks.
     let depth = depth.filter(|_| net.is_none());
     let mut swarm = Swarm {
@@ -375,6 +301,7 @@ pub fn run_explored(
         phase: Phase::Starting,
         front: None,
         net,
+        stale: None,
         explorer: depth.map(|depth| Explorer::new(seed, depth)),
         setup,
     };

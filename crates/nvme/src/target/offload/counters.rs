@@ -11,7 +11,7 @@ macro_rules! counters {
         }
 
         #[derive(Default)]
-        pub(super) struct Counters {
+        pub(crate) struct Counters {
             $(pub $name: AtomicU64,)*
             stages: AtomicU32,
         }
@@ -77,11 +77,11 @@ impl Counters {
 }
 
 /// Counts.
-pub(super) fn count(counter: &AtomicU64, count: u64) {
+pub(crate) fn count(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
-pub(super) struct Running<'a>(&'a Counters);
+pub(crate) struct Running<'a>(&'a Counters);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {

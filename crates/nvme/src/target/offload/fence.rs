@@ -16,7 +16,7 @@ use crate::wire::status::Status;
 
 /// The owner that attaches: a process of the host if Attach says which one, else the host. Instances are
 /// random, so that no two processes have the same.
-pub(super) fn owner(host: HostId, instance: [u8; 16]) -> HostId {
+pub(crate) fn owner(host: HostId, instance: [u8; 16]) -> HostId {
     if active(Mutant::ProcessesTakenForOne) {
         return host;
     }
@@ -31,7 +31,7 @@ struct Attached {
 
 /// What an Attach comes to.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Grant {
+pub(crate) enum Grant {
     /// It is attached.
     Now,
     /// The record must be stored, and what old attachments do be over, before [`Fence::grant`].
@@ -42,7 +42,7 @@ pub(super) enum Grant {
 
 /// Whether a controller may change a namespace.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Admits {
+pub(crate) enum Admits {
     Now,
     /// Its host raises its own epoch: when that is done.
     Soon,
@@ -51,7 +51,7 @@ pub(super) enum Admits {
 
 /// The members of an array, by place.
 #[derive(Default, Clone)]
-pub(super) struct Table {
+pub(crate) struct Table {
     pub places: Vec<Option<Arc<Place>>>,
     /// Where the namespace itself is.
     pub own: Option<u8>,
@@ -59,7 +59,7 @@ pub(super) struct Table {
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Fence {
+pub(crate) struct Fence {
     record: Option<EpochRecord>,
     /// The record is stored.
     stored: bool,

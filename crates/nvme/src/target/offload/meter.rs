@@ -12,7 +12,7 @@
 
 use std::sync::Mutex;
 
-use super::super::subsystem::lock;
+use crate::lock::lock;
 
 /// Bytes of a sample. Links let a few hundred KiB through at once after a pause, and a connection is slow at
 /// its beginning.
@@ -28,7 +28,7 @@ const GAIN: f64 = 1.03;
 
 /// See the module.
 #[derive(Default)]
-pub(in super::super) struct Meter(Mutex<State>);
+pub(crate) struct Meter(Mutex<State>);
 
 #[derive(Default)]
 struct State {

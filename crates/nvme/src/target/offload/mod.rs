@@ -9,8 +9,8 @@
 //! ```
 //!
 //! * [`fence`], [`table`], [`sum`]: states without I/O. All shards share them.
-//! * [`carry`]: commands of operations. Nothing that is stored changes before Commit.
-//! * [`attach`]: Attach, Detach, Query.
+//! * [`carry`](super::carry): commands of operations. Nothing that is stored changes before Commit.
+//! * [`attach`](super::attach): Attach, Detach, Query.
 //! * [`peers`]: associations with other servers.
 //! * [`meter`]: what the link can take.
 //! * [`store`]: epochs in files.
@@ -21,15 +21,13 @@
 //! sent, and is never held while an operation waits for others: so operations can't wait for each other's
 //! memory.
 
-mod attach;
-mod carry;
-mod counters;
-mod fence;
+pub(super) mod counters;
+pub(super) mod fence;
 mod meter;
-mod peers;
+pub(super) mod peers;
 mod store;
-mod sum;
-mod table;
+pub(super) mod sum;
+pub(super) mod table;
 
 use std::future::Future;
 use std::io;
@@ -39,19 +37,20 @@ use std::sync::{Arc, Mutex};
 
 use pinstripe_runtime::Signal;
 
-pub(super) use attach::execute as administer;
-pub(super) use carry::execute;
 pub use counters::OffloadStatistics;
 pub use store::EpochFiles;
 
-use super::COMMANDS_MAX;
-use super::subsystem::lock;
+use super::limits::COMMANDS_MAX;
 use crate::initiator::{Connector, Options};
-use crate::wire::offload::{Announcement, MINOR, admin, feature, opcode};
+use crate::lock::lock;
+use crate::mutants::{Mutant, active};
+use crate::uuid::uuid_of;
+use crate::wire::offload::{Announcement, Attach, MINOR, PeerAddress, admin, feature, opcode};
+use crate::wire::status::Status;
 use counters::Counters;
-use fence::{Admits, Fence};
+use fence::{Admits, Fence, Table as Members};
 use meter::Meter;
-use peers::Peers;
+use peers::{At, Peers, Place};
 use table::Table;
 
 /// Most bytes of a range.
@@ -153,7 +152,7 @@ pub struct OffloadConfig {
 impl OffloadConfig {
     /// How a server of this name appears to others, with so many shards.
     pub fn peer_options(nqn: &str, shards: u16) -> Options {
-        Options::new(nqn.to_owned(), super::uuid_of(&[b"pinstripe target", nqn.as_bytes()]), shards)
+        Options::new(nqn.to_owned(), uuid_of(&[b"pinstripe target", nqn.as_bytes()]), shards)
     }
 }
 
@@ -166,16 +165,30 @@ pub(super) struct Guarded {
     /// Whether some controller may not change it. Looked at without the lock.
     guarded: AtomicBool,
     state: Mutex<State>,
-    changed: Signal,
+    pub changed: Signal,
 }
 
-struct State {
-    fence: Fence,
-    table: Table,
+/// What is known of a namespace's attachments and operations.
+pub(super) struct State {
+    pub fence: Fence,
+    pub table: Table,
+}
+
+impl State {
+    /// A controller is detached, without giving the epoch up.
+    pub fn leave(&mut self, controller: u16) {
+        if !self.fence.detach(controller) || active(Mutant::OperationsOutliveController) {
+            return;
+        }
+        // Without an attached host nothing waits for the parts from other servers: then all that are not
+        // committed go.
+        let all = !self.fence.has_host();
+        self.table.drop_uncommitted(if all { None } else { Some(controller) });
+    }
 }
 
 impl Guarded {
-    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+    pub fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let value = work(&mut state);
         self.guarded.store(state.fence.refuses_some(), Ordering::SeqCst);
@@ -203,7 +216,7 @@ impl Guarded {
     }
 
     /// Waits until no change is being carried out. New ones must be refused already.
-    async fn drain(&self) {
+    pub async fn drain(&self) {
         self.changed.wait_until(|| self.changes.load(Ordering::SeqCst) == 0).await;
     }
 }
@@ -221,15 +234,15 @@ impl Drop for Change {
 
 /// Has commands take turns when the pipeline is serial.
 #[derive(Default)]
-struct Turns {
+pub(super) struct Turns {
     taken: AtomicBool,
     changed: Signal,
 }
 
-struct Turn<'a>(&'a Turns);
+pub(super) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    async fn take(&self) -> Turn<'_> {
+    pub async fn take(&self) -> Turn<'_> {
         self.changed.wait_until(|| !self.taken.swap(true, Ordering::SeqCst)).await;
         Turn(self)
     }
@@ -245,15 +258,15 @@ impl Drop for Turn<'_> {
 /// What all shards share.
 pub(super) struct Server {
     nqn: String,
-    pipeline: Pipeline,
-    incarnation: [u8; 16],
+    pub pipeline: Pipeline,
+    pub incarnation: [u8; 16],
     epochs: Option<Arc<dyn EpochStore>>,
     namespaces: Vec<Arc<Guarded>>,
-    peers: Peers,
-    counters: Counters,
+    pub peers: Peers,
+    pub counters: Counters,
     /// Of data that hosts and other servers send.
     pub meter: Meter,
-    turns: Turns,
+    pub turns: Turns,
 }
 
 impl Server {
@@ -324,7 +337,7 @@ impl Server {
     /// A controller is over: so are its attachments, and what it didn't commit.
     pub fn controller_ended(&self, controller: u16) {
         for guarded in &self.namespaces {
-            guarded.with(|state| attach::leave(state, controller));
+            guarded.with(|state| state.leave(controller));
         }
     }
 
@@ -333,6 +346,41 @@ impl Server {
         for guarded in &self.namespaces {
             guarded.with(|state| state.table.sweep(now));
         }
+    }
+
+    /// Stores a namespace's record, if there is a store. False if that failed.
+    pub async fn store(&self, guarded: &Guarded, record: &EpochRecord) -> bool {
+        match &self.epochs {
+            Some(epochs) if !active(Mutant::EpochNotDurable) => {
+                epochs.store(&guarded.uuid, record).await.is_ok()
+            }
+            _ => true,
+        }
+    }
+
+    /// Where the members are that an Attach names; the namespace itself at most once.
+    pub fn members(&self, guarded: &Guarded, attach: &Attach) -> Result<Members, Status> {
+        let mut members = Members::default();
+        for (index, address) in attach.peers.iter().enumerate() {
+            let Some(address) = address else {
+                members.places.push(None);
+                continue;
+            };
+            let place = self.place(address).ok_or(Status::BUSY)?;
+            if matches!(place.at, At::Here) && place.namespace == guarded.number {
+                let again = members.own.replace(u8::try_from(index).unwrap_or(u8::MAX));
+                if again.is_some() {
+                    return Err(Status::INVALID_FIELD);
+                }
+            }
+            members.places.push(Some(Arc::new(place)));
+        }
+        Ok(members)
+    }
+
+    fn place(&self, address: &PeerAddress) -> Option<Place> {
+        let at = if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
+        Some(Place { namespace: address.namespace, at })
     }
 
     pub fn statistics(&self) -> OffloadStatistics {

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use pinstripe_runtime::{Shard, ShardHandle, Signal, Slice, Ticket, shard};
 
-use super::super::subsystem::lock;
 use crate::initiator::offload::ServerLink;
 use crate::initiator::{Address, Connector, Initiator, Options};
+use crate::lock::lock;
 use crate::mutants::{Mutant, active};
 use crate::wire::offload::{Attach, PeerAddress, Request};
 use crate::wire::status::Status;
@@ -21,22 +21,22 @@ use crate::wire::status::Status;
 const SERVERS_MAX: usize = 256;
 
 /// A member of an array.
-pub(super) struct Place {
+pub(crate) struct Place {
     pub namespace: u32,
     pub at: At,
 }
 
 /// On which server a member is.
-pub(super) enum At {
+pub(crate) enum At {
     Here,
     There(Arc<Peer>),
 }
 
 /// The array and the epoch under which a part goes.
-pub(super) type Identity = ([u8; 16], u64);
+pub(crate) type Identity = ([u8; 16], u64);
 
 /// A server.
-pub(super) struct Peer {
+pub(crate) struct Peer {
     address: Address,
     state: Mutex<State>,
     changed: Signal,
@@ -64,7 +64,7 @@ impl State {
 }
 
 /// See the module.
-pub(super) struct Peers {
+pub(crate) struct Peers {
     initiator: Arc<Initiator>,
     home: OnceLock<ShardHandle>,
     servers: Mutex<BTreeMap<(String, u16, String), Arc<Peer>>>,

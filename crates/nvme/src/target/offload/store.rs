@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Ended, EpochRecord, EpochStore, Storing};
-use crate::target::uuid_text;
+use crate::uuid::uuid_text;
 use crate::wire::Crc;
 
 const MAGIC: &[u8; 8] = b"PSEPOCH2";

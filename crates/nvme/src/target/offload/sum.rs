@@ -8,7 +8,7 @@ use pinstripe_runtime::Buffer;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Sum {
+pub(crate) struct Sum {
     so_far: Option<Buffer>,
     waiting: Vec<Buffer>,
     /// A task has taken `so_far`, and adds.
@@ -22,7 +22,7 @@ pub(super) struct Sum {
 }
 
 /// What the task that gets this must add. The first one is the sum so far.
-pub(super) struct Work(Vec<Buffer>);
+pub(crate) struct Work(Vec<Buffer>);
 
 impl Work {
     /// Adds.

@@ -21,13 +21,13 @@ use crate::wire::offload::Outcome;
 use crate::wire::status::Status;
 
 /// Time from an operation's first command to its being prepared (section 8).
-pub(super) const PREPARE_NANOSECONDS: u64 = 10_000_000_000;
+pub(crate) const PREPARE_NANOSECONDS: u64 = 10_000_000_000;
 /// Notes of operations that are over.
 const NOTES_MAX: usize = 1024;
 
 /// Names an operation to a task that works for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Key {
+pub(crate) struct Key {
     era: u64,
     operation: u64,
 }
@@ -79,7 +79,7 @@ impl Operation {
 }
 
 /// What a first-phase command brings.
-pub(super) struct Beginning {
+pub(crate) struct Beginning {
     pub ticket: Ticket,
     pub controller: u16,
     /// Bytes of the range.
@@ -89,7 +89,7 @@ pub(super) struct Beginning {
 }
 
 /// What became of a Peer that isn't refused.
-pub(super) enum Taken {
+pub(crate) enum Taken {
     /// It was added or kept; there may be something to add, at [`Table::added`].
     New(Key, Option<Work>),
     /// It had come before.
@@ -97,7 +97,7 @@ pub(super) enum Taken {
 }
 
 /// What a Commit must do.
-pub(super) enum Commit {
+pub(crate) enum Commit {
     /// Write this there, and say so: [`Table::written`].
     Write(Key, u64, Slice),
     /// Another command writes: see [`Table::poll_written`].
@@ -107,14 +107,14 @@ pub(super) enum Commit {
 }
 
 /// What became of an operation.
-pub(super) enum Resolution {
+pub(crate) enum Resolution {
     Known(Outcome),
     /// It is being committed: see [`Table::poll_written`].
     Wait(Key),
 }
 
 /// See the module.
-pub(super) struct Table {
+pub(crate) struct Table {
     operations: BTreeMap<u64, Operation>,
     era: u64,
     /// The host has finished with lower ones.

@@ -18,13 +18,13 @@ thread_local! {
 }
 
 /// A client or a server.
-pub(super) type Node = usize;
+pub(crate) type Node = usize;
 
 /// A connection.
-pub(super) struct Wire {
+pub(crate) struct Wire {
     /// The node that dialled, and the one that it dialled.
-    pub(super) nodes: (Node, Node),
-    pub(super) near: Rc<SimStream>,
+    pub(crate) nodes: (Node, Node),
+    pub(crate) near: Rc<SimStream>,
     far: Rc<SimStream>,
     over: Cell<bool>,
 }
@@ -35,7 +35,7 @@ impl Wire {
         ordered(self.nodes) == ordered(pair)
     }
 
-    pub(super) fn hold(&self, held: bool) {
+    pub(crate) fn hold(&self, held: bool) {
         self.near.hold(held);
         self.far.hold(held);
     }
@@ -47,9 +47,9 @@ fn ordered((a, b): (Node, Node)) -> (Node, Node) {
 
 /// Where a server listens.
 #[derive(Default)]
-pub(super) struct Port {
-    pub(super) shard: usize,
-    pub(super) node: Node,
+pub(crate) struct Port {
+    pub(crate) shard: usize,
+    pub(crate) node: Node,
     inbox: RefCell<VecDeque<Rc<Wire>>>,
     open: Cell<bool>,
     changed: Signal,
@@ -57,12 +57,12 @@ pub(super) struct Port {
 
 impl Port {
     /// On this shard, closed.
-    pub(super) fn new(shard: usize, node: Node) -> Rc<Self> {
+    pub(crate) fn new(shard: usize, node: Node) -> Rc<Self> {
         Rc::new(Self { shard, node, ..Self::default() })
     }
 
     /// The next connection; `None` when it is closed.
-    pub(super) async fn accept(&self) -> Option<(Rc<SimStream>, Rc<Wire>)> {
+    pub(crate) async fn accept(&self) -> Option<(Rc<SimStream>, Rc<Wire>)> {
         let wire = self
             .changed
             .wait_for(|| {
@@ -73,7 +73,7 @@ impl Port {
         Some((Rc::clone(&wire.far), wire))
     }
 
-    pub(super) fn set_open(&self, open: bool) {
+    pub(crate) fn set_open(&self, open: bool) {
         self.open.set(open);
         self.inbox.take();
         self.changed.notify();
@@ -81,7 +81,7 @@ impl Port {
 }
 
 /// See the module.
-pub(super) struct Network {
+pub(crate) struct Network {
     wiring: Wiring,
     ports: RefCell<BTreeMap<String, Rc<Port>>>,
     wires: RefCell<Vec<Rc<Wire>>>,
@@ -97,7 +97,7 @@ pub(super) struct Network {
 
 impl Network {
     /// Of this thread, until the next one.
-    pub(super) fn new(wiring: Wiring, client_shards: usize, config: SimStreamConfig, rng: Rng) -> Rc<Self> {
+    pub(crate) fn new(wiring: Wiring, client_shards: usize, config: SimStreamConfig, rng: Rng) -> Rc<Self> {
         let network = Rc::new(Self {
             wiring,
             ports: RefCell::default(),
@@ -114,7 +114,7 @@ impl Network {
     }
 
     /// A server is to be reached by this name.
-    pub(super) fn publish(&self, name: String, port: &Rc<Port>) {
+    pub(crate) fn publish(&self, name: String, port: &Rc<Port>) {
         self.ports.borrow_mut().insert(name, Rc::clone(port));
     }
 
@@ -124,24 +124,24 @@ impl Network {
     }
 
     /// Connections that aren't over.
-    pub(super) fn live(&self, which: impl Fn(&Wire) -> bool) -> Vec<Rc<Wire>> {
+    pub(crate) fn live(&self, which: impl Fn(&Wire) -> bool) -> Vec<Rc<Wire>> {
         self.wires.borrow_mut().retain(|wire| !wire.over.get());
         self.wires.borrow().iter().filter(|wire| which(wire)).cloned().collect()
     }
 
     /// Connections between two.
-    pub(super) fn between(&self, pair: (Node, Node)) -> Vec<Rc<Wire>> {
+    pub(crate) fn between(&self, pair: (Node, Node)) -> Vec<Rc<Wire>> {
         self.live(|wire| wire.joins(pair))
     }
 
     /// These two don't hear each other any more.
-    pub(super) fn part(&self, pair: (Node, Node)) {
+    pub(crate) fn part(&self, pair: (Node, Node)) {
         self.parted.borrow_mut().insert(ordered(pair));
         self.between(pair).iter().for_each(|wire| wire.hold(true));
     }
 
     /// They do again; what was on its way goes on.
-    pub(super) fn rejoin(&self, pair: (Node, Node)) {
+    pub(crate) fn rejoin(&self, pair: (Node, Node)) {
         if self.parted.borrow_mut().remove(&ordered(pair)) {
             self.between(pair).iter().for_each(|wire| wire.hold(false));
             self.changed.notify();
@@ -149,7 +149,7 @@ impl Network {
     }
 
     /// All nodes hear each other.
-    pub(super) fn rejoin_all(&self) {
+    pub(crate) fn rejoin_all(&self) {
         let parted = self.parted.borrow().clone();
         for pair in parted {
             self.rejoin(pair);
@@ -157,13 +157,13 @@ impl Network {
     }
 
     /// Between these two little goes through from now on; 0 for as much as there is.
-    pub(super) fn throttle(&self, pair: (Node, Node), bytes_per_second: u64) {
+    pub(crate) fn throttle(&self, pair: (Node, Node), bytes_per_second: u64) {
         self.slow.borrow_mut().insert(ordered(pair), bytes_per_second);
         self.between(pair).iter().for_each(|wire| wire.near.throttle(bytes_per_second));
     }
 
     /// All nodes have lost power.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.wires.take();
         self.parted.take();
     }
@@ -191,18 +191,18 @@ impl Network {
 
 impl Wire {
     /// The server has done with it.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.over.set(true);
     }
 }
 
 /// Forgets the network of this thread.
-pub(super) fn close() {
+pub(crate) fn close() {
     NETWORK.set(None);
 }
 
 /// Dials in the network of the thread.
-pub(super) struct Dialler;
+pub(crate) struct Dialler;
 
 impl Connector for Dialler {
     fn connect(&self, host: &str, _: u16) -> Connecting {

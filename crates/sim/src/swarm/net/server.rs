@@ -56,9 +56,9 @@ struct Running {
 }
 
 /// See the module. Its number is its disk's.
-pub(super) struct Server {
+pub(crate) struct Server {
     number: usize,
-    pub(super) port: Rc<Port>,
+    pub(crate) port: Rc<Port>,
     epochs: Epochs,
     pipeline: Pipeline,
     starts: Cell<u64>,
@@ -74,7 +74,7 @@ fn nqn(number: usize) -> String {
 }
 
 /// Where the disk of a number is reached.
-pub(super) fn address(number: usize) -> Address {
+pub(crate) fn address(number: usize) -> Address {
     Address {
         host: host(number),
         port: 4420,
@@ -86,13 +86,13 @@ pub(super) fn address(number: usize) -> Address {
 }
 
 impl Server {
-    pub(super) fn new(number: usize, port: Rc<Port>, pipeline: Pipeline, network: &Network) -> Self {
+    pub(crate) fn new(number: usize, port: Rc<Port>, pipeline: Pipeline, network: &Network) -> Self {
         network.publish(host(number), &port);
         let (epochs, starts, running) = (Epochs::default(), Cell::new(0), RefCell::default());
         Self { number, port, epochs, pipeline, starts, running }
     }
 
-    pub(super) fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.running.borrow().is_some()
     }
 
@@ -101,23 +101,23 @@ impl Server {
     }
 
     /// Whether the last host has given it up, or there was none.
-    pub(super) fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         self.epochs.get(&self.uuid()).is_none_or(|record| record.given_up)
     }
 
     /// Whether this is the owner of its epoch.
-    pub(super) fn is_owned_by(&self, owner: &[u8; 16]) -> bool {
+    pub(crate) fn is_owned_by(&self, owner: &[u8; 16]) -> bool {
         self.epochs.get(&self.uuid()).is_some_and(|record| record.owner == *owner)
     }
 
     /// What it did since it was started.
-    pub(super) fn statistics(&self) -> OffloadStatistics {
+    pub(crate) fn statistics(&self) -> OffloadStatistics {
         let running = self.running.borrow();
         running.as_ref().and_then(|running| running.subsystem.offload_statistics()).unwrap_or_default()
     }
 
     /// Starts it, as another incarnation each time.
-    pub(super) fn start(&self, world: &mut World, disk: &SimDisk) {
+    pub(crate) fn start(&self, world: &mut World, disk: &SimDisk) {
         self.starts.set(self.starts.get() + 1);
         let mut incarnation = [0; 16];
         incarnation[..8].copy_from_slice(&self.starts.get().to_le_bytes());
@@ -167,7 +167,7 @@ impl Server {
     }
 
     /// Its process is ended in order. The cell says when it is over.
-    pub(super) fn stop(&self, world: &mut World) -> Rc<Cell<bool>> {
+    pub(crate) fn stop(&self, world: &mut World) -> Rc<Cell<bool>> {
         let over = Rc::new(Cell::new(false));
         self.port.set_open(false);
         let Some(Running { subsystem, target }) = self.running.take() else {
@@ -184,7 +184,7 @@ impl Server {
     }
 
     /// Power is gone, with everything in memory.
-    pub(super) fn forget(&self, world: &World) {
+    pub(crate) fn forget(&self, world: &World) {
         let _entered = world.enter(self.port.shard);
         self.port.set_open(false);
         drop(self.running.take());

@@ -14,15 +14,16 @@ use std::task::Poll;
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, Reducers, Ticket, shard};
 
-use super::counters::count;
-use super::peers::{At, Identity, Place};
-use super::sum::Work;
-use super::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
-use super::{Guarded, Pipeline, RANGE_BYTES_MAX, Server};
+use super::io::{admit, failed, namespace, range};
+use super::offload::counters::count;
+use super::offload::peers::{At, Identity, Place};
+use super::offload::sum::Work;
+use super::offload::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
+use super::offload::{Guarded, Pipeline, RANGE_BYTES_MAX, Server, Turn};
+use super::reservation::Access;
+use super::session::Session;
+use super::subsystem::Namespace;
 use crate::mutants::{Mutant, active};
-use crate::target::io::{admit, failed, namespace, range};
-use crate::target::session::Session;
-use crate::target::subsystem::Namespace;
 use crate::wire::command::{Command, DataPlace};
 use crate::wire::offload::{Blocks, Outcome, PEER_UNIT_BYTES, Request};
 use crate::wire::status::Status;
@@ -144,7 +145,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     }
 
     /// With a serial pipeline, the turn.
-    async fn turn(&self) -> Option<super::Turn<'_>> {
+    async fn turn(&self) -> Option<Turn<'_>> {
         if self.is_serial() { Some(self.server.turns.take().await) } else { None }
     }
 
@@ -464,7 +465,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         let _turn = self.turn().await;
         let controller = self.session.controller.id;
         self.guarded.with(|state| state.fence.check_host(controller))?;
-        let _admitted = admit(self.session, self.namespace, super::super::reservation::Access::Write).await?;
+        let _admitted = admit(self.session, self.namespace, Access::Write).await?;
         let step = self.guarded.with(|state| state.table.commit(self.ticket, shard::now()));
         match step? {
             Commit::Write(key, offset, data) => {

@@ -2,7 +2,7 @@
 //! their way, which arrive when it has long been there again; and a server's process stands still, and goes
 //! on as if nothing had been.
 
-use super::{COMMAND_NS, Swarm};
+use super::{Swarm, net::COMMAND_NS};
 
 /// Shorter than anything that waits for a server bears.
 const SHORT_NS: u64 = 500_000_000;

@@ -9,7 +9,7 @@ use std::{cell::RefCell, rc::Rc};
 use pinstripe_engine::{array::Array, assembly::AssembleError, offload::fence::FenceError};
 use pinstripe_runtime::DeviceErrorKind;
 
-use super::{Net, Swarm, Verdict, takeover::Stale};
+use super::{Swarm, Verdict, takeover::Stale};
 
 /// What becomes of an assembly.
 pub(crate) type Outcome = Result<Array, AssembleError>;
@@ -18,7 +18,9 @@ impl Swarm {
     /// Whether the other host is to attach at the same time as the next one that does. Then either takes
     /// over.
     pub(crate) fn draw_rivals(&mut self) -> bool {
-        let Some(net) = self.net.as_mut().filter(|net| net.wild && net.stale.is_none()) else { return false };
+        let Some(net) = self.net.as_mut().filter(|net| net.wild && self.stale.is_none()) else {
+            return false;
+        };
         let is_drawn = self.summary.assemblies > 0 && self.rng.chance(1, 2);
         net.takes_over |= is_drawn;
         is_drawn
@@ -51,9 +53,7 @@ impl Swarm {
                     self.exchange_clients();
                 }
                 let shop = self.shop.succeed();
-                if let Some(net) = &mut self.net {
-                    net.stale = Some(Stale::of(loser, shop, 1 - net.client));
-                }
+                self.stale = self.net.as_ref().map(|net| Stale::of(loser, shop, 1 - net.client));
                 Ok(Ok(winner))
             }
             (Ok(ours), Err(_)) => {
@@ -106,13 +106,5 @@ fn was_taken(error: &AssembleError) -> bool {
             error.kind == DeviceErrorKind::Fenced
         }
         _ => false,
-    }
-}
-
-impl Net {
-    /// How many servers say that they are this client's.
-    fn owned_by(&self, client: usize) -> usize {
-        let owner = self.clients[client].owner;
-        self.servers.iter().filter(|server| server.is_owned_by(&owner)).count()
     }
 }

@@ -12,7 +12,7 @@ use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
 use pinstripe_engine::{array::Array, io::volume::Volume};
 use pinstripe_runtime::shard;
 
-use super::{PATIENCE, Shop, Swarm, Verdict};
+use super::{Swarm, Verdict, client::Shop, life::PATIENCE};
 use crate::{Fault, checks::survey};
 
 /// What the stale client writes: no stamp of the ledger's.
@@ -21,7 +21,7 @@ const FOREIGN: u8 = 0xee;
 const DEAF_NS: u64 = 8_000_000_000;
 
 /// A client that the array was taken from.
-pub(super) struct Stale {
+pub(crate) struct Stale {
     array: Option<Array>,
     shop: Rc<Shop>,
     client: usize,
@@ -69,7 +69,7 @@ impl Swarm {
         let shop = std::mem::replace(&mut self.shop, successor);
         let old = net.client;
         let (array, writers, tried) = (self.array.take(), Rc::default(), Rc::default());
-        net.stale = Some(Stale { array, shop, client: old, is_patient, writers, tried });
+        self.stale = Some(Stale { array, shop, client: old, is_patient, writers, tried });
         (net.client, net.takes_over) = (1 - old, true);
         net.renew(1 - old, &self.world);
         for (server, disk) in self.disks.iter().enumerate() {
@@ -91,7 +91,7 @@ impl Swarm {
 
     /// Whether another client goes on with an array that it hasn't any more.
     pub(crate) fn is_contended(&self) -> bool {
-        self.net.as_ref().is_some_and(|net| net.stale.is_some())
+        self.stale.is_some()
     }
 
     /// A takeover was refused for want of members (C23): they are brought. If so few are members still that
@@ -124,7 +124,7 @@ impl Swarm {
         self.suspect_stale();
         let emptied = self.has_emptied_member();
         let Some(net) = &self.net else { return };
-        let Some(stale) = &net.stale else { return };
+        let Some(stale) = &self.stale else { return };
         let shards = net.shards_of(stale.client);
         stale.shop.retired.set(true);
         let unsettled = self.shop.ledger.borrow().unsettled(emptied);
@@ -139,15 +139,14 @@ impl Swarm {
                 .extend(self.array().shared().snapshot().missing.iter().map(|slot| (slot, true)));
             self.doubt_cut_off();
         }
-        if self.net.as_ref().and_then(|net| net.stale.as_ref()).is_some_and(|stale| !stale.is_patient) {
+        if self.stale.as_ref().is_some_and(|stale| !stale.is_patient) {
             self.spawn_stale_writers(&shards);
         }
     }
 
     /// The old client's users write.
     fn spawn_stale_writers(&mut self, shards: &Range<usize>) {
-        let Some(net) = &self.net else { return };
-        let Some(Stale { array: Some(array), writers, tried, .. }) = &net.stale else { return };
+        let Some(Stale { array: Some(array), writers, tried, .. }) = &self.stale else { return };
         let (shared, block) = (Arc::clone(array.shared()), u64::from(self.setup.block));
         let stripe = array.volume().size() / self.setup.stripes;
         for number in 0..2 {
@@ -184,7 +183,7 @@ impl Swarm {
     /// write.
     pub(crate) fn provoke_stale(&mut self) -> Result<(), Verdict> {
         let Some(net) = &mut self.net else { return Ok(()) };
-        let Some(stale) = &mut net.stale else { return Ok(()) };
+        let Some(stale) = &mut self.stale else { return Ok(()) };
         stale.is_patient = false;
         let client = stale.client;
         let shards = net.shards_of(client);
@@ -194,14 +193,12 @@ impl Swarm {
 
     /// Waits until the old client has tried in vain. It must have noticed.
     pub(super) fn await_stale(&mut self) -> Result<(), Verdict> {
-        if self.net.as_ref().and_then(|net| net.stale.as_ref()).is_some_and(|stale| stale.is_patient) {
+        if self.stale.as_ref().is_some_and(|stale| stale.is_patient) {
             return Ok(());
         }
-        let writers = |swarm: &Self| {
-            swarm.net.as_ref().and_then(|net| net.stale.as_ref()).map_or(0, |stale| stale.writers.get())
-        };
+        let writers = |swarm: &Self| swarm.stale.as_ref().map_or(0, |stale| stale.writers.get());
         self.wait(|swarm| writers(swarm) == 0)?;
-        let Some(stale) = self.net.as_ref().and_then(|net| net.stale.as_ref()) else { return Ok(()) };
+        let Some(stale) = self.stale.as_ref() else { return Ok(()) };
         let Some(array) = stale.array.as_ref().filter(|_| stale.tried.get()) else { return Ok(()) };
         if !array.shared().has_failed() {
             let words = "a client whose array was taken over goes on".to_owned();
@@ -223,7 +220,7 @@ impl Swarm {
     /// The old client is gone.
     pub(crate) fn bury_stale(&mut self) {
         let Some(net) = &mut self.net else { return };
-        let Some(stale) = net.stale.take() else { return };
+        let Some(stale) = self.stale.take() else { return };
         let shards = net.shards_of(stale.client);
         {
             let _entered = self.world.enter(shards.start);

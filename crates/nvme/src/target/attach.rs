@@ -5,13 +5,12 @@ use std::sync::Arc;
 use pinstripe_export::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
-use super::fence::{self, Grant, Table as Members};
-use super::peers::{At, Place};
-use super::{EpochRecord, Guarded, Server, State};
+use super::offload::fence::{self, Grant};
+use super::offload::{Guarded, Server, State};
+use super::session::Session;
 use crate::mutants::{Mutant, active};
-use crate::target::session::Session;
 use crate::wire::command::Command;
-use crate::wire::offload::{ATTACH_BYTES_MAX, Attach, PeerAddress, Query, admin};
+use crate::wire::offload::{ATTACH_BYTES_MAX, Attach, Query, admin};
 use crate::wire::status::Status;
 
 /// How long an Attach or Detach waits for another one of the same namespace.
@@ -148,21 +147,10 @@ async fn in_turn<T>(
 /// Detaches a controller that has ended meanwhile: nothing else would.
 fn still_there<S: BlockService>(session: &Session<S>, state: &mut State) -> Result<(), Status> {
     if session.controller.is_dead() {
-        leave(state, session.controller.id);
+        state.leave(session.controller.id);
         return Err(Status::NOT_ATTACHED);
     }
     Ok(())
-}
-
-/// A controller is detached, without giving the epoch up.
-pub(super) fn leave(state: &mut State, controller: u16) {
-    if !state.fence.detach(controller) || active(Mutant::OperationsOutliveController) {
-        return;
-    }
-    // Without an attached host nothing waits for the parts from other servers: then all that are not
-    // committed go.
-    let all = !state.fence.has_host();
-    state.table.drop_uncommitted(if all { None } else { Some(controller) });
 }
 
 async fn detach<S: BlockService>(
@@ -179,7 +167,7 @@ async fn detach<S: BlockService>(
     let left = in_turn(guarded, |state| {
         state.fence.check_host(controller)?;
         if !gives_up {
-            leave(state, controller);
+            state.leave(controller);
             return Ok(None);
         }
         state.table.drop_uncommitted(None);
@@ -191,40 +179,4 @@ async fn detach<S: BlockService>(
     guarded.with(|state| state.fence.given_up(stored));
     guarded.changed.notify();
     if stored { Ok(()) } else { Err(Status::INTERNAL) }
-}
-
-impl Server {
-    async fn store(&self, guarded: &Guarded, record: &EpochRecord) -> bool {
-        match &self.epochs {
-            Some(epochs) if !active(Mutant::EpochNotDurable) => {
-                epochs.store(&guarded.uuid, record).await.is_ok()
-            }
-            _ => true,
-        }
-    }
-
-    /// Where the members are that an Attach names; the namespace itself at most once.
-    fn members(&self, guarded: &Guarded, attach: &Attach) -> Result<Members, Status> {
-        let mut members = Members::default();
-        for (index, address) in attach.peers.iter().enumerate() {
-            let Some(address) = address else {
-                members.places.push(None);
-                continue;
-            };
-            let place = self.place(address).ok_or(Status::BUSY)?;
-            if matches!(place.at, At::Here) && place.namespace == guarded.number {
-                let again = members.own.replace(u8::try_from(index).unwrap_or(u8::MAX));
-                if again.is_some() {
-                    return Err(Status::INVALID_FIELD);
-                }
-            }
-            members.places.push(Some(Arc::new(place)));
-        }
-        Ok(members)
-    }
-
-    fn place(&self, address: &PeerAddress) -> Option<Place> {
-        let at = if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
-        Some(Place { namespace: address.namespace, at })
-    }
 }

@@ -1,13 +1,13 @@
 //! What happens to clients, servers and the network while the array is served.
 
-use super::{
-    COMMAND_NS, Swarm,
-    network::{Node, Wire},
-};
 use std::rc::Rc;
 
 use pinstripe_runtime::shard;
 
+use super::{
+    Swarm,
+    net::{COMMAND_NS, Node, Wire},
+};
 use crate::Event;
 
 /// A break too short for a node to have to notice.
@@ -175,7 +175,7 @@ impl Swarm {
     /// Two don't hear each other for so long.
     pub(super) fn part(&mut self, pair: (Node, Node), nanoseconds: u64) {
         let Some(net) = &self.net else { return };
-        let (network, control) = (std::rc::Rc::clone(&net.network), net.control());
+        let (network, control) = (Rc::clone(&net.network), net.control());
         network.part(pair);
         self.world.spawn(control, "partition", async move {
             shard::sleep(nanoseconds).await;
