@@ -120,7 +120,7 @@ fn rules_not_shown(page: &str) -> Vec<Finding> {
     let missing =
         rules.filter(|(_, rule)| !page.lines().any(|line| line.starts_with(&format!("| {rule} |"))));
     let finding = |(line, rule)| {
-        let message = format!("nothing is said to show rule {rule}");
+        let message = format!("no test is listed for rule {rule}");
         Finding { file: RULES.page.to_owned(), line, message }
     };
     missing.map(finding).collect()

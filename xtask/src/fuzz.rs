@@ -113,7 +113,9 @@ impl Target {
         let runs = log.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
         let edges = log.lines().rev().find_map(|line| line.split_once(" cov: ")?.1.split(' ').next());
         Ok(Figures {
-            runs: runs.and_then(|runs| runs.trim().parse().ok()).context("the fuzzer tells no runs")?,
+            runs: runs
+                .and_then(|runs| runs.trim().parse().ok())
+                .context("the fuzzer printed no number of runs")?,
             seconds: start.elapsed().as_secs_f64(),
             cpu_seconds: log.lines().last().map_or(0.0, cpu_seconds),
             edges: edges.and_then(|edges| edges.parse().ok()).unwrap_or(0),

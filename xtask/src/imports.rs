@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_over_three_files_is_told_once() {
+    fn a_circle_over_three_files_is_reported_once() {
         let found = circles(&[
             ("a/mod.rs", "use super::b::y::B;"),
             ("a/x.rs", ""),

@@ -73,7 +73,7 @@ impl Client {
                 _ => bail!("refused: {kind:#x} {}", String::from_utf8_lossy(&payload)),
             }
         }
-        ensure!(self.size > 0, "the server did not tell the size of the export");
+        ensure!(self.size > 0, "the server did not send the size of the export");
         Ok(())
     }
 

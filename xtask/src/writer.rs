@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_knows_from_the_seed_what_the_dead_guest_wrote() {
+    fn the_host_computes_from_the_seed_what_the_ended_guest_wrote() {
         for calls in 1..60 {
             let mut stretch = Stretch::new(3, 40);
             let mut store = Dying(vec![0; 64 * BLOCK], calls);

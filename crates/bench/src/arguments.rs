@@ -27,7 +27,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N")]
     pub members: Option<usize>,
 
-    /// Chunk size
+    /// Chunk size, in bytes
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_size)]
     pub chunk: u64,
 
@@ -43,11 +43,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub shards: usize,
 
-    /// Where requests go
+    /// Which places of the array requests go to
     #[arg(long, value_enum, default_value_t = Pattern::Random)]
     pub pattern: Pattern,
 
-    /// Size of a request
+    /// Size of a request, in bytes
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
     pub size: u64,
 
@@ -63,11 +63,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "S", default_value_t = 4.0)]
     pub seconds: f64,
 
-    /// Seconds of the same load before measuring
+    /// Seconds of the same load before the measurement
     #[arg(long, value_name = "S", default_value_t = WARM_UP_SECONDS)]
     pub warm_up: f64,
 
-    /// Bytes to ask for in a second, at random instants; a request's latency counts from when it was due
+    /// Bytes to request per second, at random times. A request's latency counts from the time when it was due
     /// [default: as many as --depth allows]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub rate: Option<u64>,
@@ -75,14 +75,14 @@ pub struct BenchArgs {
     /// How parity updates are chosen
     #[arg(long, value_enum, default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
-    /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage
+    /// Whether the members' servers compute parity, where they can. `barrier` waits for each stage
     #[arg(long, value_enum, value_name = "HOW", default_value_t = OffloadChoice::On)]
     pub offload: OffloadChoice,
-    /// Which server sums up lost bytes
+    /// How to choose the server that reconstructs the data of a missing member
     #[arg(long, value_enum, value_name = "HOW", default_value_t = ReducerPolicy::Bandwidth)]
     pub reducer: ReducerPolicy,
 
-    /// Parity cache; 0 turns it off
+    /// Memory for the cache of parity, in bytes. 0 turns it off
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_memory)]
     pub cache: u64,
 
@@ -90,37 +90,37 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = BitmapChoice::Internal)]
     pub bitmap: BitmapChoice,
 
-    /// The devices hold nothing but zeroes: parity is right without a resync
+    /// Skip the initial resync. The devices must hold nothing but zeroes, so that parity is right already
     #[arg(long)]
     pub assume_clean: bool,
 
-    /// Write all of the array before measuring
+    /// Write the whole array before the measurement
     #[arg(long)]
     pub fill: bool,
 
-    /// Measure without the members of these slots; before the check they are put in again and rebuilt
+    /// Measure without the members of these slots. Before the check, they are added again and rebuilt
     #[arg(long, value_name = "SLOT", value_delimiter = ',')]
     pub lost: Vec<usize>,
 
-    /// Measure, instead of a load, how the member of this slot is rebuilt onto its device
+    /// Measure the rebuild of the member of this slot, instead of a load
     #[arg(long, value_name = "SLOT", conflicts_with = "lost")]
     pub rebuild: Option<usize>,
 
-    /// Before the warm-up, before and after measuring: print a line of JSON, and go on after a line on
-    /// standard input
+    /// Print a line of JSON before the warm-up, before the measurement and after it. Each time, wait for a
+    /// line on standard input
     #[arg(long)]
     pub attended: bool,
 
-    /// Compare with a straight-line loop of the same work without an engine (memory members only)
+    /// Compare with a simple loop that does the same work without the engine (memory members only)
     #[arg(long)]
     pub limit: bool,
 
-    /// Secrets by which this host and NVMe/TCP servers authenticate: a file of lines NQN HOST-SECRET
-    /// [CONTROLLER-SECRET]
+    /// File of secrets for NVMe/TCP servers. It has lines NQN HOST-SECRET [CONTROLLER-SECRET]
     #[arg(long, value_name = "FILE")]
     pub dhchap_secrets: Option<PathBuf>,
 
-    /// Connect to NVMe/TCP servers from this address of this host; several take turns
+    /// Connect to NVMe/TCP servers from this address of this host. Can be given several times: connections
+    /// are spread evenly over the addresses
     #[arg(long, value_name = "ADDRESS")]
     pub client_address: Vec<IpAddr>,
 
@@ -207,11 +207,11 @@ impl fmt::Display for DeviceSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// Anywhere, at multiples of the size.
+    /// Anywhere in the array, at multiples of the size.
     Random,
-    /// One stream over the array, which all clients feed.
+    /// In order over the array, as one stream of all clients.
     Sequential,
-    /// Reads of chunks of the members that --lost names, at multiples of the size.
+    /// Reads of chunks of the members in --lost, at multiples of the size.
     Lost,
 }
 
@@ -219,9 +219,9 @@ pub enum Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyChoice {
-    /// What costs less by the members' measured speed.
+    /// The way that costs less by the members' measured speed.
     Cost,
-    /// What reads less, as MD does.
+    /// The way that reads less, as MD does.
     MinReads,
     /// Read-modify-write unless it reads more than one chunk more.
     ModThreshold,
@@ -237,7 +237,7 @@ pub enum OffloadChoice {
     On,
     /// Never.
     Off,
-    /// Stage by stage, each waited for.
+    /// In stages; each stage waits for the one before.
     Barrier,
 }
 
@@ -255,9 +255,9 @@ impl From<OffloadChoice> for OffloadMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReducerPolicy {
-    /// Each as often as the others.
+    /// Each server as often as the others.
     Uniform,
-    /// By what their links have free, where that is known.
+    /// By the free bandwidth of the servers' links, where that is known.
     Bandwidth,
 }
 

@@ -191,7 +191,9 @@ pub(crate) fn check(bytes: &[u8], offset: u64, version: u32, bodies: &mut Bodies
         let expected = offset + (number * SECTOR) as u64;
         let (found, identity) = (word(sector, 0), word(sector, 8));
         if found != expected {
-            return Err(format!("sector at byte {expected} says that it is at byte {found}"));
+            return Err(format!(
+                "the sector at byte {expected} has the content of the sector at byte {found}"
+            ));
         }
         if identity >> 32 != u64::from(version) {
             return Err(format!(
@@ -329,7 +331,11 @@ mod tests {
         let verdict = |bytes: &[u8]| check(bytes, target.offset, 7, &mut Bodies::default());
         assert_eq!(verdict(&bytes), Ok(()));
         assert!(check(&bytes, target.offset, 8, &mut Bodies::default()).unwrap_err().contains("version 7"));
-        assert!(check(&bytes, 0, 7, &mut Bodies::default()).unwrap_err().contains("says that it is at"));
+        assert!(
+            check(&bytes, 0, 7, &mut Bodies::default())
+                .unwrap_err()
+                .contains("has the content of the sector at")
+        );
         for at in [2048, 2048 + 9, 2048 + 100, UNIT - 1] {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x40;

@@ -84,7 +84,7 @@ pub enum BenchError {
     #[error("--limit doesn't go with --fill, --lost, --rebuild, --rate or --attended")]
     LimitStaged,
     /// The observer gave no answer.
-    #[error("--attended: nobody said that the run may go on: {0}")]
+    #[error("--attended: no line came on standard input that lets the run go on: {0}")]
     Attendance(io::Error),
     /// A member can't be failed or added.
     #[error("{0}")]
@@ -140,7 +140,7 @@ pub enum BenchError {
     },
     /// The same, where nothing but the user's word said that it matched before.
     #[error(
-        "the scrub found {sectors} sectors whose parity does not match: --assume-clean says that the devices held nothing but zeroes. \
+        "the scrub found {sectors} sectors whose parity does not match: --assume-clean states that the devices held nothing but zeroes. \
          Without it, parity is made from what they hold"
     )]
     NotClean {

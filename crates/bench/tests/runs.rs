@@ -100,7 +100,7 @@ fn members_that_were_lost_are_rebuilt_before_the_check() {
         let wish = BenchArgs { level, lost: lost.clone(), fill: true, reads: 50, ..arguments() };
         let report = run(&wish).unwrap();
         assert_eq!(report.settings.lost, lost);
-        assert!(counter(&report, "reconstructed_reads") > 0, "{level}: nobody read what is missing");
+        assert!(counter(&report, "reconstructed_reads") > 0, "{level}: no read needed the missing members");
         assert!(report.verified.stripes > 0 && report.verified.units > 0);
     }
     let alone = BenchArgs { lost: vec![1], fill: true, reads: 100, pattern: Pattern::Lost, ..arguments() };

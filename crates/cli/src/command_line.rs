@@ -21,13 +21,13 @@ pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 use crate::{control::upkeep::SyncChange, output::is_unseen};
 use pinstripe_bench::size::ByteSize;
 
-/// Parity RAID in user space, on Linux MD's on-disk format.
+/// Parity RAID in user space, with the on-disk format of Linux MD.
 ///
-/// Arrays that mdadm made can be served, and arrays made here can be assembled by the kernel.
+/// Pinstripe can serve arrays that mdadm made. The kernel can assemble arrays that Pinstripe made.
 #[derive(Debug, Parser)]
 #[command(name = "pinstripe", version, propagate_version = true, subcommand_required = true)]
 #[command(
-    after_help = "Exit status: 0 success, 1 failure or mismatches found, 64 wrong usage; of `detail --test` 1 degraded, 2 failed, 4 not there."
+    after_help = "Exit status: 0 success, 1 failure or mismatches found, 64 wrong usage. Of `detail --test`: 0 fine, 1 degraded, 2 failed, 4 not there."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -48,22 +48,22 @@ pub fn words(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
 pub enum Command {
     /// Make a new array of devices or files.
     Create(CreateArguments),
-    /// Say what devices hold: the array they belong to, their part in it, or anything else.
+    /// Show what devices hold: the array they belong to, their role in it, or other content.
     Examine(ExamineArguments),
-    /// Erase the MD superblocks of devices that are to be members no more.
+    /// Erase the MD superblocks of devices that are no longer to be members.
     ///
-    /// All devices are looked at before any is written. What is in use is refused, and without --force also
-    /// what is damaged, a journal, and a member of an array that was not stopped cleanly.
+    /// All devices are checked before any is written. A device in use is refused. Without --force, these are
+    /// refused too: a damaged superblock, a journal, and a member of an array that was not stopped cleanly.
     ZeroSuperblock(ZeroSuperblockArguments),
     /// Assemble an array and serve it over NBD until it is stopped.
     ///
-    /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: what is in
-    /// flight is finished, and the superblocks say that the array is clean.
+    /// Runs in the foreground and prints one line when it is ready. SIGTERM or SIGINT ends it: requests under
+    /// way are finished, and the superblocks are marked clean.
     Serve(Box<ServeArguments>),
     /// Serve block devices and files over NVMe/TCP, each as a namespace of its own, until it is stopped.
     ///
-    /// Any NVMe/TCP host can use them, and `serve` as members of an array: nvme-tcp://HOST:PORT/NQN?nsid=N.
-    /// Runs in the foreground; SIGTERM or SIGINT ends it.
+    /// Any NVMe/TCP host can use the namespaces. `serve` can use them as members of an array, by the name
+    /// nvme-tcp://HOST:PORT/NQN?nsid=N. Runs in the foreground. SIGTERM or SIGINT ends it.
     Target(Box<TargetArguments>),
     /// Show the subsystems that an NVMe/TCP server offers.
     Discover(DiscoverArguments),
@@ -75,28 +75,30 @@ pub enum Command {
     Fail(FailArguments),
     /// Put a device into an array that is served: as a member that is rebuilt, or as a spare.
     ///
-    /// A member that comes back gets only what was dirtied while it was away, if the bitmap still tells. A
-    /// device that isn't needed now waits as a spare, and takes over by itself when a member fails.
+    /// A former member gets only what was written while it was missing, if the bitmap still records that. A
+    /// device that isn't needed now waits as a spare. A spare takes the slot of a member that fails, without
+    /// a command.
     Add(AddArguments),
     /// Take a failed device or a spare out of an array that is served.
     Remove(RemoveArguments),
     /// Replace a member that stays in use until its copy is whole.
     Replace(ReplaceArguments),
-    /// Change what keeps an array that is served consistent over a crash: a bitmap, a log, or neither.
+    /// Change the consistency policy of an array that is served: a bitmap, a log, or neither.
     Grow(GrowArguments),
     /// Read the whole array and compare data with parity.
     ///
-    /// Counts mismatched sectors as MD's mismatch_cnt does, and ends with status 1 if there are any.
+    /// Counts mismatched sectors (512 bytes) as MD's mismatch_cnt does. The exit status is 1 if there are
+    /// any.
     Check(CheckArguments),
     /// Read the whole array, compare data with parity, and correct what does not match.
     ///
-    /// Without --locate parity is made from data, as MD's repair does. With it, on level 6, both parities are
-    /// asked which member is wrong: where one alone explains them it is corrected, data or parity; everything
-    /// else is left as it is, and the status is 1.
+    /// Without --locate, parity is made from data, as MD's repair does. With --locate, on level 6, both
+    /// parities are compared with the data. If one wrong member explains the mismatch, that member is
+    /// corrected, be it data or parity. All other mismatches are left as they are, and the exit status is 1.
     Repair(RepairArguments),
     /// Pause, resume or stop resync, recovery, check and repair, or set their speed.
     Sync(SyncArguments),
-    /// Tell of what happens to arrays, to a program, the system's log, or as lines.
+    /// Report the events of arrays: as lines, to the system's log, or to a program.
     ///
     /// Runs until it is ended. The events are mdadm's (Fail, DegradedArray, RebuildStarted, Rebuild20 to
     /// Rebuild80, RebuildFinished, SpareActive, SparesMissing, DeviceDisappeared, NewArray), and
@@ -104,14 +106,14 @@ pub enum Command {
     Monitor(MonitorArguments),
     /// Stop an array that is served, and wait until it has stopped.
     ///
-    /// Refused while clients are connected, which `detail` lists. (SIGTERM ends the server in any case.)
+    /// Refused while clients are connected; `detail` lists them. SIGTERM ends the server in any case.
     Stop(StopArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     ///
-    /// With --disaggregated, of a RAID6 on four NVMe/TCP servers that compute its parity: a partition, a lost
-    /// server, spares from the pool, and the bytes on every link.
+    /// With --disaggregated, the array is a RAID6 on four NVMe/TCP servers that compute its parity. That demo
+    /// shows a partition, a lost server, spares from the pool, and the bytes on every link.
     Demo(DemoArguments),
-    /// Measure the engine on memory, files or devices; every run ends with a check of all that was written.
+    /// Measure the engine on memory, files or devices. Every run ends with a check of all that was written.
     Bench(Box<pinstripe_bench::BenchArgs>),
     /// Print completions for a shell.
     Completions(CompletionsArguments),
@@ -123,10 +125,10 @@ pub enum Command {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Shape of the new array")]
 pub struct ShapeArguments {
-    /// Bytes on one member before the next one's turn: a power of two from 4K to 1M [default: 64K]
+    /// Chunk: consecutive bytes on one member, a power of two from 4K to 1M [default: 64K]
     #[arg(long, value_name = "SIZE", value_parser = chunk)]
     pub chunk: Option<ByteSize>,
-    /// Where parity lies, by mdadm's names [default: left-symmetric]
+    /// Layout: where parity lies, by mdadm's names [default: left-symmetric]
     #[arg(long, value_name = "NAME")]
     pub layout: Option<String>,
     /// What keeps the array consistent over a crash [default: bitmap, resync for level 0]
@@ -135,16 +137,16 @@ pub struct ShapeArguments {
     /// Whether the members carry a write-intent bitmap; the same as --consistency-policy bitmap or resync
     #[arg(long, value_enum, value_name = "WHERE")]
     pub bitmap: Option<BitmapChoice>,
-    /// Bytes that a bit of the bitmap covers; chosen by size without
+    /// Bytes that one bit of the bitmap covers [default: by the array's size]
     #[arg(long, value_name = "SIZE")]
     pub bitmap_chunk: Option<ByteSize>,
-    /// The array's name, at most 32 bytes; a piece of its uuid without
+    /// The array's name, at most 32 bytes [default: a part of its uuid]
     #[arg(long, value_name = "NAME", value_parser = name)]
     pub name: Option<SetName>,
-    /// Believe that parity matches the data already: no initial resync
+    /// Skip the initial resync. Use it only if parity matches the data already
     #[arg(long)]
     pub assume_clean: bool,
-    /// Bytes to use of each member; all that the smallest has without
+    /// Bytes to use of each member [default: all of the smallest member]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
     /// Version of the metadata: 1.0, 1.1 or 1.2 [default: 1.2]
@@ -179,8 +181,9 @@ pub struct CreateArguments {
     /// The device that holds all parity (level 4); it becomes the last member
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub parity: Option<PathBuf>,
-    /// A device that takes every write first, so that no crash leaves a stripe half written (levels 4, 5 and
-    /// 6); it must outlive power losses and is as necessary as the members. Instead of a bitmap
+    /// Journal device, instead of a bitmap (levels 4, 5 and 6). Every write goes to it first, so that no
+    /// crash leaves a stripe half written. The device must keep its data over a power loss. Without it the
+    /// array is read-only
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub write_journal: Option<PathBuf>,
     /// Overwrite what the devices hold
@@ -188,10 +191,11 @@ pub struct CreateArguments {
     pub force: bool,
     #[command(flatten)]
     pub remote: RemoteArguments,
-    /// Print what was made as JSON
+    /// Print the new array as JSON
     #[arg(long)]
     pub json: bool,
-    /// Block devices, best by names of /dev/disk/by-id, which stay, or files; in the order of their slots
+    /// Block devices or files, in the order of their slots. Names in /dev/disk/by-id are best: they don't
+    /// change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.
@@ -213,7 +217,7 @@ pub struct ExamineArguments {
 
 #[derive(Debug, Args)]
 pub struct ZeroSuperblockArguments {
-    /// Erase also what is damaged or may still be needed
+    /// Erase superblocks that are damaged or may still be needed, too
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -229,12 +233,12 @@ pub struct ZeroSuperblockArguments {
 #[derive(Clone, Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub struct ServeArguments {
-    /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT; can be given several times [default: a unix socket beside
+    /// Serve NBD on unix:PATH or tcp:ADDRESS:PORT. Can be given several times [default: a unix socket beside
     /// the control socket]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<NbdAddress>,
-    /// Path of the control socket [default: NAME.sock in /run/pinstripe, for others than root in
-    /// $XDG_RUNTIME_DIR/pinstripe if that is set]
+    /// Path of the control socket [default: NAME.sock in /run/pinstripe; for users other than root in
+    /// $XDG_RUNTIME_DIR/pinstripe, if that is set]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub control: Option<PathBuf>,
     /// Threads that serve [default: one for each CPU]
@@ -246,55 +250,57 @@ pub struct ServeArguments {
     /// Refuse writes, and change nothing on the members
     #[arg(long)]
     pub read_only: bool,
-    /// Assemble even if that may lose data: dirty and degraded, or with members that missed writes
+    /// Assemble even if that may lose data: an array that is dirty and degraded, or members that missed
+    /// writes
     #[arg(long)]
     pub force: bool,
-    /// Start without members that were there the last time; what is missing is out of date then, until `add`
-    /// rebuilds it. (Members that were missing already are not asked for)
+    /// Start without members that were there at the last start. Those are out of date then, until `add`
+    /// rebuilds them. Members that were missing already don't need this option
     #[arg(long)]
     pub run: bool,
-    /// Wait so many seconds for members that are named and not there, then start without them as with --run
+    /// Seconds to wait for named members that don't exist yet. Then the array starts without them, as with
+    /// --run
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub run_after: Option<u32>,
-    /// Use members on servers that compute although another host uses them; it can't write them any more
-    /// then, and stops
+    /// Take members on NVMe/TCP servers over from another host that uses them. That host can't write to them
+    /// any more, and its array stops
     #[arg(long)]
     pub takeover: bool,
-    /// Whether the members' servers compute parity, where they can; `barrier` waits for each stage, for
+    /// Whether the members' servers compute parity, where they can. `barrier` waits for each stage; it is for
     /// measurements
     #[arg(long, value_enum, value_name = "HOW", default_value_t = OffloadChoice::On)]
     pub offload: OffloadChoice,
-    /// Which server sums up lost bytes
+    /// How to choose the server that reconstructs the data of a missing member
     #[arg(long, value_enum, value_name = "HOW", default_value_t = ReducerPolicy::Bandwidth)]
     pub reducer: ReducerPolicy,
     /// How a partial write of a stripe updates parity
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
-    /// Memory for parity that was written lately; 0 turns it off
+    /// Memory for the cache of parity, in bytes. 0 turns it off
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = pinstripe_bench::size::memory)]
     pub cache: ByteSize,
-    /// Seconds that a member may take for a request; then it is dropped. 0: as long as it takes
+    /// Seconds that a member may take for a request. After that, it is dropped. 0 means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub member_timeout: u32,
-    /// Where writes of an array with a journal are acknowledged from
+    /// When a write to an array with a journal is acknowledged
     #[arg(long, value_enum, value_name = "MODE", default_value_t = JournalModeChoice::WriteThrough)]
     pub journal_mode: JournalModeChoice,
-    /// KiB of each member per second that resync, rebuild, check and repair get whatever users do [default:
-    /// 10000]
+    /// KiB per second of each member that resync, rebuild, check and repair get at least, under any load
+    /// [default: 10000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_min: Option<u64>,
-    /// KiB of each member per second that they never exceed [default: 2000000]
+    /// KiB per second of each member that resync, rebuild, check and repair get at most [default: 2000000]
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub sync_speed_max: Option<u64>,
-    /// Corrected read errors after which a member is dropped, if the array can do without it; each hour
-    /// halves the count
+    /// Corrected read errors after which a member is dropped, if the array keeps its data without it. The
+    /// count is halved every hour
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub max_read_errors: u32,
-    /// Take an empty namespace of this NVMe/TCP server in when a slot has been empty for a while: HOST:PORT.
-    /// More than once: in this order
+    /// Server of spares, HOST:PORT. When a slot stays empty, an empty namespace of this NVMe/TCP server takes
+    /// it. Can be given several times: servers are tried in this order
     #[arg(long, value_name = "HOST:PORT")]
     pub spare_pool: Vec<String>,
-    /// Seconds that a slot is left to its own member before a spare of the pool takes it
+    /// Seconds that an empty slot waits for its own member before a spare of the pool takes it
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "spare_pool")]
     pub spare_pool_delay: u32,
     /// Serve the array over NVMe/TCP too, as namespace 1: ADDRESS:PORT
@@ -303,17 +309,19 @@ pub struct ServeArguments {
     /// Name of the NVMe subsystem [default: nqn.2014-08.org.nvmexpress:uuid: and the array's uuid]
     #[arg(long, value_name = "NQN", requires = "nvme_tcp")]
     pub nqn: Option<String>,
-    /// Serve NVMe/TCP only to hosts that authenticate: a file of lines HOST-NQN HOST-SECRET
-    /// [CONTROLLER-SECRET], readable by its owner only. --nvme-tcp may then listen on any address
+    /// Serve NVMe/TCP only to hosts that authenticate. The file has lines HOST-NQN HOST-SECRET
+    /// [CONTROLLER-SECRET], and must be readable by its owner only. With this, --nvme-tcp can listen on any
+    /// address
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
     pub dhchap_hosts: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArguments,
-    /// Let --nbd tcp:, and --nvme-tcp without --dhchap-hosts, listen on other than loopback addresses, and on
-    /// these without a warning: all that reach them may do everything, and nothing is encrypted
+    /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on
+    /// loopback addresses. Every program that reaches the port can read and write everything. Nothing is
+    /// encrypted
     #[arg(long, visible_alias = "allow-unauthenticated")]
     pub allow_remote: bool,
-    /// Make a new array of memory devices (mem:SIZE) first; it is gone when the server ends
+    /// Make a new array of memory devices (mem:SIZE) first. Its data is lost when the server ends
     #[arg(long, requires = "level")]
     pub create: bool,
     /// RAID level of the new array: 0, 4, 5 or 6
@@ -322,8 +330,8 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Members: block devices, best by names of /dev/disk/by-id, which stay, or files, in any order; with
-    /// --create also mem:SIZE
+    /// Members, in any order: block devices or files, and with --create mem:SIZE. Names in /dev/disk/by-id
+    /// are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.
@@ -349,7 +357,7 @@ pub struct ListArguments {
 pub struct DetailArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// Tell by the exit status how it is, as mdadm does: 0 fine, 1 degraded, 2 failed, 4 not there
+    /// Give the array's state as the exit status, as mdadm does: 0 fine, 1 degraded, 2 failed, 4 not there
     #[arg(long)]
     pub test: bool,
     /// Print JSON
@@ -390,10 +398,10 @@ pub struct AddArguments {
 /// A part of the members.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct RangeArguments {
-    /// First sector (512 bytes) of each member's data, as MD's sync_min; whole chunks are done
+    /// First sector (512 bytes) of each member's data, as MD's sync_min. Whole chunks are processed
     #[arg(long, value_name = "SECTOR", default_value_t = 0)]
     pub from: u64,
-    /// The sector after the last, as MD's sync_max [default: all there are]
+    /// The sector (512 bytes) after the last one, as MD's sync_max [default: the end of the data]
     #[arg(long, value_name = "SECTOR")]
     pub to: Option<u64>,
 }
@@ -404,7 +412,7 @@ pub struct RepairArguments {
     pub array: ArrayArguments,
     #[command(flatten)]
     pub range: RangeArguments,
-    /// Correct the one member that explains both parities (level 6), and nothing else
+    /// Correct only mismatches that one wrong member explains (level 6)
     #[arg(long)]
     pub locate: bool,
     /// Print JSON, and no progress
@@ -416,13 +424,13 @@ pub struct RepairArguments {
 pub struct SyncArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// What to do with what is under way; only shown without
+    /// What to do with the resync, recovery, check or repair under way. Without it, its state is shown
     #[arg(value_enum)]
     pub action: Option<SyncChange>,
-    /// KiB of each member per second that it gets whatever users do
+    /// KiB per second of each member that it gets at least, under any load
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub speed_min: Option<u64>,
-    /// KiB of each member per second that it never exceeds
+    /// KiB per second of each member that it gets at most
     #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub speed_max: Option<u64>,
     /// Print JSON
@@ -432,10 +440,10 @@ pub struct SyncArguments {
 
 #[derive(Debug, Args)]
 pub struct MonitorArguments {
-    /// The arrays' names, or the paths of their control sockets; they need not be served yet
+    /// The arrays' names, or the paths of their control sockets. The arrays need not be served yet
     #[arg(required = true, value_name = "ARRAY", value_hint = ValueHint::FilePath)]
     pub arrays: Vec<String>,
-    /// Run this with the event, the array and, if there is one, the device
+    /// Program to run for each event. Its arguments are the event, the array and, if there is one, the device
     #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::CommandName)]
     pub program: Option<PathBuf>,
     /// Print JSON lines instead of text
@@ -444,10 +452,10 @@ pub struct MonitorArguments {
     /// Write to the system's log too (/dev/log)
     #[arg(long)]
     pub syslog: bool,
-    /// Tell when an array has fewer spares
+    /// Report arrays that have fewer spares than this
     #[arg(long, value_name = "N")]
     pub spares: Option<usize>,
-    /// Tell what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared), and end
+    /// Report what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared), and end
     #[arg(long)]
     pub oneshot: bool,
 }
@@ -471,7 +479,7 @@ pub struct ReplaceArguments {
     /// The member: its slot or its device, as `detail` shows them
     #[arg(value_name = "SLOT|DEVICE", value_hint = ValueHint::FilePath)]
     pub what: PathBuf,
-    /// Block device or file that takes its place [default: a spare]
+    /// Block device or file that takes the member's slot [default: a spare]
     #[arg(long, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub with: Option<PathBuf>,
     /// Overwrite what the device holds
@@ -500,7 +508,7 @@ pub struct CheckArguments {
 pub struct GrowArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// What shall keep the array consistent over a crash
+    /// The new consistency policy: what keeps the array consistent over a crash
     #[arg(
         long,
         value_enum,
@@ -509,13 +517,13 @@ pub struct GrowArguments {
         conflicts_with_all = ["bitmap", "journal_mode"]
     )]
     pub consistency_policy: Option<ConsistencyChoice>,
-    /// Where writes are acknowledged from, of an array with a journal; until it is stopped
+    /// When a write to an array with a journal is acknowledged. Holds until the array is stopped
     #[arg(long, value_enum, value_name = "MODE", conflicts_with = "bitmap")]
     pub journal_mode: Option<JournalModeChoice>,
     /// Whether the members carry a write-intent bitmap from now on
     #[arg(long, value_enum, value_name = "WHERE")]
     pub bitmap: Option<BitmapChoice>,
-    /// Bytes that a bit of the bitmap covers; chosen by size without
+    /// Bytes that one bit of the bitmap covers [default: by the array's size]
     #[arg(long, value_name = "SIZE", requires = "bitmap")]
     pub bitmap_chunk: Option<ByteSize>,
     /// Print the result as JSON
@@ -526,10 +534,10 @@ pub struct GrowArguments {
 /// Where a write of an array with a journal is acknowledged from; MD's `journal_mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum JournalModeChoice {
-    /// From the members: the journal closes the write hole and no more
+    /// When the members have it. The journal only closes the write hole
     WriteThrough,
-    /// From the journal: what only the journal has is lost with it. An array that isn't whole is written
-    /// through
+    /// When the journal has it. If the journal is lost, so are writes that only it has. A degraded array uses
+    /// write-through
     WriteBack,
 }
 
@@ -545,14 +553,14 @@ impl From<JournalModeChoice> for JournalMode {
 /// What keeps an array consistent over a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ConsistencyChoice {
-    /// Nothing: an unclean start resyncs everything
+    /// Nothing: a start after a crash resyncs the whole array
     Resync,
-    /// A write-intent bitmap: an unclean start resyncs what was being written
+    /// A write-intent bitmap: a start after a crash resyncs only what was being written
     Bitmap,
-    /// MD's partial parity log (level 5): an unclean start replays it, members missing or not
+    /// MD's partial parity log (level 5): a start after a crash replays it, even if a member is missing
     Ppl,
-    /// A log for both parities (level 6), which Linux does not know: a clean array it can assemble, a dirty
-    /// one it refuses
+    /// A log for both parities (level 6). Linux has no such log: it assembles the array when it is clean, and
+    /// refuses it when it is dirty
     DoubleParityLog,
 }
 
@@ -560,7 +568,7 @@ pub enum ConsistencyChoice {
 pub struct StopArguments {
     #[command(flatten)]
     pub array: ArrayArguments,
-    /// Stop it although clients are connected: what they have under way is finished, and their connections
+    /// Stop it although clients are connected. Their requests under way are finished, then their connections
     /// end
     #[arg(long)]
     pub force: bool,
@@ -574,7 +582,7 @@ pub struct DemoArguments {
     /// Bytes of each member [default: 64M, with --disaggregated 12M]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteSize>,
-    /// Where to put the files [default: the system's folder for temporary files]
+    /// Folder for the demo's files [default: the system's folder for temporary files]
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
 }
@@ -587,10 +595,10 @@ pub struct CompletionsArguments {
 
 #[derive(Debug, Args)]
 pub struct ManArguments {
-    /// Print the page of this command [default: of pinstripe itself]
+    /// Print the page of this command [default: the page of pinstripe itself]
     #[arg(conflicts_with = "folder")]
     pub command: Option<String>,
-    /// Write pinstripe.1 and one page for every command into this folder, instead of printing
+    /// Write pinstripe.1 and one page for every command into this folder, and print nothing
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
 }

@@ -107,7 +107,7 @@ impl Shape {
         }
         if wish.size == Some(ByteSize(0)) {
             return Err(Failure::usage(
-                "--size 0: without --size an array gets all that the smallest member has",
+                "--size 0 is not possible: without --size, an array uses all of the smallest member",
             ));
         }
         if wish.assume_clean && !level.has_parity() {

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_that_is_too_low_is_told_with_what_to_raise() {
+    fn a_limit_that_is_too_low_is_reported_with_the_setting_to_raise() {
         assert_eq!(warning(128 << 20, None), None);
         assert_eq!(warning(128 << 20, Some(128 << 20)), None);
         let said = warning(128 << 20, Some(8 << 20)).unwrap();

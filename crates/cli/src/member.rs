@@ -105,7 +105,7 @@ pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Failure> {
             let (one, other) = (path.display(), other.display());
             if let (Some(name), false) = (storage.lasting_name(), storage.shares_with(known)) {
                 return Err(Failure::usage(format!(
-                    "{other} and {one} say of themselves that they are one device ({name}): give each member once"
+                    "{other} and {one} are one device: they have the same identity ({name}). Give each member once"
                 )));
             }
             return Err(Failure::usage(format!("{other} and {one} are one device: give each member once")));

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_sees_of_a_name_is_shown_by_its_number() {
+    fn characters_of_a_name_that_cannot_be_seen_are_shown_by_number() {
         assert_eq!(printable("da\u{200b}ta\u{202e}"), "da\\u{200b}ta\\u{202e}");
         assert_eq!(printable("d\u{e4}ta \u{6570}"), "d\u{e4}ta \u{6570}");
     }

@@ -90,7 +90,7 @@ async fn start(
     if listens.ip().is_loopback()
         && !(arguments.read_only || arguments.allow_unauthenticated || arguments.dhchap_hosts.is_some())
     {
-        let advice = "use --dhchap-hosts if not all may, or --allow-unauthenticated if that is meant";
+        let advice = "to prevent that, use --dhchap-hosts; to accept it, use --allow-unauthenticated";
         eprintln!("pinstripe: {}", nvme_server::open_to_users(listens, advice));
     }
     announce(arguments, (listens, address), &subsystem)?;

@@ -96,7 +96,9 @@ async fn refuse(member: &Member, contents: &Contents, force: bool) -> Result<(),
 fn needed(superblock: &Superblock) -> Option<String> {
     let (array, name) = (&superblock.array, printable(&superblock.array.name.short()));
     if superblock.own_role() == Role::Journal {
-        return Some(format!("it is the journal of the array {name}, without which that isn't assembled"));
+        return Some(format!(
+            "it is the journal of the array {name}, and the array is not assembled without its journal"
+        ));
     }
     array.is_dirty().then(|| {
         format!("its array {name} was not stopped cleanly, and may need this device to be made consistent")

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_that_has_said_nothing_makes_room_and_of_one_peer_first() {
+    fn the_oldest_silent_connection_makes_room_and_of_one_peer_first() {
         let roster = Roster::<Cell<bool>>::default();
         let link = || Rc::new(Cell::new(false));
         let admit = |peer: Option<[u8; 4]>| {

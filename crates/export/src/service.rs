@@ -25,7 +25,7 @@ impl ServiceError {
     /// A sentence for the person before the client.
     pub const fn message(self) -> &'static str {
         match self {
-            Self::Io => "the array failed to do it; the server's log says why",
+            Self::Io => "the array failed to carry out the request; the server's log has the reason",
             Self::NoSpace => "no space is left behind the array",
             Self::ReadOnly => "the array is read-only",
             Self::Resources => "the server is out of resources",

@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn another_array_or_incarnation_is_not_believed() {
+    fn another_array_or_incarnation_is_not_accepted() {
         let mut area = area();
         put(&mut area, 4096, 1, &[vec![1; 1024]]);
         assert_eq!(find(&area, Uuid([1; 16]), 512), None);

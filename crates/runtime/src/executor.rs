@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_for_a_dead_shard_never_runs_on_its_successor() {
+    fn a_message_for_an_ended_shard_never_runs_on_its_successor() {
         let ran = Arc::new(Mutex::new(0));
         let mut stale = Vec::new();
         // Other tests take ids too, so give the reuse some chances.
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_of_a_dead_shard_wakes_nobody_of_its_successor() {
+    fn a_waker_of_an_ended_shard_wakes_no_task_of_its_successor() {
         let mut stale = Vec::new();
         for _ in 0..64 {
             let shard = shard();
@@ -629,7 +629,7 @@ mod tests {
         assert_eq!(called(&mut begun), Poll::Ready(Err(ShardGone)), "its task was dropped");
         drop(other);
         assert_eq!(called(&mut queued), Poll::Ready(Err(ShardGone)), "its message was dropped");
-        assert_eq!(called(&mut make(handle)), Poll::Ready(Err(ShardGone)), "there was nobody to call");
+        assert_eq!(called(&mut make(handle)), Poll::Ready(Err(ShardGone)), "there was no shard to call");
     }
 
     #[test]

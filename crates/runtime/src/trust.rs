@@ -22,7 +22,7 @@ const STICKY: u32 = 0o1000;
 #[derive(Debug, thiserror::Error)]
 pub enum Distrust {
     /// Its owner is neither root nor this user.
-    #[error("{} belongs to the user {owner}, and must belong to root or to the user who runs this: chown it", path.display())]
+    #[error("{} belongs to the user {owner}, and must belong to root or to the user of this process: chown it", path.display())]
     Owner {
         /// The file, folder or link.
         path: PathBuf,
@@ -31,8 +31,8 @@ pub enum Distrust {
     },
     /// Its owner can't be told from any other user that this user namespace doesn't know.
     #[error(
-        "{} belongs to the user {owner}, as which this user namespace shows all that it doesn't know, so it may be \
-         anyone's: run this outside of the namespace, or in one that has the owner mapped",
+        "{} belongs to the user {owner}. This user namespace shows every user that it does not map as this one, so the real \
+         owner is not known: run this outside of the namespace, or in one that maps the owner",
         path.display()
     )]
     Unmapped {
@@ -43,7 +43,7 @@ pub enum Distrust {
     },
     /// Others may write a folder.
     #[error(
-        "the folder {} can be written by other users (mode {mode:04o}), who could exchange what is in it: chmod go-w it",
+        "the folder {} can be written by other users (mode {mode:04o}), and they could replace what is in it: chmod go-w it",
         path.display()
     )]
     Writable {

@@ -85,7 +85,7 @@ pub enum Damage {
         why: &'static str,
     },
     /// A row with parity that does not match is not covered by the bitmap.
-    #[error("stripe {stripe}, byte {row} of the chunk, does not match, and no bit says so")]
+    #[error("stripe {stripe}, byte {row} of the chunk, does not match, and no bit is set for it")]
     Uncovered {
         /// The stripe.
         stripe: u64,

@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sector_that_nobody_wrote_holds_zeroes() {
+    fn a_sector_that_was_never_written_holds_zeroes() {
         let mut client = Client::new();
         assert_eq!(client.sees(ORIGIN), Ok(()));
         assert_eq!(client.sees(WriteId(9)), Err(Wrong::Foreign));
@@ -714,7 +714,7 @@ mod tests {
         assert_eq!(client.sees(new), Ok(()));
         client.legal(&[new]);
         assert_eq!(client.sees(old), Err(Wrong::Stale));
-        assert_eq!(client.read_sees(early, old), Ok(()), "it began before anyone saw the new value");
+        assert_eq!(client.read_sees(early, old), Ok(()), "it began before any read saw the new value");
     }
 
     #[test]

@@ -551,7 +551,7 @@ mod tests {
                 seen.set((1, end.is_err()));
             });
             world.run_until_idle(10_000).unwrap();
-            assert_eq!(there.get(), (1, false), "it hears of the loss");
+            assert_eq!(there.get(), (1, false), "it gets the loss");
             a.reset();
             world.run_until(10_000, |_| there.get() == (1, true)).unwrap();
         }

@@ -475,7 +475,7 @@ impl World {
             *there.borrow_mut() = Some(given);
         });
         self.run_until(steps_max, |_| value.borrow().is_some())?;
-        Ok(value.borrow_mut().take().unwrap_or_else(|| unreachable!("the condition says that it is there")))
+        Ok(value.borrow_mut().take().unwrap_or_else(|| unreachable!("the condition found it")))
     }
 
     /// Takes steps until `condition` holds, at most `steps_max`.

@@ -126,7 +126,7 @@ fn said<'a>(outcome: &'a Outcome, name: &str, array: &str) -> Result<&'a str> {
         .all(name)
         .into_iter()
         .find_map(|line| line.strip_prefix(array)?.strip_prefix(' '))
-        .with_context(|| format!("the guest said no {name:?} of {array}"))
+        .with_context(|| format!("the guest printed no {name:?} of {array}"))
 }
 
 /// Every block of the array must be the expected one, every row's P and Q must fit.

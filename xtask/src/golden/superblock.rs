@@ -133,7 +133,7 @@ fn describe(bytes: &Bytes, roles: &[u16]) -> Result<Value> {
 
 /// `at` counts from the superblock.
 fn describe_bitmap(bytes: &Bytes, at: usize) -> Result<Value> {
-    ensure!(bytes.u32(at)? == 0x6d74_6962, "no bitmap where the superblock says");
+    ensure!(bytes.u32(at)? == 0x6d74_6962, "no bitmap where the superblock places it");
     let chunk = bytes.u32(at + 52)?;
     let bits = (bytes.u64(at + 40)? * 512).div_ceil(u64::from(chunk));
     let mut set = Vec::new();

@@ -247,8 +247,9 @@ impl Bench<'_> {
         if line.is_empty() {
             return self.fail();
         }
-        let said: Value = serde_json::from_str(&line).with_context(|| format!("the bench said {line:?}"))?;
-        ensure!(said["event"] == event, "the bench said {line:?} instead of {event}");
+        let said: Value =
+            serde_json::from_str(&line).with_context(|| format!("the bench printed {line:?}"))?;
+        ensure!(said["event"] == event, "the bench printed {line:?} instead of {event}");
         Ok(())
     }
 

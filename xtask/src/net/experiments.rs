@@ -259,7 +259,7 @@ fn writes(seconds: f64) -> Vec<Figure> {
             ..Figure::plain("partial-writes", "Partial writes", "I/O size, KiB", partial)
         },
         Figure {
-            about: "The last size is a whole stripe, which goes out in one piece whoever computes parity.",
+            about: "The last size is a whole stripe, which goes out in one piece, whichever side computes parity.",
             quantities: &[Quantity::Goodput, Quantity::LinkBytes],
             ..Figure::plain("writes-by-size", "Writes by I/O size", "I/O size, KiB", by_size)
         },

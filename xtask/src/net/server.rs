@@ -73,9 +73,9 @@ impl Server {
             bail!("pinstripe target ended with {} before it served", self.child.wait()?);
         }
         let ready: Value =
-            serde_json::from_str(&line).with_context(|| format!("the target said {line:?}"))?;
+            serde_json::from_str(&line).with_context(|| format!("the target printed {line:?}"))?;
         let name = ready["namespaces"][0].as_str().unwrap_or_default();
-        ensure!(ready["event"] == "ready" && !name.is_empty(), "the target said {line:?}");
+        ensure!(ready["event"] == "ready" && !name.is_empty(), "the target printed {line:?}");
         name.clone_into(&mut self.member);
         Ok(())
     }

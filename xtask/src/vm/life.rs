@@ -172,7 +172,7 @@ fn begin(lab: &Lab, geometry: &Geometry) -> Result<Option<Server>> {
 fn ensure_little_was_written(outcome: &Outcome, offsets: &BTreeMap<&str, (u64, u64)>) -> Result<()> {
     for line in outcome.all("readded") {
         let written: u64 = line.rsplit(' ').next().unwrap_or_default().parse()?;
-        ensure!(written < READDED_SECTORS_MAX, "{line} sectors: more than the bitmap says");
+        ensure!(written < READDED_SECTORS_MAX, "{line} sectors: more than the bitmap marks");
     }
     for line in outcome.all("resumed") {
         let words: Vec<&str> = line.split(' ').collect();

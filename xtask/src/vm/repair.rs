@@ -117,7 +117,7 @@ fn data_offset(lab: &Lab, geometry: &Geometry, slot: u32) -> Result<u64> {
     let output = server::said(Command::new(&lab.pinstripe).args(["examine", "--json"]).arg(file))?;
     let examined: Value = serde_json::from_slice(&output.stdout)?;
     let sector = examined[0]["member"]["device"]["data_sector"].as_u64();
-    Ok(sector.with_context(|| format!("examine says {examined}"))? * 512)
+    Ok(sector.with_context(|| format!("examine printed {examined}"))? * 512)
 }
 
 /// Changes some bytes of a member's data, and no device will say so.

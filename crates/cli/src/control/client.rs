@@ -25,7 +25,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The server belongs to another user.
-    #[error("no permission to control the array {array} on {}: run as the user who serves it", path.display())]
+    #[error("no permission to control the array {array} on the socket {}: run this as the user of its server, or as root", path.display())]
     Permission {
         /// As it was asked for.
         array: String,
@@ -33,7 +33,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The connection can't be made or broke.
-    #[error("can't talk to the server of {array}: {source}")]
+    #[error("the connection to the server of {array} failed: {source}")]
     Io {
         /// As it was asked for.
         array: String,
@@ -47,7 +47,7 @@ pub enum ClientError {
         array: String,
     },
     /// What came back is not what was asked for.
-    #[error("the server of {array} answered nonsense: {what}")]
+    #[error("the server of {array} sent an answer that can't be read: {what}")]
     Protocol {
         /// As the array was asked for.
         array: String,

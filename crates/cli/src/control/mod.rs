@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_request_is_told_by_the_code() {
+    fn what_is_wrong_with_a_request_is_named_by_the_code() {
         assert_eq!(error_of("hello"), code::PARSE);
         assert_eq!(error_of("[]"), code::INVALID);
         assert_eq!(error_of("3"), code::INVALID);

@@ -199,7 +199,7 @@ impl Demo {
         ));
         let Self { stores, shell, .. } = self;
         write_while(&load, 3, || stores[KILLED].kill())?;
-        step("Nobody does anything: two spares of the pool take the lost members' places and are rebuilt");
+        step("No command is given: two spares of the pool take the lost members' places and are rebuilt");
         let whole =
             shell.wait_until("spares of the pool should have taken over", |now| now["degraded"] == false)?;
         let current: Vec<String> = (0..members.len())

@@ -17,23 +17,23 @@ const CONTROL: (&str, &str) = (
 );
 const NBD: (&str, &str) = (
     "/run/pinstripe/NAME.nbd",
-    "The socket on which NBD clients reach the array NAME, unless --nbd says otherwise.",
+    "The socket on which NBD clients reach the array NAME, unless --nbd names another address.",
 );
 const SECRETS: (&str, &str) = (
     "/etc/pinstripe/secrets",
-    "Secrets by which hosts and NVMe/TCP servers know each other, if --dhchap-secrets names it; readable by its owner only.",
+    "Secrets with which hosts and NVMe/TCP servers authenticate, if --dhchap-secrets or --dhchap-hosts names this file. It must be readable by its owner only.",
 );
 const HOST: (&str, &str) = (
     "/etc/nvme/hostnqn",
-    "This host's name for NVMe/TCP servers; without it one is made of the machine's identity.",
+    "This host's NQN for NVMe/TCP servers. Without this file, the NQN is made from the machine's identity.",
 );
 const MANUALS: (&str, &str) = ("/usr/local/share/man/man1", "A place for manual pages.");
 const STATE: (&str, &str) = (
     "/var/lib/pinstripe",
-    "What must outlive a restart of the target, if --state names it: which host may write.",
+    "State of the target that must be kept over a restart, if --state names this directory: which host may write.",
 );
 const DEMO: (&str, &str) =
-    ("/tmp", "Where the demo has its files while it runs, unless --folder says otherwise.");
+    ("/tmp", "The folder of the demo's files while it runs, unless --folder names another one.");
 
 const ON_SERVED: &[(&str, &str)] = &[CONTROL];
 const ON_DEVICES: &[(&str, &str)] = &[SECRETS, HOST];
@@ -80,10 +80,7 @@ fn of_devices(command: &str) -> Parts {
             &["", "create", "detail", "mdadm(8)"],
         ),
         "zero-superblock" => (
-            &[(
-                "A device that was removed is to be used for something else:",
-                "pinstripe zero-superblock /dev/sdb",
-            )],
+            &[("Free a removed device for another use:", "pinstripe zero-superblock /dev/sdb")],
             ON_DEVICES,
             &["", "remove", "examine", "mdadm(8)"],
         ),
@@ -113,7 +110,10 @@ fn of_devices(command: &str) -> Parts {
         _ => (
             &[
                 ("What a server offers:", "pinstripe discover 192.0.2.7:4420"),
-                ("And which arrays have its namespaces:", "pinstripe discover --namespaces 192.0.2.7:4420"),
+                (
+                    "The arrays that its namespaces belong to:",
+                    "pinstripe discover --namespaces 192.0.2.7:4420",
+                ),
             ],
             ON_DEVICES,
             &["", "target", "serve", "nvme-discover(1)"],
@@ -128,7 +128,7 @@ fn of_service(command: &str) -> Parts {
         }
         "detail" => (
             &[
-                ("How an array is:", "pinstripe detail data"),
+                ("The state of an array:", "pinstripe detail data"),
                 (
                     "For a script: 0 fine, 1 degraded, 2 failed, 4 not there:",
                     "pinstripe detail --test data > /dev/null; echo $?",
@@ -140,8 +140,8 @@ fn of_service(command: &str) -> Parts {
         "monitor" => (
             &[
                 (
-                    "Have a program told of everything:",
-                    "pinstripe monitor data --program /usr/local/sbin/told --syslog",
+                    "Run a program for every event, and write to the system's log:",
+                    "pinstripe monitor data --program /usr/local/sbin/array-event --syslog",
                 ),
                 ("What is wrong now:", "pinstripe monitor --oneshot data"),
             ],
@@ -150,26 +150,31 @@ fn of_service(command: &str) -> Parts {
         ),
         "stop" => (
             &[
-                ("The end, when nothing uses it any more:", "pinstripe stop data"),
-                ("Whatever uses it:", "pinstripe stop --force data"),
+                ("Stop an array that nothing uses any more:", "pinstripe stop data"),
+                ("Stop it although clients are connected:", "pinstripe stop --force data"),
             ],
             &[CONTROL, NBD],
             &["", "serve", "detail", "nbd-client(8)"],
         ),
         "sync" => (
             &[
-                ("Let maintenance stand still:", "pinstripe sync data pause"),
-                ("Leave more to users:", "pinstripe sync data --speed-min 1000 --speed-max 200000"),
+                ("Pause resync, recovery, check and repair:", "pinstripe sync data pause"),
+                (
+                    "Set their speed, in KiB per second of each member:",
+                    "pinstripe sync data --speed-min 1000 --speed-max 200000",
+                ),
             ],
             ON_SERVED,
             &["", "check", "repair", "detail", "md(4)"],
         ),
-        "check" => {
-            (&[("Once a month, say:", "pinstripe check data")], ON_SERVED, &["", "repair", "sync", "md(4)"])
-        }
+        "check" => (
+            &[("For example, once a month:", "pinstripe check data")],
+            ON_SERVED,
+            &["", "repair", "sync", "md(4)"],
+        ),
         _ => (
             &[
-                ("On level 6, correct the member that lies:", "pinstripe repair --locate data"),
+                ("On level 6, correct the one member that is wrong:", "pinstripe repair --locate data"),
                 ("Make parity from data:", "pinstripe repair data"),
             ],
             ON_SERVED,
@@ -198,7 +203,7 @@ fn of_members(command: &str) -> Parts {
             &["", "add", "remove", "replace", "detail"],
         ),
         "remove" => (
-            &[("A device that has failed is to be forgotten:", "pinstripe remove data /dev/sdc")],
+            &[("Take a failed device out of the array:", "pinstripe remove data /dev/sdc")],
             ON_SERVED,
             &["", "fail", "add", "zero-superblock"],
         ),
@@ -229,7 +234,7 @@ fn of_the_rest(command: &str) -> Parts {
         "demo" => (
             &[
                 ("The life of an array:", "pinstripe demo"),
-                ("Of one on four servers:", "pinstripe demo --disaggregated"),
+                ("The life of an array on four servers:", "pinstripe demo --disaggregated"),
             ],
             &[DEMO],
             &["", "create", "serve"],
@@ -247,7 +252,7 @@ fn of_the_rest(command: &str) -> Parts {
         ),
         "completions" => (
             &[("For bash:", "pinstripe completions bash > /etc/bash_completion.d/pinstripe")],
-            &[("/etc/bash_completion.d/pinstripe", "Where bash finds them.")],
+            &[("/etc/bash_completion.d/pinstripe", "Where bash looks for completions.")],
             &["", "man", "bash(1)"],
         ),
         "man" => (
@@ -266,7 +271,7 @@ fn of_the_command() -> Parts {
     (
         &[
             (
-                "Make an array, serve it, look at it, end it:",
+                "Make an array, serve it, look at it, stop it:",
                 "pinstripe create --level 5 --name data /dev/sda /dev/sdb /dev/sdc",
             ),
             ("", "pinstripe serve /dev/sda /dev/sdb /dev/sdc &"),

@@ -206,7 +206,7 @@ impl Watch {
             && first.number > before + 1
         {
             let lost = first.number - before - 1;
-            self.tell("EventsLost", None, format!("{lost} events came faster than they were taken"), true);
+            self.tell("EventsLost", None, format!("{lost} events were lost: the server keeps only the newest ones, and they came faster than they were read"), true);
         }
         for event in next.events {
             self.sinks.tell(&self.array, &event);

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(received(&syslogd), format!("<28>pinstripe[{pid}]: Fail on data: it is gone"));
         drop(syslogd);
         std::fs::remove_file(&path).unwrap();
-        sinks.tell("data", &fail("nobody hears this"));
+        sinks.tell("data", &fail("the log is gone"));
         let syslogd = listen();
         sinks.tell("data", &Event { alarming: false, ..fail("again") });
         assert_eq!(received(&syslogd), format!("<30>pinstripe[{pid}]: Fail on data: again"));

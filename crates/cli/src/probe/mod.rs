@@ -55,7 +55,7 @@ fn open_sentence(path: &Path, source: &io::Error) -> String {
     match source.kind() {
         io::ErrorKind::NotFound => format!("{path} does not exist"),
         io::ErrorKind::PermissionDenied => {
-            format!("no permission to open {path}: run as a user who may, often root")
+            format!("no permission to open {path}: run this as root, or as a user with that permission")
         }
         _ => format!("can't open {path}: {source}"),
     }

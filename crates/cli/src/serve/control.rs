@@ -254,7 +254,7 @@ impl Inner {
         let words: Vec<String> = left.iter().map(Client::in_words).collect();
         Err(format!(
             "the array is in use by {}: nothing was stopped. Unmount and disconnect (umount, nbd-client -d, nvme disconnect), or \
-             use --force, which ends the connections after what is under way",
+             use --force, which ends the connections after the requests under way",
             words.join(", ")
         ))
     }

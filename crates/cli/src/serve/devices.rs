@@ -87,7 +87,7 @@ impl Members {
             members.sources.push(member.source());
         }
         if members.sources.is_empty() {
-            return Err(Failure::new("none of the members is there"));
+            return Err(Failure::new("none of the members could be opened: name at least one that exists"));
         }
         members.find_name().await?;
         Ok(members)

@@ -227,7 +227,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
 fn warnings(arguments: &ServeArguments, sockets: &Sockets, shards: usize) -> Vec<String> {
     let nvme =
         arguments.nvme_tcp.filter(|address| address.ip().is_loopback() && arguments.dhchap_hosts.is_none());
-    let advice = "serve on a unix socket, or NVMe/TCP with --dhchap-hosts, if not all may, or use --allow-remote if that is meant";
+    let advice = "to prevent that, serve on a unix socket, or on NVMe/TCP with --dhchap-hosts; to accept it, use --allow-remote";
     let open = sockets.loopback_ports().into_iter().chain(nvme);
     let open = open.filter(|_| !arguments.read_only && !arguments.allow_remote);
     open.map(|address| nvme_server::open_to_users(address, advice))
@@ -367,7 +367,7 @@ impl Served {
         let now = self.array.journal_mode().unwrap_or_default();
         if now != asked {
             self.journal.warn(&format!(
-                "the array has no journal or isn't whole: its writes are acknowledged as in the mode {}, not {}; `pinstripe grow --journal-mode` changes it later",
+                "the array has no journal or is degraded: its writes are acknowledged as in the mode {}, not {}; `pinstripe grow --journal-mode` changes it later",
                 now.name(),
                 asked.name()
             ));

@@ -77,7 +77,7 @@ impl Reconnector {
         let is_awaited = |failed: &Failed| failed.reconnecting.as_ref().is_some_and(|it| !it.given_up);
         if detail.failed.iter().any(is_awaited) {
             let words =
-                "what a server is awaited for needs nobody: it comes back by itself when that answers";
+                "a member whose server is awaited needs no command: it comes back when the server answers";
             let advice =
                 detail.advice.take().map_or_else(|| words.to_owned(), |advice| format!("{advice}. {words}"));
             detail.advice = Some(advice);
@@ -238,12 +238,13 @@ async fn reach(
     }
     let handle = source.attach().map_err(|error| later(&error))?;
     let read = shard::timeout(SUPERBLOCK_NANOSECONDS, read_superblock(&*handle)).await;
-    let superblock = read.ok_or_else(|| later(&"it does not show its superblock"))?;
+    let superblock = read.ok_or_else(|| later(&"its superblock was not read in time"))?;
     let ours = array.detail().uuid;
     match superblock.map_err(|error| later(&error))? {
         Some(superblock) if superblock.array.set_uuid.to_string() == ours => Ok(source),
         _ => Err(Trouble::Never(
-            "it holds no member of this array any more; `pinstripe add` rebuilds it nevertheless".to_owned(),
+            "it has no superblock of this array any more; `pinstripe add` rebuilds it nevertheless"
+                .to_owned(),
         )),
     }
 }

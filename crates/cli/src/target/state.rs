@@ -49,8 +49,8 @@ pub fn check_distinct(devices: &[Served]) -> Result<(), Failure> {
         let same = |other: &&Served| device.name().is_some_and(|name| other.name() == Some(name));
         if let Some(other) = devices[..index].iter().find(same) {
             return Err(Failure::new(format!(
-                "{} and {} are the same device by what they say of themselves ({}): give each device once, or one of them \
-                 another serial number",
+                "{} and {} are the same device: they have the same WWID, serial number or PARTUUID ({}). Give each device once, or \
+                 give one of them another serial number",
                 other.path.display(),
                 device.path.display(),
                 device.name().unwrap_or_default(),
@@ -127,8 +127,8 @@ impl<'a> Found<'a> {
             let taken_over = by_former_name(directory, nqn, device, &known)?;
             if taken_over.is_none() && !create {
                 return Err(Failure::new(format!(
-                    "{here} has no state of {} ({name}): is it the right directory, and is what it lies on mounted? If the \
-                     device is new here, --state-create",
+                    "{here} has no state of {} ({name}): check that the directory is the right one, and that its file system is \
+                     mounted. If the device is new here, use --state-create",
                     device.path.display()
                 )));
             }
@@ -148,15 +148,15 @@ fn nameless(device: &Served) -> Failure {
     let path = device.path.display();
     if device.path.is_file() {
         return Failure::new(format!(
-            "{path} lies on a file system that can't be told from another one after a restart, and so its state could not be \
-             told from another file's: serve a file of a file system such as ext4 or btrfs, or one on a disk that has a serial \
-             number, a WWID or a PARTUUID; network and FUSE file systems have nothing of the kind"
+            "{path} is on a file system without a lasting identity, so its state could be mistaken for another file's after a \
+             restart: serve a file of a file system such as ext4 or btrfs, or one on a disk that has a serial number, a WWID or a \
+             PARTUUID. Network and FUSE file systems have no such identity"
         ));
     }
     Failure::new(format!(
-        "{path} has neither a WWID nor a serial number nor a PARTUUID, so its state could not be told from another device's after \
-         a restart: give it a serial number (a virtual machine's disk), or serve a partition that has a PARTUUID, or a file of an \
-         ext4 on it"
+        "{path} has neither a WWID nor a serial number nor a PARTUUID, so its state could be mistaken for another device's \
+         after a restart: give it a serial number (a virtual machine's disk), or serve a partition that has a PARTUUID, or a file of an \
+         ext4 file system on it"
     ))
 }
 
@@ -174,16 +174,17 @@ impl Trouble {
         let here = directory.display();
         match self {
             Self::Missing => Failure::new(format!(
-                "the state directory {here} does not exist: is what it lies on mounted? --state-create makes a new one, which \
-                 knows of no host that was replaced"
+                "the state directory {here} does not exist: check that its file system is mounted. --state-create makes a new \
+                 one, which has no record of hosts that were replaced"
             )),
             Self::Damaged(path) => Failure::new(format!(
-                "{} is damaged: it says which device the namespace is that it is named for; if no host uses that, remove it",
+                "{} is damaged: it records which device the namespace of the same name is. If no host uses that namespace, remove \
+                 the file",
                 path.display()
             )),
             Self::Twice([one, other], name) => Failure::new(format!(
-                "{} and {} are both of one device ({name}): keep the one that has an .epoch of the same name beside it, for that \
-                 knows which hosts were replaced, and remove the other",
+                "{} and {} are both of one device ({name}): keep the one that has an .epoch file of the same name beside it, for \
+                 that file records which hosts were replaced. Remove the other one",
                 one.display(),
                 other.display()
             )),
@@ -330,7 +331,7 @@ fn lock(directory: &Path, uuid: &[u8; 16], device: &Served) -> Result<File, Fail
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(Failure::new(format!(
-            "another target serves a device that is the same as {} by what it says of itself ({})",
+            "another target serves the same device as {}: it has the same WWID, serial number or PARTUUID ({})",
             device.path.display(),
             device.name().unwrap_or_default()
         ))),
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_served_once_by_all_who_share_a_directory() {
+    fn targets_that_share_a_state_directory_serve_a_device_once() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let device = file(folder.path(), "device");

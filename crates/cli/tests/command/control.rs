@@ -90,7 +90,7 @@ fn both_sockets_are_for_their_user_only() {
 }
 
 #[test]
-fn who_asks_for_the_end_is_answered_even_if_several_do() {
+fn every_stop_request_is_answered_even_if_several_come() {
     let world = World::new();
     let members = world.raid5(3);
     let server = world.serve(&["--shards", "1"], &members);

@@ -58,7 +58,7 @@ fn after_all_servers_were_away_nothing_is_written_down_and_the_array_is_served_a
     let addresses: Vec<String> =
         stores.iter().map(|store| store.ready["address"].as_str().unwrap().to_owned()).collect();
     drop(stores);
-    assert_ne!(client.write(0, &pattern(2, 1 << 20)), 0, "nobody has it");
+    assert_ne!(client.write(0, &pattern(2, 1 << 20)), 0, "no server is left for it");
     let failed = world.run(&["detail", "data", "--json"]).ok().json();
     assert_eq!(failed["state"], "failed", "{failed}");
     let advice = failed["advice"].as_str().unwrap();
@@ -123,7 +123,7 @@ fn a_second_process_is_refused_until_the_first_has_gone_or_is_taken_over() {
     assert_eq!(client.write(0, &pattern(3, 1 << 20)), 0);
 
     let third = world.serve(&["--takeover", "--shards", "1"], &members);
-    assert_ne!(client.write(0, &pattern(4, 1 << 20)), 0, "who was taken over writes no more");
+    assert_ne!(client.write(0, &pattern(4, 1 << 20)), 0, "a host that was taken over writes no more");
     let mut client = Client::connect(&third.nbd());
     assert!(client.read(0, 1 << 20) == pattern(3, 1 << 20));
     world.run(&["check", "data"]).ok();

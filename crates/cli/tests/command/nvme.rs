@@ -132,7 +132,7 @@ fn an_empty_slot_is_filled_from_the_pool_with_a_namespace_that_fits_and_holds_no
     let world = World::new();
     let members = world.raid5(3);
     let occupied = world.file("occupied", MEMBER_BYTES);
-    world.poke(&occupied, 4096, b"nobody knows what this is");
+    world.poke(&occupied, 4096, b"bytes of no known format");
     let small = world.file("small", 2 << 20);
     let fits = world.file("fits", MEMBER_BYTES + (1 << 20));
     let names = [occupied.clone(), small.clone(), fits];
@@ -221,10 +221,10 @@ fn an_address_that_others_reach_needs_authentication_and_a_file_that_they_cannot
     target(&["--dhchap-hosts", "open"]).refused(1, &["can be read by other users", "chmod 600"]);
     secrets_file(&world, "torn", &format!("* {SECRETS} more\n"), 0o600);
     target(&["--dhchap-hosts", "torn"]).refused(1, &["torn, line 1", "too many words"]);
-    secrets_file(&world, "empty", "# nobody\n", 0o600);
-    target(&["--dhchap-hosts", "empty"]).refused(1, &["names nobody"]);
+    secrets_file(&world, "empty", "# no line\n", 0o600);
+    target(&["--dhchap-hosts", "empty"]).refused(1, &["has no line for any peer"]);
     target(&["--dhchap-hosts", "missing"]).refused(1, &["can't read the secrets in missing"]);
     let members = world.raid5(3);
     let options = ["--nvme-tcp", "127.0.0.1:0", "--dhchap-hosts", "empty"];
-    world.serve_refused(&options, &members).refused(1, &["names nobody"]);
+    world.serve_refused(&options, &members).refused(1, &["has no line for any peer"]);
 }

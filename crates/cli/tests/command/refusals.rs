@@ -4,7 +4,7 @@ use std::os::unix::{fs::PermissionsExt, net::UnixListener};
 
 use crate::{
     nbd::{Client, pattern},
-    world::{MEMBER_BYTES, World, as_nobody},
+    world::{MEMBER_BYTES, World, without_privileges},
 };
 
 #[test]
@@ -175,7 +175,7 @@ fn a_held_member_is_refused_with_its_holder() {
 }
 
 #[test]
-fn who_may_not_open_a_member_is_told_so() {
+fn a_user_without_permission_for_a_member_gets_an_error_that_names_it() {
     let world = World::new();
     let members = world.raid5(3);
     let before = world.hashes(&members);
@@ -187,7 +187,7 @@ fn who_may_not_open_a_member_is_told_so() {
     // As the tests' own user, where that is not root, the mode above is what refuses.
     for command in [&["serve", "member0", "member1", "member2"][..], &["examine", "member0"]] {
         let mut command = world.command(command);
-        let output = as_nobody(&mut command).output();
+        let output = without_privileges(&mut command).output();
         // A build folder that other users may not enter can't be tested from.
         let Ok(output) = output else { continue };
         let error = String::from_utf8_lossy(&output.stderr);
@@ -199,7 +199,7 @@ fn who_may_not_open_a_member_is_told_so() {
 }
 
 #[test]
-fn an_array_that_nobody_serves_is_said_not_to_be_served() {
+fn a_command_for_an_array_that_is_not_served_is_refused() {
     let world = World::new();
     for command in [
         &["detail", "data"][..],
@@ -351,10 +351,10 @@ fn limits_say_what_to_raise() {
     limited.args(["--nproc=1:1", "--"]).arg(command.get_program()).args(command.get_args()).args(&memory);
     limited.current_dir(world.path("."));
     // A build folder that other users may not enter can't be tested from.
-    if as_nobody(command.arg("mem:1")).output().is_err() {
+    if without_privileges(command.arg("mem:1")).output().is_err() {
         return;
     }
-    let output = as_nobody(&mut limited).output().unwrap();
+    let output = without_privileges(&mut limited).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("can't start a thread") && error.contains("ulimit -u"), "{error}");

@@ -169,7 +169,7 @@ impl Drop for Monitor {
 }
 
 #[test]
-fn the_monitor_tells_a_program_of_everything_in_order_over_two_servers() {
+fn the_monitor_runs_a_program_for_every_event_in_order_over_two_servers() {
     let world = World::new();
     let members = world.raid5(3);
     let spare = world.file("spare", MEMBER_BYTES);
@@ -212,7 +212,7 @@ fn the_monitor_tells_a_program_of_everything_in_order_over_two_servers() {
 }
 
 #[test]
-fn a_monitor_that_looks_once_tells_what_is_wrong_and_ends() {
+fn a_monitor_that_looks_once_reports_what_is_wrong_and_ends() {
     let world = World::new();
     let members = world.raid5(3);
     let nothing = world.run(&["monitor", "--oneshot", "data"]).ok();

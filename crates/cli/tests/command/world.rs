@@ -254,7 +254,7 @@ impl Drop for LoopDevice {
 }
 
 /// Runs a command as a user without rights, where the tests run as root.
-pub fn as_nobody(command: &mut Command) -> &mut Command {
-    const NOBODY: u32 = 65534;
-    if rustix::process::geteuid().is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+pub fn without_privileges(command: &mut Command) -> &mut Command {
+    const UNPRIVILEGED: u32 = 65534;
+    if rustix::process::geteuid().is_root() { command.uid(UNPRIVILEGED).gid(UNPRIVILEGED) } else { command }
 }

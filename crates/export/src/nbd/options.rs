@@ -18,7 +18,8 @@ pub(super) struct Refused {
 
 impl Refused {
     /// The option isn't known here.
-    pub const UNSUPPORTED: Self = Self::new(option_reply::ERR_UNSUP, "this server does not know the option");
+    pub const UNSUPPORTED: Self =
+        Self::new(option_reply::ERR_UNSUP, "this server does not support the option");
     /// There is no such export.
     pub const UNKNOWN: Self = Self::new(option_reply::ERR_UNKNOWN, "there is no export of this name");
     /// The server is stopping.

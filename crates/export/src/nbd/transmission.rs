@@ -285,7 +285,7 @@ impl Transmission {
             command::BLOCK_STATUS => {
                 return Err(Refused(ErrorCode::Invalid, "no metadata context was selected for this export"));
             }
-            _ => return Err(Refused(ErrorCode::Invalid, "this server does not know the command")),
+            _ => return Err(Refused(ErrorCode::Invalid, "this server does not support the command")),
         };
         if flags & !(legal | command_flag::FUA) != 0 {
             return Err(Refused(ErrorCode::Invalid, "the command has a flag that it does not take"));

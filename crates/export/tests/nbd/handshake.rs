@@ -63,7 +63,7 @@ fn negotiated(export: usize, structured: bool, allocation: bool) -> Option<Hands
 }
 
 #[test]
-fn go_tells_size_flags_and_block_sizes_and_enters_transmission() {
+fn go_gives_size_flags_and_block_sizes_and_enters_transmission() {
     let mut handshake = greeted(&FLAGS);
     assert_eq!(
         feed(&mut handshake, &option(7, &info_data("array", &[1, 2, 3, 77]))),
@@ -328,7 +328,7 @@ fn a_stopping_server_refuses_all_but_abort() {
 fn errors_carry_a_message() {
     let mut handshake = greeted(&FLAGS);
     let replies = ask(&mut handshake, 5, &[]);
-    assert!(str::from_utf8(&replies[0].data).unwrap().contains("does not know"));
+    assert!(str::from_utf8(&replies[0].data).unwrap().contains("does not support"));
 }
 
 #[test]

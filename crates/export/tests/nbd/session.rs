@@ -477,7 +477,7 @@ fn refusals_that_are_not_read_are_bounded_too() {
 }
 
 #[test]
-fn errors_of_the_array_are_told_by_number() {
+fn errors_of_the_array_are_sent_as_numbers() {
     let numbers = [
         (ServiceError::Io, 5),
         (ServiceError::NoSpace, 28),
@@ -641,7 +641,7 @@ fn stop_closes_idle_clients_and_takes_no_new_ones() {
         haggling.receive_exactly(18).await.unwrap();
         let before = shard::now();
         server.stop(1000 * SECOND).await;
-        assert_eq!(shard::now(), before, "nobody had to be waited for");
+        assert_eq!(shard::now(), before, "no session had to be waited for");
         assert_eq!(idle_session.join().await, SessionEnd::Closed);
         assert_eq!(haggling_session.join().await, SessionEnd::Closed);
         let (late, session) = connect(&inner, &server, 4096);

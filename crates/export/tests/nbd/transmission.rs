@@ -306,7 +306,7 @@ fn replies_are_simple_or_structured_as_negotiated() {
     let header = |error: u8| [0x67, 0x44, 0x66, 0x98, 0, 0, 0, error, 1, 2, 3, 4, 5, 6, 7, 8];
     assert_eq!(Replies::done(cookie).bytes(), header(0));
     assert_eq!(simple.read(cookie, 4096, 512).bytes(), header(0));
-    assert_eq!(simple.error(cookie, ErrorCode::Io, "told to nobody").bytes(), header(5));
+    assert_eq!(simple.error(cookie, ErrorCode::Io, "sent without words").bytes(), header(5));
 
     let structured = Replies::new(true);
     let mut read = vec![0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 2, 8];

@@ -148,7 +148,7 @@ fn raid0_records_its_layout_only_where_sizes_differ() {
 
 /// What the error says is needed is enough, and no sector less is.
 #[test]
-fn a_device_that_is_too_small_is_told_the_least_that_would_do() {
+fn a_device_that_is_too_small_is_refused_with_the_least_size() {
     use MetadataVersion::{V1_0, V1_1, V1_2};
     for (version, size, data_offset, needed, too_small) in [
         // In front of a superblock of 1.0 there are 8 sectors for the bad-block log, and from 128 sectors on
@@ -237,7 +237,7 @@ fn a_later_log_lies_in_the_larger_room_beside_the_bad_block_log() {
 
 /// What the error says is needed is enough, and no sector less is.
 #[test]
-fn a_journal_on_a_small_device_is_told_the_least_that_would_do() {
+fn a_small_device_for_a_journal_is_refused_with_the_least_size() {
     for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
         let mut placed = wish(version, 24576, 32, NewBitmap::None).place().unwrap();
         let data_offset = placed.superblocks[0].member.data_offset;
@@ -264,7 +264,7 @@ fn a_journal_on_a_small_device_is_told_the_least_that_would_do() {
 }
 
 #[test]
-fn a_spare_gets_a_number_that_nobody_has_and_a_place_like_its_template() {
+fn a_spare_gets_a_free_number_and_a_place_like_its_template() {
     for version in [MetadataVersion::V1_0, MetadataVersion::V1_1, MetadataVersion::V1_2] {
         let array = wish(version, 24576, 32, BITMAP_64K).place().unwrap();
         let numbers: Vec<_> = array.superblocks.iter().map(|s| s.member.dev_number).collect();

@@ -297,7 +297,7 @@ pub enum SuperblockError {
     #[error("no MD superblock here")]
     NoMagic,
     /// A superblock that says it lies elsewhere: another format's, or a device that changed its size.
-    #[error("a superblock found at {found} says it belongs at {claimed}: the device was resized or copied")]
+    #[error("the superblock at {found} records {claimed} as its place: the device was resized or copied")]
     Misplaced {
         /// Where it was found.
         found: Sector,

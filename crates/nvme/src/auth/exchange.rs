@@ -288,14 +288,16 @@ fn answer(ours: &Challenged, entry: &Entry, names: &Names, reply: Message) -> Re
 pub enum AuthenticationError {
     /// The server wants a proof, and there is nothing to give it by.
     #[error(
-        "it wants this host to authenticate, and no secret for it is known: name it in the file of --dhchap-secrets"
+        "it requires this host to authenticate, and no secret for it is known: add a line for it to the file of --dhchap-secrets"
     )]
     NoSecret,
     /// The server wants no proof, and so gives none.
-    #[error("it does not authenticate although a secret of its own is known: it may be another server")]
+    #[error(
+        "it does not authenticate itself, although the file of secrets has a secret of its own: it may be another server"
+    )]
     NotAsked,
     /// A secure channel is wanted.
-    #[error("it wants a secure channel (TLS), which is not supported")]
+    #[error("it requires a secure channel (TLS), which is not supported")]
     SecureChannel,
     /// The server doesn't believe this host.
     #[error("it refuses this host: {}", .0.words())]
@@ -309,7 +311,7 @@ pub enum AuthenticationError {
     #[error("it chose a hash or a group that the file of secrets does not allow")]
     NotAllowed,
     /// What it says makes no sense.
-    #[error("its messages make no sense ({})", .0.words())]
+    #[error("it sent an authentication message that is not valid ({})", .0.words())]
     Nonsense(Failed),
     /// This machine's fault.
     #[error("it can't be answered: {0}")]

@@ -47,7 +47,7 @@ pub enum KeyFileProblem {
         error: KeyFileError,
     },
     /// The file names no peer.
-    #[error("{path} names nobody")]
+    #[error("{path} has no line for any peer: add lines NQN HOST-SECRET [CONTROLLER-SECRET]")]
     Empty {
         /// The file.
         path: PathBuf,
@@ -111,7 +111,7 @@ mod tests {
         mode(&directory, 0o777);
         assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Exchangeable { .. })));
         mode(&directory, 0o755);
-        fs::write(&path, "# nobody\n").unwrap();
+        fs::write(&path, "# no line\n").unwrap();
         assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Empty { .. })));
         fs::write(&path, "one two three four five six\n").unwrap();
         assert!(matches!(Keyring::read(&path), Err(KeyFileProblem::Line { .. })));

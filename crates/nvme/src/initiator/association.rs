@@ -416,7 +416,7 @@ impl Association {
     ) -> Result<(ControllerInfo, Option<Announcement>), InitiatorError> {
         let bytes = self.identify_page(queue, cns::CONTROLLER, 0).await?;
         let info = ControllerInfo::parse(&bytes);
-        let info = info.ok_or_else(|| self.unusable("its Identify data makes no sense"))?;
+        let info = info.ok_or_else(|| self.unusable("its Identify data is not valid"))?;
         Ok((info, Announcement::parse(&bytes)))
     }
 
@@ -522,7 +522,7 @@ impl Association {
         let queue = self.admin().await?;
         let header = self.log_page(&queue, log::page::DISCOVERY, log::discovery_bytes(0)).await?;
         let count = log::discovery_count(&header);
-        let count = count.ok_or_else(|| self.unusable("its discovery log makes no sense"))?;
+        let count = count.ok_or_else(|| self.unusable("its discovery log is not valid"))?;
         let page = self.log_page(&queue, log::page::DISCOVERY, log::discovery_bytes(count)).await?;
         Ok(log::parse_discovery(&page))
     }

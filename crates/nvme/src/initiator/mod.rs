@@ -135,7 +135,7 @@ impl std::fmt::Display for Loss {
             Self::Timeout => write!(f, "a command was not answered in time"),
             Self::Protocol(error) => write!(f, "the server broke the protocol ({error:?})"),
             Self::Terminated(status) => write!(f, "the server ended it (status {status})"),
-            Self::Dropped => write!(f, "nobody uses it"),
+            Self::Dropped => write!(f, "nothing uses it any more"),
         }
     }
 }

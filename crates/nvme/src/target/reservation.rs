@@ -123,12 +123,12 @@ impl Reservations {
     fn remove(&mut self, gone: impl Fn(&Registrant) -> bool) {
         self.registrants.retain(|registrant| !gone(registrant));
         if let Some(held) = self.held {
-            let nobody = if held.kind.all_hold() {
+            let is_released = if held.kind.all_hold() {
                 self.registrants.is_empty()
             } else {
                 self.key_of(&held.host).is_none()
             };
-            if nobody {
+            if is_released {
                 self.held = None;
             }
         }
@@ -161,8 +161,8 @@ impl Reservations {
         if key == 0 && !takes_it {
             return Err(Status::INVALID_FIELD);
         }
-        let everybody = key == 0;
-        let gone = |registrant: &Registrant| registrant.host != *host && (everybody || registrant.key == key);
+        let takes_all = key == 0;
+        let gone = |registrant: &Registrant| registrant.host != *host && (takes_all || registrant.key == key);
         let preempted: Vec<HostId> =
             self.registrants.iter().filter(|registrant| gone(registrant)).map(|gone| gone.host).collect();
         if preempted.is_empty() && !takes_it {

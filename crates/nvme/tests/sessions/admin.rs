@@ -144,7 +144,7 @@ fn a_keep_alive_time_that_is_set_later_counts_from_then_on() {
 }
 
 #[test]
-fn a_change_is_told_if_it_is_wanted_and_again_only_after_its_log_page_was_read() {
+fn a_change_is_reported_if_it_is_enabled_and_again_only_after_its_log_page_was_read() {
     const CHANGED: u32 = 0x0004_0002;
     seeds(4, |random| async move {
         let (subsystem, target) = target(&[Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)]);

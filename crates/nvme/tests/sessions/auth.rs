@@ -77,7 +77,7 @@ async fn refusal(initiator: &Arc<Initiator>) -> AuthenticationError {
 }
 
 #[test]
-fn who_has_the_keys_writes_and_reads_one_way_and_both_ways() {
+fn a_host_with_the_keys_writes_and_reads_one_way_and_both_ways() {
     seeds(12, |random| async move {
         let controller = (random.below(2) == 0).then(|| secret(2));
         let groups = [vec![Group::Null], Group::ALL.to_vec()][random.below(2)].clone();
@@ -100,7 +100,7 @@ fn who_has_the_keys_writes_and_reads_one_way_and_both_ways() {
 }
 
 #[test]
-fn who_has_another_key_or_none_gets_nothing_and_leaves_nothing() {
+fn a_host_with_another_key_or_none_gets_nothing_and_leaves_nothing() {
     seeds(4, |random| async move {
         let (array, subsystem, target) = guarded(&random, plain(HOST));
         let other = Entry { host: secret(3), ..plain(NQN) };
@@ -130,7 +130,7 @@ fn a_host_without_a_line_is_refused_by_connect() {
 }
 
 #[test]
-fn a_server_that_cannot_prove_who_it_is_is_not_used() {
+fn a_server_that_cannot_prove_its_identity_is_not_used() {
     seeds(4, |random| async move {
         let (_, subsystem, target) = guarded(&random, Entry { controller: Some(secret(4)), ..plain(HOST) });
         let mutual = || Some(Entry { controller: Some(secret(2)), ..plain(NQN) });
@@ -289,7 +289,7 @@ fn an_io_queue_proves_itself_and_is_not_let_in_by_the_admin_queue() {
 }
 
 #[test]
-fn a_wrong_reply_is_told_and_ends_the_association() {
+fn a_wrong_reply_is_reported_and_ends_the_association() {
     seeds(4, |random| async move {
         let (_, subsystem, target) = guarded(&random, plain(HOST));
         let wrong = Prover::new(&random, Entry { host: secret(9), ..plain(NQN) });
@@ -321,7 +321,7 @@ fn what_was_overheard_is_refused_when_it_is_sent_again() {
 }
 
 #[test]
-fn who_does_not_come_to_an_end_is_cut_off() {
+fn a_connection_that_does_not_finish_authentication_is_cut_off() {
     seeds(3, |random| async move {
         let (_, subsystem, target) = guarded(&random, plain(HOST));
         let mut silent = connected(&random, &target).await;
@@ -383,7 +383,7 @@ fn a_running_queue_may_authenticate_again_and_must_not_fail_in_it() {
 }
 
 #[test]
-fn a_target_without_secrets_knows_no_such_commands() {
+fn a_target_without_secrets_has_no_such_commands() {
     seeds(1, |random| async move {
         let (_, target) = crate::target(&[Array::new(&random, SIZE, 0)]);
         let mut admin = Host::admin(&random, &target, 5).await;

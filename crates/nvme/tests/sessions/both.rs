@@ -367,7 +367,7 @@ fn members_on_one_server_share_the_association() {
 }
 
 #[test]
-fn of_all_who_claim_a_namespace_one_succeeds_and_may_write_it_until_it_lets_go() {
+fn of_all_hosts_that_claim_a_namespace_one_succeeds_and_writes_until_it_lets_go() {
     seeds(4, |random| async move {
         let target = network(&random, &[Array::new(&random, SIZE, 0)]);
         let (first, second) = (initiator_of(5), initiator_of(6));

@@ -68,7 +68,7 @@ async fn attached(admin_queue: &mut Host, data: &[u8]) -> Status {
 }
 
 #[test]
-fn an_attach_to_a_server_that_was_started_anew_is_refused_and_fences_nobody() {
+fn an_attach_to_a_server_that_was_started_anew_is_refused_and_fences_no_host() {
     seeds(2, |random: Rc<Random>| async move {
         let arrays = [Array::new(&random, 1 << 20, 0)];
         let target = computing(&arrays);

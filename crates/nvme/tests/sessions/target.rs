@@ -112,7 +112,7 @@ fn a_header_with_a_wrong_digest_ends_the_connection() {
 }
 
 #[test]
-fn data_that_nobody_asked_for_ends_the_connection() {
+fn data_without_a_request_ends_the_connection() {
     seeds(10, |random| async move {
         let array = Array::new(&random, SIZE, 0);
         let (_, target) = target(std::slice::from_ref(&array));
@@ -168,7 +168,7 @@ fn of_data_that_was_asked_for_and_came_damaged_nothing_is_written_and_no_memory_
 }
 
 #[test]
-fn a_host_that_breaks_the_protocol_is_told_so_before_its_commands_are_over() {
+fn a_host_that_breaks_the_protocol_gets_a_termination_before_its_commands_end() {
     seeds(3, |random| async move {
         let array = Array::new(&random, SIZE, 0);
         let (_, target) = target(std::slice::from_ref(&array));
@@ -187,7 +187,10 @@ fn a_host_that_breaks_the_protocol_is_told_so_before_its_commands_are_over() {
         });
         assert!(matches!(io.hear().await, Heard::Terminated(_)));
         assert!(matches!(io.hear().await, Heard::Closed));
-        assert!(shard::now() - begun < 1_000_000_000, "it was told when the array had carried its write out");
+        assert!(
+            shard::now() - begun < 1_000_000_000,
+            "it got the termination only when the array had carried its write out"
+        );
         // The queue is not another connection's before that.
         let mut again = Host::initialize(&random, &target, 0).await;
         let connected = again.connect(1, 1, admin.controller, 0).await;
@@ -213,7 +216,7 @@ fn a_host_that_breaks_the_protocol_and_takes_nothing_is_cut_off_soon() {
         shard::sleep(1_000_000_000).await;
         io.send(&[0xff; 8]).await;
         shard::sleep(4_000_000_000).await;
-        assert_eq!(target.connections(), 2, "it has had no time to hear why");
+        assert_eq!(target.connections(), 2, "it has had no time to receive the reason");
         shard::sleep(2_000_000_000).await;
         assert_eq!(target.connections(), 1);
         admin.close();
@@ -222,7 +225,7 @@ fn a_host_that_breaks_the_protocol_and_takes_nothing_is_cut_off_soon() {
 }
 
 #[test]
-fn completions_tell_how_far_the_queue_was_taken() {
+fn completions_carry_how_far_the_queue_was_taken() {
     seeds(2, |random| async move {
         let (_, target) = target(&[Array::new(&random, SIZE, 0)]);
         let admin = Host::admin(&random, &target, 1).await;
@@ -651,7 +654,7 @@ fn preempt_and_abort_is_answered_when_the_preempted_hosts_writes_are_over() {
 }
 
 #[test]
-fn a_changed_namespace_is_told_once_and_then_listed() {
+fn a_changed_namespace_is_reported_once_and_then_listed() {
     seeds(5, |random| async move {
         let arrays = [Array::new(&random, SIZE, 0), Array::new(&random, SIZE, 0)];
         let (subsystem, target) = target(&arrays);

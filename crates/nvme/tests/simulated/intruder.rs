@@ -120,7 +120,7 @@ async fn replay(address: &Address, rng: &mut Rng) -> Option<&'static str> {
         again.tell(message).await?;
         last = again.fetch().await?.message;
     }
-    matches!(last, Message::Success1 { .. }).then_some("a reply that was overheard is believed")
+    matches!(last, Message::Success1 { .. }).then_some("a reply that was overheard is accepted")
 }
 
 /// A host that knows the server by another secret than it has.
@@ -128,7 +128,7 @@ async fn impostor(address: &Address, rng: &mut Rng) -> Option<&'static str> {
     let authentication = Some(Arc::new(knows(rng, 1, 9)));
     let options = Options { authentication, ..Options::new(HOST.to_owned(), OTHER_ID, 1) };
     let opened = Initiator::new(options, Arc::new(Wires)).open(address).await;
-    opened.is_ok().then_some("a server that can't prove who it is is believed")
+    opened.is_ok().then_some("a server that can't prove its identity is accepted")
 }
 
 /// One connection.

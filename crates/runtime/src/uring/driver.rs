@@ -500,7 +500,7 @@ mod tests {
         });
         let before = shard.now();
         driver.sleep(&shard);
-        assert!(shard.now() - before < LIMIT_NS / 2, "the message woke nobody");
+        assert!(shard.now() - before < LIMIT_NS / 2, "the message did not wake the shard");
         sender.join().unwrap();
         assert!(driver.drain(&shard));
     }

@@ -89,7 +89,7 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// The user may not.
-    #[error("no permission to open {}: run as a user who may, often root", path.display())]
+    #[error("no permission to open {}: run this as root, or as a user with that permission", path.display())]
     Permission {
         /// The path.
         path: PathBuf,

@@ -127,7 +127,7 @@ impl Swarm {
         match self.rng.below(16) {
             0 | 1 => self.begin_replacement(),
             2..=4 => self.give_back(),
-            5 => self.remove_somebody(),
+            5 => self.remove_a_member(),
             6 => self.keep_a_spare(),
             7 | 8 => self.bounce(),
             9 if self.setup.failures => self.hang(habits.timeout_ns),
@@ -308,7 +308,7 @@ impl Swarm {
     }
 
     /// A device that holds no slot is taken out of the array for good, or is until it is given back.
-    fn remove_somebody(&mut self) {
+    fn remove_a_member(&mut self) {
         let slots = self.array().shared().snapshot().seats.len();
         let which = if self.rng.chance(1, 2) {
             Removed::Slot(self.rng.index(slots))

@@ -168,7 +168,7 @@ pub fn a_sector_does_not_change_when_a_replacement_ends_after_a_crash() -> Resul
             (0..8).map(|n| sector(&mut scene, &array, EARLY + n * 512)).collect::<Result<_, _>>()?;
         scene.stop(array)?;
         expect(
-            "sectors have changed that nobody wrote, when the replacement took the slot",
+            "sectors that were not written have changed, when the replacement took the slot",
             before == after,
         )?;
     }

@@ -109,7 +109,7 @@ pub fn two_wrong_chunks_of_a_row_are_left_alone() -> Result<(), Verdict> {
 }
 
 /// With a chunk that can't be read there is one equation too few to accuse another.
-pub fn a_row_with_an_unreadable_chunk_accuses_nobody() -> Result<(), Verdict> {
+pub fn a_row_with_an_unreadable_chunk_accuses_no_member() -> Result<(), Verdict> {
     let (mut scene, array) = filled(22, Level::Raid6)?;
     for stripe in 0..4 {
         let (reader, liar) = ((stripe % 4) as usize, ((stripe + 1) % 4) as usize);

@@ -34,7 +34,7 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::RepairOutsideClaim, repair_scenes::a_read_repair_does_not_undo_a_write_that_comes_meanwhile),
     (Mutant::RepairLeavesCache, repair_scenes::a_write_after_a_repair_uses_the_parity_that_it_made),
     (Mutant::LocateGuesses, repair_scenes::two_wrong_chunks_of_a_row_are_left_alone),
-    (Mutant::LocateDegraded, repair_scenes::a_row_with_an_unreadable_chunk_accuses_nobody),
+    (Mutant::LocateDegraded, repair_scenes::a_row_with_an_unreadable_chunk_accuses_no_member),
     (Mutant::HealsWholeChunk, repair_scenes::a_read_error_heals_its_row_and_no_other),
     (Mutant::RepairWithoutFlush, repair_scenes::a_repair_that_was_reported_outlives_a_crash),
     (Mutant::PaceNeverLetsGo, repair_scenes::a_check_that_is_held_to_a_low_speed_ends),
@@ -56,9 +56,9 @@ pub fn a_device_that_was_absent_for_a_single_write_is_disowned() -> Result<(), V
     let events = scene.events();
     expect("by its events alone the device would be current", events[0] > events[1] + 1)?;
     let superblock = |disk: usize| checks::superblock(&scene.disks[disk]);
-    let (by, whom) =
+    let (by, device) =
         superblock(0).zip(superblock(1)).ok_or_else(|| Verdict::Scene("no superblocks".to_owned()))?;
-    let role = whom.role_in(&by.array);
+    let role = device.role_in(&by.array);
     expect("the others call a device a member that missed a write", !matches!(role, Role::Slot(_)))?;
     let array = scene.start(&[0, 1, 2, 3], true)?.map_err(|error| Verdict::Refused(error.to_string()))?;
     let byte = scene.read(&array, 16 << 10)?;

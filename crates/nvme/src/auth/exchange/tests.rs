@@ -88,7 +88,7 @@ fn run_at(
 const PASSED: Ended = (Ok(()), Outcome::Authenticated);
 
 #[test]
-fn whoever_has_the_keys_is_believed_with_every_hash_and_group_both_ways() {
+fn sides_with_the_keys_authenticate_with_every_hash_and_group_both_ways() {
     for hash in Hash::ALL {
         for group in Group::ALL {
             for controller in [None, Some(secret(100))] {
@@ -101,7 +101,7 @@ fn whoever_has_the_keys_is_believed_with_every_hash_and_group_both_ways() {
 }
 
 #[test]
-fn transformed_keys_are_bound_to_who_uses_them() {
+fn transformed_keys_are_bound_to_the_names_that_use_them() {
     let bound = |hash| Secret::of_key(&[5; 48], Some(hash)).unwrap();
     let entry = Entry::new("*", bound(Hash::Sha384), Some(bound(Hash::Sha512)));
     assert_eq!(run(&side(1, entry.clone()), &side(2, entry.clone()), |_, _| {}), PASSED);
@@ -158,13 +158,13 @@ fn a_host_with_another_key_is_refused() {
 #[test]
 fn a_host_whose_secret_was_taken_away_meanwhile_is_refused() {
     let known = entry(None, Hash::ALL, &[Group::Null]);
-    let nobody = side(2, Entry { peer: "nqn.other".to_owned(), ..known.clone() });
+    let without = side(2, Entry { peer: "nqn.other".to_owned(), ..known.clone() });
     let refused = Err(AuthenticationError::Refused(Failed::AUTHENTICATION));
-    assert_eq!(run(&side(1, known), &nobody, |_, _| {}).0, refused);
+    assert_eq!(run(&side(1, known), &without, |_, _| {}).0, refused);
 }
 
 #[test]
-fn a_controller_that_cannot_prove_itself_is_not_believed() {
+fn a_controller_that_cannot_prove_its_secret_is_refused() {
     let host = || side(1, entry(Some(secret(100)), Hash::ALL, &[Group::Null]));
     let none = side(2, entry(None, Hash::ALL, &[Group::Null]));
     let refused = Err(AuthenticationError::Refused(Failed::AUTHENTICATION));
@@ -182,7 +182,7 @@ fn a_controller_that_cannot_prove_itself_is_not_believed() {
 }
 
 #[test]
-fn no_changed_bit_of_any_message_lets_anybody_in_who_did_not_prove_it() {
+fn no_changed_bit_of_any_message_admits_a_side_without_proof() {
     let group = &[Group::Null];
     // Bytes that are reserved, by message; of Negotiate only the transaction is looked at.
     let reserved: [&[usize]; 4] = [&[], &[2, 3, 7], &[2, 3, 7, 9], &[2, 3, 7, 9, 10, 11, 12, 13, 14, 15]];
@@ -284,7 +284,7 @@ fn neither_end_goes_below_what_its_file_allows() {
 }
 
 #[test]
-fn a_value_by_which_anybody_knows_the_shared_secret_is_refused() {
+fn a_value_that_makes_the_shared_secret_public_is_refused() {
     let known = || entry(None, &[Hash::Sha256], &[Group::Ffdhe2048]);
     let one = |which: usize, start: usize| {
         move |number: usize, message: &mut Vec<u8>| {

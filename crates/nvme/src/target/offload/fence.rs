@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_not_attached_under_the_epoch_may_change_nothing() {
+    fn a_host_that_is_not_attached_under_the_epoch_may_change_nothing() {
         let mut fence = Fence::default();
         assert!(fence.allows(1) && fence.allows(2));
         attached(&mut fence, 5, 1, A);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn after_giving_up_anybody_may_write_and_an_older_host_may_not_attach() {
+    fn after_giving_up_every_host_may_write_and_an_older_one_may_not_attach() {
         let mut fence = Fence::default();
         attached(&mut fence, 5, 1, A);
         let record = fence.give_up().unwrap();
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn who_brought_peers_of_an_earlier_epoch_brings_none_of_a_later_one() {
+    fn a_controller_with_peers_of_an_earlier_epoch_brings_none_of_a_later_one() {
         let mut fence = Fence::default();
         let peer = |epoch| Attach { peer: true, ..attach(epoch) };
         attached(&mut fence, 5, 1, A);

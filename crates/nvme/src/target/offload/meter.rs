@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_shows_its_rate_however_little_it_is_used_and_is_believed_to_gain_afterwards() {
+    fn a_link_shows_its_rate_however_little_it_is_used_and_is_estimated_to_gain_afterwards() {
         for each_ms in [10, 100] {
             let meter = Meter::default();
             let end = receive(&meter, 0, 200, (10, each_ms));

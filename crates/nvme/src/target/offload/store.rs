@@ -53,7 +53,7 @@ impl EpochStore for EpochFiles {
         };
         let damaged = || {
             let words = format!(
-                "{} is damaged: it says which host may write. If no host uses the namespace, remove it",
+                "{} is damaged: it records which host may write. If no host uses the namespace, remove the file",
                 path.display()
             );
             io::Error::new(io::ErrorKind::InvalidData, words)

@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_adds_adds_what_came_meanwhile() {
+    fn a_sum_under_way_takes_in_the_parts_that_came_meanwhile() {
         on_a_shard(|| {
             let mut table = Table::new(4);
             let Ok(key) = table.begin(&beginning(7, Some((3, 0))), 0) else { panic!("it begins") };
@@ -568,7 +568,7 @@ mod tests {
                 panic!("there are two to add")
             };
             let Ok(Taken::New(_, None)) = table.peer(ticket(7, 1), 2, part(4, 512), 0) else {
-                panic!("somebody adds already")
+                panic!("a sum is under way already")
             };
             assert!(sum(&mut table, key).is_pending());
             let work = table.added(key, work.add().unwrap()).expect("the third one");
