@@ -114,7 +114,7 @@ impl Default for WriteContext {
 }
 
 /// Why a batch starts over.
-enum Replan {
+enum Aborted {
     /// The membership changed, or a source could not be read.
     Replan,
     /// A member failed and is reported: once it is out, there is another way.
@@ -122,13 +122,13 @@ enum Replan {
     Fatal(IoError),
 }
 
-impl From<Moved> for Replan {
+impl From<Moved> for Aborted {
     fn from(Moved: Moved) -> Self {
         Self::Replan
     }
 }
 
-impl From<IoError> for Replan {
+impl From<IoError> for Aborted {
     fn from(error: IoError) -> Self {
         Self::Fatal(error)
     }
@@ -205,12 +205,12 @@ impl ShardVolume {
                         None => return self.acknowledge(generation).await,
                     }
                 }
-                Err(Replan::Replan) => self.counters().replans.add(1),
-                Err(Replan::Without(member)) => {
+                Err(Aborted::Replan) => self.counters().replans.add(1),
+                Err(Aborted::Without(member)) => {
                     self.counters().replans.add(1);
                     self.shared.dropped(member).await?;
                 }
-                Err(Replan::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
+                Err(Aborted::Fatal(IoError::Unreadable { .. })) if !healed && !context.avoid.is_empty() => {
                     // Read errors of several members: the plan avoids their whole chunks, but each row may
                     // have just one.
                     healed = true;
@@ -218,7 +218,7 @@ impl ShardVolume {
                     context.avoid = Set64::EMPTY;
                     self.counters().replans.add(1);
                 }
-                Err(Replan::Fatal(error)) => return Err(error),
+                Err(Aborted::Fatal(error)) => return Err(error),
             }
         }
     }
@@ -229,13 +229,13 @@ impl ShardVolume {
         stripe: StripeId,
         mut claim: Option<&mut Claim<'_, Piece, Answer>>,
         context: &mut WriteContext,
-    ) -> Result<u64, Replan> {
+    ) -> Result<u64, Aborted> {
         let inside = self.enter().await?;
         context.held.clear();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
-        let stale = |error: Replan| if inside.has_moved() { Replan::Replan } else { error };
+        let stale = |error: Aborted| if inside.has_moved() { Aborted::Replan } else { error };
         let intended = self.prepare(&inside, stripe, context).await.map_err(stale)?;
 
         // Freeze: what has arrived by now is the last to join. What it adds is read and marked like the rest.
@@ -281,14 +281,14 @@ impl ShardVolume {
         writing: &Writing<'_>,
         stripe: StripeId,
         context: &WriteContext,
-    ) -> Result<Logged, Replan> {
+    ) -> Result<Logged, Aborted> {
         let view = writing.view();
         let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
         let batch = Batch { volume: self, view, stripe, image, plan, parity, written_out: *written_out };
         view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
-            LogError::Member(member) => Replan::Without(member),
-            LogError::Moved => Replan::Replan,
-            LogError::Fatal(error) => Replan::Fatal(error),
+            LogError::Member(member) => Aborted::Without(member),
+            LogError::Moved => Aborted::Replan,
+            LogError::Fatal(error) => Aborted::Fatal(error),
         })
     }
 
@@ -298,7 +298,7 @@ impl ShardVolume {
         inside: &'i Inside<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<Intended<'i>, Replan> {
+    ) -> Result<Intended<'i>, Aborted> {
         let view = inside.view();
         self.cut_at_bad_blocks(view, stripe, context);
         if view.snapshot.log.takes_rows() {
@@ -327,7 +327,7 @@ impl ShardVolume {
         view: &View,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<(), Replan> {
+    ) -> Result<(), Aborted> {
         let chunk = self.parity_geometry().chunk_bytes();
         context.image.build_extents(chunk);
         if consistency::takes_several_entries(context.image.extents()) {
@@ -402,7 +402,7 @@ impl ShardVolume {
         facts: &Stripe,
         context: &mut WriteContext,
         by_servers: bool,
-    ) -> Result<(), Replan> {
+    ) -> Result<(), Aborted> {
         context.image.build_extents(facts.chunk_bytes);
         let image = context.image.extents().iter().map(|e| Written {
             column: e.column,
@@ -419,7 +419,7 @@ impl ShardVolume {
         let mut sources = PlanFacts { volume: self, view, stripe, rows, explores: context.timed };
         plan_into(&mut context.plan, facts, policy, image, transfers, &mut sources).map_err(|error| {
             let missing = facts.unreadable.or(facts.unwritable).len();
-            Replan::Fatal(match error {
+            Aborted::Fatal(match error {
                 PlanError::NoSuchRange { .. } => unreachable!("pieces are cut by the geometry"),
                 PlanError::BeyondRedundancy { .. } => IoError::Failed,
                 PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
@@ -449,7 +449,7 @@ impl ShardVolume {
         view: &View,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<(), Replan> {
+    ) -> Result<(), Aborted> {
         let totals = context.plan.totals();
         self.counters().pre_read_bytes.add(totals.read_bytes);
         self.counters().reconstruct_read_bytes.add(totals.reconstruct_read_bytes);
@@ -496,7 +496,7 @@ impl ShardVolume {
         if context.timed {
             self.update_prices(&view.snapshot);
         }
-        if failed { Err(Replan::Replan) } else { Ok(()) }
+        if failed { Err(Aborted::Replan) } else { Ok(()) }
     }
 
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted

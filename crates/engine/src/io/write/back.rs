@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{Buffer, Slice, shard};
 
-use super::{Replan, WriteContext};
+use super::{Aborted, WriteContext};
 use crate::{
     consistency::{
         Log, LogError,
@@ -55,14 +55,14 @@ impl ShardVolume {
             match self.try_write_back(journal, stripe, claim, context).await {
                 Ok(Some(generation)) => return Some(self.shared.durable(generation).await),
                 // What can't be read to fill a page may be mended by a write that goes to the members.
-                Ok(None) | Err(Replan::Fatal(IoError::Unreadable { .. })) => break,
-                Err(Replan::Replan) => {}
-                Err(Replan::Without(member)) => {
+                Ok(None) | Err(Aborted::Fatal(IoError::Unreadable { .. })) => break,
+                Err(Aborted::Replan) => {}
+                Err(Aborted::Without(member)) => {
                     if let Err(error) = self.shared.dropped(member).await {
                         return Some(Err(error));
                     }
                 }
-                Err(Replan::Fatal(error)) => return Some(Err(error)),
+                Err(Aborted::Fatal(error)) => return Some(Err(error)),
             }
         }
         if active(Mutant::CachedLeftBehind) {
@@ -78,7 +78,7 @@ impl ShardVolume {
         stripe: StripeId,
         claim: &mut Claim<'_, Piece, Answer>,
         context: &mut WriteContext,
-    ) -> Result<Option<u64>, Replan> {
+    ) -> Result<Option<u64>, Aborted> {
         // Nothing is written to a member here, and the journal looks for itself whether the membership is
         // still the one.
         let inside = self.enter().await?;
@@ -96,9 +96,9 @@ impl ShardVolume {
         let generation = inside.generation();
         let logged = journal.log_data(&self.shared, generation, key, pages).await;
         logged.map(|logged| logged.then_some(generation)).map_err(|error| match error {
-            LogError::Member(member) => Replan::Without(member),
-            LogError::Moved => Replan::Replan,
-            LogError::Fatal(error) => Replan::Fatal(error),
+            LogError::Member(member) => Aborted::Without(member),
+            LogError::Moved => Aborted::Replan,
+            LogError::Fatal(error) => Aborted::Fatal(error),
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pinstripe_runtime::{DeviceError, Slice, shard};
 
-use super::{Replan, WriteContext};
+use super::{Aborted, WriteContext};
 use crate::{
     error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
@@ -108,10 +108,10 @@ impl ShardVolume {
         writing: &Writing<'_>,
         stripe: StripeId,
         context: &mut WriteContext,
-    ) -> Result<(), Replan> {
+    ) -> Result<(), Aborted> {
         let view = writing.view();
         let Some(attached) = attached(&view.snapshot).map(Arc::clone) else {
-            return Err(Replan::Replan);
+            return Err(Aborted::Replan);
         };
         let map = self.parity_geometry().slots(stripe);
         let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
@@ -119,7 +119,7 @@ impl ShardVolume {
         let Some(reserved) = reserved else {
             self.counters().offload_fallbacks.add(1);
             context.remote.failed = true;
-            return Err(Replan::Replan);
+            return Err(Aborted::Replan);
         };
         let operations = slots.iter().enumerate();
         let sent: Vec<Sent> = operations
@@ -140,7 +140,7 @@ impl ShardVolume {
         reserved: &Reservation<'_>,
         sent: &[Sent],
         context: &mut WriteContext,
-    ) -> Result<(), Replan> {
+    ) -> Result<(), Aborted> {
         let mut requests = Requests::new();
         let (jobs, image) = (&context.remote.jobs, &context.image);
         self.send_parts(view, stripe, reserved, (jobs, image), &mut requests);
@@ -172,9 +172,9 @@ impl ShardVolume {
             self.shared.offload.pause();
         }
         if self.shared.has_failed() {
-            return Err(Replan::Fatal(self.shared.failure()));
+            return Err(Aborted::Fatal(self.shared.failure()));
         }
-        Err(judged.member.map_or(Replan::Replan, Replan::Without))
+        Err(judged.member.map_or(Aborted::Replan, Aborted::Without))
     }
 
     /// New bytes to those that keep them, and the question for old ones to the others.
