@@ -263,18 +263,18 @@ fn set_aside_disowned(found: &mut Vec<Found>) -> Vec<Found> {
     if active(Mutant::RevenantAccepted) {
         return gone;
     }
-    let disowns = |by: &Found, whom: &Found| is_disowned(&by.superblock, &whom.superblock);
+    let disowns = |by: &Found, other: &Found| is_disowned(&by.superblock, &other.superblock);
     // Of two that disown each other the rest decides; without a rest neither can be believed.
     for is_mutual in [false, true] {
-        while let Some(whom) = found
+        while let Some(other) = found
             .iter()
-            .position(|whom| found.iter().any(|by| disowns(by, whom) && (is_mutual || !disowns(whom, by))))
+            .position(|other| found.iter().any(|by| disowns(by, other) && (is_mutual || !disowns(other, by))))
         {
             let mut mutual = Vec::new();
             if is_mutual {
-                mutual.extend((0..found.len()).filter(|&by| disowns(&found[by], &found[whom])));
+                mutual.extend((0..found.len()).filter(|&by| disowns(&found[by], &found[other])));
             }
-            mutual.push(whom);
+            mutual.push(other);
             mutual.sort_unstable();
             gone.extend(mutual.into_iter().rev().map(|index| found.remove(index)));
         }
@@ -301,14 +301,14 @@ fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
 
 /// Whether one member's superblock says that another, which calls itself a member, is none. One event behind,
 /// it may just have missed how a device joined; but a device that joins isn't whole.
-fn is_disowned(by: &Superblock, whom: &Superblock) -> bool {
-    let (theirs, mine) = (by.array.events, whom.array.events);
-    let knows = theirs >= mine || theirs + 1 == mine && whom.member.recovery_offset.is_none();
-    by.same_array(whom).is_ok()
+fn is_disowned(by: &Superblock, other: &Superblock) -> bool {
+    let (theirs, mine) = (by.array.events, other.array.events);
+    let knows = theirs >= mine || theirs + 1 == mine && other.member.recovery_offset.is_none();
+    by.same_array(other).is_ok()
         && knows
         && matches!(by.own_role(), Role::Slot(_))
-        && matches!(whom.own_role(), Role::Slot(_))
-        && !matches!(whom.role_in(&by.array), Role::Slot(_))
+        && matches!(other.own_role(), Role::Slot(_))
+        && !matches!(other.role_in(&by.array), Role::Slot(_))
 }
 
 /// The superblock with the most events; an error if the devices are not of one array.

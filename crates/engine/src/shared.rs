@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_in_vain_stops_waiting_and_tries_again_now_and_then() {
+    fn gathering_in_vain_stops_and_is_tried_again_now_and_then() {
         let recent = RecentStripes::default();
         recent.note(7, STRIPE);
         (0..GATHER_CREDIT_MAX).for_each(|_| recent.learn(false));

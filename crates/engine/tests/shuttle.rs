@@ -141,7 +141,7 @@ fn colliding_stripes_and_exclusive_claims_wait_for_each_other_and_never_join() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_loses_nobody_else() {
+fn a_waiter_that_gives_up_loses_no_other() {
     check(|| {
         let stripes = Stripes::new();
         let mut threads: Vec<_> = (0..3)
@@ -339,7 +339,7 @@ impl Gate {
 }
 
 #[test]
-fn the_gate_closes_only_when_nobody_is_inside_and_opens_for_who_wants_it() {
+fn the_gate_closes_only_when_it_is_empty_and_opens_for_a_writer_that_wants_it() {
     check(|| {
         let gate = Gate::new(2);
         let mut threads: Vec<_> = (0..2).map(|shard| Gate::writer(&gate, shard)).collect();
@@ -365,7 +365,7 @@ fn the_gate_closes_only_when_nobody_is_inside_and_opens_for_who_wants_it() {
 
 /// C1: after a generation is published and drained, no writer is inside under the one before it.
 #[test]
-fn nobody_writes_under_an_old_generation_once_it_is_drained() {
+fn no_write_is_under_an_old_generation_once_it_is_drained() {
     check(|| {
         let gate = Gate::new(2);
         gate.open();
@@ -384,7 +384,7 @@ fn nobody_writes_under_an_old_generation_once_it_is_drained() {
 }
 
 #[test]
-fn a_gate_closed_for_good_is_empty_and_nobody_waits_at_it() {
+fn a_gate_closed_for_good_is_empty_and_no_writer_waits_at_it() {
     check(|| {
         let gate = Gate::new(2);
         gate.open();

@@ -156,7 +156,7 @@ pub enum AssembleError {
     },
     /// The superblocks could not be written before the replay of a journal to an incomplete array.
     #[error(
-        "who is missing could not be recorded, and must be before the journal is emptied: too many devices fail. Nothing is lost: see to the devices, and assemble the array again"
+        "the missing members could not be recorded, and must be before the journal is emptied: too many devices fail. Nothing is lost: see to the devices, and assemble the array again"
     )]
     NoRecord,
     /// A device failed while the journal was replayed. Replay can be repeated.

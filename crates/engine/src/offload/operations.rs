@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_never_has_more_than_its_limit_and_who_does_not_fit_gets_nothing() {
+    fn a_member_never_has_more_than_its_limit_and_a_batch_that_does_not_fit_gets_nothing() {
         let operations = Operations::default();
         let held = at_once(&operations, 2, vec![demand(0, 2), demand(2, 1)]).unwrap();
         assert!(at_once(&operations, 2, vec![demand(1, 1), demand(0, 2)]).is_none());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_gets_its_place_when_another_is_over_and_gives_up_in_time() {
+    fn a_waiter_gets_its_place_when_another_is_over_and_gives_up_in_time() {
         let clock = std::rc::Rc::new(std::cell::Cell::new(0));
         let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: Some(clock.clone()) });
         let _entered = shard.enter();

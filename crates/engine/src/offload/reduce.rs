@@ -91,7 +91,7 @@ impl Around {
 
     fn take_middle(&mut self, index: usize) -> Buffer {
         let middle = self.pieces[index].middle.take();
-        middle.unwrap_or_else(|| unreachable!("it was cut and nobody has taken it"))
+        middle.unwrap_or_else(|| unreachable!("it was cut and is not taken yet"))
     }
 
     /// What a member holds beside the lost range, if it is read.

@@ -134,7 +134,7 @@ impl std::fmt::Display for EventKind {
         match self {
             Self::DegradedArray { slots } => {
                 let slots: Vec<String> = slots.iter().map(ToString::to_string).collect();
-                write!(f, "the array is degraded: nobody is in slot {}", slots.join(", "))
+                write!(f, "the array is degraded: no member is in slot {}", slots.join(", "))
             }
             Self::Fail(error) => write!(f, "a member was dropped: {error}"),
             Self::ArrayFailed(error) => {

@@ -70,7 +70,7 @@ fn writes_of_a_hot_stripe_join_and_the_window_closes_once() {
 
 /// A waiter waits for the writes that came before it and no others: with 32 writers, for 32 batches at most.
 #[test]
-fn nobody_starves_at_a_hot_slot() {
+fn no_write_starves_at_a_hot_slot() {
     // Enough stripes that the first and another share a slot of the table.
     let mut wish = wish(Level::Raid5, 3, 4 << 10, NewBitmap::None, InitialSync::AssumeClean);
     wish.members.iter_mut().for_each(|member| member.sectors = 256 + 17_000 * 8);
@@ -93,7 +93,7 @@ fn nobody_starves_at_a_hot_slot() {
     });
     scene.world.run_until(STEPS, |_| *done.borrow() == 32).unwrap();
     assert!(*worst.borrow() <= 33, "a write waited for {} batches", worst.borrow());
-    assert!(*worst.borrow() > 1, "nobody waited: the test tests nothing");
+    assert!(*worst.borrow() > 1, "no write waited: the test tests nothing");
 }
 
 /// Long writes over small stripes: beyond a limit they go stripe by stripe, whatever clients send, and every
@@ -281,7 +281,7 @@ fn past_redundancy_writes_fail_reads_go_on_and_nothing_is_written_down() {
     let flushes = |scene: &Scene| [2, 3].map(|disk: usize| scene.disks[disk].counters().flushes);
     let before = flushes(&scene);
     assert_eq!(scene.flush(), Err(IoError::Failed));
-    assert_eq!(flushes(&scene), before, "who is left isn't asked, and so can't keep the answer waiting");
+    assert_eq!(flushes(&scene), before, "members that are left aren't asked, and so can't keep the answer waiting");
     assert_eq!(scene.array.detail().state, "failed");
     let (mut answered, mut lost) = (0, 0);
     for sector in (384..1024).step_by(8) {

@@ -83,7 +83,7 @@ fn a_member_that_hangs_is_dropped_and_comes_back_only_when_its_requests_are_over
         assert!([0, 2, 3].iter().all(|&disk| role_on(&scene, disk, 1) == Role::Faulty));
         scene.write(STRIPE_SECTORS + 5, 3, false).unwrap();
         scene.flush().unwrap();
-        assert!(scene.world.now() - hung_at < took + SECOND, "nobody waits for it any more");
+        assert!(scene.world.now() - hung_at < took + SECOND, "no request waits for it any more");
         scene.read_all();
 
         let now = detail(&scene);
@@ -191,7 +191,7 @@ fn after_a_failure_beyond_redundancy_members_that_answer_again_are_read() {
         scene.disks[disk].fault(&Fault::Release);
     }
     wait_for(&mut scene, |detail| detail.slots.iter().all(|slot| slot.late_requests == 0));
-    assert_eq!(detail(&scene).missing, 1, "who was given up before the array failed");
+    assert_eq!(detail(&scene).missing, 1, "the member that was given up before the array failed");
     let (volume, ledger) = (scene.volume(), std::rc::Rc::clone(&scene.ledger));
     let refused = scene.run(async move {
         let mut refused = Vec::new();

@@ -124,7 +124,7 @@ fn a_listed_sector_is_freed_only_when_no_flush_has_lost_what_was_written_there()
 }
 
 #[test]
-fn what_parity_that_nobody_made_yet_says_of_a_listed_sector_it_says_of_no_other() {
+fn parity_that_was_never_made_counts_for_a_listed_sector_and_for_no_other() {
     let mut scene = scene(Level::Raid5, 4, InitialSync::Resync);
     scene.array.pause_sync(true);
     let map = map(&scene);

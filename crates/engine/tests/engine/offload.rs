@@ -81,7 +81,7 @@ fn partial_writes_send_each_byte_once_and_full_stripes_stay_with_the_client() {
 
 /// Rows that are written whole are the client's to write, and the others the servers'.
 #[test]
-fn a_forced_write_outlives_a_crash_whoever_writes_which_of_its_rows() {
+fn a_forced_write_outlives_a_crash_whether_client_or_servers_write_its_rows() {
     for seed in 0..6 {
         let mut net = if seed % 2 == 0 { raid5(seed) } else { raid6(seed) };
         fill(&mut net);
@@ -580,7 +580,7 @@ fn a_host_that_was_fenced_stops_and_writes_nothing_down() {
     let error = net.scene.write(0, 8, false).unwrap_err();
     assert_eq!(error, IoError::TakenOver);
     let after: Vec<_> = (0..4).map(|disk| net.scene.superblock(disk).array.events).collect();
-    assert_eq!(before, after, "nobody is called faulty: the members are well");
+    assert_eq!(before, after, "no member is called faulty: all are well");
     let detail = net.scene.array.detail();
     assert_eq!(detail.missing, 0);
     let why = detail.last_errors[0].to_string();
@@ -681,7 +681,7 @@ fn a_start_that_is_refused_takes_nothing_over() {
 }
 
 #[test]
-fn a_host_asks_who_has_its_members_before_it_writes_its_superblocks() {
+fn a_host_asks_which_host_has_its_members_before_it_writes_its_superblocks() {
     // One server is enough, whether or not it says that it was taken.
     for (seed, knows) in [(1, true), (2, false)] {
         let mut net = raid5(seed);
@@ -915,7 +915,7 @@ fn servers_whose_links_are_full_sum_up_less() {
     let turns = |net: &Net| -> Vec<u64> { net.servers.iter().map(|server| server.count("reduce")).collect() };
     net.scene.read_all();
     let uniform = turns(&net);
-    assert!(uniform[1] > 0 && uniform[4] > 0, "nobody knows anything yet: {uniform:?}");
+    assert!(uniform[1] > 0 && uniform[4] > 0, "no rate is known yet: {uniform:?}");
     net.sleep(2_500);
     net.scene.read_all();
     let by_room: Vec<u64> = turns(&net).iter().zip(&uniform).map(|(now, before)| now - before).collect();

@@ -121,7 +121,7 @@ fn zeroes_are_held_up_while_a_member_comes_back(seed: u64) {
 }
 
 #[test]
-fn zeroes_of_an_earlier_membership_do_no_harm_to_who_comes_back_by_bitmap() {
+fn zeroes_of_an_earlier_membership_do_no_harm_to_a_re_add_by_bitmap() {
     (0..4).for_each(zeroes_are_held_up_while_a_member_comes_back);
 }
 

@@ -101,7 +101,7 @@ fn stale_reshape_fields_are_ignored() {
     assert_eq!(served.check(), 0);
     served.stop();
     for (member, stale) in stale.iter().enumerate() {
-        assert_eq!(&reshape_fields(&golden, member), stale, "what they say is nobody's business, and stays");
+        assert_eq!(&reshape_fields(&golden, member), stale, "what they say is left alone");
         assert_eq!(golden.superblock(member).array.reshape, None);
     }
 }

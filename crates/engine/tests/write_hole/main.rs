@@ -249,7 +249,7 @@ impl Machine {
             return;
         }
         let shard = Rc::clone(&self.shard.borrow());
-        let next = shard.next_timer().expect("somebody waits for something");
+        let next = shard.next_timer().expect("a task waits for something");
         assert!(next < 3_600_000_000_000, "an hour, and nothing has come of it");
         self.clock.set(self.clock.get().max(next));
         shard.fire_timers();

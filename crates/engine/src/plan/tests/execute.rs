@@ -236,7 +236,7 @@ impl Model {
                     Role::P | Role::Q => (None, is_written),
                 };
                 if stripe.unwritable.contains(slot) || !changes {
-                    assert_eq!(now, was, "slot {slot} changed in block {block}, which nobody wrote");
+                    assert_eq!(now, was, "slot {slot} changed in block {block}, which was not written");
                 } else if let Some(column) = column {
                     assert_eq!(now, self.data[column][block], "data of column {column} in block {block}");
                 } else {
