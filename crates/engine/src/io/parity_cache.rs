@@ -268,7 +268,10 @@ mod tests {
         cache.insert(key(7, 1), pool.zeroed(4096).freeze());
         assert!(cache.contains(&key(7, 1)));
         let row = cache.take(&key(7, 1)).unwrap();
-        assert!(!cache.contains(&key(7, 1)) && row.len() == 4096, "a buffer that is taken is shared with nothing");
+        assert!(
+            !cache.contains(&key(7, 1)) && row.len() == 4096,
+            "a buffer that is taken is shared with nothing"
+        );
         cache.insert(key(7, 1), row);
         assert!(!cache.contains(&key(7, 2)), "another generation must not find it");
         assert!(!cache.contains(&Key { parity: Parity::Q, ..key(7, 1) }));

@@ -281,7 +281,11 @@ fn past_redundancy_writes_fail_reads_go_on_and_nothing_is_written_down() {
     let flushes = |scene: &Scene| [2, 3].map(|disk: usize| scene.disks[disk].counters().flushes);
     let before = flushes(&scene);
     assert_eq!(scene.flush(), Err(IoError::Failed));
-    assert_eq!(flushes(&scene), before, "members that are left aren't asked, and so can't keep the answer waiting");
+    assert_eq!(
+        flushes(&scene),
+        before,
+        "members that are left aren't asked, and so can't keep the answer waiting"
+    );
     assert_eq!(scene.array.detail().state, "failed");
     let (mut answered, mut lost) = (0, 0);
     for sector in (384..1024).step_by(8) {
