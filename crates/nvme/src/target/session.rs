@@ -413,8 +413,8 @@ impl<S: BlockService> Session<S> {
         }
     }
 
-    /// Data of a command, put into a buffer at an offset, and whether it is intact. Parts of sums tell what
-    /// the link can take.
+    /// Data of a command, put into a buffer at an offset, and whether it is intact. Parts of sums show what
+    /// the link can take, if they come from a host that has proved its identity.
     pub async fn take_data(
         &self,
         inbound: &mut Inbound,
@@ -422,7 +422,8 @@ impl<S: BlockService> Session<S> {
         length: u32,
         (buffer, offset): (Buffer, usize),
     ) -> Result<(Buffer, bool), Ended> {
-        let meter = self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| opcode == PEER);
+        let is_part = self.queue > 0 && opcode == PEER && self.gate.is_open();
+        let meter = self.inner.subsystem.offload().map(|server| &server.meter).filter(|_| is_part);
         if let Some(meter) = meter {
             meter.begin(shard::now());
         }

@@ -17,11 +17,13 @@ use pinstripe_nvme::wire::auth::{
 };
 use pinstripe_nvme::wire::command::{Command, Sgl, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, property};
+use pinstripe_nvme::wire::offload::{Query, admin as offload_admin, opcode};
 use pinstripe_nvme::wire::status::Status;
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use crate::both::{Wires, address, filled, lay, leave};
 use crate::host::{Heard, Host, identify};
+use crate::offload::computing_subsystem;
 use crate::world::{Array, Random};
 use crate::{NQN, seeds, target_of};
 
@@ -286,6 +288,41 @@ fn an_io_queue_proves_itself_and_is_not_let_in_by_the_admin_queue() {
         admin.close();
         leave(target).await;
     });
+}
+
+#[test]
+fn parts_that_come_before_the_proof_say_nothing_of_the_link() {
+    seeds(2, |random| async move {
+        let array = Array::new(&random, SIZE, 0);
+        let arrays = std::slice::from_ref(&array);
+        let subsystem = computing_subsystem(arrays, Some(knows(&random, plain(HOST))));
+        let target = lay(&random, Target::new(subsystem, arrays.to_vec()));
+        let prover = Prover::new(&random, plain(NQN));
+        let mut admin = connected(&random, &target).await;
+        prover.prove(&mut admin).await;
+        admin.enable().await;
+        let mut io = admin.io(&random, &target, 5, 1, 0).await;
+        // Enough for a sample, in capsules.
+        let (part, parts) = (vec![7; 32 << 10], 65);
+        let peer = Command::new(opcode::PEER, 1);
+        for _ in 0..parts {
+            assert_eq!(io.status(peer, &part).await, Status::AUTHENTICATION_REQUIRED);
+        }
+        assert_eq!(free_to_receive(&mut admin).await, 0);
+        prover.prove(&mut io).await;
+        for _ in 0..parts {
+            assert_ne!(io.status(peer, &part).await, Status::SUCCESS, "nothing is attached");
+        }
+        assert_ne!(free_to_receive(&mut admin).await, 0);
+        admin.close();
+        leave(target).await;
+    });
+}
+
+async fn free_to_receive(admin_queue: &mut Host) -> u64 {
+    let query = Command::new(offload_admin::QUERY, 1).with_dword(10, 4096);
+    let answer = admin_queue.read(query, 4096).await.unwrap();
+    Query::parse(answer.first_chunk().unwrap()).free_to_receive
 }
 
 #[test]

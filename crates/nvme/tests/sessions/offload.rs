@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_export::budget::Budget;
+use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::initiator::{Connecting, Connector};
 use pinstripe_nvme::target::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
 use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
@@ -29,6 +30,11 @@ fn computing(arrays: &[Array]) -> Target<Array> {
 }
 
 fn computing_within(arrays: &[Array], budget: Arc<Budget>) -> Target<Array> {
+    Target::with_budget(computing_subsystem(arrays, None), arrays.to_vec(), budget)
+}
+
+/// A subsystem that computes, of one namespace for each array.
+pub fn computing_subsystem(arrays: &[Array], authentication: Option<Authentication>) -> Arc<Subsystem> {
     let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         serial: "0123456789abcdef".to_owned(),
@@ -43,8 +49,7 @@ fn computing_within(arrays: &[Array], budget: Arc<Budget>) -> Target<Array> {
         connector: Arc::new(Nowhere),
         peers: OffloadConfig::peer_options(NQN, 1),
     };
-    let subsystem = Subsystem::with(config, None, Some(offload)).unwrap();
-    Target::with_budget(subsystem, arrays.to_vec(), budget)
+    Subsystem::with(config, authentication, Some(offload)).unwrap()
 }
 
 fn attach(epoch: u64, incarnation: u8) -> Vec<u8> {
