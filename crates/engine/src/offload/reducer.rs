@@ -91,9 +91,9 @@ impl Reducers {
 impl State {
     fn first_done(&self, choice: ReducerChoice, members: Set64, bytes: u64) -> Option<usize> {
         let best = members.iter().filter_map(|slot| self.free[slot]).max().unwrap_or(1);
-        let rate = |slot: usize| {
-            let slower = self.free[slot].filter(|free| *free < best / SLOWER);
-            u128::from(slower.unwrap_or(best).max(best / SLOWEST).max(1))
+        let rate = |slot: usize| match self.free[slot] {
+            Some(free) if free < best / SLOWER => u128::from(free.max(best / SLOWEST)),
+            _ => u128::from(best),
         };
         let load = |slot: usize| match choice {
             ReducerChoice::Uniform => 0,
