@@ -75,7 +75,7 @@ pub(crate) struct ArrayController {
     /// The members' servers that compute.
     pub(crate) attaching: crate::offload::Attaching,
     /// Devices that are no members yet.
-    pub(crate) newcomers: JoiningDevices,
+    pub(crate) joining: JoiningDevices,
     commands: RefCell<VecDeque<Command>>,
     pages_locked: Cell<bool>,
     pages_unlocked: Signal,
@@ -314,7 +314,7 @@ impl Array {
             maintenance_state,
             events,
             attaching: crate::offload::Attaching::under(epoch),
-            newcomers: JoiningDevices::default(),
+            joining: JoiningDevices::default(),
             commands: RefCell::default(),
             pages_locked: Cell::new(false),
             pages_unlocked: Signal::default(),

@@ -573,16 +573,16 @@ impl ArrayController {
     /// controller for ever either.
     pub(crate) fn supervise_books(&self) {
         let view = self.volume.inner.view();
-        let mut records = self.superblocks.borrow_mut();
+        let mut superblocks = self.superblocks.borrow_mut();
         for slot in 0..view.devices.len() {
             if let Some((member, device)) = view.member(slot) {
-                let book = records.book(member.id);
+                let book = superblocks.book(member.id);
                 book.device = Rc::clone(device);
                 book.waiting = None;
             }
         }
         let waits = |book: &&mut MemberBook| book.state == MemberState::Spare && book.waiting.is_none();
-        for book in records.members.iter_mut().filter(waits) {
+        for book in superblocks.members.iter_mut().filter(waits) {
             if active(Mutant::SpareUnsupervised) {
                 book.device = book.member.attach().unwrap_or_else(|_| Rc::clone(&book.device));
                 continue;
@@ -596,8 +596,8 @@ impl ArrayController {
     /// Nothing waits any more for a device that is about to leave the array.
     pub(crate) fn put_out(&self, member: MemberId) {
         let waiting = {
-            let records = self.superblocks.borrow();
-            let book = &records.members[member.0];
+            let superblocks = self.superblocks.borrow();
+            let book = &superblocks.members[member.0];
             book.member.health.put_out();
             book.waiting.clone()
         };
@@ -614,10 +614,11 @@ impl ArrayController {
         name: &str,
         is_it: impl Fn(&pinstripe_md::superblock::Superblock) -> bool,
     ) -> Result<(), CommandError> {
-        let records = self.superblocks.borrow();
-        let same = records.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
+        let superblocks = self.superblocks.borrow();
+        let same =
+            superblocks.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
         let known: u64 = same.map(|book| book.member.health.late_requests()).sum();
-        let late = known + self.newcomers.late_requests(name);
+        let late = known + self.joining.late_requests(name);
         if late == 0 || active(Mutant::LateMemberAdded) {
             Ok(())
         } else {
@@ -627,9 +628,9 @@ impl ArrayController {
 
     /// Whether a device of this name may still do what it was asked for in vain.
     pub(crate) fn is_late(&self, name: &str) -> bool {
-        let records = self.superblocks.borrow();
-        let journal = records.journal.iter().map(|book| &book.member);
-        let mut members = records.members.iter().map(|book| &book.member).chain(journal);
+        let superblocks = self.superblocks.borrow();
+        let journal = superblocks.journal.iter().map(|book| &book.member);
+        let mut members = superblocks.members.iter().map(|book| &book.member).chain(journal);
         members.any(|member| member.name == name && member.health.late_requests() > 0)
     }
 
@@ -639,9 +640,9 @@ impl ArrayController {
         if shared.member_limit_ns() == 0 {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
             crate::io::volume::look_again_everywhere(shared);
-            let records = self.superblocks.borrow();
-            let waiting = records.members.iter().filter_map(|book| book.waiting.as_ref());
-            for device in records.journal.iter().map(|journal| &journal.device).chain(waiting) {
+            let superblocks = self.superblocks.borrow();
+            let waiting = superblocks.members.iter().filter_map(|book| book.waiting.as_ref());
+            for device in superblocks.journal.iter().map(|journal| &journal.device).chain(waiting) {
                 device.look_again();
             }
         }

@@ -379,7 +379,7 @@ impl Mutant {
         Self::TornLogBelieved,
     ];
 
-    /// Those that the engine's tests of membership, of checkpoints and of the door to the members find
+    /// Those that the engine's tests of membership, of checkpoints and of the way to the members find
     /// (`tests/engine/membership.rs`, `tests/engine/checkpoints.rs`, `tests/engine/races.rs`).
     pub const OF_LIFE: &[Self] = &[
         Self::PlaceIgnoresBegun,

@@ -143,8 +143,8 @@ impl Array {
         }
         let Geometry::Parity(_) = &self.shared().geometry else { return Err(CommandError::NoRedundancy) };
         let (array, level) = {
-            let records = self.controller.superblocks.borrow();
-            (records.array.journal, records.array.level)
+            let superblocks = self.controller.superblocks.borrow();
+            (superblocks.array.journal, superblocks.array.level)
         };
         let needed = match wanted {
             NewLog::None => return Ok(()),
@@ -161,11 +161,11 @@ impl Array {
 
     /// The log with its place on every member.
     fn log_to_add(&self, kind: NewLog) -> Result<LogChange, CommandError> {
-        let records = self.controller.superblocks.borrow();
+        let superblocks = self.controller.superblocks.borrow();
         let geometry = &self.shared().geometry;
         let block = u64::from(geometry.logical_block());
         let mut places = Vec::new();
-        for book in records.active() {
+        for book in superblocks.active() {
             let mut superblock = book.superblock.clone();
             superblock.array.bitmap_offset = None;
             let place = log_place(&superblock, kind).filter(|place| match kind {
@@ -184,7 +184,7 @@ impl Array {
             })?;
             places.push((book.member.id, place));
         }
-        let set_uuid = records.array.set_uuid;
+        let set_uuid = superblocks.array.set_uuid;
         let log = match kind {
             NewLog::None => Log::None,
             NewLog::Ppl => Log::Ppl(Arc::new(Ppl::new(set_uuid, 1))),
@@ -208,8 +208,8 @@ impl ArrayController {
         for (id, place) in places {
             self.name_log(*id, kind, Some(*place));
             let (slot, superblock, device, member) = {
-                let records = self.superblocks.borrow();
-                let book = &records.members[id.0];
+                let superblocks = self.superblocks.borrow();
+                let book = &superblocks.members[id.0];
                 (
                     book.slot,
                     book.superblock.clone(),
@@ -259,8 +259,8 @@ impl ArrayController {
             return Ok(());
         }
         let places: Vec<(MemberId, Option<PplArea>)> = {
-            let records = self.superblocks.borrow();
-            records.active().map(|book| (book.member.id, book.superblock.member.ppl)).collect()
+            let superblocks = self.superblocks.borrow();
+            superblocks.active().map(|book| (book.member.id, book.superblock.member.ppl)).collect()
         };
         for (id, _) in &places {
             self.name_log(*id, NewLog::None, None);
@@ -279,8 +279,8 @@ impl ArrayController {
     /// What the next superblock of a member says of its log. Where writers log is left as it is until they
     /// are through.
     fn name_log(&self, id: MemberId, kind: NewLog, place: Option<PplArea>) {
-        let mut records = self.superblocks.borrow_mut();
-        let book = records.book(id);
+        let mut superblocks = self.superblocks.borrow_mut();
+        let book = superblocks.book(id);
         book.superblock.member.ppl = place.filter(|_| kind == NewLog::Ppl);
         book.superblock.member.double_parity_log = place.filter(|_| kind == NewLog::DoubleParity);
         if place.is_some() {

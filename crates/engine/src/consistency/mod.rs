@@ -115,7 +115,7 @@ impl LogGate {
     }
 
     /// Waits until it is open. False if `moved` says first that the membership is another, or the array has
-    /// failed: the change may have to come before the door opens.
+    /// failed: the change may have to come before the gate opens.
     async fn pass(&self, moved: impl Fn() -> bool) -> bool {
         self.opened.wait_until(|| self.is_open() || moved()).await;
         self.is_open()
@@ -455,8 +455,8 @@ async fn on_every_member(
     work: impl AsyncFn(&dyn Device, LogArea, MemberSlot) -> Result<(), DeviceError>,
 ) -> Vec<Failure> {
     let members: Vec<_> = {
-        let records = controller.superblocks.borrow();
-        let books = records.active().filter(|book| book.is_seated());
+        let superblocks = controller.superblocks.borrow();
+        let books = superblocks.active().filter(|book| book.is_seated());
         books.map(|book| (book.slot, Arc::clone(&book.member), std::rc::Rc::clone(&book.device))).collect()
     };
     let mut failures = Vec::new();

@@ -286,7 +286,7 @@ impl<T: Clone> Seat<'_, T> {
         let Some(last) = self.last else { return Ok(()) };
         let moved = || volume.shared.has_moved(view.snapshot.generation);
         // How long it is worth waiting for others.
-        let patience = || {
+        let gather_ns = || {
             let under_way = u64::from(volume.shared.admission.writers());
             let share = under_way * COPIES / volume.shared.geometry.members() as u64;
             let is_any_coming = under_way > inside.load(Ordering::Relaxed);
@@ -295,7 +295,7 @@ impl<T: Clone> Seat<'_, T> {
             (write * GATHER_WRITES).min(GATHER_NS_MAX)
         };
         loop {
-            match self.queue.next(last, moved, patience).await {
+            match self.queue.next(last, moved, gather_ns).await {
                 Turn::Durable => return Ok(()),
                 Turn::Failed => return Err(LogError::Member(self.member)),
                 Turn::Moved => return Err(LogError::Moved),
@@ -349,14 +349,14 @@ impl<T> Queue<T> {
 
     /// Waits until there is something to know or to do. A part that waits for others while the membership
     /// changes must give way: what these others wait for may be that change, and the change for this batch.
-    async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool, patience: impl Fn() -> u64) -> Turn<T> {
+    async fn next(&self, ticket: Ticket, moved: impl Fn() -> bool, gather_ns: impl Fn() -> u64) -> Turn<T> {
         let look = || {
             let moved = moved();
             let mut state = self.lock();
             if moved && state.take_back(ticket) {
                 return Some(Turn::Moved);
             }
-            state.turn(&self.rules, self.area, ticket, &patience)
+            state.turn(&self.rules, self.area, ticket, &gather_ns)
         };
         let turn = self.changed.wait_for(look).await;
         if matches!(turn, Turn::Moved) {
@@ -426,7 +426,7 @@ impl<T> State<T> {
         rules: &Rules,
         area: Option<LogArea>,
         ticket: Ticket,
-        patience: impl Fn() -> u64,
+        gather_ns: impl Fn() -> u64,
     ) -> Option<Turn<T>> {
         if ticket < self.durable {
             return Some(Turn::Durable);
@@ -444,10 +444,10 @@ impl<T> State<T> {
                 Some(until) if now < until => return None,
                 Some(_) => {}
                 None => {
-                    let patience = patience();
-                    if patience > 0 {
-                        self.gathers_until = Some(now + patience);
-                        return Some(Turn::Gather(patience));
+                    let gather_ns = gather_ns();
+                    if gather_ns > 0 {
+                        self.gathers_until = Some(now + gather_ns);
+                        return Some(Turn::Gather(gather_ns));
                     }
                 }
             }

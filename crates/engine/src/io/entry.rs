@@ -1,4 +1,4 @@
-//! The one door to the members (C27): whatever changes stripes for a user enters under a membership here.
+//! The one way to the members (C27): whatever changes stripes for a user enters under a membership here.
 //!
 //! ```text
 //!   enter ─> Inside ─────> mark ─> Marked ─────> durable ─> Intended ─────> begin ─> Writing

@@ -55,7 +55,7 @@ const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
 pub(crate) struct WriteContext {
     image: Image,
     plan: Plan,
-    held: PreRead,
+    pre_read: PreRead,
     /// New parity by run of the plan.
     parity: Vec<[Option<Slice>; 2]>,
     /// Slots with sectors that could not be read.
@@ -91,7 +91,7 @@ impl Default for WriteContext {
         Self {
             image: Image::with_room(ROOM),
             plan: Plan::with_room(ROOM),
-            held: PreRead {
+            pre_read: PreRead {
                 transfers: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
                 rows: Vec::with_capacity(2 * ROOM),
@@ -231,7 +231,7 @@ impl ShardVolume {
         context: &mut WriteContext,
     ) -> Result<u64, Aborted> {
         let inside = self.enter().await?;
-        context.held.clear();
+        context.pre_read.clear();
         context.timed = self.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
@@ -415,7 +415,7 @@ impl ShardVolume {
             WritePolicy::Cost if by_servers => WritePolicy::AlwaysRmw,
             policy => policy,
         };
-        let PreRead { transfers, rows, .. } = &mut context.held;
+        let PreRead { transfers, rows, .. } = &mut context.pre_read;
         let mut sources = PlanFacts { volume: self, view, stripe, rows, explores: context.timed };
         plan_into(&mut context.plan, facts, policy, image, transfers, &mut sources).map_err(|error| {
             let missing = facts.unreadable.or(facts.unwritable).len();
@@ -478,8 +478,8 @@ impl ShardVolume {
                     if let (Some(completed), Some((member, _))) = (completed, view.member(slot)) {
                         member.cost.record_read(bytes as u64, completed - started);
                     }
-                    context.held.transfers.push(transfer);
-                    context.held.bytes.push(buffer.freeze());
+                    context.pre_read.transfers.push(transfer);
+                    context.pre_read.bytes.push(buffer.freeze());
                 }
                 (result, _) => {
                     failed = true;
@@ -506,7 +506,7 @@ impl ShardVolume {
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = context.image.fua() || view.snapshot.log.forces_writes();
-        let WriteContext { image, plan, parity, set, requests, held, avoid, timed, .. } = context;
+        let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, .. } = context;
         let started = start_clock(*timed, set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
@@ -525,7 +525,7 @@ impl ShardVolume {
         }
         // Sectors that could not be read get what the new parity takes them for (C14). Otherwise, in a row
         // that was never in sync, a read of smaller pieces would take them for something else.
-        for (slot, start, bytes) in held.recovered.iter().filter(|(slot, ..)| avoid.contains(slot.index())) {
+        for (slot, start, bytes) in pre_read.recovered_of(*avoid) {
             self.corrected(view, slot.index(), base + u64::from(*start));
             submit(*slot, *start, bytes, fua);
         }
@@ -713,7 +713,7 @@ impl WriteContext {
     /// Lets go of every buffer and of all that was found out; the vectors are used again.
     fn end(&mut self) {
         self.image.clear();
-        self.held.clear();
+        self.pre_read.clear();
         self.parity.clear();
         self.avoid = Set64::EMPTY;
         self.set.clear();

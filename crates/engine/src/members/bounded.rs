@@ -19,7 +19,7 @@ use pinstripe_runtime::{
 /// See the module.
 pub(crate) struct Bounded {
     device: Rc<dyn Device>,
-    patience: Rc<RequestLimit>,
+    limit: Rc<RequestLimit>,
     watch: Watch,
 }
 
@@ -46,16 +46,16 @@ impl Bounded {
     /// The same, and how it does: that can be asked as long as requests are under way, whether or not the
     /// handle is kept.
     pub(crate) fn observed(device: Rc<dyn Device>, limit_ns: u64) -> (Rc<dyn Device>, Rc<RequestLimit>) {
-        let patience = Rc::new(RequestLimit { limit_ns, late: Cell::new(0) });
+        let limit = Rc::new(RequestLimit { limit_ns, late: Cell::new(0) });
         if limit_ns == 0 {
-            return (device, patience);
+            return (device, limit);
         }
-        let watch = Watch::new(Rc::clone(&patience) as Rc<dyn Observer>, limit_ns);
-        (Rc::new(Self { device, patience: Rc::clone(&patience), watch }), patience)
+        let watch = Watch::new(Rc::clone(&limit) as Rc<dyn Observer>, limit_ns);
+        (Rc::new(Self { device, limit: Rc::clone(&limit), watch }), limit)
     }
 
     fn refused(&self) -> Option<DeviceError> {
-        (self.patience.late.get() > 0).then(|| DeviceError::of(DeviceErrorKind::TimedOut))
+        (self.limit.late.get() > 0).then(|| DeviceError::of(DeviceErrorKind::TimedOut))
     }
 
     fn watched(&self, submission: Submission, about: About) -> Submission {
@@ -86,10 +86,10 @@ impl JoiningDevices {
         source: &dyn DeviceSource,
         limit_ns: u64,
     ) -> Result<Rc<dyn Device>, DeviceError> {
-        let (device, patience) = Bounded::observed(source.attach()?, limit_ns);
+        let (device, limit) = Bounded::observed(source.attach()?, limit_ns);
         let mut known = self.0.borrow_mut();
-        known.retain(|(_, patience)| patience.late_requests() > 0 || Rc::strong_count(patience) > 1);
-        known.push((source.name(), patience));
+        known.retain(|(_, limit)| limit.late_requests() > 0 || Rc::strong_count(limit) > 1);
+        known.push((source.name(), limit));
         Ok(device)
     }
 
@@ -97,7 +97,7 @@ impl JoiningDevices {
     pub(crate) fn late_requests(&self, name: &str) -> u64 {
         let known = self.0.borrow();
         let same = known.iter().filter(|(device, _)| device == name);
-        same.map(|(_, patience)| patience.late_requests()).sum()
+        same.map(|(_, limit)| limit.late_requests()).sum()
     }
 }
 

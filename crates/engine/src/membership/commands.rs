@@ -402,7 +402,7 @@ impl Array {
 
     /// A handle to a device that is no member: what it is asked for has an end.
     fn attach(&self, source: &Arc<dyn DeviceSource>) -> Result<Rc<dyn Device>, CommandError> {
-        let attached = self.controller.newcomers.attach(&**source, self.shared().options.member_timeout_ns);
+        let attached = self.controller.joining.attach(&**source, self.shared().options.member_timeout_ns);
         attached.map_err(|error| CommandError::Device { name: source.name(), error })
     }
 

@@ -1,8 +1,8 @@
 //! Operations under way: their identifiers, which is the oldest, and how many each member has.
 //!
-//! One desk for all shards. A batch gets all its operations at once or none, so that no batch waits while it
-//! holds some. An operation is over when no server that counts will do anything more for it; then its place
-//! at the members is free again (C26).
+//! One account for all shards. A batch gets all its operations at once or none, so that no batch waits while
+//! it holds some. An operation is over when no server that counts will do anything more for it; then its
+//! place at the members is free again (C26).
 
 use std::{
     collections::VecDeque,
@@ -154,8 +154,8 @@ mod tests {
         Demand { member: MemberId(member), operations, limit: 3 }
     }
 
-    fn at_once(desk: &Operations, operations: usize, demands: Vec<Demand>) -> Option<Reservation<'_>> {
-        desk.try_reserve(operations, &mut Some(demands))
+    fn at_once(operations: &Operations, count: usize, demands: Vec<Demand>) -> Option<Reservation<'_>> {
+        operations.try_reserve(count, &mut Some(demands))
     }
 
     #[test]

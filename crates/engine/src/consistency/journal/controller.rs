@@ -155,8 +155,8 @@ impl ArrayController {
     /// superblocks.
     pub(crate) async fn write_journal_superblock(&self) {
         let ready = {
-            let records = self.superblocks.borrow();
-            records.journal.as_ref().map(|book| (Rc::clone(&book.device), book.superblock.clone()))
+            let superblocks = self.superblocks.borrow();
+            superblocks.journal.as_ref().map(|book| (Rc::clone(&book.device), book.superblock.clone()))
         };
         let (Some(journal), Some((device, superblock))) = (self.journal(), ready) else { return };
         match write_superblock(&*device, &superblock).await {
@@ -211,9 +211,9 @@ impl ArrayController {
         self.note(&error);
         self.events.add(EventKind::Fail(error));
         self.dirty.set(true);
-        let mut records = self.superblocks.borrow_mut();
-        records.journal = None;
-        for role in &mut records.array.roles {
+        let mut superblocks = self.superblocks.borrow_mut();
+        superblocks.journal = None;
+        for role in &mut superblocks.array.roles {
             if *role == Role::Journal {
                 *role = Role::Faulty;
             }

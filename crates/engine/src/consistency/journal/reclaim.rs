@@ -60,8 +60,8 @@ impl ArrayController {
         let written = {
             let _superblocks = self.lock_pages().await;
             let ready = {
-                let mut records = self.superblocks.borrow_mut();
-                records.journal.as_mut().map(|book| {
+                let mut superblocks = self.superblocks.borrow_mut();
+                superblocks.journal.as_mut().map(|book| {
                     book.superblock.member.journal_tail = Some(place);
                     book.written.member.journal_tail = Some(place);
                     (Rc::clone(&book.device), book.written.clone())
@@ -85,9 +85,9 @@ impl ArrayController {
 
     /// The journal device of this shard.
     pub(crate) fn journal_device(&self) -> Result<Rc<dyn Device>, DeviceError> {
-        let records = self.superblocks.borrow();
+        let superblocks = self.superblocks.borrow();
         let gone = DeviceError::of(DeviceErrorKind::Gone);
-        records.journal.as_ref().map(|book| Rc::clone(&book.device) as Rc<dyn Device>).ok_or(gone)
+        superblocks.journal.as_ref().map(|book| Rc::clone(&book.device) as Rc<dyn Device>).ok_or(gone)
     }
 
     /// The journal device failed (C18). The controller records it.

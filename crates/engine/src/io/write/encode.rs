@@ -43,15 +43,12 @@ impl ShardVolume {
             if needs_parity_from_data(snapshot, map) {
                 targets = [true, true];
             }
+            let (image, pre_read) = (&context.image, &mut context.pre_read);
             let parity = match run.method {
                 Method::DataOnly => [None, None],
-                Method::Rmw => self.encode_delta(map, run, targets, &context.image, &mut context.held),
-                Method::Full => {
-                    self.encode_whole(map, run, targets, Recovery::None, &context.image, &mut context.held)?
-                }
-                Method::Rcw(recovery) => {
-                    self.encode_whole(map, run, targets, recovery, &context.image, &mut context.held)?
-                }
+                Method::Rmw => self.encode_delta(map, run, targets, image, pre_read),
+                Method::Full => self.encode_whole(map, run, targets, Recovery::None, image, pre_read)?,
+                Method::Rcw(recovery) => self.encode_whole(map, run, targets, recovery, image, pre_read)?,
             };
             context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
         }
@@ -65,13 +62,13 @@ impl ShardVolume {
         run: &Run,
         targets: [bool; 2],
         image: &Image,
-        held: &mut PreRead,
+        pre_read: &mut PreRead,
     ) -> [Option<Buffer>; 2] {
         let [p, q] = targets;
-        let mut p = p.then(|| held.take_parity(map, Parity::P, run));
-        let mut q = q.then(|| held.take_parity(map, Parity::Q, run));
+        let mut p = p.then(|| pre_read.take_parity(map, Parity::P, run));
+        let mut q = q.then(|| pre_read.take_parity(map, Parity::Q, run));
         for column in run.written {
-            let old = held.old(map.data_slot(column), run.start, run.end);
+            let old = pre_read.old(map.data_slot(column), run.start, run.end);
             let new = new_bytes(image, column, run);
             let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
             match (&mut p, &mut q) {
@@ -93,7 +90,7 @@ impl ShardVolume {
         targets: [bool; 2],
         recovery: Recovery,
         image: &Image,
-        held: &mut PreRead,
+        pre_read: &mut PreRead,
     ) -> Result<[Option<Buffer>; 2], IoError> {
         let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
         let unwritten = Set64::below(map.columns()).without(run.written);
@@ -104,13 +101,13 @@ impl ShardVolume {
         };
         let needed = if lost.is_empty() { unwritten } else { Set64::below(map.columns()).without(lost) };
         for column in needed {
-            old[column] = Some(held.range(map.data_slot(column), run.start, run.end));
+            old[column] = Some(pre_read.range(map.data_slot(column), run.start, run.end));
         }
         if !lost.is_empty() {
-            self.recover(map, run, recovery, lost, &mut old[..map.columns()], held)?;
+            self.recover(map, run, recovery, lost, &mut old[..map.columns()], pre_read)?;
             for column in lost.without(run.written) {
                 let bytes = old[column].clone();
-                held.recovered.extend(bytes.map(|bytes| (map.data_slot(column), run.start, bytes)));
+                pre_read.recovered.extend(bytes.map(|bytes| (map.data_slot(column), run.start, bytes)));
             }
         }
         let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
@@ -135,15 +132,15 @@ impl ShardVolume {
         recovery: Recovery,
         lost: Set64,
         old: &mut [Option<Slice>],
-        held: &mut PreRead,
+        pre_read: &mut PreRead,
     ) -> Result<(), IoError> {
         let uses = |parity| match recovery {
             Recovery::None => false,
             Recovery::One { from, .. } => from == parity,
             Recovery::Two { .. } => true,
         };
-        let p = uses(Parity::P).then(|| held.parity(map, Parity::P, run));
-        let q = uses(Parity::Q).then(|| held.parity(map, Parity::Q, run));
+        let p = uses(Parity::P).then(|| pre_read.parity(map, Parity::P, run));
+        let q = uses(Parity::Q).then(|| pre_read.parity(map, Parity::Q, run));
         let mut data: [Option<&[u8]>; MEMBERS_MAX] = [None; MEMBERS_MAX];
         for (bytes, known) in data.iter_mut().zip(old.iter()) {
             *bytes = known.as_deref();

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use pinstripe_runtime::{Buffer, Slice, shard};
 
 use crate::{
-    geometry::{MemberSlot, StripeMap},
+    geometry::{MemberSlot, Set64, StripeMap},
     io::parity_cache::{Parity, ROW_BYTES},
     plan::{Run, Transfer},
 };
@@ -43,6 +43,11 @@ impl PreRead {
         self.bytes.clear();
         self.rows.clear();
         self.recovered.clear();
+    }
+
+    /// What was recovered of the members in these slots.
+    pub(super) fn recovered_of(&self, slots: Set64) -> impl Iterator<Item = &(MemberSlot, u32, Slice)> {
+        self.recovered.iter().filter(move |(slot, ..)| slots.contains(slot.index()))
     }
 
     /// The old bytes `start..end` of a member's chunk, which the plan had read: where they are, if they are
