@@ -280,14 +280,15 @@ impl Array {
         let mut superblocks = Superblocks::new(freshest.array, seated, bitmap);
         if (unclean || forced) && !active(Mutant::ForcedKeepsCheckpoint) {
             // Below what was recorded a recovering member may have missed what was being written.
-            superblocks.recover_anew();
+            superblocks.membership.recover_anew();
         }
         // C17: a partial parity log is taken up when parity matches everywhere, a journal at once.
         let in_sync = intent.resync_count() == 0 || active(Mutant::LogBeforeSync);
         let now = if in_sync || log.keeps_clean() { log.clone() } else { Log::None };
         let dirty = first_dirty(&intent);
-        let distrusted = unclean && superblocks.distrust_copies(dirty);
-        let snapshot = Snapshot::new(1, superblocks.seats(geometry.members()), intent, now);
+        let by_bits = superblocks.bitmap.is_some();
+        let distrusted = unclean && superblocks.membership.distrust_copies(dirty, by_bits);
+        let snapshot = Snapshot::new(1, superblocks.seats(), intent, now);
         if distrusted || !snapshot.is_complete() {
             keep_all(&snapshot.intent);
         }
@@ -325,7 +326,7 @@ impl Array {
             journal_left_out,
             last_errors: RefCell::default(),
         };
-        controller.supervise_books();
+        controller.supervise_members();
         Self { controller: Rc::new(controller) }
     }
 
@@ -376,7 +377,7 @@ impl Array {
         result
     }
 
-    /// The books, for `detail`.
+    /// What the home shard has of the members, for `detail`.
     pub(crate) fn superblocks(&self) -> std::cell::Ref<'_, Superblocks> {
         self.controller.superblocks.borrow()
     }
@@ -384,11 +385,8 @@ impl Array {
     /// The devices that were ever attached: name, slot and state, by id.
     pub fn members(&self) -> Vec<(MemberId, String, usize, MemberState)> {
         let superblocks = self.superblocks();
-        superblocks
-            .members
-            .iter()
-            .map(|b| (b.member.id, b.member.name.clone(), b.slot, b.state.clone()))
-            .collect()
+        let devices = superblocks.membership.devices();
+        devices.map(|(id, record)| (id, record.name.clone(), record.slot, record.state.clone())).collect()
     }
 }
 

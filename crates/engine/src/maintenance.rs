@@ -482,9 +482,10 @@ impl ArrayController {
         match (walk.action, walk.target) {
             (SyncAction::Recovery, Some((_, member))) => {
                 let mut superblocks = self.superblocks.borrow_mut();
-                let recorded = superblocks.members[member.0].superblock.member.recovery_offset;
+                let membership = &mut superblocks.membership;
+                let recorded = membership.device(member).superblock.member.recovery_offset;
                 if recorded.is_some_and(|sector| sector.0 * SECTOR_BYTES < offset) {
-                    superblocks.checkpoint(member, offset);
+                    membership.checkpoint(member, offset);
                 }
             }
             // Another intent table knows nothing of this walk's regions.

@@ -42,8 +42,9 @@ use crate::{
     geometry::Geometry,
     io::volume::{ShardVolume, give_up_everywhere},
     membership::{
+        model::MemberState,
         snapshot::{Member, MemberId, Snapshot, View},
-        superblocks::{MemberBook, MemberState},
+        superblocks::Known,
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
@@ -568,28 +569,30 @@ pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &m
 }
 
 impl ArrayController {
-    /// The books use the home shard's supervised handles. To be called after every change of the membership,
+    /// Superblocks go through the home shard's supervised handles. To be called after every change of the membership,
     /// and when a device has joined: one that holds no slot gets superblocks, and must not hold the
     /// controller for ever either.
-    pub(crate) fn supervise_books(&self) {
+    pub(crate) fn supervise_members(&self) {
         let view = self.volume.inner.view();
         let mut superblocks = self.superblocks.borrow_mut();
         for slot in 0..view.devices.len() {
             if let Some((member, device)) = view.member(slot) {
-                let book = superblocks.book(member.id);
-                book.device = Rc::clone(device);
-                book.waiting = None;
+                let handle = &mut superblocks.membership.device_mut(member.id).handle;
+                handle.device = Rc::clone(device);
+                handle.waiting = None;
             }
         }
-        let waits = |book: &&mut MemberBook| book.state == MemberState::Spare && book.waiting.is_none();
-        for book in superblocks.members.iter_mut().filter(waits) {
+        let waits =
+            |record: &&mut Known| record.state == MemberState::Spare && record.handle.waiting.is_none();
+        for record in superblocks.membership.devices.iter_mut().filter(waits) {
+            let handle = &mut record.handle;
             if active(Mutant::SpareUnsupervised) {
-                book.device = book.member.attach().unwrap_or_else(|_| Rc::clone(&book.device));
+                handle.device = handle.member.attach().unwrap_or_else(|_| Rc::clone(&handle.device));
                 continue;
             }
-            let device = self.volume.inner.supervised(&book.member);
-            book.device = Rc::clone(&device) as Rc<dyn Device>;
-            book.waiting = Some(device);
+            let device = self.volume.inner.supervised(&handle.member);
+            handle.device = Rc::clone(&device) as Rc<dyn Device>;
+            handle.waiting = Some(device);
         }
     }
 
@@ -597,9 +600,9 @@ impl ArrayController {
     pub(crate) fn put_out(&self, member: MemberId) {
         let waiting = {
             let superblocks = self.superblocks.borrow();
-            let book = &superblocks.members[member.0];
-            book.member.health.put_out();
-            book.waiting.clone()
+            let handle = superblocks.handle(member);
+            handle.member.health.put_out();
+            handle.waiting.clone()
         };
         if let Some(device) = waiting {
             device.give_up(DeviceErrorKind::Removed);
@@ -615,9 +618,9 @@ impl ArrayController {
         is_it: impl Fn(&pinstripe_md::superblock::Superblock) -> bool,
     ) -> Result<(), CommandError> {
         let superblocks = self.superblocks.borrow();
-        let same =
-            superblocks.members.iter().filter(|book| book.member.name == name || is_it(&book.superblock));
-        let known: u64 = same.map(|book| book.member.health.late_requests()).sum();
+        let devices = superblocks.membership.devices.iter();
+        let same = devices.filter(|record| record.name == name || is_it(&record.superblock));
+        let known: u64 = same.map(|record| record.handle.member.health.late_requests()).sum();
         let late = known + self.joining.late_requests(name);
         if late == 0 || active(Mutant::LateMemberAdded) {
             Ok(())
@@ -629,8 +632,9 @@ impl ArrayController {
     /// Whether a device of this name may still do what it was asked for in vain.
     pub(crate) fn is_late(&self, name: &str) -> bool {
         let superblocks = self.superblocks.borrow();
-        let journal = superblocks.journal.iter().map(|book| &book.member);
-        let mut members = superblocks.members.iter().map(|book| &book.member).chain(journal);
+        let journal = superblocks.journal.iter().map(|journal| &journal.member);
+        let devices = superblocks.membership.devices.iter();
+        let mut members = devices.map(|record| &record.handle.member).chain(journal);
         members.any(|member| member.name == name && member.health.late_requests() > 0)
     }
 
@@ -641,7 +645,8 @@ impl ArrayController {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
             crate::io::volume::look_again_everywhere(shared);
             let superblocks = self.superblocks.borrow();
-            let waiting = superblocks.members.iter().filter_map(|book| book.waiting.as_ref());
+            let devices = superblocks.membership.devices.iter();
+            let waiting = devices.filter_map(|record| record.handle.waiting.as_ref());
             for device in superblocks.journal.iter().map(|journal| &journal.device).chain(waiting) {
                 device.look_again();
             }

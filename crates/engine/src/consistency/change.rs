@@ -26,11 +26,7 @@ use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
-    io::volume::adopt_everywhere,
-    membership::{
-        control::Command,
-        snapshot::{MemberId, Snapshot},
-    },
+    membership::{control::Command, model::MemberId, snapshot::Change},
     shared::Failure,
 };
 
@@ -144,7 +140,7 @@ impl Array {
         let Geometry::Parity(_) = &self.shared().geometry else { return Err(CommandError::NoRedundancy) };
         let (array, level) = {
             let superblocks = self.controller.superblocks.borrow();
-            (superblocks.array.journal, superblocks.array.level)
+            (superblocks.membership.array.journal, superblocks.membership.array.level)
         };
         let needed = match wanted {
             NewLog::None => return Ok(()),
@@ -165,8 +161,8 @@ impl Array {
         let geometry = &self.shared().geometry;
         let block = u64::from(geometry.logical_block());
         let mut places = Vec::new();
-        for book in superblocks.active() {
-            let mut superblock = book.superblock.clone();
+        for (id, record) in superblocks.membership.active() {
+            let mut superblock = record.superblock.clone();
             superblock.array.bitmap_offset = None;
             let place = log_place(&superblock, kind).filter(|place| match kind {
                 NewLog::DoubleParity => {
@@ -177,14 +173,11 @@ impl Array {
                 _ => place.takes_chunks_of(superblock.array.chunk),
             });
             let place = place.ok_or_else(|| {
-                CommandError::Policy(format!(
-                    "{}: there is no room for a log before the data",
-                    book.member.name
-                ))
+                CommandError::Policy(format!("{}: there is no room for a log before the data", record.name))
             })?;
-            places.push((book.member.id, place));
+            places.push((id, place));
         }
-        let set_uuid = superblocks.array.set_uuid;
+        let set_uuid = superblocks.membership.array.set_uuid;
         let log = match kind {
             NewLog::None => Log::None,
             NewLog::Ppl => Log::Ppl(Arc::new(Ppl::new(set_uuid, 1))),
@@ -207,19 +200,10 @@ impl ArrayController {
         let mut failures = Vec::new();
         for (id, place) in places {
             self.name_log(*id, kind, Some(*place));
-            let (slot, superblock, device, member) = {
-                let superblocks = self.superblocks.borrow();
-                let book = &superblocks.members[id.0];
-                (
-                    book.slot,
-                    book.superblock.clone(),
-                    std::rc::Rc::clone(&book.device),
-                    Arc::clone(&book.member),
-                )
-            };
-            if let Err(error) = make_empty(&superblock, &*device).await {
-                let (name, offset, operation) = (member.name.clone(), 0, Operation::Metadata);
-                let error = MemberError { slot, name, operation, offset, error };
+            let record = self.superblocks.borrow().membership.device(*id).clone();
+            if let Err(error) = make_empty(&record.superblock, &*record.handle.device).await {
+                let (slot, name) = (record.slot, record.name);
+                let error = MemberError { slot, name, operation: Operation::Metadata, offset: 0, error };
                 failures.push(Failure { member: *id, error });
             }
         }
@@ -232,18 +216,15 @@ impl ArrayController {
     }
 
     async fn remove_log(&self) -> Result<(), IoError> {
-        let members: Vec<MemberId> = self.superblocks.borrow().active().map(|book| book.member.id).collect();
+        let members: Vec<MemberId> =
+            self.superblocks.borrow().membership.active().map(|(id, _)| id).collect();
         for id in &members {
             self.name_log(*id, NewLog::None, None);
         }
         // From here on a dirty array is resynced.
         self.update_superblocks().await?;
         *self.wanted_log.borrow_mut() = Log::None;
-        let old = self.shared().snapshot();
-        let next = Snapshot::new(old.generation + 1, old.seats.clone(), Arc::clone(&old.intent), Log::None);
-        self.shared().publish(next);
-        self.shared().admission.drained().await;
-        adopt_everywhere(self.shared());
+        self.publish(Change::Log(Log::None)).await;
         self.update_superblocks().await
     }
 
@@ -260,7 +241,8 @@ impl ArrayController {
         }
         let places: Vec<(MemberId, Option<PplArea>)> = {
             let superblocks = self.superblocks.borrow();
-            superblocks.active().map(|book| (book.member.id, book.superblock.member.ppl)).collect()
+            let active = superblocks.membership.active();
+            active.map(|(id, record)| (id, record.superblock.member.ppl)).collect()
         };
         for (id, _) in &places {
             self.name_log(*id, NewLog::None, None);
@@ -280,12 +262,12 @@ impl ArrayController {
     /// are through.
     fn name_log(&self, id: MemberId, kind: NewLog, place: Option<PplArea>) {
         let mut superblocks = self.superblocks.borrow_mut();
-        let book = superblocks.book(id);
-        book.superblock.member.ppl = place.filter(|_| kind == NewLog::Ppl);
-        book.superblock.member.double_parity_log = place.filter(|_| kind == NewLog::DoubleParity);
+        let record = superblocks.membership.device_mut(id);
+        record.superblock.member.ppl = place.filter(|_| kind == NewLog::Ppl);
+        record.superblock.member.double_parity_log = place.filter(|_| kind == NewLog::DoubleParity);
         if place.is_some() {
-            *book.member.log_area.lock().unwrap_or_else(PoisonError::into_inner) =
-                LogArea::of(&book.superblock);
+            *record.handle.member.log_area.lock().unwrap_or_else(PoisonError::into_inner) =
+                LogArea::of(&record.superblock);
         }
     }
 

@@ -55,9 +55,13 @@ use crate::{
     io::{
         image::{Extent, Image},
         parity_cache::ROW_BYTES,
-        volume::{ShardVolume, adopt_everywhere},
+        volume::ShardVolume,
     },
-    membership::snapshot::{MemberId, Snapshot, View},
+    membership::{
+        model::MemberId,
+        snapshot::{Change, View},
+        superblocks::DeviceHandle,
+    },
     mutants::{Mutant, active},
     options::ArrayOptions,
     plan::Plan,
@@ -332,7 +336,7 @@ impl Log {
                 failures
             }
             Self::DoubleParity(log) if !log.gate().is_open() => {
-                let events = controller.superblocks.borrow().array.events;
+                let events = controller.superblocks.borrow().membership.array.events;
                 let newest = newest_incarnation(controller).await;
                 let newest = if active(Mutant::IncarnationFromEvents) { 0 } else { newest };
                 log.set_incarnation(newest.max(events) + 1);
@@ -399,7 +403,7 @@ fn slot_of(superblock: &Superblock) -> MemberSlot {
 /// from before would be taken for its own. The superblocks' events alone don't tell, where a crash came
 /// before they were written.
 async fn newest_incarnation(controller: &ArrayController) -> u64 {
-    let set_uuid = controller.superblocks.borrow().array.set_uuid;
+    let set_uuid = controller.superblocks.borrow().membership.array.set_uuid;
     let newest = std::cell::Cell::new(0);
     let look = async |device: &dyn Device, area: LogArea, _| {
         let anchor = read_bytes(device, area.offset, ANCHOR_BYTES as u64).await.ok();
@@ -456,11 +460,11 @@ async fn on_every_member(
 ) -> Vec<Failure> {
     let members: Vec<_> = {
         let superblocks = controller.superblocks.borrow();
-        let books = superblocks.active().filter(|book| book.is_seated());
-        books.map(|book| (book.slot, Arc::clone(&book.member), std::rc::Rc::clone(&book.device))).collect()
+        let seated = superblocks.seated();
+        seated.map(|(_, record)| (record.slot, record.handle.clone())).collect()
     };
     let mut failures = Vec::new();
-    for (slot, member, device) in members {
+    for (slot, DeviceHandle { member, device, .. }) in members {
         let Some(area) = member.log_area() else { continue };
         let low = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
         if let Err(error) = work(&*device, area, low).await {
@@ -576,10 +580,7 @@ impl ArrayController {
             return Vec::new();
         }
         // Writers under this snapshot wait for the log to open. It opens when no other writers are left.
-        let next = Snapshot::new(old.generation + 1, old.seats.clone(), Arc::clone(&old.intent), log.clone());
-        shared.publish(next);
-        shared.admission.drained().await;
-        adopt_everywhere(shared);
+        self.publish(Change::Log(log.clone())).await;
         while !active(Mutant::LogBeginsUnflushed) && !shared.has_failed() {
             if shared.has_failures() {
                 self.drop_failed().await;

@@ -37,10 +37,11 @@ use crate::{
     array::ArrayController,
     error::{IoError, MemberError, Operation},
     geometry::Geometry,
-    io::volume::{ShardVolume, adopt_everywhere},
+    io::volume::ShardVolume,
     membership::{
-        snapshot::{Member, MemberId, View},
-        superblocks::MemberState,
+        model::MemberState,
+        snapshot::{Change, Member, MemberId, View},
+        superblocks::DeviceHandle,
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
@@ -239,11 +240,12 @@ impl ArrayController {
     async fn keep(&self, report: &Report) -> Result<(), MemberError> {
         let (member, device, slot) = {
             let superblocks = self.superblocks.borrow();
-            let book = &superblocks.members[report.member.0];
-            if matches!(book.state, MemberState::Failed(_)) || self.shared().has_failed() {
+            let record = superblocks.membership.device(report.member);
+            if matches!(record.state, MemberState::Failed(_)) || self.shared().has_failed() {
                 return Ok(());
             }
-            (Arc::clone(&book.member), std::rc::Rc::clone(&book.device), book.slot)
+            let DeviceHandle { member, device, .. } = record.handle.clone();
+            (member, device, record.slot)
         };
         let Some(place) = member.bad_blocks.place else { return report.bad.clone().map_or(Ok(()), Err) };
         let table = member.bad_blocks.table();
@@ -289,16 +291,11 @@ impl ArrayController {
         let shared = self.shared();
         let counts = !change.table.blocks().is_empty() && !active(Mutant::BadBlockForgotten);
         *locked(&member.bad_blocks.table) = Arc::new(change.table);
-        let mut next = (*shared.snapshot()).clone();
-        next.generation += 1;
-        next.look_at_bad_blocks();
-        let generation = next.generation;
-        shared.publish(next);
-        shared.admission.drained().await;
-        adopt_everywhere(shared);
+        let generation = self.publish(Change::BadBlocks).await;
         let begins = {
             let mut superblocks = self.superblocks.borrow_mut();
-            let log = superblocks.book(member.id).superblock.member.bad_block_log.as_mut();
+            let record = superblocks.membership.device_mut(member.id);
+            let log = record.superblock.member.bad_block_log.as_mut();
             log.is_some_and(|log| !std::mem::replace(&mut log.in_use, counts) && counts)
         };
         if begins {

@@ -77,11 +77,11 @@ impl ArrayController {
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
         let (from, by_bits_to) = {
             let superblocks = self.superblocks.borrow();
-            let book = &superblocks.members[member.0];
-            let record = &book.superblock.member;
+            let device = superblocks.membership.device(member);
+            let record = &device.superblock.member;
             let from = record.recovery_offset.map_or(0, |sector| sector.0 * 512);
             let whole = record.recovery_by_bitmap.then_some(geometry.member_bytes());
-            (from, whole.unwrap_or(book.valid_but_for_bits))
+            (from, whole.unwrap_or(device.valid_but_for_bits))
         };
         let first_whole = (from.max(by_bits_to) / chunk).min(stripes);
         let mut todo: Vec<Range<u64>> = Vec::new();

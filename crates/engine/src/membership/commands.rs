@@ -22,8 +22,9 @@ use crate::{
     io::volume::give_up_everywhere,
     membership::{
         control::{Command, IntentChange},
-        snapshot::{MemberId, Seat},
-        superblocks::{MemberBook, MemberState, Newcomer},
+        model::{MemberId, MemberState},
+        snapshot::Seat,
+        superblocks::{Known, Newcomer},
     },
     mutants::{Mutant, active},
 };
@@ -252,12 +253,12 @@ impl Array {
         let entered = self.controller.command(|reply| Command::Enter { newcomer, comes_back, reply }).await;
         self.check_entered(identity, entered)?;
         let superblocks = self.superblocks();
-        let book =
-            superblocks.find(identity).find(|book| book.is_active()).ok_or(IoError::MembershipChanged)?;
-        let slot = book.slot;
-        Ok(match book.state {
+        let mut known = superblocks.membership.find(identity);
+        let record = known.find(|record| record.is_active()).ok_or(IoError::MembershipChanged)?;
+        let slot = record.slot;
+        Ok(match record.state {
             MemberState::Spare => Added::Spare,
-            _ if book.superblock.member.recovery_by_bitmap => Added::Bitmap { slot },
+            _ if record.superblock.member.recovery_by_bitmap => Added::Bitmap { slot },
             _ => Added::Full { slot },
         })
     }
@@ -276,8 +277,8 @@ impl Array {
         let spare = match with {
             None => {
                 let superblocks = self.superblocks();
-                let spare = superblocks.members.iter().find(|book| self.controller.fits(book));
-                spare.ok_or(CommandError::NoSpare)?.member.id
+                let mut devices = superblocks.membership.devices();
+                devices.find(|(_, record)| self.controller.fits(record)).ok_or(CommandError::NoSpare)?.0
             }
             Some(source) => {
                 // As a spare it would fill that slot, whatever it was named for. Refused before anything is
@@ -292,14 +293,18 @@ impl Array {
                 self.check_entered(uuid, entered)?;
                 self.check_replaceable(slot)?;
                 let superblocks = self.superblocks();
-                let entered = superblocks.find(uuid).find(|book| self.controller.fits(book));
-                entered.ok_or(IoError::MembershipChanged)?.member.id
+                let is_it = |record: &Known| {
+                    record.superblock.member.device_uuid == uuid && self.controller.fits(record)
+                };
+                let entered = superblocks.membership.devices().find(|(_, record)| is_it(record));
+                entered.ok_or(IoError::MembershipChanged)?.0
             }
         };
         let replaced = self.controller.command(|reply| Command::Replace { slot, spare, reply }).await;
         let (name, identity) = {
-            let book = &self.superblocks().members[spare.0];
-            (book.member.name.clone(), book.superblock.member.device_uuid)
+            let superblocks = self.superblocks();
+            let record = superblocks.membership.device(spare);
+            (record.name.clone(), record.superblock.member.device_uuid)
         };
         self.check_entered(identity, replaced)?;
         Ok(name)
@@ -312,7 +317,7 @@ impl Array {
             return Ok(entered?);
         }
         let superblocks = self.superblocks();
-        match superblocks.find(identity).last().map(|book| &book.state) {
+        match superblocks.membership.find(identity).last().map(|record| &record.state) {
             Some(MemberState::Failed(error)) => Err(CommandError::NotTakenIn(error.clone())),
             _ => Ok(entered?),
         }
@@ -348,12 +353,13 @@ impl Array {
             Removed::Slot(number) => *number == slot,
         };
         let mut in_use = None;
-        for book in superblocks.members.iter().rev().filter(|book| is_meant(&book.member.name, book.slot)) {
-            let name = book.member.name.clone();
-            match book.state {
-                MemberState::Spare | MemberState::Failed(_) => return Ok((book.member.id, name)),
+        let devices = superblocks.membership.devices().rev();
+        for (id, record) in devices.filter(|(_, record)| is_meant(&record.name, record.slot)) {
+            let name = record.name.clone();
+            match record.state {
+                MemberState::Spare | MemberState::Failed(_) => return Ok((id, name)),
                 MemberState::Removed => {}
-                _ => in_use = Some(CommandError::InUse { name, slot: book.slot }),
+                _ => in_use = Some(CommandError::InUse { name, slot: record.slot }),
             }
         }
         Err(in_use.unwrap_or_else(|| match which {
@@ -411,30 +417,30 @@ impl Array {
         let name = found.device.info().name.clone();
         let (array, member) = (&found.superblock.array, &found.superblock.member);
         let superblocks = self.superblocks();
-        if array.set_uuid != superblocks.array.set_uuid {
+        let membership = &superblocks.membership;
+        if array.set_uuid != membership.array.set_uuid {
             return Ok(());
         }
-        let mut known = superblocks.find(member.device_uuid);
-        if known.any(MemberBook::is_active) {
+        if membership.find(member.device_uuid).any(Known::is_active) {
             return Err(CommandError::AlreadyMember(name));
         }
-        let (events, current) = (array.events, superblocks.array.events);
+        let (events, current) = (array.events, membership.array.events);
         if events > current { Err(CommandError::Ahead { name, events, current }) } else { Ok(()) }
     }
 
     /// The slot that a device was in when it went, if it was whole then and all that it missed has its bits.
     fn former_slot(&self, found: &Found) -> Option<usize> {
         let superblock = &found.superblock;
-        let superblocks = self.superblocks();
+        let array = self.superblocks().membership.array.clone();
         let mut now = superblock.clone();
-        now.array = superblocks.array.clone();
-        let fits = superblock.array.set_uuid == superblocks.array.set_uuid
+        now.array = array.clone();
+        let fits = superblock.array.set_uuid == array.set_uuid
             && superblock.same_array(&now).is_ok()
-            && superblock.array.raid_disks == superblocks.array.raid_disks
-            && superblock.array.size == superblocks.array.size
+            && superblock.array.raid_disks == array.raid_disks
+            && superblock.array.size == array.size
             && (superblock.member.recovery_offset.is_none() || active(Mutant::HalfRecoveredReadded))
             && !superblock.member.replacement
-            && superblock.member.data_size >= superblocks.array.component_sectors()
+            && superblock.member.data_size >= array.component_sectors()
             && found.device.info().logical_block <= self.shared().geometry.logical_block()
             && now.check(found.device.info().logical_block.into()).is_ok()
             && now.bitmap_sector() == superblock.bitmap_sector();
@@ -450,11 +456,11 @@ impl Array {
     /// before it.
     fn give_number(&self, superblock: &mut Superblock) -> Result<(), CommandError> {
         let superblocks = self.superblocks();
-        let in_use: Vec<_> = superblocks.active().map(|book| book.superblock.member.dev_number).collect();
-        superblock.array = superblocks.array.clone();
+        let in_use = superblocks.membership.numbers_in_use();
+        superblock.array = superblocks.membership.array.clone();
         let number = superblock.member.dev_number;
-        if in_use.contains(&number) || usize::from(number.0) >= superblocks.array.roles.len() {
-            let free = superblocks.array.free_device_number(&in_use);
+        if in_use.contains(&number) || usize::from(number.0) >= superblock.array.roles.len() {
+            let free = superblock.array.free_device_number(&in_use);
             superblock.member.dev_number = free.ok_or_else(|| CommandError::Placement {
                 name: String::from("the device"),
                 error: PlacementError::NoDeviceNumber,
@@ -475,7 +481,7 @@ impl Array {
             return Err(CommandError::LogicalBlock { name, block: info.logical_block, array: block });
         }
         let superblock = self.spare_superblock(&name, &info, uuid)?;
-        let ours = self.superblocks().array.set_uuid;
+        let ours = self.superblocks().membership.array.set_uuid;
         let former = former.filter(|found| found.superblock.array.set_uuid == ours);
         let formerly = former.map(|found| found.superblock.member.device_uuid);
         self.write_new_bitmap(&name, &*device, &superblock).await?;
@@ -489,12 +495,12 @@ impl Array {
         uuid: Uuid,
     ) -> Result<Superblock, CommandError> {
         let superblocks = self.controller.superblocks.borrow();
-        let Some(model) = superblocks.active().find(|book| book.is_seated()) else {
+        let Some((_, model)) = superblocks.seated().next() else {
             return Err(CommandError::Io(IoError::Failed));
         };
-        let in_use: Vec<_> = superblocks.active().map(|book| book.superblock.member.dev_number).collect();
+        let in_use = superblocks.membership.numbers_in_use();
         let mut template = model.superblock.clone();
-        template.array = superblocks.array.clone();
+        template.array = superblocks.membership.array.clone();
         let device = NewDevice { sectors: info.size / SECTOR_BYTES, uuid };
         let placed = place_spare(&template, device, &in_use, info.logical_block.into());
         placed.map_err(|error| CommandError::Placement { name: name.to_owned(), error })
@@ -543,7 +549,7 @@ impl Array {
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));
         }
-        if !self.controller.wanted_log.borrow().is_none() || self.superblocks().array.journal {
+        if !self.controller.wanted_log.borrow().is_none() || self.superblocks().membership.array.journal {
             return Err(CommandError::Bitmap(
                 "the array keeps a log (ppl or journal), which excludes a bitmap".to_owned(),
             ));
@@ -573,11 +579,13 @@ impl Array {
     pub(crate) fn new_bitmap(&self, region_bytes: u32) -> Result<(i32, BitmapImage), CommandError> {
         let superblocks = self.controller.superblocks.borrow();
         let wrong = |error: pinstripe_md::bitmap::BitmapError| CommandError::Bitmap(error.to_string());
-        let size = SectorCount(superblocks.array.size.0);
-        let header = BitmapHeader::new(superblocks.array.set_uuid, size, region_bytes).map_err(wrong)?;
+        let array = &superblocks.membership.array;
+        let header = BitmapHeader::new(array.set_uuid, SectorCount(array.size.0), region_bytes);
+        let header = header.map_err(wrong)?;
         let offset = superblocks
+            .membership
             .active()
-            .map(|book| pinstripe_md::placement::bitmap_place(&book.superblock, header.sectors()))
+            .map(|(_, record)| pinstripe_md::placement::bitmap_place(&record.superblock, header.sectors()))
             .reduce(|a, b| if a == b { a } else { None })
             .flatten();
         let offset = offset.ok_or(CommandError::BitmapRoom(region_bytes))?;

@@ -3,27 +3,26 @@
 //! It is driven by state, not by messages: it looks at what is wanted (members reported as failed, writers at
 //! the gate, commands) and does the most urgent thing whole, then looks again. So superblock updates are
 //! serial and nothing that was asked for can be lost between two messages (C2).
-//!
-//! An update of the superblocks writes, in this order: the bitmap's header on every member (C9); one member's
-//! superblock alone; all others. A crash can't tear all copies. If a member fails meanwhile, it is dropped
-//! and the update starts again with one event more. A failure beyond redundancy is not written down (C3).
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use pinstripe_md::{bitmap::BitmapImage, units::SECTOR_BYTES};
+use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
+use super::{
+    admission::Admission,
+    model::{MemberId, Membership},
+    snapshot::Change,
+    superblocks::{DeviceHandle, Newcomer},
+    transition::{Event, Seating, Transition},
+    update::failure,
+};
 use crate::{
     array::{ArrayController, CommandError},
     consistency::LogChange,
     error::{IoError, MemberError, Operation},
     io::volume::adopt_everywhere,
     members::spare_the_needed,
-    membership::{
-        admission::Admission,
-        snapshot::{MemberId, Seat, Snapshot},
-        superblocks::{Newcomer, Seating},
-    },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
     status::events::EventKind,
@@ -163,7 +162,8 @@ impl ArrayController {
                 reply.send(self.enter(*newcomer, comes_back).await);
             }
             Command::Replace { slot, spare, reply } => {
-                reply.send(self.seat(spare, slot, Seating::Replacement).await);
+                let how = Seating::Replacement;
+                reply.send(self.enact(Event::Seat { spare, slot, how }).await);
             }
             Command::Fail { slot, member, reply } => {
                 if reply.is_awaited() {
@@ -171,20 +171,10 @@ impl ArrayController {
                 }
             }
             Command::FailJournal { reply } => reply.send(self.take_out_journal().await),
-            Command::Remove { member, reply } => {
-                // A spare may have taken a slot since it was looked up.
-                let is_idle = !self.superblocks.borrow().members[member.0].is_seated()
-                    || active(Mutant::SeatedSpareRemoved);
-                if is_idle {
-                    self.superblocks.borrow_mut().remove(member);
-                    reply.send(self.update_superblocks().await);
-                } else {
-                    reply.send(Err(IoError::MembershipChanged));
-                }
-            }
+            Command::Remove { member, reply } => reply.send(self.enact(Event::Remove(member)).await),
             Command::Recovered { member, reply } => reply.send(self.recovered(member).await),
             Command::Checkpoint { member, offset, reply } => {
-                self.superblocks.borrow_mut().checkpoint(member, offset);
+                self.superblocks.borrow_mut().membership.checkpoint(member, offset);
                 reply.send(self.update_superblocks().await);
             }
             Command::Refresh { reply } => {
@@ -217,21 +207,43 @@ impl ArrayController {
         false
     }
 
-    /// Publishes a membership with other seats and waits until every write under the old one is over (C1).
-    pub(crate) async fn change(&self, change: impl FnOnce(&mut Vec<Seat>)) {
-        let old = self.shared().snapshot();
-        let mut seats = old.seats.clone();
-        change(&mut seats);
-        self.shared().publish(Snapshot::new(
-            old.generation + 1,
-            seats,
-            Arc::clone(&old.intent),
-            old.log.clone(),
-        ));
-        self.supervise_books();
-        self.shared().admission.drained().await;
-        adopt_everywhere(self.shared());
+    /// Brings an event about: first the superblock that goes first, then the membership for all shards, then
+    /// all superblocks.
+    pub(crate) async fn enact(&self, event: Event<DeviceHandle>) -> Result<(), IoError> {
+        let mut transition = self.superblocks.borrow().after(event.clone())?;
+        if transition.first.is_some() && self.superblocks.borrow().membership.needs_equal_events() {
+            self.update_superblocks().await?;
+            transition = self.superblocks.borrow().after(event)?;
+        }
+        let next = match transition.first {
+            None => transition.membership,
+            Some(first) => self.introduce(first, transition.membership).await?,
+        };
+        self.adopt(next).await;
+        self.update_superblocks().await
+    }
+
+    /// Makes a membership the array's, on all shards if slots are held otherwise by it.
+    pub(super) async fn adopt(&self, next: Membership<DeviceHandle>) {
+        let moves = self.superblocks.borrow_mut().adopt(next);
+        if moves {
+            let seats = self.superblocks.borrow().seats();
+            self.publish(Change::Seats(seats)).await;
+        }
+    }
+
+    /// Publishes what requests work with from now on, and waits until every write is over that began with
+    /// what was there before (C1). Nothing else publishes. Returns the new generation.
+    pub(crate) async fn publish(&self, change: Change) -> u64 {
+        let shared = self.shared();
+        let next = shared.snapshot().next(change);
+        let generation = next.generation;
+        shared.publish(next);
+        self.supervise_members();
+        shared.admission.drained().await;
+        adopt_everywhere(shared);
         self.work.notify();
+        generation
     }
 
     /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all
@@ -281,7 +293,7 @@ impl ArrayController {
     pub(crate) async fn drop_members(&self, failures: Vec<Failure>) -> bool {
         let mut leaving: Vec<Failure> = Vec::new();
         for failure in failures {
-            if !self.superblocks.borrow().members[failure.member.0].is_active() {
+            if !self.superblocks.borrow().membership.device(failure.member).is_active() {
                 continue;
             }
             match leaving.iter_mut().find(|known| known.member == failure.member) {
@@ -303,33 +315,19 @@ impl ArrayController {
         if leaving.is_empty() {
             return false;
         }
-        let mut seats = snapshot.seats.clone();
-        for failure in &leaving {
-            for seat in &mut seats {
-                *seat = seat.without(failure.member);
-            }
-        }
-        let missing = seats.iter().filter(|seat| !seat.is_whole()).count();
-        if missing > self.shared().geometry.redundancy() && !active(Mutant::BeyondRedundancyRecorded) {
-            // C3: nothing is written down; an outage of all must not make all faulty.
+        let failures = leaving.iter().map(|failure| (failure.member, failure.error.clone())).collect();
+        let transition = self.superblocks.borrow().after(Event::Fail(failures));
+        let Ok(Transition { membership, .. }) = transition else {
             let errors: Vec<MemberError> = leaving.into_iter().map(|failure| failure.error).collect();
             self.fail_array(&errors, Shared::fail);
             return false;
-        }
+        };
         for failure in &leaving {
             self.note(&failure.error);
             self.put_out(failure.member);
             self.events.add(EventKind::Fail(failure.error.clone()));
-            self.superblocks.borrow_mut().fail(failure.member, failure.error.clone());
         }
-        for seat in &seats {
-            if let Seat::Recovering(member) = seat {
-                self.superblocks.borrow_mut().promote(member.id);
-            }
-        }
-        if leaving.iter().any(|failure| self.shared().snapshot().slot_of(failure.member).is_some()) {
-            self.change(|now| *now = seats).await;
-        }
+        self.adopt(membership).await;
         true
     }
 
@@ -418,148 +416,6 @@ impl ArrayController {
         self.update_superblocks().await
     }
 
-    /// Writes every member's superblock with what the books say now, until all that are left have it.
-    pub(crate) async fn update_superblocks(&self) -> Result<(), IoError> {
-        if self.is_static() {
-            // Nothing is written that could be acknowledged too early.
-            self.shared().set_durable(self.shared().snapshot().generation);
-            return Ok(());
-        }
-        let overtaken = self.overtaken().await;
-        if !overtaken.is_empty() {
-            self.drop_members(overtaken).await;
-        }
-        loop {
-            self.shared().check()?;
-            let snapshot = self.shared().snapshot();
-            let events_differ = self.superblocks.borrow().events_differ;
-            if events_differ {
-                self.superblocks.borrow_mut().distribute(false);
-            } else {
-                let dirty_from = self.dirty_from(&snapshot);
-                let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
-                self.superblocks.borrow_mut().need_log(keeps_md_out);
-                let now = (self.shared().options.wall_clock)();
-                self.superblocks.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
-            }
-            let failures = self.write_everywhere().await;
-            if events_differ {
-                // All superblocks are level now, but for those of members that failed. The record without
-                // these members gets another event: of one event there must not be two records.
-                self.superblocks.borrow_mut().events_differ = false;
-            }
-            if failures.is_empty() {
-                let mut superblocks = self.superblocks.borrow_mut();
-                if events_differ || std::mem::take(&mut superblocks.is_new) {
-                    continue;
-                }
-                self.shared().set_durable(snapshot.generation);
-                return Ok(());
-            }
-            if !self.drop_members(failures).await {
-                return Err(self.shared().failure());
-            }
-        }
-    }
-
-    /// From which member byte parity can't be trusted after a crash; `None` for clean.
-    pub(crate) fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
-        if (self.dirty.get() && !snapshot.log.keeps_clean()) || snapshot.log.is_lost() {
-            return Some(0);
-        }
-        let intent = &snapshot.intent;
-        if intent.is_torn(0..=intent.len() - 1) {
-            // "From some sector on" would tell the next start that a clean stop cut the resync short, and
-            // that no row is torn.
-            return Some(0);
-        }
-        intent.out_of_sync_from()
-    }
-
-    /// Writes every member's bitmap header and superblock, once, and the journal's. Returns the failures.
-    async fn write_everywhere(&self) -> Vec<Failure> {
-        let _pages = self.lock_pages().await;
-        let mut failures = self.write_bitmap_pages(&[0]).await;
-        self.write_journal_superblock().await;
-        // A spare need not know of the log, so it never is the one that is ahead alone.
-        let first = {
-            let superblocks = self.superblocks.borrow();
-            let first = superblocks.active().find(|book| book.is_seated()).or(superblocks.active().next());
-            first.map(|book| book.member.id)
-        };
-        for alone in [true, false] {
-            let mut writes = Vec::new();
-            {
-                let superblocks = self.superblocks.borrow();
-                for book in superblocks.active().filter(|book| (Some(book.member.id) == first) == alone) {
-                    let block = u64::from(book.device.info().logical_block);
-                    let offset = book.superblock.member.super_offset.0 * SECTOR_BYTES;
-                    let outcome = match book.superblock.encode(block) {
-                        Ok(bytes) => Ok(book.device.write(offset, copy(&bytes), true)),
-                        // Our own output breaks a rule: nothing is written, and the member is given up rather
-                        // than damaged.
-                        Err(_) => Err(DeviceError::of(DeviceErrorKind::Invalid)),
-                    };
-                    writes.push((book.slot, book.member.id, book.member.name.clone(), offset, outcome));
-                }
-            }
-            for (slot, id, name, offset, outcome) in writes {
-                let result = match outcome {
-                    Ok(submission) => submission.await.result.map(|_| ()),
-                    Err(error) => Err(error),
-                };
-                if let Err(error) = result {
-                    failures.push(failure(slot, id, &name, Operation::Metadata, offset, error));
-                }
-            }
-        }
-        failures
-    }
-
-    /// Writes pages of the bitmap to every member that has a slot, or is about to take one over. The caller
-    /// holds the page lock. Returns the failures.
-    pub(crate) async fn write_bitmap_pages(&self, pages: &[usize]) -> Vec<Failure> {
-        let mut writes = Vec::new();
-        {
-            let superblocks = self.superblocks.borrow();
-            let Some(bitmap) = &superblocks.bitmap else { return Vec::new() };
-            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
-            for book in superblocks.active().filter(|book| book.is_seated()) {
-                let Some(sector) = book.superblock.bitmap_sector() else { continue };
-                let block = book.device.info().logical_block as usize;
-                for &page in pages {
-                    let start = page * 4096;
-                    let end = (start + 4096).min(length.next_multiple_of(block)).min(bitmap.as_bytes().len());
-                    if start < end {
-                        let offset = sector.0 * SECTOR_BYTES + start as u64;
-                        let write = book.device.write(offset, copy(&bitmap.as_bytes()[start..end]), true);
-                        writes.push((book.slot, book.member.id, book.member.name.clone(), offset, write));
-                    }
-                }
-            }
-        }
-        let mut failures = Vec::new();
-        for (slot, id, name, offset, write) in writes {
-            if let Err(error) = write.await.result {
-                failures.push(failure(slot, id, &name, Operation::Metadata, offset, error));
-            }
-        }
-        failures
-    }
-
-    /// Sets every bit of the bitmap on all members. Returns the failures.
-    async fn set_every_bit(&self) -> Vec<Failure> {
-        let _pages = self.lock_pages().await;
-        let count = {
-            let mut superblocks = self.superblocks.borrow_mut();
-            let Some(bitmap) = &mut superblocks.bitmap else { return Vec::new() };
-            bitmap.set_range(0..bitmap.header().bit_count());
-            bitmap.page_count()
-        };
-        let pages: Vec<usize> = (0..count).collect();
-        self.write_bitmap_pages(&pages).await
-    }
-
     /// Replaces the intent table and the bitmap on disk, in an order that is safe at every step: writers set
     /// bits in a bitmap that goes until the superblocks don't name it any more; a new one begins all set, and
     /// is on the members before the superblocks name it.
@@ -577,16 +433,9 @@ impl ArrayController {
             if !now.is_complete() {
                 intent.set_missed(0..=intent.len() - 1);
             }
-            self.shared().publish(Snapshot::new(
-                now.generation + 1,
-                now.seats.clone(),
-                Arc::clone(&intent),
-                now.log.clone(),
-            ));
-            self.shared().admission.drained().await;
+            self.publish(Change::Intent(Arc::clone(&intent))).await;
             self.served.replace(Arc::clone(&intent));
             old.intent.wanted.notify();
-            self.work.notify();
         };
         match change {
             IntentChange::Remove => {
@@ -597,8 +446,8 @@ impl ArrayController {
                 if !failures.is_empty() && !self.drop_members(failures).await {
                     return Err(IoError::Failed);
                 }
-                self.superblocks.borrow_mut().array.bitmap_offset = None;
-                self.superblocks.borrow_mut().forget_bits();
+                self.superblocks.borrow_mut().membership.array.bitmap_offset = None;
+                self.superblocks.borrow_mut().membership.forget_bits();
                 self.update_superblocks().await?;
                 self.superblocks.borrow_mut().bitmap = None;
                 publish().await;
@@ -608,12 +457,10 @@ impl ArrayController {
             IntentChange::Add { offset, image } => {
                 {
                     let mut superblocks = self.superblocks.borrow_mut();
-                    superblocks.array.bitmap_offset = Some(offset);
                     superblocks.bitmap = Some(*image);
-                    let array = superblocks.array.clone();
-                    for book in &mut superblocks.members {
-                        book.superblock.array = array.clone();
-                    }
+                    let membership = &mut superblocks.membership;
+                    membership.array.bitmap_offset = Some(offset);
+                    membership.distribute();
                 }
                 let count = self.superblocks.borrow().bitmap.as_ref().map_or(0, BitmapImage::page_count);
                 let pages: Vec<usize> = (0..count).collect();
@@ -635,21 +482,4 @@ impl ArrayController {
 /// Whether writers wait at a closed gate.
 fn wants_dirty(admission: &Admission) -> bool {
     admission.is_wanted() && !admission.is_open() && !admission.is_halted()
-}
-
-pub(crate) fn failure(
-    slot: usize,
-    member: MemberId,
-    name: &str,
-    operation: Operation,
-    offset: u64,
-    error: DeviceError,
-) -> Failure {
-    Failure { member, error: MemberError { slot, name: name.to_owned(), operation, offset, error } }
-}
-
-pub(crate) fn copy(bytes: &[u8]) -> pinstripe_runtime::Slice {
-    let mut buffer = shard::buffer(bytes.len());
-    buffer.copy_from_slice(bytes);
-    buffer.freeze()
 }

@@ -9,6 +9,7 @@ use std::{
 use pinstripe_md::bad_block_table::BadBlockTable;
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
+pub use super::model::MemberId;
 use crate::{
     consistency::{Log, LogArea},
     geometry::Set64,
@@ -19,10 +20,6 @@ use crate::{
     offload::Attached,
     plan::cost::MemberCost,
 };
-
-/// A device that was attached to the array; never reused for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub usize);
 
 /// What all shards know of a member. Constant but for its measurements.
 pub struct Member {
@@ -84,22 +81,20 @@ impl Seat {
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::InSync(_) | Self::Replacing { .. })
     }
+}
 
-    /// The seat that is left when `member` goes: the target of a replacement goes on as a recovery.
-    #[must_use]
-    pub fn without(&self, gone: MemberId) -> Self {
-        match self {
-            Self::Replacing { member, target } if target.id == gone => Self::InSync(Arc::clone(member)),
-            Self::Replacing { member, target }
-                if member.id == gone && active(Mutant::TargetPromotedWhole) =>
-            {
-                Self::InSync(Arc::clone(target))
-            }
-            Self::Replacing { member, target } if member.id == gone => Self::Recovering(Arc::clone(target)),
-            Self::InSync(member) | Self::Recovering(member) if member.id == gone => Self::Empty,
-            other => other.clone(),
-        }
-    }
+/// What is new in a snapshot.
+pub(crate) enum Change {
+    /// Slots are held otherwise.
+    Seats(Vec<Seat>),
+    /// Writes are noted in another table.
+    Intent(Arc<IntentTable>),
+    /// There is another log, or none.
+    Log(Log),
+    /// The members' servers know this membership.
+    Offload(Arc<Attached>),
+    /// A member's log lists other sectors.
+    BadBlocks,
 }
 
 /// See the module.
@@ -156,8 +151,25 @@ impl Snapshot {
         snapshot
     }
 
+    /// The snapshot after this one.
+    pub(crate) fn next(&self, change: Change) -> Self {
+        let generation = self.generation + 1;
+        let (seats, intent, log) = (self.seats.clone(), Arc::clone(&self.intent), self.log.clone());
+        match change {
+            Change::Seats(seats) => Self::new(generation, seats, intent, log),
+            Change::Intent(intent) => Self::new(generation, seats, intent, log),
+            Change::Log(log) => Self::new(generation, seats, intent, log),
+            Change::Offload(attached) => Self { generation, offload: Some(attached), ..self.clone() },
+            Change::BadBlocks => {
+                let mut next = Self { generation, ..self.clone() };
+                next.look_at_bad_blocks();
+                next
+            }
+        }
+    }
+
     /// Takes over what the members' logs list now.
-    pub(crate) fn look_at_bad_blocks(&mut self) {
+    fn look_at_bad_blocks(&mut self) {
         let table = |seat: &Seat| seat.member().map(|member| member.bad_blocks.table());
         self.bad_blocks = self.seats.iter().map(table).collect();
         let lists =

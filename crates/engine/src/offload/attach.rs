@@ -30,10 +30,10 @@ use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, Operation},
     geometry::{Geometry, Set64},
-    io::volume::adopt_everywhere,
     membership::{
-        control::{Command, failure},
-        snapshot::{Snapshot, View},
+        control::Command,
+        snapshot::{Change, Snapshot, View},
+        update::failure,
     },
     mutants::{Mutant, active},
     shared::Failure,
@@ -354,8 +354,8 @@ impl ArrayController {
         let slots = view.snapshot.seats.len();
         let targets = (slots..view.devices.len()).filter_map(|place| Some(Rc::clone(view.member(place)?.1)));
         let superblocks = self.superblocks.borrow();
-        let spares =
-            superblocks.active().filter(|book| !book.is_seated()).map(|book| Rc::clone(&book.device));
+        let spares = superblocks.membership.active().filter(|(_, record)| !record.is_seated());
+        let spares = spares.map(|(_, record)| Rc::clone(&record.handle.device));
         targets.chain(spares).collect()
     }
 
@@ -363,7 +363,7 @@ impl ArrayController {
     fn next_attachment(&self, view: &View, slots: Set64, alone: bool) -> Attachment {
         self.attaching.generation.set(self.attaching.generation.get() + 1);
         Attachment {
-            array: self.superblocks.borrow().array.set_uuid.0,
+            array: self.superblocks.borrow().membership.array.set_uuid.0,
             epoch: self.attaching.epoch.get(),
             generation: self.attaching.generation.get(),
             peers: addresses(view, slots),
@@ -389,15 +389,10 @@ impl ArrayController {
         if now.generation != generation || !shared.is_recorded() {
             return Err(IoError::MembershipChanged);
         }
-        let mut next = (*now).clone();
-        next.generation += 1;
-        next.offload = Some(attached);
-        shared.publish(next);
-        shared.admission.drained().await;
+        let attached = self.publish(Change::Offload(attached)).await;
         shared.offload.resume();
-        adopt_everywhere(shared);
         // The superblocks know this membership: it is the one before.
-        shared.set_durable(generation + 1);
+        shared.set_durable(attached);
         Ok(())
     }
 
@@ -411,7 +406,7 @@ impl ArrayController {
         let slots = offers(&view).slots;
         // A server that doesn't answer keeps its epoch, and the next host raises it.
         ask(&view, slots, |server| server.detach(give_up)).await;
-        let journal = self.superblocks.borrow().journal.as_ref().map(|book| Rc::clone(&book.device));
+        let journal = self.superblocks.borrow().journal.as_ref().map(|journal| Rc::clone(&journal.device));
         let journal = journal.map(|device| device as Rc<dyn Device>);
         for device in self.others(&view).into_iter().chain(journal) {
             if let Some(server) = device.offload() {

@@ -145,13 +145,13 @@ impl Array {
     /// Devices that were dropped, and why.
     pub(crate) fn failed_members(&self) -> Vec<FailedMember> {
         let superblocks = self.superblocks();
-        let failed = superblocks.members.iter().filter_map(|book| match &book.state {
+        let failed = superblocks.membership.devices.iter().filter_map(|record| match &record.state {
             MemberState::Failed(error) => Some(FailedMember {
-                device: book.member.name.clone(),
-                slot: book.slot,
+                device: record.name.clone(),
+                slot: record.slot,
                 error: error.clone(),
-                late_requests: book.member.health.late_requests(),
-                statistics: book.member.health.statistics(),
+                late_requests: record.handle.member.health.late_requests(),
+                statistics: record.handle.member.health.statistics(),
             }),
             _ => None,
         });

@@ -196,8 +196,8 @@ impl Array {
         }
         .advice();
         Detail {
-            name: superblocks.array.name.short(),
-            uuid: superblocks.array.set_uuid.to_string(),
+            name: superblocks.membership.array.name.short(),
+            uuid: superblocks.membership.array.set_uuid.to_string(),
             level: shared.geometry.level(),
             layout: match &shared.geometry {
                 Geometry::Parity(geometry) => geometry.layout().name().to_owned(),
@@ -208,14 +208,15 @@ impl Array {
             size_bytes: shared.geometry.array_bytes(),
             state: self.state(),
             missing: snapshot.missing.len(),
-            events: superblocks.array.events,
+            events: superblocks.membership.array.events,
             slots,
             spares: spares(&superblocks),
             failed,
             bitmap,
             consistency_policy: self.consistency_policy(),
             journal: self.controller.journal().map(|journal| {
-                let slow = superblocks.journal.as_ref().is_some_and(|book| book.member.health.is_slow());
+                let slow = superblocks.journal.as_ref();
+                let slow = slow.is_some_and(|device| device.member.health.is_slow());
                 JournalDetail { slow, ..journal.detail() }
             }),
             regions_to_resync: intent.resync_count(),
@@ -253,13 +254,14 @@ impl Array {
 
     /// How many devices the roles table names in slots, for tests.
     pub fn seated_roles(&self) -> usize {
-        self.superblocks().array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
+        self.superblocks().membership.array.roles.iter().filter(|role| matches!(role, Role::Slot(_))).count()
     }
 }
 
 fn spares(superblocks: &Superblocks) -> Vec<String> {
-    let spares = superblocks.members.iter().filter(|book| book.state == MemberState::Spare);
-    spares.map(|book| book.member.name.clone()).collect()
+    let devices = superblocks.membership.devices.iter();
+    let spares = devices.filter(|record| record.state == MemberState::Spare);
+    spares.map(|record| record.name.clone()).collect()
 }
 
 fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
@@ -269,8 +271,8 @@ fn slot_detail(seat: &Seat, superblocks: &Superblocks) -> SlotDetail {
         Seat::Recovering(_) => "recovering",
     };
     let member = seat.member();
-    let copied_to = seat.target().or(member).and_then(|target| superblocks.members.get(target.id.0));
-    let recovery = copied_to.map(|book| &book.superblock.member);
+    let copied_to = seat.target().or(member).map(|target| superblocks.membership.device(target.id));
+    let recovery = copied_to.map(|record| &record.superblock.member);
     let [read_latency_ns, write_latency_ns] = member.map_or([0; 2], |member| member.cost.measured_ns());
     SlotDetail {
         state,

@@ -25,7 +25,7 @@ use crate::{
     membership::{
         control::Command,
         snapshot::{Member, MemberId, Seat},
-        superblocks::JournalBook,
+        superblocks::JournalDevice,
     },
     mutants::{Mutant, active},
     plan::cost::MemberCost,
@@ -102,13 +102,13 @@ impl ArrayController {
         };
         let (device, member) = self.supervise(&mut found)?;
         self.enter_journal(&found, &device, &member);
-        if self.superblocks.borrow().misses_a_member() && !active(Mutant::AbsentMissReplay) {
+        if self.superblocks.borrow().membership.misses_a_member() && !active(Mutant::AbsentMissReplay) {
             // A device that isn't here misses what is replayed, and replay empties the journal. So the
             // superblocks say first that the device is out: back after a crash, it must not be taken for
             // current (C2).
             self.update_superblocks().await.map_err(|_| AssembleError::NoRecord)?;
-            if let Some(book) = &self.superblocks.borrow().journal {
-                found.superblock = book.superblock.clone();
+            if let Some(journal) = &self.superblocks.borrow().journal {
+                found.superblock = journal.superblock.clone();
             }
         }
         journal.resume(replay(&self.volume, &mut found).await?);
@@ -126,7 +126,7 @@ impl ArrayController {
     fn enter_journal(&self, found: &Found, device: &Rc<Supervised>, member: &Arc<Member>) {
         let (device, member) = (Rc::clone(device), Arc::clone(member));
         let (superblock, written) = (found.superblock.clone(), found.superblock.clone());
-        self.superblocks.borrow_mut().journal = Some(JournalBook { device, member, superblock, written });
+        self.superblocks.borrow_mut().journal = Some(JournalDevice { device, member, superblock, written });
     }
 
     /// Puts the journal device under supervision like a member, though it has no slot. The request that fails
@@ -156,13 +156,14 @@ impl ArrayController {
     pub(crate) async fn write_journal_superblock(&self) {
         let ready = {
             let superblocks = self.superblocks.borrow();
-            superblocks.journal.as_ref().map(|book| (Rc::clone(&book.device), book.superblock.clone()))
+            let journal = superblocks.journal.as_ref();
+            journal.map(|journal| (Rc::clone(&journal.device), journal.superblock.clone()))
         };
         let (Some(journal), Some((device, superblock))) = (self.journal(), ready) else { return };
         match write_superblock(&*device, &superblock).await {
             Ok(()) => {
-                if let Some(book) = &mut self.superblocks.borrow_mut().journal {
-                    book.written = superblock;
+                if let Some(journal) = &mut self.superblocks.borrow_mut().journal {
+                    journal.written = superblock;
                 }
             }
             Err(error) => self.lose_journal(&journal, error),
@@ -213,7 +214,7 @@ impl ArrayController {
         self.dirty.set(true);
         let mut superblocks = self.superblocks.borrow_mut();
         superblocks.journal = None;
-        for role in &mut superblocks.array.roles {
+        for role in &mut superblocks.membership.array.roles {
             if *role == Role::Journal {
                 *role = Role::Faulty;
             }

@@ -61,10 +61,10 @@ impl ArrayController {
             let _superblocks = self.lock_pages().await;
             let ready = {
                 let mut superblocks = self.superblocks.borrow_mut();
-                superblocks.journal.as_mut().map(|book| {
-                    book.superblock.member.journal_tail = Some(place);
-                    book.written.member.journal_tail = Some(place);
-                    (Rc::clone(&book.device), book.written.clone())
+                superblocks.journal.as_mut().map(|journal| {
+                    journal.superblock.member.journal_tail = Some(place);
+                    journal.written.member.journal_tail = Some(place);
+                    (Rc::clone(&journal.device), journal.written.clone())
                 })
             };
             match ready {
@@ -87,7 +87,8 @@ impl ArrayController {
     pub(crate) fn journal_device(&self) -> Result<Rc<dyn Device>, DeviceError> {
         let superblocks = self.superblocks.borrow();
         let gone = DeviceError::of(DeviceErrorKind::Gone);
-        superblocks.journal.as_ref().map(|book| Rc::clone(&book.device) as Rc<dyn Device>).ok_or(gone)
+        let journal = superblocks.journal.as_ref();
+        journal.map(|journal| Rc::clone(&journal.device) as Rc<dyn Device>).ok_or(gone)
     }
 
     /// The journal device failed (C18). The controller records it.

@@ -1,0 +1,269 @@
+//! Updates of the superblocks.
+//!
+//! An update writes, in this order: the bitmap's header on every member (C9); one member's superblock alone;
+//! all others. A crash can't tear all copies. If a member fails meanwhile, it is dropped and the update
+//! starts again with one event more. A failure beyond redundancy is not written down (C3).
+
+use std::rc::Rc;
+
+use pinstripe_md::units::SECTOR_BYTES;
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, Submission, shard};
+
+use super::{
+    model::{MemberId, MemberState, Membership},
+    snapshot::Snapshot,
+    superblocks::{DeviceHandle, Known},
+};
+use crate::{
+    array::ArrayController,
+    error::{IoError, MemberError, Operation},
+    shared::Failure,
+};
+
+/// A write of metadata that is under way, or why there is none.
+struct MetadataWrite {
+    slot: usize,
+    member: MemberId,
+    name: String,
+    offset: u64,
+    submission: Result<Submission, DeviceError>,
+}
+
+impl MetadataWrite {
+    fn new(id: MemberId, record: &Known, offset: u64, bytes: Option<&[u8]>) -> Self {
+        // Our own output breaks a rule: nothing is written, and the member is given up rather than damaged.
+        let submission = bytes
+            .map(|bytes| record.handle.device.write(offset, copy(bytes), true))
+            .ok_or(DeviceError::of(DeviceErrorKind::Invalid));
+        Self { slot: record.slot, member: id, name: record.name.clone(), offset, submission }
+    }
+
+    /// The superblock that a record has for its device.
+    fn superblock(id: MemberId, record: &Known) -> Self {
+        let block = u64::from(record.handle.device.info().logical_block);
+        let offset = record.superblock.member.super_offset.0 * SECTOR_BYTES;
+        Self::new(id, record, offset, record.superblock.encode(block).ok().as_deref())
+    }
+
+    async fn done(self) -> Result<(), Failure> {
+        let result = match self.submission {
+            Ok(submission) => submission.await.result.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        result.map_err(|error| {
+            failure(self.slot, self.member, &self.name, Operation::Metadata, self.offset, error)
+        })
+    }
+}
+
+/// Waits for all. Returns the failures.
+async fn all(writes: Vec<MetadataWrite>) -> Vec<Failure> {
+    let mut failures = Vec::new();
+    for write in writes {
+        failures.extend(write.done().await.err());
+    }
+    failures
+}
+
+impl ArrayController {
+    /// Writes every member's superblock as the membership has it now, until all that are left have it.
+    pub(crate) async fn update_superblocks(&self) -> Result<(), IoError> {
+        if self.is_static() {
+            // Nothing is written that could be acknowledged too early.
+            self.shared().set_durable(self.shared().snapshot().generation);
+            return Ok(());
+        }
+        let overtaken = self.overtaken().await;
+        if !overtaken.is_empty() {
+            self.drop_members(overtaken).await;
+        }
+        loop {
+            self.shared().check()?;
+            let snapshot = self.shared().snapshot();
+            let events_differ = self.superblocks.borrow().membership.events_differ;
+            if events_differ {
+                self.superblocks.borrow_mut().distribute(false);
+            } else {
+                let dirty_from = self.dirty_from(&snapshot);
+                let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
+                self.superblocks.borrow_mut().membership.need_log(keeps_md_out);
+                let now = (self.shared().options.wall_clock)();
+                self.superblocks.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
+            }
+            let failures = self.write_everywhere().await;
+            let mut superblocks = self.superblocks.borrow_mut();
+            let membership = &mut superblocks.membership;
+            if events_differ {
+                // All superblocks are level now, but for those of members that failed. The record without
+                // these members gets another event: of one event there must not be two records.
+                membership.events_differ = false;
+            }
+            if failures.is_empty() {
+                if events_differ || std::mem::take(&mut membership.is_new) {
+                    continue;
+                }
+                self.shared().set_durable(snapshot.generation);
+                return Ok(());
+            }
+            drop(superblocks);
+            if !self.drop_members(failures).await {
+                return Err(self.shared().failure());
+            }
+        }
+    }
+
+    /// From which member byte parity can't be trusted after a crash; `None` for clean.
+    fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
+        if (self.dirty.get() && !snapshot.log.keeps_clean()) || snapshot.log.is_lost() {
+            return Some(0);
+        }
+        let intent = &snapshot.intent;
+        if intent.is_torn(0..=intent.len() - 1) {
+            // "From some sector on" would tell the next start that a clean stop cut the resync short, and
+            // that no row is torn.
+            return Some(0);
+        }
+        intent.out_of_sync_from()
+    }
+
+    /// Writes every member's bitmap header and superblock, once, and the journal's. Returns the failures.
+    async fn write_everywhere(&self) -> Vec<Failure> {
+        let _pages = self.lock_pages().await;
+        let mut failures = self.write_bitmap_pages(&[0]).await;
+        self.write_journal_superblock().await;
+        let order = self.superblocks.borrow().membership.update_order();
+        for together in order {
+            let writes = {
+                let superblocks = self.superblocks.borrow();
+                let write = |id| MetadataWrite::superblock(id, superblocks.membership.device(id));
+                together.into_iter().map(write).collect()
+            };
+            failures.extend(all(writes).await);
+        }
+        failures
+    }
+
+    /// Writes pages of the bitmap to every member that has a slot, or is about to take one over. The caller
+    /// holds the page lock. Returns the failures.
+    pub(crate) async fn write_bitmap_pages(&self, pages: &[usize]) -> Vec<Failure> {
+        let mut writes = Vec::new();
+        {
+            let superblocks = self.superblocks.borrow();
+            let Some(bitmap) = &superblocks.bitmap else { return Vec::new() };
+            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            for (id, record) in superblocks.seated() {
+                let Some(sector) = record.superblock.bitmap_sector() else { continue };
+                let block = record.handle.device.info().logical_block as usize;
+                for &page in pages {
+                    let start = page * 4096;
+                    let end = (start + 4096).min(length.next_multiple_of(block)).min(bitmap.as_bytes().len());
+                    if start < end {
+                        let offset = sector.0 * SECTOR_BYTES + start as u64;
+                        let bytes = &bitmap.as_bytes()[start..end];
+                        writes.push(MetadataWrite::new(id, record, offset, Some(bytes)));
+                    }
+                }
+            }
+        }
+        all(writes).await
+    }
+
+    /// Sets every bit of the bitmap on all members. Returns the failures.
+    pub(super) async fn set_every_bit(&self) -> Vec<Failure> {
+        let _pages = self.lock_pages().await;
+        let count = {
+            let mut superblocks = self.superblocks.borrow_mut();
+            let Some(bitmap) = &mut superblocks.bitmap else { return Vec::new() };
+            bitmap.set_range(0..bitmap.header().bit_count());
+            bitmap.page_count()
+        };
+        let pages: Vec<usize> = (0..count).collect();
+        self.write_bitmap_pages(&pages).await
+    }
+
+    /// Has the superblock of `first` say what the membership is to become, before anything else does. All
+    /// others are behind until the next update. If it can't be written, the device has failed, and the
+    /// membership stays as it is but for that.
+    pub(super) async fn introduce(
+        &self,
+        first: MemberId,
+        next: Membership<DeviceHandle>,
+    ) -> Result<Membership<DeviceHandle>, IoError> {
+        let takes_slot = next.device(first).state != MemberState::InSync;
+        self.superblocks.borrow_mut().expect(next);
+        let introduced = if takes_slot { self.prepare(first).await } else { Ok(()) };
+        let introduced = match introduced {
+            Ok(()) => self.announce(first).await,
+            Err(failed) => Err(failed),
+        };
+        let next = self.superblocks.borrow_mut().take_expected();
+        match (introduced, next) {
+            (Ok(()), Some(next)) => Ok(next),
+            (introduced, _) => {
+                let failures = introduced.err().into_iter().collect();
+                if self.drop_members(failures).await {
+                    self.update_superblocks().await?;
+                }
+                Err(IoError::MembershipChanged)
+            }
+        }
+    }
+
+    /// An empty log and the bitmap as it is, whole, on a device that takes a slot. From the first page on it
+    /// gets every bit that is set.
+    async fn prepare(&self, id: MemberId) -> Result<(), Failure> {
+        let (log, record) =
+            (self.shared().snapshot().log.clone(), self.superblocks.borrow().expected(id).clone());
+        let device = Rc::clone(&record.handle.device);
+        if let Err(error) = log.prepare(&record.superblock, &*device).await {
+            return Err(failure(record.slot, id, &record.name, Operation::Metadata, 0, error));
+        }
+        let _pages = self.lock_pages().await;
+        let write = {
+            let superblocks = self.superblocks.borrow();
+            let whole = superblocks.bitmap.as_ref().zip(record.superblock.bitmap_sector());
+            whole.map(|(bitmap, sector)| {
+                let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES);
+                let block = device.info().logical_block as usize;
+                let length = length.unwrap_or(usize::MAX).next_multiple_of(block);
+                let bytes = &bitmap.as_bytes()[..length.min(bitmap.as_bytes().len())];
+                MetadataWrite::new(id, &record, sector.0 * SECTOR_BYTES, Some(bytes))
+            })
+        };
+        match write {
+            Some(write) => write.done().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the next superblock to one device, before all others. They are behind until the next update.
+    async fn announce(&self, id: MemberId) -> Result<(), Failure> {
+        let snapshot = self.shared().snapshot();
+        let dirty_from = self.dirty_from(&snapshot);
+        let now = (self.shared().options.wall_clock)();
+        self.superblocks.borrow_mut().announce(now, dirty_from, snapshot.is_complete());
+        let _pages = self.lock_pages().await;
+        // C9: the bitmap's header before the superblock. A member that can't write it is noticed at the
+        // update that follows.
+        let _ = self.write_bitmap_pages(&[0]).await;
+        let write = MetadataWrite::superblock(id, self.superblocks.borrow().expected(id));
+        write.done().await
+    }
+}
+
+pub(crate) fn failure(
+    slot: usize,
+    member: MemberId,
+    name: &str,
+    operation: Operation,
+    offset: u64,
+    error: DeviceError,
+) -> Failure {
+    Failure { member, error: MemberError { slot, name: name.to_owned(), operation, offset, error } }
+}
+
+fn copy(bytes: &[u8]) -> pinstripe_runtime::Slice {
+    let mut buffer = shard::buffer(bytes.len());
+    buffer.copy_from_slice(bytes);
+    buffer.freeze()
+}
