@@ -286,8 +286,7 @@ impl Array {
         let in_sync = intent.resync_count() == 0 || active(Mutant::LogBeforeSync);
         let now = if in_sync || log.keeps_clean() { log.clone() } else { Log::None };
         let dirty = first_dirty(&intent);
-        let by_bits = superblocks.bitmap.is_some();
-        let distrusted = unclean && superblocks.membership.distrust_copies(dirty, by_bits);
+        let distrusted = unclean && superblocks.distrust_copies(dirty);
         let snapshot = Snapshot::new(1, superblocks.seats(), intent, now);
         if distrusted || !snapshot.is_complete() {
             keep_all(&snapshot.intent);

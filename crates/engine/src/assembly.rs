@@ -5,7 +5,8 @@
 //! checked before anything is written.
 
 pub mod create;
-mod decide;
+pub(crate) mod decide;
+mod disowned;
 mod error;
 pub(crate) mod newly_degraded;
 
@@ -251,37 +252,6 @@ pub(crate) async fn read_bytes(
     Ok(bytes[skip..skip + usize::try_from(length).unwrap_or(usize::MAX)].to_vec())
 }
 
-/// Takes out members that another one's superblock calls none ([`is_disowned`]). Such a member may be the
-/// only one that has its last update. The others were started without it then, and may have gone on to the
-/// same number of events, or one less. (Our own starts go on to a higher one, [`Superblocks::advance`]; the
-/// kernel's may not.) With the most events it would otherwise decide which devices are members, and its data
-/// would be taken for current.
-///
-/// [`Superblocks::advance`]: crate::membership::superblocks::Superblocks::advance
-fn set_aside_disowned(found: &mut Vec<Found>) -> Vec<Found> {
-    let mut gone = Vec::new();
-    if active(Mutant::RevenantAccepted) {
-        return gone;
-    }
-    let disowns = |by: &Found, other: &Found| is_disowned(&by.superblock, &other.superblock);
-    // Of two that disown each other the rest decides; without a rest neither can be believed.
-    for is_mutual in [false, true] {
-        while let Some(other) = found
-            .iter()
-            .position(|other| found.iter().any(|by| disowns(by, other) && (is_mutual || !disowns(other, by))))
-        {
-            let mut mutual = Vec::new();
-            if is_mutual {
-                mutual.extend((0..found.len()).filter(|&by| disowns(&found[by], &found[other])));
-            }
-            mutual.push(other);
-            mutual.sort_unstable();
-            gone.extend(mutual.into_iter().rev().map(|index| found.remove(index)));
-        }
-    }
-    gone
-}
-
 fn stale_member(member: &Found, current: u64) -> StaleMember {
     let events = member.superblock.array.events;
     StaleMember { name: member.device.info().name.clone(), events, current }
@@ -297,18 +267,6 @@ fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
         redundancy: usize::from(array.level.parity_count()),
         stale: left_behind.iter().map(|member| stale_member(member, array.events)).collect(),
     }
-}
-
-/// Whether one member's superblock says that another, which calls itself a member, is none. One event behind,
-/// it may just have missed how a device joined; but a device that joins isn't whole.
-fn is_disowned(by: &Superblock, other: &Superblock) -> bool {
-    let (theirs, mine) = (by.array.events, other.array.events);
-    let knows = theirs >= mine || theirs + 1 == mine && other.member.recovery_offset.is_none();
-    by.same_array(other).is_ok()
-        && knows
-        && matches!(by.own_role(), Role::Slot(_))
-        && matches!(other.own_role(), Role::Slot(_))
-        && !matches!(other.role_in(&by.array), Role::Slot(_))
 }
 
 /// The superblock with the most events; an error if the devices are not of one array.

@@ -569,9 +569,9 @@ pub(crate) fn spare_the_needed(shared: &Shared, snapshot: &Snapshot, leaving: &m
 }
 
 impl ArrayController {
-    /// Superblocks go through the home shard's supervised handles. To be called after every change of the membership,
-    /// and when a device has joined: one that holds no slot gets superblocks, and must not hold the
-    /// controller for ever either.
+    /// Superblocks go through the home shard's supervised handles. To be called after every change of the
+    /// membership, and when a device has joined: one that holds no slot gets superblocks, and must not hold
+    /// the controller for ever either.
     pub(crate) fn supervise_members(&self) {
         let view = self.volume.inner.view();
         let mut superblocks = self.superblocks.borrow_mut();

@@ -4,7 +4,7 @@
 use pinstripe_md::superblock::ResyncOffset;
 
 use super::{
-    AssembleError, Assembled, Found, disown_journal, freshest, geometry, is_whole, seat, set_aside_disowned,
+    AssembleError, Assembled, Found, disown_journal, disowned, freshest, geometry, is_whole, seat,
     stale_member, support, take_journal, too_few_left,
 };
 use crate::{
@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// What comes of the superblocks, without the bitmap.
-pub(super) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<Assembled, AssembleError> {
-    let left_behind = set_aside_disowned(&mut found);
+pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<Assembled, AssembleError> {
+    let left_behind = disowned::set_aside(&mut found);
     let mut freshest = freshest(&found).map_err(|error| too_few_left(error, &left_behind))?;
     let read_only = support(&freshest, &found)?;
     let geometry = geometry(&freshest, &found)?;

@@ -147,9 +147,10 @@ impl<D> Membership<D> {
         let mut slots = vec![Holders::default(); self.slots()];
         for (id, record) in self.active() {
             let Some(slot) = slots.get_mut(record.slot) else { continue };
-            match record.state {
-                MemberState::Replacing => slot.target = Some(id),
-                _ => (slot.member, slot.is_whole) = (Some(id), record.state == MemberState::InSync),
+            if record.state == MemberState::Replacing {
+                slot.target = Some(id);
+            } else {
+                (slot.member, slot.is_whole) = (Some(id), record.state == MemberState::InSync);
             }
         }
         slots
@@ -176,16 +177,18 @@ impl<D> Membership<D> {
         roles.any(|(number, role)| matches!(role, Role::Slot(_)) && !here.contains(&number))
     }
 
-    /// A device that was left out (not given, or out of date) misses everything that is written from now on.
-    /// The next superblocks call it faulty, whatever the table said: one event behind counts as current, and
-    /// by that it would be taken back with old data (C2). An update later it is two behind, and its number is
-    /// free, as after `remove`.
+    /// A device that was replaced, or left out (not given, or out of date), misses everything that is written
+    /// from now on. The next superblocks call it faulty, whatever the table said: one event behind counts as
+    /// current, and by that it would be taken back with old data (C2). An update later it is two behind, and
+    /// its number is free, as after `remove`.
     fn disown_absent(&mut self) {
         let here: Vec<usize> = self.active().map(|(_, record)| record.number()).collect();
         let known = self.devices.iter().filter(|record| record.state != MemberState::Removed);
         let known: Vec<usize> = known.map(DeviceRecord::number).collect();
+        let kept = |number: usize| active(Mutant::FormerNotFaulty) && known.contains(&number);
         for (number, role) in self.array.roles.iter_mut().enumerate() {
             match role {
+                Role::Slot(_) if kept(number) => {}
                 Role::Slot(_) if !here.contains(&number) => *role = Role::Faulty,
                 Role::Faulty if !known.contains(&number) => *role = Role::Spare,
                 _ => {}
@@ -232,7 +235,7 @@ impl<D> Membership<D> {
     /// written, from byte `dirty` of the members on at the earliest, and with a bitmap (`by_bits`) only where
     /// bits are set. What was copied there is no copy any more. True if that concerns a target; then the
     /// superblocks must say so before anything else.
-    pub(crate) fn distrust_copies(&mut self, dirty: u64, by_bits: bool) -> bool {
+    pub(super) fn distrust_copies(&mut self, dirty: u64, by_bits: bool) -> bool {
         let mut any = false;
         for record in self.devices.iter_mut().filter(|record| record.state == MemberState::Replacing) {
             if let Some(offset) = &mut record.superblock.member.recovery_offset
@@ -249,8 +252,34 @@ impl<D> Membership<D> {
         any
     }
 
-    /// Makes the record of the next update: one event more (C9).
-    pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>) {
+    /// Makes the record of the next update of all superblocks. It is the one that some have already, if a
+    /// crash came between. With `needs_log` only the array's log makes a dirty array clean.
+    pub(crate) fn begin_update(&mut self, now: u64, dirty_from: Option<u64>, needs_log: bool) {
+        if self.events_differ {
+            self.distribute();
+        } else {
+            self.need_log(needs_log);
+            self.advance(now, dirty_from);
+        }
+    }
+
+    /// An update was written, to all members or to all but those that failed. True if the superblocks say
+    /// what is to be known of the membership; otherwise another update follows.
+    pub(crate) fn end_update(&mut self, is_everywhere: bool) -> bool {
+        // All superblocks are level now, but for those of members that failed. The record without these
+        // members gets another event: of one event there must not be two records.
+        let was_level = !std::mem::take(&mut self.events_differ);
+        is_everywhere && was_level && !std::mem::take(&mut self.is_new)
+    }
+
+    /// Makes the record that one device gets before all others. They are behind until the next update.
+    pub(crate) fn announce(&mut self, now: u64, dirty_from: Option<u64>) {
+        self.advance(now, dirty_from);
+        self.events_differ = true;
+    }
+
+    /// One event more (C9).
+    fn advance(&mut self, now: u64, dirty_from: Option<u64>) {
         if !active(Mutant::AbsentNotDisowned) {
             self.disown_absent();
         }
@@ -263,14 +292,14 @@ impl<D> Membership<D> {
 
     /// Whether the next superblocks say that only the double-parity log makes the array clean: if they name
     /// one at all. A spare that has no room for it doesn't log, and is not asked.
-    pub(crate) fn need_log(&mut self, needed: bool) {
+    fn need_log(&mut self, needed: bool) {
         let names = |record: &DeviceRecord<D>| record.superblock.member.double_parity_log.is_some();
         let named = self.active().all(|(_, record)| !record.is_seated() || names(record));
         self.array.needs_double_parity_log = needed && named;
     }
 
     /// Gives every member the record as it is.
-    pub(crate) fn distribute(&mut self) {
+    pub(super) fn distribute(&mut self) {
         for record in self.devices.iter_mut().filter(|record| record.is_active()) {
             record.superblock.array = self.array.clone();
             // A superblock that needs the log must name its place. So a spare that has no log says that it

@@ -84,25 +84,8 @@ pub(crate) struct JournalDevice {
 impl Superblocks {
     /// Of what assembly found.
     pub(crate) fn new(array: ArrayRecord, found: Seated, bitmap: Option<BitmapImage>) -> Self {
-        let mut membership = Membership::new(array);
-        let Seated { seats, targets, spares, .. } = found;
-        for (slot, found) in seats.into_iter().enumerate() {
-            if let Some(found) = found {
-                let recovering = found.superblock.member.recovery_offset.is_some();
-                let state = if recovering { MemberState::Recovering } else { MemberState::InSync };
-                let id = membership.next_id();
-                membership.devices.push(Newcomer::from(found).record(id, slot, state));
-            }
-        }
-        let targets = targets.into_iter().map(|(slot, target)| (slot, target, MemberState::Replacing));
-        let spares = spares.into_iter().map(|spare| (NO_SLOT, spare, MemberState::Spare));
-        for (slot, found, state) in targets.chain(spares) {
-            let id = membership.next_id();
-            membership.devices.push(Newcomer::from(found).record(id, slot, state));
-        }
-        let current = membership.array.events;
-        membership.events_differ = !active(Mutant::UnevenNotLevelled)
-            && membership.devices.iter().any(|record| record.superblock.array.events != current);
+        let record = |found, id, slot, state| Newcomer::from(found).record(id, slot, state);
+        let membership = assembled(array, found, record);
         Self { membership, next: None, bitmap, journal: None }
     }
 
@@ -170,26 +153,36 @@ impl Superblocks {
         seats.collect()
     }
 
-    /// Makes the record of the next update: one event more (C9), and what the bitmap's header has to say with
-    /// it.
-    pub(crate) fn advance(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
-        for membership in std::iter::once(&mut self.membership).chain(&mut self.next) {
-            membership.advance(now, dirty_from);
-        }
-        self.distribute(complete);
+    /// After a crash that left writes from byte `dirty` of the members on half done: see
+    /// [`Membership::distrust_copies`].
+    pub(crate) fn distrust_copies(&mut self, dirty: u64) -> bool {
+        self.membership.distrust_copies(dirty, self.bitmap.is_some())
     }
 
-    /// Makes the record of what is about to come, which one device gets first. The others are behind then.
+    /// Makes the record of the next update, and what the bitmap's header and the journal have to say with it;
+    /// of a `complete` array bits may be cleared from it on.
+    pub(crate) fn begin_update(
+        &mut self,
+        now: u64,
+        dirty_from: Option<u64>,
+        needs_log: bool,
+        complete: bool,
+    ) {
+        let clears = complete && !self.membership.events_differ;
+        self.membership.begin_update(now, dirty_from, needs_log);
+        self.follow(clears);
+    }
+
+    /// Makes the record of what is about to come, which one device gets first.
     pub(crate) fn announce(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
-        self.advance(now, dirty_from, complete);
         for membership in std::iter::once(&mut self.membership).chain(&mut self.next) {
-            membership.events_differ = true;
+            membership.announce(now, dirty_from);
         }
+        self.follow(complete);
     }
 
-    /// Gives every member the record as it is; with `clears` bits may be cleared from it on (events_cleared).
-    pub(crate) fn distribute(&mut self, clears: bool) {
-        self.membership.distribute();
+    /// The bitmap and the journal go with the record; with `clears` bits may be cleared (events_cleared).
+    fn follow(&mut self, clears: bool) {
         let events = self.membership.array.events;
         if let Some(bitmap) = &mut self.bitmap {
             let counts = clears && !active(Mutant::ClearingNotCounted);
@@ -200,6 +193,32 @@ impl Superblocks {
             journal.superblock.array = self.membership.array.clone();
         }
     }
+}
+
+/// The membership that assembly found. `record` makes each device's record.
+pub(crate) fn assembled<D>(
+    array: ArrayRecord,
+    found: Seated,
+    record: impl Fn(Found, MemberId, usize, MemberState) -> DeviceRecord<D>,
+) -> Membership<D> {
+    let mut membership = Membership::new(array);
+    let Seated { seats, targets, spares, .. } = found;
+    let seats = seats.into_iter().enumerate().filter_map(|(slot, found)| {
+        let found = found?;
+        let recovering = found.superblock.member.recovery_offset.is_some();
+        let state = if recovering { MemberState::Recovering } else { MemberState::InSync };
+        Some((slot, found, state))
+    });
+    let targets = targets.into_iter().map(|(slot, target)| (slot, target, MemberState::Replacing));
+    let spares = spares.into_iter().map(|spare| (NO_SLOT, spare, MemberState::Spare));
+    for (slot, found, state) in seats.chain(targets).chain(spares) {
+        let id = membership.next_id();
+        membership.devices.push(record(found, id, slot, state));
+    }
+    let current = membership.array.events;
+    membership.events_differ = !active(Mutant::UnevenNotLevelled)
+        && membership.devices.iter().any(|record| record.superblock.array.events != current);
+    membership
 }
 
 impl Newcomer {

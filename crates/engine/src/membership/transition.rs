@@ -125,7 +125,9 @@ impl<D: Clone> Membership<D> {
     }
 
     fn join(&mut self, device: DeviceRecord<D>, formerly: Vec<MemberId>) -> Option<MemberId> {
-        formerly.into_iter().for_each(|id| self.forget(id));
+        for id in formerly {
+            self.forget(id);
+        }
         self.devices.push(DeviceRecord { slot: NO_SLOT, state: MemberState::Spare, ..device });
         None
     }
@@ -160,9 +162,6 @@ impl<D: Clone> Membership<D> {
         };
         let slot = self.device(id).slot;
         if replaces && let Some(former) = self.holders()[slot].member {
-            if !active(Mutant::FormerNotFaulty) {
-                self.set_role(former, Role::Faulty);
-            }
             let error = DeviceError::of(DeviceErrorKind::Removed);
             let record = self.device_mut(former);
             let (name, operation) = (record.name.clone(), Operation::Replacement);
@@ -204,3 +203,6 @@ impl<D: Clone> Membership<D> {
 fn in_slot(slot: usize) -> Role {
     Role::Slot(MemberSlot(u16::try_from(slot).expect("a slot of the array, of which there are fewer")))
 }
+
+#[cfg(test)]
+mod tests;

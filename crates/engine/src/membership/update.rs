@@ -80,33 +80,17 @@ impl ArrayController {
         loop {
             self.shared().check()?;
             let snapshot = self.shared().snapshot();
-            let events_differ = self.superblocks.borrow().membership.events_differ;
-            if events_differ {
-                self.superblocks.borrow_mut().distribute(false);
-            } else {
-                let dirty_from = self.dirty_from(&snapshot);
-                let keeps_md_out = dirty_from.is_some() && snapshot.log.keeps_md_out();
-                self.superblocks.borrow_mut().membership.need_log(keeps_md_out);
-                let now = (self.shared().options.wall_clock)();
-                self.superblocks.borrow_mut().advance(now, dirty_from, snapshot.is_complete());
-            }
+            let dirty_from = self.dirty_from(&snapshot);
+            let needs_log = dirty_from.is_some() && snapshot.log.keeps_md_out();
+            let (now, complete) = ((self.shared().options.wall_clock)(), snapshot.is_complete());
+            self.superblocks.borrow_mut().begin_update(now, dirty_from, needs_log, complete);
             let failures = self.write_everywhere().await;
-            let mut superblocks = self.superblocks.borrow_mut();
-            let membership = &mut superblocks.membership;
-            if events_differ {
-                // All superblocks are level now, but for those of members that failed. The record without
-                // these members gets another event: of one event there must not be two records.
-                membership.events_differ = false;
-            }
-            if failures.is_empty() {
-                if events_differ || std::mem::take(&mut membership.is_new) {
-                    continue;
-                }
+            let is_recorded = self.superblocks.borrow_mut().membership.end_update(failures.is_empty());
+            if is_recorded {
                 self.shared().set_durable(snapshot.generation);
                 return Ok(());
             }
-            drop(superblocks);
-            if !self.drop_members(failures).await {
+            if !failures.is_empty() && !self.drop_members(failures).await {
                 return Err(self.shared().failure());
             }
         }

@@ -1,0 +1,84 @@
+//! Members that another one's superblock calls none.
+//!
+//! Such a member may be the only one that has its last update. The others were started without it then, and
+//! may have gone on to the same number of events, or one less. (Our own starts go on to a higher one,
+//! `Membership::is_new`; the kernel's may not.) With the most events it would otherwise decide which devices
+//! are members, and its data would be taken for current. Pure.
+
+use pinstripe_md::superblock::{ArrayRecord, Role, Superblock};
+
+use super::Found;
+use crate::mutants::{Mutant, active};
+
+/// By which words a member is set aside, in this order.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// That of a member which is disowned by none.
+    Undisputed,
+    /// That of a member which the disowned one doesn't disown.
+    OneSided,
+    /// That of any.
+    Mutual,
+}
+
+/// Takes out members that are disowned.
+pub(super) fn set_aside(found: &mut Vec<Found>) -> Vec<Found> {
+    let mut gone = Vec::new();
+    if active(Mutant::RevenantAccepted) {
+        return gone;
+    }
+    for word in [Word::Undisputed, Word::OneSided, Word::Mutual] {
+        while let Some(other) = (0..found.len()).find(|&other| is_set_aside(found, other, word)) {
+            let mut leaving = vec![other];
+            if word == Word::Mutual {
+                // Neither can be believed, unless both can.
+                let by: Vec<usize> = (0..found.len()).filter(|&by| disowns(found, by, other)).collect();
+                if !by.iter().all(|&by| is_unfinished(found, by, other)) {
+                    leaving.extend(by);
+                }
+            }
+            leaving.sort_unstable();
+            gone.extend(leaving.into_iter().rev().map(|index| found.remove(index)));
+        }
+    }
+    gone
+}
+
+fn is_set_aside(found: &[Found], other: usize, word: Word) -> bool {
+    let is_disowned = |member: usize| (0..found.len()).any(|by| disowns(found, by, member));
+    (0..found.len()).filter(|&by| disowns(found, by, other)).any(|by| match word {
+        Word::Undisputed => !is_disowned(by),
+        Word::OneSided => !disowns(found, other, by),
+        Word::Mutual => true,
+    })
+}
+
+/// Whether one member's superblock says that another, which calls itself a member, is none. One event behind,
+/// it may just have missed how a device joined; but a device that joins isn't whole.
+fn disowns(found: &[Found], by: usize, other: usize) -> bool {
+    let (by, other) = (&found[by].superblock, &found[other].superblock);
+    let (theirs, mine) = (by.array.events, other.array.events);
+    let knows = theirs >= mine || theirs + 1 == mine && other.member.recovery_offset.is_none();
+    by.same_array(other).is_ok()
+        && knows
+        && has_slot(&by.array, by)
+        && has_slot(&other.array, other)
+        && !has_slot(&by.array, other)
+}
+
+/// Whether nothing was acknowledged under either of two superblocks, which are of one update and disown each
+/// other: a member that both name has neither of them. A write is acknowledged when all members have the
+/// record under which it was made (C2). So each of the two has everything, and one of them may go.
+fn is_unfinished(found: &[Found], one: usize, other: usize) -> bool {
+    let (a, b) = (&found[one].superblock.array, &found[other].superblock.array);
+    let lacks_both = |member: &Found| {
+        let superblock = &member.superblock;
+        let is_behind = superblock.array.events < a.events && has_slot(&superblock.array, superblock);
+        is_behind && has_slot(a, superblock) && has_slot(b, superblock)
+    };
+    a.events == b.events && found.iter().any(lacks_both)
+}
+
+fn has_slot(array: &ArrayRecord, member: &Superblock) -> bool {
+    matches!(member.role_in(array), Role::Slot(_))
+}
