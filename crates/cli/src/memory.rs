@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use pinstripe_export::budget::Budget;
+use pinstripe_block::budget::Budget;
 
 static BUDGET: LazyLock<Arc<Budget>> = LazyLock::new(Arc::default);
 

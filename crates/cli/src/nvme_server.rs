@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_export::BlockService;
+use pinstripe_block::BlockService;
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
     target::{self, NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},

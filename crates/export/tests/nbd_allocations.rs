@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
+use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_export::nbd::{Export, Server, SessionEnd};
-use pinstripe_export::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, Shard, ShardConfig, Slice, Stream, Submission, shard};
 
 thread_local! {

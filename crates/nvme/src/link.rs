@@ -13,8 +13,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use pinstripe_export::budget::{Budget, Share};
-use pinstripe_export::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
+use pinstripe_block::budget::{Budget, Share};
+use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
 use pinstripe_runtime::{Signal, Slice, Stream, shard};
 
 /// Bytes of requests and unsent answers that a connection may hold, as allocated. A single request may exceed

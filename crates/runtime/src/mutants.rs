@@ -4,8 +4,7 @@
 //! `active(Mutant::Name)` where the rule is kept. Only with *its* feature `mutants`, which no product build
 //! has, can one be turned on; otherwise every question is `false` at compile time.
 
-/// Makes the invoking module the crate's list of defects: `Mutant`, `activate`, and within the crate
-/// `active`.
+/// Makes the invoking module a list of defects: `Mutant`, `activate` and `active`.
 #[macro_export]
 macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -33,7 +32,7 @@ macro_rules! mutants {
 
         /// Whether a defect is turned on.
         #[cfg(feature = "mutants")]
-        pub(crate) fn active(mutant: Mutant) -> bool {
+        pub fn active(mutant: Mutant) -> bool {
             ACTIVE.with(|active| active.get() == Some(mutant))
         }
 
@@ -41,7 +40,7 @@ macro_rules! mutants {
         #[cfg(not(feature = "mutants"))]
         #[inline(always)]
         #[allow(clippy::inline_always, reason = "the question must vanish from the hot path")]
-        pub(crate) const fn active(_: Mutant) -> bool {
+        pub const fn active(_: Mutant) -> bool {
             false
         }
     };

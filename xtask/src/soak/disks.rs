@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
+use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_export::nbd::{Export, Server};
-use pinstripe_export::{BlockService, ServiceError};
 use pinstripe_runtime::uring::{self, Listener, RuntimeConfig};
 use pinstripe_runtime::{Buffer, Slice, shard};
 

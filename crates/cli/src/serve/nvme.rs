@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use pinstripe_block::BlockService;
 use pinstripe_engine::{io::volume::Volume, shared::Shared};
-use pinstripe_export::BlockService;
 use pinstripe_nvme::{
     auth::Authentication,
     target::{NamespaceConfig, Subsystem, uuid_of, uuid_text},

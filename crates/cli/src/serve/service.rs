@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_engine::{error::IoError, io::volume::Volume};
-use pinstripe_export::VolumeService;
 use pinstripe_runtime::shard;
 
 use super::journal::Journal;

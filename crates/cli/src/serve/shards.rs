@@ -2,11 +2,9 @@
 
 use std::{cell::RefCell, sync::Arc};
 
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_engine::{io::volume::Volume, shared::Shared};
-use pinstripe_export::{
-    VolumeService,
-    nbd::{Export, Server},
-};
+use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::{ShardHandle, shard, uring::Connection};
 
 use super::{clients::Connected, journal::Journal, service::array_service};

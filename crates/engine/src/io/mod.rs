@@ -12,6 +12,7 @@ pub mod image;
 pub mod parity_cache;
 pub(crate) mod read;
 pub(crate) mod row;
+pub mod service;
 pub mod stripe_table;
 pub(crate) mod striped;
 pub mod volume;

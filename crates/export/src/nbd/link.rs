@@ -22,10 +22,10 @@ use std::task::Poll;
 
 use pinstripe_runtime::{Slice, Stream, shard};
 
-use crate::budget::{Budget, Share};
-use crate::mutants::{Mutant, active};
-use crate::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
-use crate::wake::Wake;
+use pinstripe_block::budget::{Budget, Share};
+use pinstripe_block::mutants::{Mutant, active};
+use pinstripe_block::outgoing::{LOOSE_BYTES_MAX, Outgoing, send_whole};
+use pinstripe_block::wake::Wake;
 
 /// Requests of one connection that may be in flight.
 pub(super) const REQUESTS_MAX: usize = 128;

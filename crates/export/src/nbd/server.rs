@@ -9,10 +9,10 @@ use thiserror::Error;
 
 use super::link::{Link, Stoppable};
 use super::{ExportInfo, ExportInfoError, Violation, session};
-use crate::budget::Budget;
-use crate::roster::Roster;
-use crate::service::BlockService;
-use crate::wake::Wake;
+use pinstripe_block::budget::Budget;
+use pinstripe_block::roster::Roster;
+use pinstripe_block::service::BlockService;
+use pinstripe_block::wake::Wake;
 
 /// An array to be served, and what clients call it.
 #[derive(Debug, Clone)]

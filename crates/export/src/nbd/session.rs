@@ -20,9 +20,9 @@ use super::{
     ExportInfo, Handshake, HandshakeEnd, Negotiated, Operation, Replies, Reply, Request, Transmission,
     TransmissionEvent,
 };
-use crate::mutants::{Mutant, active};
-use crate::outgoing::PATIENCE_NANOSECONDS;
-use crate::service::{BlockService, ServiceError};
+use pinstripe_block::mutants::{Mutant, active};
+use pinstripe_block::outgoing::PATIENCE_NANOSECONDS;
+use pinstripe_block::service::{BlockService, ServiceError};
 
 /// Bytes of the staging buffer.
 const STAGING_BYTES: usize = 64 << 10;

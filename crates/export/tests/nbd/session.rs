@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinstripe_export::ServiceError;
-use pinstripe_export::budget::Budget;
+use pinstripe_block::ServiceError;
+use pinstripe_block::budget::Budget;
 use pinstripe_export::nbd::{Export, Server, ServerError, SessionEnd, Violation};
 use pinstripe_runtime::{Stream, shard};
 use proptest::prelude::*;
@@ -440,7 +440,7 @@ fn clients_that_read_no_replies_share_one_budget_and_do_not_stop_others() {
 #[cfg(feature = "mutants")]
 #[test]
 fn every_defect_in_what_a_client_may_hold_is_caught() {
-    use pinstripe_export::mutants::{Mutant, activate};
+    use pinstripe_block::mutants::{Mutant, activate};
     let scenes: [(Mutant, fn()); 2] = [
         (Mutant::PatienceWithoutEnd, a_client_that_does_not_read_is_not_read_either_and_cut_off_at_last),
         (Mutant::AnswersUncounted, || non_readers(6 << 10)),

@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_export::nbd::{Export, Server};
-use pinstripe_export::{BlockService, ServiceError};
 use pinstripe_runtime::completion::Payload;
 use pinstripe_runtime::{
     Buffer, Completion, DeviceError, DeviceErrorKind, Shard, ShardConfig, Slice, Stream, Submission, shard,

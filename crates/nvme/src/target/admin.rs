@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use pinstripe_export::BlockService;
+use pinstripe_block::BlockService;
 
 use super::limits::{CAPSULE_BYTES_MAX, COMMANDS_MAX, EVENT_REQUESTS_MAX, TRANSFER_BYTES_MAX};
 use super::session::Session;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinstripe_export::BlockService;
+use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
 use super::offload::fence::{self, Grant};

@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use pinstripe_export::BlockService;
+use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
 use super::gate::TRANSACTION_NANOSECONDS;

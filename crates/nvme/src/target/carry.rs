@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use pinstripe_export::BlockService;
+use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, Reducers, Ticket, shard};
 
 use super::io::{admit, failed, namespace, range};

@@ -9,7 +9,7 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use pinstripe_export::BlockService;
+use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromZeros;
 

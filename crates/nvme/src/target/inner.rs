@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use pinstripe_export::budget::Budget;
-use pinstripe_export::roster::Roster;
+use pinstripe_block::budget::Budget;
+use pinstripe_block::roster::Roster;
 use pinstripe_runtime::Signal;
 
 use super::subsystem::{Counters, Subsystem};

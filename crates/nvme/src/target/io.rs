@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use pinstripe_export::{BlockService, ServiceError};
+use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 use zerocopy::FromBytes;
 

@@ -38,9 +38,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinstripe_export::BlockService;
-use pinstripe_export::budget::Budget;
-use pinstripe_export::roster::Roster;
+use pinstripe_block::BlockService;
+use pinstripe_block::budget::Budget;
+use pinstripe_block::roster::Roster;
 use pinstripe_runtime::{Signal, Stream, shard};
 
 pub use connection::SessionEnd;

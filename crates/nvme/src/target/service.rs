@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use pinstripe_export::{BlockService, ServiceError};
+use pinstripe_block::{BlockService, ServiceError};
 use pinstripe_runtime::{Buffer, Device, DeviceError, DeviceErrorKind, Slice, ZeroedReads, shard};
 
 /// Zero bytes that are written at a time where the device can't zero by itself.

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use pinstripe_export::BlockService;
-use pinstripe_export::outgoing::PATIENCE_NANOSECONDS;
+use pinstripe_block::BlockService;
+use pinstripe_block::outgoing::PATIENCE_NANOSECONDS;
 use pinstripe_runtime::{Buffer, Signal, Slice, block_bytes, shard};
 
 use super::connect::Queue;

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pinstripe_export::budget::Budget;
+use pinstripe_block::budget::Budget;
 use pinstripe_runtime::{Signal, shard};
 
 use super::offload::{Change, Guarded, OffloadConfig, OffloadStatistics, Server};

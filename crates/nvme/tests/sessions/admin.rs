@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pinstripe_export::budget::Budget;
+use pinstripe_block::budget::Budget;
 use pinstripe_nvme::target::Target;
 use pinstripe_nvme::wire::DISCOVERY_NQN;
 use pinstripe_nvme::wire::command::{Command, Sgl, admin, fabrics, nvm};

@@ -173,7 +173,7 @@ fn flush_fua_zeroes_and_discard_reach_the_server() {
         assert!(array.seen.borrow().data.iter().all(|&byte| byte == 0));
         let past = device.write(SIZE as u64, filled(512, &random).freeze(), false).await;
         assert_eq!(past.result.unwrap_err().kind, DeviceErrorKind::Invalid);
-        array.seen.borrow_mut().fail = Some(pinstripe_export::ServiceError::Io);
+        array.seen.borrow_mut().fail = Some(pinstripe_block::ServiceError::Io);
         let read = device.read(0, shard::buffer(512)).await;
         assert_eq!(read.result.unwrap_err().kind, DeviceErrorKind::Media);
         assert_eq!(read.buffer.unwrap().len(), 512);

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinstripe_export::budget::Budget;
+use pinstripe_block::budget::Budget;
 use pinstripe_nvme::auth::Authentication;
 use pinstripe_nvme::initiator::{Connecting, Connector};
 use pinstripe_nvme::target::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinstripe_export::budget::Budget;
+use pinstripe_block::budget::Budget;
 use pinstripe_nvme::target::Target;
 use pinstripe_nvme::wire::command::{Command, DEALLOCATE, FORCE_UNIT_ACCESS, Sgl, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, NO_FLOW_CONTROL, property};

@@ -261,7 +261,7 @@ impl Session {
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(&bytes);
         let slice = buffer.freeze();
-        if !self.broken.get() && !pinstripe_export::outgoing::send_whole(&*self.stream, slice).await {
+        if !self.broken.get() && !pinstripe_block::outgoing::send_whole(&*self.stream, slice).await {
             self.broken.set(true);
         }
     }

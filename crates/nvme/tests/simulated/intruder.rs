@@ -175,7 +175,7 @@ impl Voice {
     async fn send(&self, bytes: &[u8]) -> Option<()> {
         let mut buffer = shard::buffer(bytes.len());
         buffer.copy_from_slice(bytes);
-        pinstripe_export::outgoing::send_whole(&*self.stream, buffer.freeze()).await.then_some(())
+        pinstripe_block::outgoing::send_whole(&*self.stream, buffer.freeze()).await.then_some(())
     }
 
     async fn more(&mut self) -> Option<()> {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pinstripe_export::budget::{BUDGET_BYTES, Budget};
+use pinstripe_block::budget::{BUDGET_BYTES, Budget};
 use pinstripe_nvme::initiator::{Address, Initiator, InitiatorError, NvmeSource, Options};
 use pinstripe_nvme::target::{DeviceService, NamespaceConfig, Subsystem, SubsystemConfig, Target};
 use pinstripe_runtime::{DeviceSource, Stream, shard};

@@ -364,7 +364,7 @@ fn try_mutants(arguments: &Mutants) -> bool {
         Defect::Engine(mutant) => {
             of_tests.contains(mutant) && !KILLERS.iter().any(|(name, _)| name == mutant)
         }
-        Defect::Export(mutant) => pinstripe_export::mutants::Mutant::OF_SESSIONS.contains(mutant),
+        Defect::Export(mutant) => pinstripe_block::mutants::Mutant::OF_SESSIONS.contains(mutant),
         Defect::Nvme(_) | Defect::Runtime(_) => false,
     };
     let wanted = |defect: &Defect| {

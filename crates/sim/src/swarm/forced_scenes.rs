@@ -1,7 +1,8 @@
 //! Scenes of requests with FUA over a front end's seam: whatever kind they are of, they are durable when they
 //! are answered (C32).
 
-use pinstripe_export::{BlockService, VolumeService, mutants::Mutant};
+use pinstripe_block::{BlockService, mutants::Mutant};
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_md::{level::Level, placement::NewBitmap};
 use pinstripe_runtime::shard;
 
@@ -27,7 +28,7 @@ fn expect(what: &str, holds: bool) -> Result<(), Verdict> {
 /// bytes that are there then.
 fn after_a_crash<F>(seed: u64, act: impl FnOnce(VolumeService) -> F) -> Result<[u8; 2], Verdict>
 where
-    F: Future<Output = Result<(), pinstripe_export::ServiceError>> + 'static,
+    F: Future<Output = Result<(), pinstripe_block::ServiceError>> + 'static,
 {
     let refused = |error: &dyn ToString| Verdict::Refused(error.to_string());
     let mut scene = Scene::new(seed, Level::Raid5, NewBitmap::None)?;

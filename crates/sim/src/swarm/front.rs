@@ -12,11 +12,9 @@ use std::{
     sync::Arc,
 };
 
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_engine::{error::IoError, io::volume::Volume, shared::Shared};
-use pinstripe_export::{
-    VolumeService,
-    nbd::{Export, Server},
-};
+use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::{Buffer, Signal, shard};
 
 use super::{

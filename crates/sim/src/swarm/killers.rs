@@ -1,7 +1,7 @@
 //! Seeds on which the oracle finds each of the engine's deliberate defects.
 
+use pinstripe_block::mutants::Mutant as ExportMutant;
 use pinstripe_engine::mutants::Mutant;
-use pinstripe_export::mutants::Mutant as ExportMutant;
 use pinstripe_nvme::mutants::Mutant as NvmeMutant;
 use pinstripe_runtime::mutants::Mutant as RuntimeMutant;
 

@@ -66,7 +66,7 @@ pub enum Defect {
     /// In the engine.
     Engine(Mutant),
     /// In the exports.
-    Export(pinstripe_export::mutants::Mutant),
+    Export(pinstripe_block::mutants::Mutant),
     /// In NVMe/TCP.
     Nvme(pinstripe_nvme::mutants::Mutant),
     /// In the runtime.
@@ -76,7 +76,7 @@ pub enum Defect {
 impl Defect {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        let exports = pinstripe_export::mutants::Mutant::ALL.iter().copied().map(Self::Export);
+        let exports = pinstripe_block::mutants::Mutant::ALL.iter().copied().map(Self::Export);
         let nvme = pinstripe_nvme::mutants::Mutant::ALL.iter().copied().map(Self::Nvme);
         // The other one is in the driver of real rings, which its crate's tests try.
         let runtime = [Self::Runtime(pinstripe_runtime::mutants::Mutant::StallCharged)];
@@ -393,12 +393,12 @@ pub fn run_scene(scene: fn() -> Result<(), Verdict>, mutant: Option<Defect>) -> 
 #[cfg(feature = "mutants")]
 fn activate(mutant: Option<Defect>) {
     pinstripe_engine::mutants::activate(None);
-    pinstripe_export::mutants::activate(None);
+    pinstripe_block::mutants::activate(None);
     pinstripe_nvme::mutants::activate(None);
     pinstripe_runtime::mutants::activate(None);
     match mutant {
         Some(Defect::Engine(mutant)) => pinstripe_engine::mutants::activate(Some(mutant)),
-        Some(Defect::Export(mutant)) => pinstripe_export::mutants::activate(Some(mutant)),
+        Some(Defect::Export(mutant)) => pinstripe_block::mutants::activate(Some(mutant)),
         Some(Defect::Nvme(mutant)) => pinstripe_nvme::mutants::activate(Some(mutant)),
         Some(Defect::Runtime(mutant)) => pinstripe_runtime::mutants::activate(Some(mutant)),
         None => {}

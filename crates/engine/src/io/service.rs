@@ -2,13 +2,14 @@
 
 use std::rc::Rc;
 
-use pinstripe_engine::{error::IoError, geometry::Geometry, io::volume::Volume};
-use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
-
-use crate::{
+use pinstripe_block::{
     BlockService, ServiceError,
     mutants::{Mutant, active},
 };
+use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
+
+use super::volume::Volume;
+use crate::{error::IoError, geometry::Geometry};
 
 /// One shard's handle on an array.
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! Deliberate defects, to show that the simulator's oracle finds them.
+//! Deliberate defects of front ends, to show that the tests and the simulator's oracle find them.
 
 pinstripe_runtime::mutants! {
     /// A write is answered before it is done.

@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 /// Wakes the one task that waits here. Unlike the runtime's `Signal` it never allocates and is of no use to
 /// other shards.
 #[derive(Default)]
-pub(crate) struct Wake(Cell<Option<Waker>>);
+pub struct Wake(Cell<Option<Waker>>);
 
 impl Wake {
     /// Has the waiter, if there is one, look at its condition again.
