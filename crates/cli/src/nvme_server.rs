@@ -12,7 +12,7 @@ use std::{
 use pinstripe_block::BlockService;
 use pinstripe_nvme::{
     auth::{Authentication, Keyring},
-    target::{self, NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
+    controller::{self, NamespaceConfig, OffloadConfig, Subsystem, SubsystemConfig, SubsystemError, Target},
 };
 use pinstripe_runtime::{
     ShardHandle, Stream, shard,
@@ -80,7 +80,7 @@ pub fn open_to_users(address: SocketAddr, advice: &str) -> String {
 
 /// Refuses what can't be a subsystem's NQN.
 pub fn check_name(nqn: &str) -> Result<(), Failure> {
-    target::check_name(nqn).map_err(|error| Failure::usage(error.to_string()))
+    controller::check_name(nqn).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// The subsystem `nqn` that is reached at `address`; with `offload` it computes.
@@ -91,7 +91,7 @@ pub fn subsystem(
     hosts: Option<Authentication>,
     offload: Option<OffloadConfig>,
 ) -> Result<Arc<Subsystem>, SubsystemError> {
-    let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::target::uuid_of(&[nqn.as_bytes()]);
+    let [a, b, c, d, e, f, g, h, ..] = pinstripe_nvme::controller::uuid_of(&[nqn.as_bytes()]);
     let config = SubsystemConfig {
         nqn: nqn.to_owned(),
         serial: format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h])),

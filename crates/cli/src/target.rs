@@ -6,8 +6,10 @@ mod state;
 use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc};
 
 use pinstripe_nvme::{
+    controller::{
+        DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem,
+    },
     initiator::Options,
-    target::{DeviceService, EpochFiles, EpochStore, NamespaceConfig, OffloadConfig, Pipeline, Subsystem},
 };
 use pinstripe_runtime::{
     ShardHandle,

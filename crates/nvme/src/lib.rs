@@ -5,7 +5,7 @@
 //! [`Stream`](pinstripe_runtime::Stream), so that both ends run in the simulator too.
 //!
 //! * [`auth`]: the secrets by which hosts and controllers prove their identity.
-//! * [`target`]: serves block services as namespaces to any NVMe/TCP host.
+//! * [`controller`]: serves block services as namespaces to any NVMe/TCP host.
 //! * [`initiator`]: namespaces of any NVMe/TCP target as [`Device`](pinstripe_runtime::Device)s.
 //!
 //! TCP is the only transport. Another one (RDMA) would replace [`framing`] and what moves bytes in the two
@@ -13,10 +13,10 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
+pub mod controller;
 pub mod framing;
 pub mod initiator;
 pub mod mutants;
-pub mod target;
 pub mod wire;
 
 mod fuzz;

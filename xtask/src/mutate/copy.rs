@@ -16,7 +16,7 @@ use super::Mutant;
 use super::schemata::{Numbered, Schemata, weave};
 
 /// The crates that are mutated.
-pub const CRATES: &[&str] = &["engine", "export", "md", "nvme"];
+pub const CRATES: &[&str] = &["block", "engine", "export", "md", "nvme"];
 /// What the copy has besides: what they need, and what runs them.
 const OTHERS: &[&str] = &["parity", "runtime", "sim"];
 /// Builds after which the rest is not going to compile either.

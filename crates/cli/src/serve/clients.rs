@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use pinstripe_nvme::target::Subsystem;
+use pinstripe_nvme::controller::Subsystem;
 use pinstripe_runtime::{
     shard,
     uring::{Connection, Peer},

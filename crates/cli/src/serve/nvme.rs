@@ -6,7 +6,7 @@ use pinstripe_block::BlockService;
 use pinstripe_engine::{io::volume::Volume, shared::Shared};
 use pinstripe_nvme::{
     auth::Authentication,
-    target::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
+    controller::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
 };
 use pinstripe_runtime::{ShardHandle, uring::Listener};
 

@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pinstripe_nvme::target::{uuid_of, uuid_text};
+use pinstripe_nvme::controller::{uuid_of, uuid_text};
 use pinstripe_runtime::uring::Storage;
 
 use crate::{create::random_uuid, failure::Failure};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pinstripe_block::budget::Budget;
-use pinstripe_nvme::target::Target;
+use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::wire::DISCOVERY_NQN;
 use pinstripe_nvme::wire::command::{Command, Sgl, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, property};

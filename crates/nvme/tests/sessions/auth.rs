@@ -10,8 +10,8 @@ use pinstripe_nvme::auth::{
     Authentication, AuthenticationError, Calculator, Entry, Group, Hash, Keyring, Names, NoRandom,
     Random as RandomBytes, Secret,
 };
+use pinstripe_nvme::controller::{Subsystem, Target};
 use pinstripe_nvme::initiator::{Initiator, InitiatorError, Options};
-use pinstripe_nvme::target::{Subsystem, Target};
 use pinstripe_nvme::wire::auth::{
     Envelope, Failed, MESSAGE_BYTES_MAX, Message, receive_command, send_command,
 };

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::initiator::{Address, Connecting, Connector, Initiator, InitiatorError, Options};
-use pinstripe_nvme::target::Target;
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, Stream, shard};
 
 use crate::world::{Array, Pipe, Random};

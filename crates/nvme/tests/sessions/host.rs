@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
+use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::framing::{BLANK, Encoding, Event, Framer, Pdu, Role};
-use pinstripe_nvme::target::Target;
 use pinstripe_nvme::wire::command::{Command, Completion, Sgl, admin, fabrics};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, ConnectData, property};
 use pinstripe_nvme::wire::pdu::{CommandCapsule, InitializeConnection, Transfer, flag, kind};

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_nvme::auth::Authentication;
-use pinstripe_nvme::target::{NamespaceConfig, Subsystem, SubsystemConfig, Target};
+use pinstripe_nvme::controller::{NamespaceConfig, Subsystem, SubsystemConfig, Target};
 
 const NQN: &str = "nqn.2026-01.com.example:test";
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use pinstripe_block::budget::Budget;
 use pinstripe_nvme::auth::Authentication;
+use pinstripe_nvme::controller::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
 use pinstripe_nvme::initiator::{Connecting, Connector};
-use pinstripe_nvme::target::{OffloadConfig, Pipeline, Subsystem, SubsystemConfig, Target};
 use pinstripe_nvme::wire::command::{Command, Sgl, nvm};
 use pinstripe_nvme::wire::offload::{Announcement, Attach, Blocks, Request, admin, feature};
 use pinstripe_nvme::wire::status::Status;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_block::budget::Budget;
-use pinstripe_nvme::target::Target;
+use pinstripe_nvme::controller::Target;
 use pinstripe_nvme::wire::command::{Command, DEALLOCATE, FORCE_UNIT_ACCESS, Sgl, admin, fabrics, nvm};
 use pinstripe_nvme::wire::fabrics::{CONTROLLER_ANY, NO_FLOW_CONTROL, property};
 use pinstripe_nvme::wire::identify::{NamespaceInfo, parse_namespace_list};

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use pinstripe_block::budget::{BUDGET_BYTES, Budget};
+use pinstripe_nvme::controller::{DeviceService, NamespaceConfig, Subsystem, SubsystemConfig, Target};
 use pinstripe_nvme::initiator::{Address, Initiator, InitiatorError, NvmeSource, Options};
-use pinstripe_nvme::target::{DeviceService, NamespaceConfig, Subsystem, SubsystemConfig, Target};
 use pinstripe_runtime::{DeviceSource, Stream, shard};
 use pinstripe_sim::{Fault, Rng, SECTOR, SimDisk, SimDiskConfig, World, WorldConfig};
 

@@ -24,7 +24,7 @@ use pinstripe_engine::{
     options::ArrayOptions,
 };
 use pinstripe_md::level::{Layout, Level, ParityLayout};
-use pinstripe_nvme::{initiator::Presence, target::Pipeline};
+use pinstripe_nvme::{controller::Pipeline, initiator::Presence};
 use pinstripe_runtime::shard;
 
 use super::{

@@ -14,8 +14,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use pinstripe_nvme::controller::Pipeline;
 use pinstripe_nvme::initiator::{Address, Initiator, InitiatorError, NvmeSource, Options};
-use pinstripe_nvme::target::Pipeline;
 use pinstripe_runtime::{Attachment, DeviceError, DeviceErrorKind, DeviceSource, shard};
 use pinstripe_sim::{Fault, Rng, SECTOR, SimDisk, SimDiskConfig, World, WorldConfig};
 

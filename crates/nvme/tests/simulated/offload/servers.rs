@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use pinstripe_nvme::initiator::Options;
-use pinstripe_nvme::target::{
+use pinstripe_nvme::controller::{
     DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, OffloadStatistics, Pipeline,
     Storing, Subsystem, SubsystemConfig, Target,
 };
+use pinstripe_nvme::initiator::Options;
 use pinstripe_runtime::shard;
 use pinstripe_sim::{SimDisk, World};
 

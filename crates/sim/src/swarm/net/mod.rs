@@ -14,8 +14,8 @@ use std::{
 };
 
 use pinstripe_nvme::{
+    controller::Pipeline,
     initiator::{Address, Initiator, Options, Presence},
-    target::Pipeline,
 };
 use pinstripe_runtime::{DeviceSource, shard};
 

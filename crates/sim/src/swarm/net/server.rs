@@ -9,11 +9,11 @@ use std::{
 };
 
 use pinstripe_nvme::{
-    initiator::{Address, Options},
-    target::{
+    controller::{
         DeviceService, EpochRecord, EpochStore, NamespaceConfig, OffloadConfig, OffloadStatistics, Pipeline,
         Storing, Subsystem, SubsystemConfig, Target,
     },
+    initiator::{Address, Options},
 };
 use pinstripe_runtime::shard;
 
