@@ -52,7 +52,7 @@ fn value(path: &Path, answer: &Result<Detail, ClientError>) -> Value {
         Ok(detail) => json!({
             "control": control, "name": detail.name, "uuid": detail.uuid, "level": detail.level, "size_bytes": detail.size_bytes,
             "members": detail.members.len(), "state": detail.state, "degraded": detail.degraded,
-            "clients": detail.clients, "nbd": detail.nbd,
+            "clients": detail.clients, "addresses": detail.addresses, "nbd": detail.nbd,
         }),
     }
 }

@@ -52,7 +52,10 @@ pub struct Detail {
     pub errors: Vec<String>,
     /// What the user can do, if something is wrong.
     pub advice: Option<String>,
-    /// Where NBD clients reach it.
+    /// Where clients reach it.
+    #[serde(default)]
+    pub addresses: Vec<Address>,
+    /// Those of them that are NBD's.
     pub nbd: Vec<String>,
     /// What uses it now.
     #[serde(default)]
@@ -60,6 +63,15 @@ pub struct Detail {
     pub shards: usize,
     /// Counters since the assembly.
     pub statistics: BTreeMap<String, u64>,
+}
+
+/// Where clients reach the array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// The front end: `nbd`, `nvme-tcp`.
+    pub protocol: String,
+    /// As its clients write it.
+    pub uri: String,
 }
 
 /// What uses the array.
@@ -303,6 +315,12 @@ impl Failed {
 }
 
 impl Detail {
+    /// Where clients of a protocol reach it.
+    pub fn uris(&self, protocol: &str) -> impl Iterator<Item = &str> {
+        let of_protocol = self.addresses.iter().filter(move |address| address.protocol == protocol);
+        of_protocol.map(|address| address.uri.as_str())
+    }
+
     /// For people.
     pub fn in_words(&self) -> String {
         let layout = if self.layout.is_empty() { String::new() } else { format!(", {}", self.layout) };
@@ -322,7 +340,9 @@ impl Detail {
             ("shards", self.shards.to_string()),
         ];
         rows.extend(self.journal.iter().map(|journal| ("journal", journal.in_words())));
-        rows.extend(self.nbd.iter().map(|address| ("nbd", printable(address))));
+        rows.extend(
+            self.addresses.iter().map(|address| (address.protocol.as_str(), printable(&address.uri))),
+        );
         rows.extend(self.clients.iter().map(|client| ("client", client.in_words())));
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();

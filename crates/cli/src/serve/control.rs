@@ -14,8 +14,8 @@ use pinstripe_runtime::{
 use serde_json::Value;
 
 use super::{
-    Served, clients::Clients, devices, grow, journal::Journal, names, reconnect::Reconnector, report,
-    stopping::Stopping, upkeep,
+    Served, clients, devices, front::FrontEnds, grow, journal::Journal, names, reconnect::Reconnector,
+    report, stopping::Stopping, upkeep,
 };
 use crate::{
     control::{
@@ -43,8 +43,7 @@ struct Inner {
     /// Absent once the array has stopped, so that its devices can be closed.
     array: RefCell<Option<Array>>,
     journal: Journal,
-    nbd: Vec<String>,
-    clients: Clients,
+    front_ends: Rc<FrontEnds>,
     memory: bool,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
@@ -65,8 +64,7 @@ impl Controller {
         Self(Rc::new(Inner {
             array: Some(served.array.clone()).into(),
             journal: served.journal.clone(),
-            nbd: served.nbd.clone(),
-            clients: served.clients.clone(),
+            front_ends: Rc::clone(&served.front_ends),
             memory: served.memory,
             reconnector,
             stopping: Rc::clone(&served.stopping),
@@ -189,9 +187,9 @@ impl Inner {
         let array = array.ok_or_else(|| failed(&"the array is stopping"))?;
         let result = match command {
             Command::Detail => {
-                let mut detail = report::detail(&array, &self.nbd);
+                let mut detail = report::detail(&array, self.front_ends.addresses());
                 self.reconnector.annotate(&mut detail);
-                detail.clients = self.clients.list();
+                detail.clients = clients::list(&self.front_ends);
                 serde_json::to_value(detail)
             }
             Command::Fail(which) => {
@@ -247,7 +245,7 @@ impl Inner {
         if force || self.stopping.is_wanted() {
             return Ok(());
         }
-        let left = self.clients.left_after(CLIENTS_LEAVE_NANOSECONDS).await;
+        let left = clients::left_after(&self.front_ends, CLIENTS_LEAVE_NANOSECONDS).await;
         if left.is_empty() {
             return Ok(());
         }

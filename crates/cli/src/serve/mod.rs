@@ -1,8 +1,8 @@
-//! `pinstripe serve`: from devices to NBD clients, until it is told to stop.
+//! `pinstripe serve`: from devices to clients, until it is told to stop.
 //!
 //! ```text
 //!   shard 0    signals, the control socket, the listeners, the array's home
-//!   each shard a volume of the array and an NBD server; connections go to the shards in turn
+//!   each shard a volume of the array and the front ends' servers; connections go to the shards in turn
 //! ```
 //!
 //! SIGTERM ends the start too, at any moment: to the devices that is as if the process had been killed, and
@@ -15,40 +15,46 @@
 
 mod clients;
 mod control;
+mod control_socket;
 mod devices;
+mod front;
 mod grow;
 mod journal;
 mod names;
+mod nbd;
 mod nvme;
 mod pool;
 mod reconnect;
 mod report;
 mod service;
-mod shards;
-mod sockets;
 mod stopping;
 mod upkeep;
 
-use std::{path::PathBuf, pin::pin, rc::Rc, sync::Arc};
+use std::{path::PathBuf, pin::pin, rc::Rc};
 
 use pinstripe_engine::{
     array::Array, assembly::AssembleError, maintenance::SyncSpeed, offload::fence::FenceError,
     options::ArrayOptions,
 };
 use pinstripe_runtime::{
-    ShardHandle,
-    shard::{self, JoinHandle},
-    uring::{self, Connection, Context, Listener, RuntimeConfig, blocking},
+    ShardHandle, shard,
+    uring::{self, Context, RuntimeConfig, blocking},
 };
 use serde_json::json;
 
 use self::{
-    clients::Clients, control::Controller, devices::Members, journal::Journal, pool::Pool,
-    reconnect::Reconnector, sockets::Sockets, stopping::Stopping,
+    control::Controller,
+    control_socket::ControlSocket,
+    devices::Members,
+    front::{Accepting, FrontEnds, Identity},
+    journal::Journal,
+    pool::Pool,
+    reconnect::Reconnector,
+    stopping::Stopping,
 };
 use crate::{
-    accept::{accept, in_turn},
-    command_line::{NbdAddress, ServeArguments},
+    accept::accept,
+    command_line::ServeArguments,
     create::Shape,
     ending::{ordered, until_ordered},
     failure::Failure,
@@ -57,9 +63,6 @@ use crate::{
     output::printable,
 };
 use pinstripe_bench::size::ByteSize;
-
-/// Time that connections get for their last replies when the server stops.
-const GRACE_NANOSECONDS: u64 = 5_000_000_000;
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
     let plan = Plan::new(arguments)?;
@@ -76,23 +79,7 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: ServeArguments) -> Result<Self, Failure> {
-        for address in &arguments.nbd {
-            if let NbdAddress::Tcp(address) = address
-                && !address.ip().is_loopback()
-                && !arguments.allow_remote
-            {
-                return Err(Failure::usage(format!(
-                    "{address} can be reached from other machines, and there is no encryption and no password yet: \
-                     use a loopback address, or --allow-remote on a network that you trust"
-                )));
-            }
-        }
-        if let Some(address) = arguments.nvme_tcp {
-            nvme_server::check_address(address, arguments.dhchap_hosts.as_deref(), arguments.allow_remote)?;
-        }
-        if let Some(nqn) = &arguments.nqn {
-            nvme_server::check_name(nqn)?;
-        }
+        front::check(&arguments)?;
         member::check_distinct(&arguments.devices)?;
         let shape = match arguments.level.filter(|_| arguments.create) {
             Some(level) => Some(Shape::new(level, &arguments.shape, arguments.devices.len())?),
@@ -160,8 +147,8 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
     match until_ordered(order.as_mut(), Box::pin(start(context, plan))).await {
         None => Ok(()),
         Some(started) => {
-            let Started { served, sockets, nvme, opened } = started?;
-            served.run(order, sockets, nvme, opened).await
+            let Started { served, control, opened } = started?;
+            served.run(order, control, opened).await
         }
     }
 }
@@ -169,8 +156,7 @@ async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
 /// All that is there when the array can be served.
 struct Started {
     served: Served,
-    sockets: Sockets,
-    nvme: Option<Listener>,
+    control: ControlSocket,
     opened: devices::Opened,
 }
 
@@ -182,8 +168,10 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let pool = Pool::new(&plan.arguments)?;
     let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
-    let sockets = Sockets::listen(&plan.arguments, &members.name, &members.uuid).await?;
-    let nvme = nvme::Listening::new(&plan.arguments).await?;
+    let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid)?;
+    let (stem, folder) = (control.stem.as_str(), control.folder());
+    let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder };
+    let mut front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
     let journal = Journal::new(plan.arguments.json, &members.name)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before
@@ -191,44 +179,29 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     let assembled = Array::assemble(members.sources, plan.options(members.left_out), shards.clone()).await;
     let takeover = plan.arguments.takeover;
     let array = assembled.map_err(|error| Failure::new(not_assembled(&error, takeover)))?;
-    let export = members.name;
-    if let Err(error) = shards::open(&shards, array.shared(), &export, &journal).await {
+    if let Err(error) = front_ends.open(array.shared(), &shards, &journal).await {
         let _ = array.stop().await;
         return Err(error);
     }
-    let nvme = match nvme {
-        Some(listening) => match listening.open(&shards, array.shared(), &members.uuid, &journal).await {
-            Ok(opened) => Some(opened),
-            Err(error) => {
-                let _ = array.stop().await;
-                return Err(error);
-            }
-        },
-        None => None,
-    };
     let served = Served {
         journal,
         stopping: Stopping::new(),
-        nbd: sockets.uris(&export),
-        warnings: warnings(&plan.arguments, &sockets, context.shards().len()),
-        control_path: sockets.control_path.clone(),
+        warnings: warnings(&plan.arguments, &front_ends, context.shards().len()),
+        control_path: control.absolute_path(),
         memory: plan.shape.is_some(),
         array,
         shards,
         pool,
-        clients: Clients::new(nvme.as_ref().map(|nvme| Arc::clone(&nvme.subsystem))),
-        nvme: nvme.as_ref().map(|nvme| nvme.uri.clone()),
+        front_ends: Rc::new(front_ends),
     };
-    Ok(Started { served, sockets, nvme: nvme.map(|nvme| nvme.listener), opened })
+    Ok(Started { served, control, opened })
 }
 
 /// What the user should know of how the server was started: ports that are closed to other machines, and open
 /// to every user of this one, and limits that are too low.
-fn warnings(arguments: &ServeArguments, sockets: &Sockets, shards: usize) -> Vec<String> {
-    let nvme =
-        arguments.nvme_tcp.filter(|address| address.ip().is_loopback() && arguments.dhchap_hosts.is_none());
+fn warnings(arguments: &ServeArguments, front_ends: &FrontEnds, shards: usize) -> Vec<String> {
     let advice = "to prevent that, serve on a unix socket, or on NVMe/TCP with --dhchap-hosts; to accept it, use --allow-remote";
-    let open = sockets.loopback_ports().into_iter().chain(nvme);
+    let open = front_ends.loopback_ports().into_iter();
     let open = open.filter(|_| !arguments.read_only && !arguments.allow_remote);
     open.map(|address| nvme_server::open_to_users(address, advice))
         .chain(limits::locked_memory_warning(shards))
@@ -256,12 +229,9 @@ struct Served {
     journal: Journal,
     stopping: Rc<Stopping>,
     pool: Option<Pool>,
-    nbd: Vec<String>,
-    clients: Clients,
+    front_ends: Rc<FrontEnds>,
     /// Of how it was started.
     warnings: Vec<String>,
-    /// How a member of another array would name this one.
-    nvme: Option<String>,
     control_path: PathBuf,
     /// Whether its members are memory, so that memory may join.
     memory: bool,
@@ -272,8 +242,7 @@ impl Served {
     async fn run(
         mut self,
         order: impl Future<Output = ()>,
-        sockets: Sockets,
-        nvme: Option<Listener>,
+        socket: ControlSocket,
         opened: devices::Opened,
     ) -> Result<(), Failure> {
         let reconnector = Reconnector::spawn(self.array.clone(), Rc::clone(&self.stopping));
@@ -281,20 +250,11 @@ impl Served {
         if let Some(pool) = self.pool.take() {
             pool.spawn(self.array.clone(), self.journal.clone(), Rc::clone(&self.stopping));
         }
-        let mut accepting = Vec::new();
-        for listener in sockets.nbd {
-            let clients = self.clients.clone();
-            accepting.push(self.hand_out(listener, move |shard, connection| {
-                let client = clients.connected(&connection);
-                shards::hand_over(shard, connection, client);
-            }));
-        }
-        if let Some(listener) = nvme {
-            accepting.push(self.hand_out(listener, nvme_server::hand_over));
-        }
+        let way = Accepting { shards: &self.shards, stopping: &self.stopping };
+        let mut accepting = self.front_ends.accept(way);
         let (control, stopping) = (controller.clone(), Rc::clone(&self.stopping));
         accepting.push(shard::spawn_joined(async move {
-            accept(&sockets.control, stopping.wanted(), |connection| control.spawn(connection)).await;
+            accept(&socket.listener, stopping.wanted(), |connection| control.spawn(connection)).await;
         }));
         let told = self.journal.tell_events(&self.array, 0);
         self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
@@ -322,25 +282,11 @@ impl Served {
         outcome
     }
 
-    /// Hands a listener's connections to the shards in turn, until the end is wanted.
-    fn hand_out(
-        &self,
-        listener: Listener,
-        hand_over: impl Fn(&ShardHandle, Connection) + 'static,
-    ) -> JoinHandle<()> {
-        let (shards, stopping) = (self.shards.clone(), Rc::clone(&self.stopping));
-        shard::spawn_joined(async move {
-            accept(&listener, stopping.wanted(), in_turn(&shards, hand_over)).await;
-        })
-    }
-
     /// Ends what is in flight, marks the array clean and closes the devices.
     async fn end(self, controller: &Controller, opened: devices::Opened) -> Result<(), Failure> {
-        nvme_server::stop(&self.shards).await;
-        shards::stop(&self.shards, GRACE_NANOSECONDS).await;
+        self.front_ends.stop(&self.shards).await;
         let stopped = self.array.stop().await;
-        shards::close(&self.shards).await;
-        nvme_server::close(&self.shards).await;
+        self.front_ends.close(&self.shards).await;
         controller.release();
         drop(self.array);
         opened.closed().await;
@@ -351,7 +297,7 @@ impl Served {
 
     /// Says that everything stands, in one line that scripts can wait for.
     fn announce(&self) {
-        let detail = report::detail(&self.array, &self.nbd);
+        let detail = report::detail(&self.array, self.front_ends.addresses());
         for member in self.array.stale_members() {
             self.journal.warn(&format!(
                 "{} was left out: it missed writes (its events are {}, the array's {}); `pinstripe add` rebuilds it",
@@ -386,7 +332,7 @@ impl Served {
             let line = json!({
                 "event": "ready", "name": detail.name, "uuid": detail.uuid, "level": detail.level,
                 "size_bytes": detail.size_bytes, "degraded": detail.degraded, "read_only": detail.state == "read-only",
-                "nbd": detail.nbd, "nvme": self.nvme, "control": control, "shards": self.shards.len(), "pid": std::process::id(),
+                "nbd": detail.nbd, "nvme": detail.uris("nvme-tcp").next(), "addresses": detail.addresses, "control": control, "shards": self.shards.len(), "pid": std::process::id(),
             });
             return self.journal.print(line.to_string());
         }
@@ -397,7 +343,7 @@ impl Served {
             ByteSize(detail.size_bytes),
             detail.members.len(),
             if detail.degraded { ", degraded" } else { "" },
-            detail.nbd.iter().chain(&self.nvme).cloned().collect::<Vec<_>>().join(" and "),
+            detail.addresses.iter().map(|address| address.uri.clone()).collect::<Vec<_>>().join(" and "),
         ));
     }
 }

@@ -1,6 +1,6 @@
 //! The array as a namespace of an NVMe/TCP subsystem.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{cell::RefCell, net::SocketAddr, sync::Arc};
 
 use pinstripe_block::BlockService;
 use pinstripe_engine::{io::volume::Volume, shared::Shared};
@@ -8,67 +8,122 @@ use pinstripe_nvme::{
     auth::Authentication,
     controller::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
 };
-use pinstripe_runtime::{ShardHandle, uring::Listener};
+use pinstripe_runtime::{ShardHandle, shard::JoinHandle, uring::Listener};
 
-use super::{journal::Journal, service::array_service};
+use super::{
+    front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
+    journal::Journal,
+    service::array_service,
+};
 use crate::{command_line::ServeArguments, failure::Failure, nvme_server, open::listen};
 
-/// A socket that is bound, before the array is there.
-pub struct Listening {
-    listener: Listener,
+pub const KIND: Kind = Kind { check, bind };
+
+struct NvmeTcp {
+    /// Until connections are taken.
+    listener: RefCell<Option<Listener>>,
     address: SocketAddr,
-    nqn: Option<String>,
+    nqn: String,
+    uuid: [u8; 16],
+    /// The hosts that may connect; all without. Until the subsystem has it.
     hosts: Option<Authentication>,
+    authenticates: bool,
+    /// Once the array is there.
+    subsystem: Option<Arc<Subsystem>>,
 }
 
-/// An array that can be reached.
-pub struct Opened {
-    pub listener: Listener,
-    pub subsystem: Arc<Subsystem>,
-    /// How a member of another array would name it.
-    pub uri: String,
+fn check(arguments: &ServeArguments) -> Result<(), Failure> {
+    if let Some(address) = arguments.nvme_tcp {
+        nvme_server::check_address(address, arguments.dhchap_hosts.as_deref(), arguments.allow_remote)?;
+    }
+    arguments.nqn.as_deref().map_or(Ok(()), nvme_server::check_name)
 }
 
-impl Listening {
-    /// Binds what the command line asks for.
-    pub async fn new(arguments: &ServeArguments) -> Result<Option<Self>, Failure> {
+fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a> {
+    Box::pin(async move {
         let Some(address) = arguments.nvme_tcp else { return Ok(None) };
         let hosts = nvme_server::hosts(arguments.dhchap_hosts.clone()).await?;
         let listener = listen(address).await?;
-        let address = listener.tcp_address().unwrap_or(address);
-        Ok(Some(Self { listener, address, nqn: arguments.nqn.clone(), hosts }))
-    }
+        let uuid = namespace_uuid(identity.uuid);
+        let own = || format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid));
+        let bound = NvmeTcp {
+            address: listener.tcp_address().unwrap_or(address),
+            listener: Some(listener).into(),
+            nqn: arguments.nqn.clone().unwrap_or_else(own),
+            uuid,
+            authenticates: hosts.is_some(),
+            hosts,
+            subsystem: None,
+        };
+        Ok(Some(Box::new(bound) as Bound))
+    })
+}
 
-    /// Gives every shard its target.
-    pub async fn open(
-        self,
-        shards: &[ShardHandle],
-        shared: &Arc<Shared>,
-        array_uuid: &str,
-        journal: &Journal,
-    ) -> Result<Opened, Failure> {
-        let Self { listener, address, nqn, hosts } = self;
-        let uuid = namespace_uuid(array_uuid);
-        let nqn = nqn.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid_text(&uuid)));
+impl NvmeTcp {
+    /// The subsystem that all shards serve.
+    fn subsystem(&mut self, shared: &Arc<Shared>, journal: &Journal) -> Result<Arc<Subsystem>, Failure> {
         let service = array_service(Volume::new(Arc::clone(shared)), journal.clone());
         let namespace = NamespaceConfig {
-            uuid,
+            uuid: self.uuid,
             size_bytes: service.size_bytes(),
             block_size: service.block_size(),
             preferred_block: service.preferred_block(),
             read_only: service.read_only(),
         };
-        drop(service);
-        let subsystem = nvme_server::subsystem(&nqn, address, vec![namespace], hosts, None)?;
-        for handle in shards {
-            let (subsystem, shared, journal) = (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
-            let opened = handle.call(move || async move {
-                let service = array_service(Volume::new(shared), journal);
-                nvme_server::open(subsystem, vec![service]);
-            });
-            opened.await?;
-        }
-        Ok(Opened { listener, subsystem, uri: format!("nvme-tcp://{address}/{nqn}?nsid=1") })
+        let hosts = self.hosts.take();
+        Ok(nvme_server::subsystem(&self.nqn, self.address, vec![namespace], hosts, None)?)
+    }
+}
+
+impl FrontEnd for NvmeTcp {
+    fn protocol(&self) -> &'static str {
+        "nvme-tcp"
+    }
+
+    fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            let Service { shared, shards, journal } = service;
+            let subsystem = self.subsystem(shared, journal)?;
+            self.subsystem = Some(Arc::clone(&subsystem));
+            for handle in shards {
+                let (subsystem, shared, journal) =
+                    (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
+                let opened = handle.call(move || async move {
+                    let service = array_service(Volume::new(shared), journal);
+                    nvme_server::open(subsystem, vec![service]);
+                });
+                opened.await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// How a member of another array would name it.
+    fn uris(&self) -> Vec<String> {
+        vec![format!("nvme-tcp://{}/{}?nsid=1", self.address, self.nqn)]
+    }
+
+    fn loopback_ports(&self) -> Vec<SocketAddr> {
+        let is_open = self.address.ip().is_loopback() && !self.authenticates;
+        is_open.then_some(self.address).into_iter().collect()
+    }
+
+    fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
+        let accept = |listener| way.hand_out(listener, nvme_server::hand_over);
+        self.listener.take().map(accept).into_iter().collect()
+    }
+
+    /// The NQN of each controller's host.
+    fn clients(&self) -> Vec<String> {
+        self.subsystem.iter().flat_map(|subsystem| subsystem.hosts()).collect()
+    }
+
+    fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        Box::pin(nvme_server::stop(shards))
+    }
+
+    fn close<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        Box::pin(nvme_server::close(shards))
     }
 }
 

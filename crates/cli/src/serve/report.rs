@@ -8,7 +8,7 @@ use pinstripe_engine::{
 };
 use pinstripe_md::level::Level;
 
-use crate::control::detail::{Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
+use crate::control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
 
 /// Work over the whole array.
 pub fn sync(progress: &SyncProgress) -> Sync {
@@ -54,9 +54,10 @@ fn member(slot: usize, member: SlotDetail, epoch: u64, plain: Option<&str>) -> M
     }
 }
 
-/// The state of `array`, which is served at `nbd`.
-pub fn detail(array: &Array, nbd: &[String]) -> Detail {
+/// The state of `array`, which is served at `addresses`.
+pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
     let now = array.detail();
+    let of_nbd = addresses.iter().filter(|address| address.protocol == "nbd");
     let (epoch, array_plain) = now.offload.map_or((0, None), |offload| (offload.epoch, offload.plain));
     let members = now.slots.into_iter().enumerate();
     let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain.as_deref()));
@@ -105,7 +106,8 @@ pub fn detail(array: &Array, nbd: &[String]) -> Detail {
         sync_speed_max_kib: array.sync_speed().max_kib,
         errors: now.last_errors.iter().map(ToString::to_string).collect(),
         advice: now.advice,
-        nbd: nbd.to_vec(),
+        nbd: of_nbd.map(|address| address.uri.clone()).collect(),
+        addresses,
         clients: Vec::new(),
         shards: array.shared().shards.len(),
         statistics: now.statistics.fields().map(|(name, value)| (name.to_owned(), value)).collect(),

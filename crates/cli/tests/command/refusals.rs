@@ -338,6 +338,22 @@ fn ports_that_every_user_of_the_machine_can_write_to_are_warned_of() {
 }
 
 #[test]
+fn the_addresses_of_every_front_end_are_told() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--nbd", "tcp:127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"], &members);
+    let addresses = &server.ready["addresses"];
+    for (number, protocol, uri) in
+        [(0, "nbd", &server.ready["nbd"][0]), (1, "nvme-tcp", &server.ready["nvme"])]
+    {
+        assert_eq!((&addresses[number]["protocol"], &addresses[number]["uri"]), (&protocol.into(), uri));
+        assert!(world.run(&["detail", "data"]).ok().out.contains(uri.as_str().unwrap()), "{protocol}");
+    }
+    assert_eq!(&world.run(&["detail", "data", "--json"]).ok().json()["addresses"], addresses);
+    assert_eq!(&world.run(&["list", "--json"]).ok().json()[0]["addresses"], addresses);
+}
+
+#[test]
 fn limits_say_what_to_raise() {
     let world = World::new();
     let memory = ["mem:8M", "mem:8M", "mem:8M"].map(str::to_owned);

@@ -313,7 +313,6 @@ impl World {
         };
         let record = |found: Found, _, slot, state| known(found.superblock, slot, state);
         let membership = assembled(decided.freshest.array, decided.seated, record);
-        membership.check();
         for (_, record) in membership.active() {
             assert!(
                 record.state != MemberState::InSync || self.disks[record.handle].has_all,
@@ -365,6 +364,17 @@ impl Membership<usize> {
         assert!(missing <= usize::from(self.array.level.parity_count()), "C3");
         for slot in &holders {
             assert!(slot.target.is_none() || slot.is_whole, "what is copied has everything");
+        }
+        for (_, record) in self.active() {
+            let member = &record.superblock.member;
+            let says = (record.superblock.own_role(), member.recovery_offset.is_some(), member.replacement);
+            let meant = match record.state {
+                MemberState::Recovering => (in_slot(record.slot), true, false),
+                MemberState::Replacing => (in_slot(record.slot), true, true),
+                MemberState::Spare => (Role::Spare, false, false),
+                _ => (in_slot(record.slot), false, false),
+            };
+            assert_eq!(says, meant, "disk {}: the superblock says what the device is", record.handle);
         }
         let seated = self.active().filter(|(_, record)| record.is_seated()).count();
         let held = holders.iter().flat_map(|slot| [slot.member, slot.target]).flatten().count();
@@ -419,6 +429,7 @@ fn what_has_every_write_starts_whatever_happened_and_nothing_else_is_taken_for_i
         (Level::Raid5, (3, 1), Starts::WithAny, 5, 100_000),
         (Level::Raid5, (3, 2), Starts::WithAny, 3, 1000),
         (Level::Raid6, (4, 1), Starts::WithAll, 3, 50_000),
+        (Level::Raid6, (4, 0), Starts::WithAny, 4, 50),
     ] {
         let seen = explore(level, disks, starts, depth);
         assert!(seen > worlds, "{level} {disks:?} {starts:?}: {seen}");

@@ -1,0 +1,175 @@
+//! Front ends: the protocols by which clients reach the array.
+//!
+//! Each is a file of its own with a [`Kind`], and a line in [`KINDS`]; the rest of the server knows only this
+//! trait. In the server's life a front end is *checked* against the command line, *bound* before the array is
+//! there, *opened* on every shard when it is, serves, is *stopped* (what is under way is finished), and is
+//! *closed* when the array has stopped.
+
+use std::{net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Arc};
+
+use pinstripe_engine::shared::Shared;
+use pinstripe_runtime::{
+    ShardHandle,
+    shard::{self, JoinHandle},
+    uring::{Connection, Listener},
+};
+
+use super::{journal::Journal, nbd, nvme, stopping::Stopping};
+use crate::{
+    accept::{accept, in_turn},
+    command_line::ServeArguments,
+    control::detail::Address,
+    failure::Failure,
+};
+
+/// All that there are. Clients are told of them in this order.
+const KINDS: &[Kind] = &[nbd::KIND, nvme::KIND];
+
+/// What is awaited of a front end.
+pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// How a front end comes about.
+pub struct Kind {
+    /// Refuses arguments that can't be, before anything is done.
+    pub check: fn(&ServeArguments) -> Result<(), Failure>,
+    /// Takes what others could take meanwhile, such as sockets. Nothing if the front end isn't wanted.
+    pub bind: for<'a> fn(&'a ServeArguments, Identity<'a>) -> Binding<'a>,
+}
+
+/// A front end that nothing is served by yet.
+pub type Bound = Box<dyn FrontEnd>;
+
+/// What is awaited when one is bound.
+pub type Binding<'a> = Task<'a, Result<Option<Bound>, Failure>>;
+
+/// The array, as front ends name what is theirs.
+#[derive(Clone, Copy)]
+pub struct Identity<'a> {
+    pub name: &'a str,
+    pub uuid: &'a str,
+    /// How files that belong to it begin, and in which folder they are.
+    pub stem: &'a str,
+    pub folder: &'a Path,
+}
+
+/// The array that is to be served.
+pub struct Service<'a> {
+    pub shared: &'a Arc<Shared>,
+    pub shards: &'a [ShardHandle],
+    pub journal: &'a Journal,
+}
+
+/// A way in. It lives on shard 0.
+pub trait FrontEnd {
+    /// Its name in `detail` and in what scripts read.
+    fn protocol(&self) -> &'static str;
+
+    /// Gives every shard what serves the array there.
+    fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>>;
+
+    /// Where clients reach it, as URIs.
+    fn uris(&self) -> Vec<String>;
+
+    /// The TCP ports to which every user of this machine, and no other machine, can connect and write.
+    fn loopback_ports(&self) -> Vec<SocketAddr>;
+
+    /// Takes clients until the end is wanted. Called once.
+    fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>>;
+
+    /// The name of each client's connection. One that hasn't said what it wants isn't a client.
+    fn clients(&self) -> Vec<String>;
+
+    /// Ends all connections after what is under way.
+    fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()>;
+
+    /// Gives up what the shards have, and with it the array's devices.
+    fn close<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()>;
+}
+
+/// How connections come to the shards.
+#[derive(Clone, Copy)]
+pub struct Accepting<'a> {
+    pub shards: &'a [ShardHandle],
+    pub stopping: &'a Rc<Stopping>,
+}
+
+impl Accepting<'_> {
+    /// Hands a listener's connections to the shards in turn, until the end is wanted.
+    pub fn hand_out(
+        self,
+        listener: Listener,
+        hand_over: impl Fn(&ShardHandle, Connection) + 'static,
+    ) -> JoinHandle<()> {
+        let (shards, stopping) = (self.shards.to_vec(), Rc::clone(self.stopping));
+        shard::spawn_joined(async move {
+            accept(&listener, stopping.wanted(), in_turn(&shards, hand_over)).await;
+        })
+    }
+}
+
+/// Refuses arguments of front ends that can't be.
+pub fn check(arguments: &ServeArguments) -> Result<(), Failure> {
+    KINDS.iter().try_for_each(|kind| (kind.check)(arguments))
+}
+
+/// Those that are wanted.
+pub struct FrontEnds(Vec<Bound>);
+
+impl FrontEnds {
+    pub async fn bind(arguments: &ServeArguments, identity: Identity<'_>) -> Result<Self, Failure> {
+        let mut bound = Vec::new();
+        for kind in KINDS {
+            bound.extend((kind.bind)(arguments, identity).await?);
+        }
+        Ok(Self(bound))
+    }
+
+    pub async fn open(
+        &mut self,
+        shared: &Arc<Shared>,
+        shards: &[ShardHandle],
+        journal: &Journal,
+    ) -> Result<(), Failure> {
+        for front_end in &mut self.0 {
+            front_end.open(Service { shared, shards, journal }).await?;
+        }
+        Ok(())
+    }
+
+    pub fn addresses(&self) -> Vec<Address> {
+        let address = |front_end: &Bound| {
+            let protocol = front_end.protocol().to_owned();
+            front_end.uris().into_iter().map(move |uri| Address { protocol: protocol.clone(), uri })
+        };
+        self.0.iter().flat_map(address).collect()
+    }
+
+    pub fn loopback_ports(&self) -> Vec<SocketAddr> {
+        self.0.iter().flat_map(|front_end| front_end.loopback_ports()).collect()
+    }
+
+    pub fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
+        self.0.iter().flat_map(|front_end| front_end.accept(way)).collect()
+    }
+
+    /// Protocol and name of each connection.
+    pub fn clients(&self) -> Vec<(&'static str, String)> {
+        let client = |front_end: &Bound| {
+            let protocol = front_end.protocol();
+            front_end.clients().into_iter().map(move |name| (protocol, name))
+        };
+        self.0.iter().flat_map(client).collect()
+    }
+
+    pub async fn stop(&self, shards: &[ShardHandle]) {
+        for front_end in self.0.iter().rev() {
+            front_end.stop(shards).await;
+        }
+    }
+
+    pub async fn close(&self, shards: &[ShardHandle]) {
+        for front_end in &self.0 {
+            front_end.close(shards).await;
+        }
+    }
+}

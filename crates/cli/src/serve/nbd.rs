@@ -1,0 +1,253 @@
+//! NBD: a server on every shard, with the array as its export.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use pinstripe_engine::io::{service::VolumeService, volume::Volume};
+use pinstripe_export::nbd::{Export, Server};
+use pinstripe_runtime::{
+    ShardHandle,
+    shard::{self, JoinHandle},
+    uring::{Connection, Listener, Peer},
+};
+
+use super::{
+    control_socket::absolute,
+    front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
+    service::array_service,
+};
+use crate::{
+    command_line::{NbdAddress, ServeArguments},
+    failure::Failure,
+    memory,
+    on_shards::on_shards,
+    open::listen,
+};
+
+pub const KIND: Kind = Kind { check, bind };
+
+/// Time that connections get for their last replies when the server stops.
+const GRACE_NANOSECONDS: u64 = 5_000_000_000;
+
+thread_local! {
+    /// This shard's server.
+    static SERVER: RefCell<Option<Server<VolumeService>>> = const { RefCell::new(None) };
+}
+
+fn current() -> Option<Server<VolumeService>> {
+    SERVER.with(|server| server.borrow().clone())
+}
+
+#[derive(Default)]
+struct Nbd {
+    /// The export's name.
+    name: String,
+    /// Until connections are taken. A unix socket's file goes with its listener.
+    listeners: RefCell<Vec<Listener>>,
+    uris: Vec<String>,
+    ports: Vec<SocketAddr>,
+    clients: Arc<Mutex<Clients>>,
+}
+
+fn check(arguments: &ServeArguments) -> Result<(), Failure> {
+    for address in &arguments.nbd {
+        if let NbdAddress::Tcp(address) = address
+            && !address.ip().is_loopback()
+            && !arguments.allow_remote
+        {
+            return Err(Failure::usage(format!(
+                "{address} can be reached from other machines, and there is no encryption and no password yet: \
+                 use a loopback address, or --allow-remote on a network that you trust"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Always: on a socket beside the control socket, unless addresses are given.
+fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a> {
+    Box::pin(async move {
+        let Identity { name, stem, folder, .. } = identity;
+        let mut addresses = arguments.nbd.clone();
+        if addresses.is_empty() {
+            addresses.push(NbdAddress::Unix(folder.join(format!("{stem}.nbd"))));
+        }
+        let mut nbd = Nbd { name: name.to_owned(), ..Nbd::default() };
+        for address in addresses {
+            let (listener, path) = match address {
+                NbdAddress::Unix(path) => (Listener::unix(&path)?, Some(path)),
+                NbdAddress::Tcp(address) => (listen(address).await?, None),
+            };
+            nbd.uris.push(uri(name, &listener, path.as_deref()));
+            nbd.ports.extend(listener.tcp_address());
+            nbd.listeners.get_mut().push(listener);
+        }
+        Ok(Some(Box::new(nbd) as Bound))
+    })
+}
+
+impl FrontEnd for Nbd {
+    fn protocol(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            let Service { shared, shards, journal } = service;
+            for handle in shards {
+                let (shared, name, journal) = (Arc::clone(shared), self.name.clone(), journal.clone());
+                let opened = handle.call(move || async move {
+                    let service = array_service(Volume::new(shared), journal);
+                    let export = Export { name, description: String::new(), service };
+                    let server = Server::with_budget(vec![export], memory::budget())?;
+                    SERVER.with(|current| current.replace(Some(server)));
+                    Ok::<_, Failure>(())
+                });
+                opened.await??;
+            }
+            Ok(())
+        })
+    }
+
+    fn uris(&self) -> Vec<String> {
+        self.uris.clone()
+    }
+
+    fn loopback_ports(&self) -> Vec<SocketAddr> {
+        self.ports.iter().copied().filter(|address| address.ip().is_loopback()).collect()
+    }
+
+    fn accept(&self, way: Accepting<'_>) -> Vec<JoinHandle<()>> {
+        let accept = |listener| {
+            let clients = Arc::clone(&self.clients);
+            way.hand_out(listener, move |shard, connection| {
+                let client = Connected::new(&clients, &connection);
+                hand_over(shard, connection, client);
+            })
+        };
+        self.listeners.take().into_iter().map(accept).collect()
+    }
+
+    fn clients(&self) -> Vec<String> {
+        lock(&self.clients).connections.values().cloned().collect()
+    }
+
+    fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        let stop = || async {
+            if let Some(server) = current() {
+                server.stop(GRACE_NANOSECONDS).await;
+            }
+        };
+        Box::pin(on_shards(shards, stop))
+    }
+
+    fn close<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        // Dropped outside of the borrow: a destructor may look for the server.
+        Box::pin(on_shards(shards, || async { drop(SERVER.with(RefCell::take)) }))
+    }
+}
+
+/// Gives a connection to a shard, where it lives from now on.
+fn hand_over(target: &ShardHandle, connection: Connection, client: Connected) {
+    target.send(move || {
+        // Without a server it is closed: the array is stopping.
+        let Some(server) = current() else { return };
+        shard::spawn(async move {
+            match connection.attach() {
+                Ok(stream) => {
+                    server.serve_and_tell(stream, || client.counts()).await;
+                }
+                Err(error) => eprintln!("pinstripe: a connection can't be used: {error}"),
+            }
+        });
+    });
+}
+
+/// The connections that have chosen the export, and haven't ended.
+#[derive(Default)]
+struct Clients {
+    next: u64,
+    /// By the order in which they came.
+    connections: BTreeMap<u64, String>,
+}
+
+/// A connection, which may count as a client's until this goes.
+struct Connected {
+    clients: Arc<Mutex<Clients>>,
+    number: u64,
+    name: String,
+}
+
+impl Connected {
+    /// It doesn't count yet.
+    fn new(clients: &Arc<Mutex<Clients>>, connection: &Connection) -> Self {
+        let name = connection.peer().map_or_else(|| "an unknown client".to_owned(), peer_name);
+        let mut counted = lock(clients);
+        let number = counted.next;
+        counted.next += 1;
+        Self { clients: Arc::clone(clients), number, name }
+    }
+
+    /// From now on it counts.
+    fn counts(&self) {
+        lock(&self.clients).connections.insert(self.number, self.name.clone());
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        lock(&self.clients).connections.remove(&self.number);
+    }
+}
+
+fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
+    clients.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn peer_name(peer: Peer) -> String {
+    match peer {
+        Peer::Address(address) => address.to_string(),
+        Peer::Process(number) => {
+            // It may have handed its socket to the kernel and ended, as nbd-client does.
+            let program = std::fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+            match program.trim() {
+                "" => format!("process {number}"),
+                program => format!("process {number} ({program})"),
+            }
+        }
+    }
+}
+
+/// The URI of the export `name`, as libnbd and QEMU read it.
+fn uri(name: &str, listener: &Listener, path: Option<&Path>) -> String {
+    let name = escape(name);
+    match (path, listener.tcp_address()) {
+        (Some(path), _) => format!("nbd+unix:///{name}?socket={}", escape(&absolute(path))),
+        (None, Some(address)) => format!("nbd://{address}/{name}"),
+        (None, None) => String::new(),
+    }
+}
+
+/// Percent-encoding of what a URI can't hold.
+fn escape(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_holds_any_name_and_path() {
+        assert_eq!(escape("/tmp/a b?.sock"), "/tmp/a%20b%3F.sock");
+        assert_eq!(escape("dätä"), "d%C3%A4t%C3%A4");
+    }
+}
