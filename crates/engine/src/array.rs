@@ -37,6 +37,7 @@ use crate::{
     options::ArrayOptions,
     shared::Shared,
     status::events::{EventKind, Events},
+    units::to_usize,
 };
 
 /// Regions of an array without a bitmap: only marks in memory.
@@ -418,7 +419,7 @@ fn initial_intent(
         }
     }
     let Some(from) = dirty_from.filter(|_| !active(Mutant::UncleanNotResynced)) else { return intent };
-    let first = usize::try_from(from.saturating_mul(SECTOR_BYTES) / region_bytes).unwrap_or(usize::MAX);
+    let first = to_usize(from.saturating_mul(SECTOR_BYTES) / region_bytes);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {
             intent.set_needs_resync(region, torn);

@@ -32,6 +32,7 @@ use crate::{
     mutants::{Mutant, active},
     offload::fence,
     options::ArrayOptions,
+    units::to_usize,
 };
 
 /// A member as it was found.
@@ -113,7 +114,7 @@ async fn attach(found: &[Found], options: &ArrayOptions) -> Result<u64, Assemble
     if options.takeover && !options.force {
         let seated = |member: &&Found| matches!(member.superblock.role_in(&array), Role::Slot(_));
         let present = found.iter().filter(seated).count();
-        fence::check_majority(present, usize::try_from(array.raid_disks).unwrap_or(usize::MAX))?;
+        fence::check_majority(present, to_usize(array.raid_disks))?;
     }
     let devices = found.iter().map(|member| &member.device);
     Ok(fence::attach(devices, array.set_uuid.0, options.takeover).await?)
@@ -245,11 +246,11 @@ pub(crate) async fn read_bytes(
 ) -> Result<Vec<u8>, AssembleError> {
     let block = u64::from(device.info().logical_block);
     let (start, end) = (offset - offset % block, (offset + length).next_multiple_of(block));
-    let outcome = device.read(start, shard::buffer(usize::try_from(end - start).unwrap_or(usize::MAX))).await;
+    let outcome = device.read(start, shard::buffer(to_usize(end - start))).await;
     outcome.result.map_err(|error| AssembleError::Device { name: device.info().name.clone(), error })?;
     let bytes = outcome.buffer.as_deref().unwrap_or_default();
-    let skip = usize::try_from(offset - start).unwrap_or(usize::MAX);
-    Ok(bytes[skip..skip + usize::try_from(length).unwrap_or(usize::MAX)].to_vec())
+    let skip = to_usize(offset - start);
+    Ok(bytes[skip..skip + to_usize(length)].to_vec())
 }
 
 fn stale_member(member: &Found, current: u64) -> StaleMember {
@@ -263,7 +264,7 @@ fn too_few_left(error: AssembleError, left_behind: &[Found]) -> AssembleError {
     let array = &any.superblock.array;
     AssembleError::TooFewMembers {
         present: 0,
-        needed: usize::try_from(array.raid_disks).unwrap_or(usize::MAX),
+        needed: to_usize(array.raid_disks),
         redundancy: usize::from(array.level.parity_count()),
         stale: left_behind.iter().map(|member| stale_member(member, array.events)).collect(),
     }
@@ -301,8 +302,9 @@ fn geometry(freshest: &Superblock, found: &[Found]) -> Result<Geometry, Assemble
     let seated = |member: &&Found| matches!(member.superblock.role_in(array), Role::Slot(_));
     let blocks = found.iter().filter(seated).map(|member| member.device.info().logical_block);
     let block = blocks.max().unwrap_or(512).max(512);
+    // The geometry refuses one that is too large.
     let chunk = u32::try_from(array.chunk.0 * SECTOR_BYTES).unwrap_or(u32::MAX);
-    let members = usize::try_from(array.raid_disks).unwrap_or(usize::MAX);
+    let members = to_usize(array.raid_disks);
     if array.level.has_parity() {
         let bytes = array.component_sectors().0 * SECTOR_BYTES;
         let layout = ParityLayout::from_md(array.level.number(), array.layout.to_word().unwrap_or(0))?;

@@ -27,7 +27,10 @@ pub(crate) mod writer;
 
 use std::ops::RangeInclusive;
 
-use crate::mutants::{Mutant, active};
+use crate::{
+    mutants::{Mutant, active},
+    units::to_usize,
+};
 use pinstripe_runtime::{
     Signal,
     atomics::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering},
@@ -89,7 +92,7 @@ impl IntentTable {
     /// a bitmap.
     pub fn new(member_bytes: u64, region_bytes: u64, persistent: bool) -> Self {
         assert!(region_bytes.is_power_of_two(), "regions of {region_bytes} bytes");
-        let count = usize::try_from(member_bytes.div_ceil(region_bytes).max(1)).unwrap_or(usize::MAX);
+        let count = to_usize(member_bytes.div_ceil(region_bytes).max(1));
         let zeroes = |n: usize| (0..n).map(|_| AtomicU32::new(0)).collect();
         Self {
             region_bytes,
@@ -127,8 +130,7 @@ impl IntentTable {
 
     /// The regions of `length` member bytes from `offset`.
     pub fn regions(&self, offset: u64, length: u64) -> Regions {
-        let region =
-            |at: u64| usize::try_from(at >> self.region_shift).unwrap_or(usize::MAX).min(self.len() - 1);
+        let region = |at: u64| to_usize(at >> self.region_shift).min(self.len() - 1);
         region(offset)..=region(offset + length.max(1) - 1)
     }
 

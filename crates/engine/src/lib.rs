@@ -35,3 +35,4 @@ pub mod options;
 pub mod plan;
 pub mod shared;
 pub mod status;
+mod units;

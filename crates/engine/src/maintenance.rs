@@ -728,7 +728,7 @@ impl ShardVolume {
         let map = geometry.slots(stripe);
         self.shared.cache.remove_rows(stripe.0, from, to);
         for slot in row.unreadable {
-            let bytes = match map.role(MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX))) {
+            let bytes = match map.role(MemberSlot::at(slot)) {
                 Role::Data(column) => row.data[column].clone(),
                 Role::P => self.parity_of(map, row, to - from, true, false).0,
                 Role::Q => self.parity_of(map, row, to - from, false, true).1,

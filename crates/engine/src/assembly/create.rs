@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::{
     consistency,
     offload::fence::{self, FenceError},
+    units::to_usize,
 };
 
 /// Why an array could not be made.
@@ -108,7 +109,7 @@ async fn write_all(
 ) -> Result<(), CreateError> {
     for (superblock, device) in placed.superblocks.iter().zip(devices) {
         if let (Some(bitmap), Some(sector)) = (&placed.bitmap, superblock.bitmap_sector()) {
-            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
             let length =
                 length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
             write(&**device, sector.0 * SECTOR_BYTES, &bitmap.as_bytes()[..length]).await?;

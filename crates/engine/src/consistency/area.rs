@@ -11,6 +11,7 @@ use super::LogArea;
 use crate::{
     assembly::{AssembleError, Found, read_bytes},
     mutants::{Mutant, active},
+    units::to_usize,
 };
 
 /// What is read at a time once something could not be.
@@ -38,7 +39,7 @@ impl AreaBytes {
             Err(_) => {}
             Ok(bytes) => return Ok(Self { bytes, unreadable: Vec::new() }),
         }
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let length = to_usize(length);
         let (mut bytes, mut unreadable) = (vec![0; length], Vec::new());
         for start in (0..length).step_by(PIECE) {
             let piece = start..length.min(start + PIECE);

@@ -60,6 +60,7 @@ use crate::{
     plan::Run,
     shared::Shared,
     status::detail::JournalDetail,
+    units::{to_u32, to_usize},
 };
 
 pub(crate) mod cache;
@@ -207,7 +208,7 @@ impl State {
 /// it then. The error says how many blocks it has, and how many are needed.
 pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock) -> Result<(), (u64, u64)> {
     let pages = chunk_bytes / BLOCK_BYTES as u64 * members;
-    let batch = pages + meta_blocks_max(usize::try_from(pages).unwrap_or(usize::MAX));
+    let batch = pages + meta_blocks_max(to_usize(pages));
     // The last entry always stays: a batch, or a quarter of the ring. The next batch must fit beside it.
     let needed = 2 * batch + 4;
     let blocks = journal.member.data_size.0 / BLOCK_SECTORS;
@@ -398,7 +399,7 @@ fn cut_row(
 ) {
     let end = start + ROW_BYTES;
     for extent in extents.iter().filter(|extent| extent.start <= start && end <= extent.end()) {
-        let within = u32::try_from(extent.column).unwrap_or(u32::MAX) * geometry.chunk_bytes() + start;
+        let within = to_u32(extent.column) * geometry.chunk_bytes() + start;
         let place = Place::Data(Sector(geometry.array_offset(stripe, within) / SECTOR_BYTES));
         let bytes = extent.data.slice((start - extent.start) as usize, BLOCK_BYTES);
         pages.push(Page { place, bytes, ends_row: false });

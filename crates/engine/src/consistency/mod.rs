@@ -394,7 +394,7 @@ impl Log {
 
 fn slot_of(superblock: &Superblock) -> MemberSlot {
     match superblock.own_role() {
-        Role::Slot(slot) => MemberSlot(u8::try_from(slot.0).unwrap_or(u8::MAX)),
+        Role::Slot(slot) => MemberSlot::at(slot.0.into()),
         _ => MemberSlot(0),
     }
 }
@@ -466,7 +466,7 @@ async fn on_every_member(
     let mut failures = Vec::new();
     for (slot, DeviceHandle { member, device, .. }) in members {
         let Some(area) = member.log_area() else { continue };
-        let low = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
+        let low = MemberSlot::at(slot);
         if let Err(error) = work(&*device, area, low).await {
             let (name, offset, operation) = (member.name.clone(), area.offset, Operation::Metadata);
             failures.push(Failure {

@@ -45,6 +45,7 @@ use crate::{
     membership::snapshot::View,
     mutants::{Mutant, active, in_32_bits},
     plan::{Method, Run},
+    units::{to_u32, to_usize},
 };
 
 /// The log of a RAID5 array in service.
@@ -69,7 +70,7 @@ impl RecordEncoder for Ppl {
     type Item = Vec<Part>;
 
     fn record(&self, lead: &Lead<Vec<Part>>) -> Result<Slice, DeviceError> {
-        let mut record = shard::buffer(usize::try_from(lead.length).unwrap_or(usize::MAX));
+        let mut record = shard::buffer(to_usize(lead.length));
         let mut at = HEADER_BYTES;
         let mut entries = Vec::new();
         for part in lead.items.iter().flatten() {
@@ -221,7 +222,7 @@ pub(super) async fn zero(device: &dyn Device, area: LogArea) -> Result<(), Devic
     let mut at = area.offset;
     while at < end {
         let length = PIECE.min(end - at);
-        let zeroes = shard::zeroed(usize::try_from(length).unwrap_or(usize::MAX)).freeze();
+        let zeroes = shard::zeroed(to_usize(length)).freeze();
         device.write(at, zeroes, true).await.result?;
         at += length;
     }
@@ -241,8 +242,8 @@ fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
     let map = geometry.slots(batch.stripe);
     let p = p?;
     let first = run.written.iter().next()?;
-    let within = u32::try_from(first).unwrap_or(u32::MAX) * geometry.chunk_bytes() + run.start;
-    let columns = u32::try_from(run.written.len()).unwrap_or(u32::MAX);
+    let within = to_u32(first) * geometry.chunk_bytes() + run.start;
+    let columns = to_u32(run.written.len());
     let wrong = if active(Mutant::LogWrongRange) { u64::from(ROW_BYTES) / SECTOR_BYTES } else { 0 };
     let at = in_32_bits(Mutant::LogPlaceWraps, geometry.array_offset(batch.stripe, within));
     let entry = PplEntry {

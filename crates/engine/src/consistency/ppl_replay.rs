@@ -9,6 +9,7 @@ use crate::{
     geometry::{MemberSlot, StripeId},
     io::parity_cache::ROW_BYTES,
     mutants::{Mutant, active},
+    units::to_usize,
 };
 
 /// What came of a replay.
@@ -54,7 +55,7 @@ pub(super) async fn replay(members: &Members<'_>) -> Result<Replayed, AssembleEr
 
 /// The byte behind a record.
 fn end_of(record: &FoundRecord) -> usize {
-    let length = |entry: &PplEntry| usize::try_from(entry.parity_bytes).unwrap_or(usize::MAX);
+    let length = |entry: &PplEntry| to_usize(entry.parity_bytes);
     let parity = record.header.entries.iter().map(length).fold(0, usize::saturating_add);
     record.offset.saturating_add(HEADER_BYTES).saturating_add(parity)
 }

@@ -35,6 +35,15 @@ pub const CHUNK_BYTES_MIN: u32 = 4096;
 pub struct MemberSlot(pub u8);
 
 impl MemberSlot {
+    /// The slot with an index.
+    ///
+    /// # Panics
+    ///
+    /// If no array has such a slot: an array has fewer than 256.
+    pub fn at(index: usize) -> Self {
+        Self(u8::try_from(index).expect("a slot of the array"))
+    }
+
     /// The slot as an index into a list of members.
     pub fn index(self) -> usize {
         usize::from(self.0)

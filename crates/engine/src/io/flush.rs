@@ -15,6 +15,7 @@ use crate::{
     members::FlushTicket,
     membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
+    units::to_usize,
 };
 
 /// Why a stripe could not be zeroed.
@@ -209,7 +210,7 @@ impl ShardVolume {
             let kind = result.err().map(|error| error.kind);
             if matches!(kind, Some(DeviceErrorKind::Unsupported | DeviceErrorKind::Media)) {
                 unsupported |= kind == Some(DeviceErrorKind::Unsupported);
-                let zeroes = pinstripe_runtime::shard::zeroed(usize::try_from(chunk).unwrap_or(usize::MAX));
+                let zeroes = pinstripe_runtime::shard::zeroed(to_usize(chunk));
                 result = device.write(at, zeroes.freeze(), false).await.result;
             }
             match result {

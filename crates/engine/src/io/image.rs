@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use pinstripe_runtime::{Buffer, Slice, shard};
 
-use crate::mutants::{Mutant, active};
+use crate::{
+    mutants::{Mutant, active},
+    units::to_u32,
+};
 
 /// A write's part in one stripe.
 pub struct Piece {
@@ -39,7 +42,7 @@ impl Extent {
 }
 
 fn length(data: &Slice) -> u32 {
-    u32::try_from(data.len()).unwrap_or(u32::MAX)
+    to_u32(data.len())
 }
 
 /// What a part of an image covers: where it begins in the stripe's data, and its bytes. Sorted, not

@@ -70,7 +70,7 @@ impl Row {
 }
 
 fn low(slot: usize) -> MemberSlot {
-    MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX))
+    MemberSlot::at(slot)
 }
 
 impl ShardVolume {

@@ -9,6 +9,7 @@ use crate::{
     io::volume::ShardVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
+    units::to_usize,
 };
 
 impl ShardVolume {
@@ -25,7 +26,7 @@ impl ShardVolume {
         let mut set = self.sets.take();
         let mut places = Vec::new();
         for extent in extents {
-            let buffer = rest.split_to(usize::try_from(extent.length).unwrap_or(usize::MAX));
+            let buffer = rest.split_to(to_usize(extent.length));
             let slot = extent.slot.index();
             let submission = if view.snapshot.is_bad(slot, extent.member_offset, extent.length) {
                 // Nothing stands in for what the log says must not be read.
@@ -64,7 +65,7 @@ impl ShardVolume {
         let mut places = Vec::new();
         let mut done = 0;
         for extent in geometry.extents(offset, data.len() as u64)? {
-            let length = usize::try_from(extent.length).unwrap_or(usize::MAX);
+            let length = to_usize(extent.length);
             if let Some((member, device)) = view.member(extent.slot.index()) {
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(extent.length);

@@ -34,6 +34,7 @@ use crate::{
     },
     shared::{Answer, Shared},
     status::statistics::Counters,
+    units::to_usize,
 };
 
 /// Most stripes of longer writes that have tasks of their own at a time. Clients decide how many there are,
@@ -220,14 +221,13 @@ impl Volume {
 
     async fn write_parity(&self, geometry: &ParityGeometry, offset: u64, data: Slice, fua: bool) -> Answer {
         let (stripe, start) = geometry.locate(offset);
-        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        if length <= geometry.stripe_bytes() - start {
+        let length = data.len() as u64;
+        if length <= (geometry.stripe_bytes() - start).into() {
             return self.inner.write_stripe(stripe, Piece { start, data, fua }).await;
         }
         let all = FanOut::new();
-        for part in geometry.stripe_pieces(offset, length.into())? {
-            let data =
-                data.slice(usize::try_from(part.request_offset).unwrap_or(usize::MAX), part.length as usize);
+        for part in geometry.stripe_pieces(offset, length)? {
+            let data = data.slice(to_usize(part.request_offset), part.length as usize);
             let piece = Piece { start: part.start, data, fua };
             let branch = all.branch();
             if self.inner.branches.get() >= BRANCHES_MAX {
@@ -281,11 +281,11 @@ impl Volume {
         }
         self.inner.check_write(start, length)?;
         let stop = start + length;
-        let zeroes = shard::zeroed(usize::try_from(STEP.min(length)).unwrap_or(usize::MAX)).freeze();
+        let zeroes = shard::zeroed(to_usize(STEP.min(length))).freeze();
         let mut at = start;
         while at < stop {
             let length = STEP.min(stop - at);
-            let part = zeroes.slice(0, usize::try_from(length).unwrap_or(usize::MAX));
+            let part = zeroes.slice(0, to_usize(length));
             self.write(at, part, fua).await?;
             at += length;
         }

@@ -46,6 +46,7 @@ use crate::{
         cost::UNKNOWN, plan_into,
     },
     shared::{Answer, Shared},
+    units::to_u32,
 };
 
 /// Parity of runs up to this many bytes is worth keeping.
@@ -347,7 +348,7 @@ impl ShardVolume {
                 break;
             }
             if let Some(old) = &row.data[column] {
-                context.image.fill(u32::try_from(column).unwrap_or(u32::MAX) * chunk + from, old);
+                context.image.fill(to_u32(column) * chunk + from, old);
             }
         }
         row.clear(0);
@@ -516,7 +517,7 @@ impl ShardVolume {
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
                 set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
-                let end = start + u32::try_from(data.len()).unwrap_or(u32::MAX);
+                let end = start + to_u32(data.len());
                 requests.push(Transfer { slot: MemberSlot(place.to_le_bytes()[0]), start, end });
             }
         };

@@ -160,7 +160,7 @@ impl ShardVolume {
             return self.write_place(view, target, offset, bytes).await;
         }
         let map = geometry.slots(stripe);
-        let member = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
+        let member = MemberSlot::at(slot);
         if target.is_none() && self.may_reduce(view) {
             let lost = Lost { stripe, slot: member, from };
             let (is_read, bytes) = self.read_lost(view, lost, shard::buffer((to - from) as usize)).await;

@@ -38,6 +38,7 @@ use crate::{
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
+    units::to_u32,
 };
 
 /// Bytes of a sector, in which corrections are judged and reported.
@@ -475,7 +476,7 @@ impl ShardVolume {
             if fixes.len() < wrong.len() {
                 return Ok(unexplained);
             }
-            self.write_anew(stripe, from + low(at), suspects.columns(at, &fixed)).await?;
+            self.write_anew(stripe, from + to_u32(at), suspects.columns(at, &fixed)).await?;
         } else {
             self.write_located(suspects, at, fixed, &fixes).await?;
         }
@@ -516,7 +517,7 @@ impl ShardVolume {
         fixed: Vec<(MemberSlot, Slice)>,
         fixes: &[(usize, MemberSlot)],
     ) -> Result<(), IoError> {
-        let from = suspects.from + low(at);
+        let from = suspects.from + to_u32(at);
         let offset = self.parity_geometry().member_offset(suspects.stripe) + u64::from(from);
         self.shared.cache.remove_rows(suspects.stripe.0, from, from + ROW_BYTES);
         let (parity, data) = fixed.into_iter().partition(|(slot, _)| suspects.is_parity(*slot));
@@ -549,7 +550,7 @@ impl ShardVolume {
         let block = self.parity_geometry().logical_block();
         let of_parity = fixes.iter().filter(|(_, slot)| suspects.is_parity(*slot));
         let starts: BTreeSet<u32> =
-            of_parity.map(|(sector, _)| (suspects.from + low(*sector)) / block * block).collect();
+            of_parity.map(|(sector, _)| (suspects.from + to_u32(*sector)) / block * block).collect();
         if starts.is_empty() || suspects.view.snapshot.log.is_none() {
             return Ok(Logged::Nothing);
         }
@@ -620,7 +621,7 @@ impl Suspects<'_> {
         let (old_p, _) = self.old();
         let mut fixed = Vec::new();
         for slot in slots {
-            let slot = MemberSlot(u8::try_from(slot).unwrap_or(u8::MAX));
+            let slot = MemberSlot::at(slot);
             let mut bytes = shard::buffer(ROW_BYTES as usize);
             bytes.copy_from_slice(&self.chunk(slot)[at..at + ROW_BYTES as usize]);
             for &(sector, _) in fixes.iter().filter(|(_, culprit)| *culprit == slot) {
@@ -698,8 +699,4 @@ fn sum(a: &[u8], b: &[u8]) -> [u8; SECTOR] {
     let mut sum = [0; SECTOR];
     sum.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum = a ^ b);
     sum
-}
-
-fn low(offset: usize) -> u32 {
-    u32::try_from(offset).unwrap_or(u32::MAX)
 }

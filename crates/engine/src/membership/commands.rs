@@ -27,6 +27,7 @@ use crate::{
         superblocks::{Known, Newcomer},
     },
     mutants::{Mutant, active},
+    units::to_usize,
 };
 
 /// How long a command waits for the controller before it looks whether that waits for the member that is to
@@ -514,7 +515,7 @@ impl Array {
         superblock: &Superblock,
     ) -> Result<(), CommandError> {
         let bytes = self.controller.superblocks.borrow().bitmap.as_ref().map(|bitmap| {
-            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
             let length =
                 length.next_multiple_of(device.info().logical_block as usize).min(bitmap.as_bytes().len());
             bitmap.as_bytes()[..length].to_vec()

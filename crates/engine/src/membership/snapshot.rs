@@ -19,6 +19,7 @@ use crate::{
     mutants::{Mutant, active},
     offload::Attached,
     plan::cost::MemberCost,
+    units::to_u32,
 };
 
 /// What all shards know of a member. Constant but for its measurements.
@@ -284,7 +285,7 @@ impl View {
             let bad = self.snapshot.first_bad(slot, base + u64::from(from), (end - from).into());
             let Some(bad) = bad else { continue };
             let change = if bad.start > 0 { bad.start } else { bad.end };
-            let change = from + u32::try_from(change).unwrap_or(u32::MAX);
+            let change = from + to_u32(change);
             if change < end {
                 end = (change / grain * grain).max((from / grain + 1) * grain).min(end);
             }

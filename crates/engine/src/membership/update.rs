@@ -18,6 +18,7 @@ use crate::{
     array::ArrayController,
     error::{IoError, MemberError, Operation},
     shared::Failure,
+    units::to_usize,
 };
 
 /// A write of metadata that is under way, or why there is none.
@@ -134,7 +135,7 @@ impl ArrayController {
         {
             let superblocks = self.superblocks.borrow();
             let Some(bitmap) = &superblocks.bitmap else { return Vec::new() };
-            let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES).unwrap_or(usize::MAX);
+            let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
             for (id, record) in superblocks.seated() {
                 let Some(sector) = record.superblock.bitmap_sector() else { continue };
                 let block = record.handle.device.info().logical_block as usize;
@@ -207,9 +208,8 @@ impl ArrayController {
             let superblocks = self.superblocks.borrow();
             let whole = superblocks.bitmap.as_ref().zip(record.superblock.bitmap_sector());
             whole.map(|(bitmap, sector)| {
-                let length = usize::try_from(bitmap.header().sectors().0 * SECTOR_BYTES);
-                let block = device.info().logical_block as usize;
-                let length = length.unwrap_or(usize::MAX).next_multiple_of(block);
+                let length = to_usize(bitmap.header().sectors().0 * SECTOR_BYTES);
+                let length = length.next_multiple_of(device.info().logical_block as usize);
                 let bytes = &bitmap.as_bytes()[..length.min(bitmap.as_bytes().len())];
                 MetadataWrite::new(id, &record, sector.0 * SECTOR_BYTES, Some(bytes))
             })

@@ -11,7 +11,7 @@ use std::{
 
 use pinstripe_runtime::{OperationId, Signal, Ticket, offload::NUMBER_MAX, shard};
 
-use crate::membership::snapshot::MemberId;
+use crate::{membership::snapshot::MemberId, units::to_usize};
 
 /// See the module.
 pub(crate) struct Operations {
@@ -128,7 +128,7 @@ impl Drop for Reservation<'_> {
             state.outstanding[demand.member.0] -= demand.operations;
         }
         for id in self.first..self.first + self.count {
-            let index = usize::try_from(id - state.oldest).unwrap_or(usize::MAX);
+            let index = to_usize(id - state.oldest);
             if let Some(over) = state.over.get_mut(index) {
                 *over = true;
             }

@@ -8,6 +8,7 @@ use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     io::volume::ShardVolume,
     membership::snapshot::View,
+    units::to_u32,
 };
 
 /// A part of what a member holds in a stripe.
@@ -134,7 +135,7 @@ impl Around {
 }
 
 fn length_of(buffer: &Buffer) -> u32 {
-    u32::try_from(buffer.len()).unwrap_or(u32::MAX)
+    to_u32(buffer.len())
 }
 
 impl ShardVolume {
@@ -162,7 +163,7 @@ impl ShardVolume {
     /// can't: then the buffer holds anything.
     pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
         let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
-        let members = u32::try_from(view.snapshot.seats.len()).unwrap_or(u32::MAX);
+        let members = to_u32(view.snapshot.seats.len());
         let piece = (RECEIVED_BYTES / members).clamp(SUM_BYTES_MIN, SUM_BYTES_MAX).min(attached.range_bytes);
         // Whole blocks.
         let piece = piece - piece % 4096;
@@ -288,7 +289,7 @@ impl ShardVolume {
             && let Some(server) = device.offload()
             && let Some(buffer) = spare.take()
         {
-            let wait = u16::try_from(reduction.others.len()).unwrap_or(u16::MAX);
+            let wait = u16::try_from(reduction.others.len()).expect("fewer than there are members");
             let read = server.reduce(ticket, member.data_offset + offset, buffer, reduction.own, wait);
             requests.push(Step::Deliver { slot: reduction.reducer.slot, number: SUM }, read);
         }

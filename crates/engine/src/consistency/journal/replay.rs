@@ -39,6 +39,7 @@ use crate::{
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
+    units::to_u32,
 };
 
 /// How far the sequence jumps after a replay.
@@ -440,7 +441,7 @@ impl<'a> Replay<'a> {
         let (mut p, mut q) = (shard::buffer(BLOCK_BYTES), map.q_slot().map(|_| shard::buffer(BLOCK_BYTES)));
         encode(self.volume.inner.kernel, map, &data[..map.columns()], Some(&mut p), q.as_deref_mut());
         for column in loose {
-            let within = u32::try_from(column).unwrap_or(u32::MAX) * self.geometry.chunk_bytes() + start;
+            let within = to_u32(column) * self.geometry.chunk_bytes() + start;
             let place = Place::Data(Sector(self.geometry.array_offset(stripe, within) / SECTOR_BYTES));
             pages.push(Page { place, bytes: columns[column].clone(), ends_row: false });
         }
@@ -481,7 +482,7 @@ impl<'a> Replay<'a> {
         let data: BTreeMap<usize, Logged> =
             row.data.iter().chain(&row.loose).map(|(&column, &page)| (column, page)).collect();
         for (column, page) in data {
-            let within = u32::try_from(column).unwrap_or(u32::MAX) * self.geometry.chunk_bytes() + start;
+            let within = to_u32(column) * self.geometry.chunk_bytes() + start;
             let offset = self.geometry.array_offset(stripe, within);
             let (result, held) = self.volume.read(offset, shard::buffer(BLOCK_BYTES)).await;
             if result.is_err() || self.ring.seed.checksum(&held) != page.checksum {

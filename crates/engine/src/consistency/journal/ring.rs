@@ -3,6 +3,7 @@
 //! Places are sectors relative to the journal member's data, as the format counts them. A read or write that
 //! reaches past the end of the ring is cut in two; no other module needs to know where the end is.
 
+use crate::units::to_usize;
 use std::rc::Rc;
 
 use pinstripe_md::{
@@ -82,7 +83,7 @@ impl Ring {
     /// empty.
     fn parts(&self, place: Sector, blocks: u64) -> [(u64, usize); 2] {
         let first = blocks.min(self.blocks.saturating_sub(place.0 / BLOCK_SECTORS));
-        let bytes = |blocks: u64| usize::try_from(blocks * BLOCK_BYTES as u64).unwrap_or(usize::MAX);
+        let bytes = |blocks: u64| to_usize(blocks * BLOCK_BYTES as u64);
         [(self.start + place.0 * SECTOR_BYTES, bytes(first)), (self.start, bytes(blocks - first))]
     }
 
@@ -135,7 +136,7 @@ impl Ring {
         position: Sector,
         blocks_max: u64,
     ) -> Option<(Packed, usize)> {
-        let taken = fitting(pages, usize::try_from(blocks_max).unwrap_or(usize::MAX).saturating_sub(1));
+        let taken = fitting(pages, to_usize(blocks_max).saturating_sub(1));
         if taken == 0 && !pages.is_empty() {
             return None;
         }

@@ -14,6 +14,7 @@ use crate::{
         volume::ShardVolume,
     },
     membership::snapshot::View,
+    units::to_u32,
 };
 
 use super::ROW_BYTES;
@@ -51,7 +52,7 @@ impl ShardVolume {
             else {
                 break;
             };
-            let column = u32::try_from(gap.column).unwrap_or(u32::MAX);
+            let column = to_u32(gap.column);
             image.add(Piece { start: column * chunk + gap.start, data, fua: false });
         }
         self.rows.give(row);

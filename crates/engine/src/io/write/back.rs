@@ -27,6 +27,7 @@ use crate::{
     },
     mutants::{Mutant, active},
     shared::Answer,
+    units::{to_u32, to_usize},
 };
 
 impl ShardVolume {
@@ -166,7 +167,7 @@ impl ShardVolume {
                 let (begin, end) = (start.max(from), (start + ROW_BYTES).min(to));
                 let bytes = bytes.slice((begin - start) as usize, (end - begin) as usize);
                 let at = part.request_offset + u64::from(begin - from);
-                found.push((usize::try_from(at).unwrap_or(usize::MAX), bytes));
+                found.push((to_usize(at), bytes));
             }
         }
         Some(found)
@@ -188,7 +189,7 @@ fn fill_from_cache(journal: &Journal, key: Key, chunk: u32, image: &mut Image) {
     image.build_extents(chunk);
     let ragged: Vec<_> = ragged_rows(image.extents()).collect();
     for (column, from) in ragged {
-        let start = u32::try_from(column).unwrap_or(u32::MAX) * chunk + from;
+        let start = to_u32(column) * chunk + from;
         if let Some(page) = journal.cached_page(key, start) {
             image.fill(start, &page);
         }
@@ -201,7 +202,7 @@ fn pages_of(geometry: &ParityGeometry, stripe: StripeId, image: &Image) -> Vec<(
     let mut pages = Vec::new();
     for extent in image.extents() {
         for from in (extent.start..extent.end()).step_by(ROW_BYTES as usize) {
-            let start = u32::try_from(extent.column).unwrap_or(u32::MAX) * geometry.chunk_bytes() + from;
+            let start = to_u32(extent.column) * geometry.chunk_bytes() + from;
             let place = Place::Data(Sector(geometry.array_offset(stripe, start) / SECTOR_BYTES));
             let mut bytes = shard::buffer(ROW_BYTES as usize);
             bytes.copy_from_slice(extent.range(from, from + ROW_BYTES));
