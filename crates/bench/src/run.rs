@@ -277,16 +277,13 @@ async fn measure_rebuild(arguments: &BenchArgs, setup: &Setup, slot: usize) -> R
 
 /// The engine's region, and with `--limit` one for each shard's loop.
 fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
-    let stripe_bytes = match geometry {
-        Geometry::Parity(geometry) => u64::from(geometry.stripe_bytes()),
-        Geometry::Raid0(geometry) => geometry.members() as u64 * u64::from(geometry.chunk_bytes()),
-    };
+    let stripe_bytes = geometry.stripe_bytes();
     let (depth, shards) = (arguments.depth as u64, arguments.shards as u64);
     let stripes = geometry.array_bytes() / stripe_bytes;
     let region = |from: u64, to: u64, clients| {
         let (start, end) = (from * stripe_bytes, to * stripe_bytes);
         let mut region = Region::new(start, end, arguments.size, clients, arguments.pattern);
-        if let (Geometry::Parity(geometry), Pattern::Lost) = (geometry, arguments.pattern) {
+        if let Some(geometry) = geometry.parity().filter(|_| arguments.pattern == Pattern::Lost) {
             region.read_lost(|offset| {
                 let (stripe, within) = geometry.locate(offset);
                 let (column, _) = geometry.column_of(within);

@@ -7,7 +7,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pinstripe_engine::{array::Array, assembly::create::create, geometry::Geometry, options::ArrayOptions};
+use pinstripe_engine::{
+    array::Array, assembly::create::create, geometry::ParityGeometry, options::ArrayOptions,
+};
 use pinstripe_md::{
     identity::{SetName, Timestamp},
     level::{Layout, Level, ParityLayout, Raid0Layout},
@@ -56,10 +58,7 @@ impl Setup {
 
     /// Bytes that one member of a level with parity holds of the array.
     pub(crate) fn member_bytes(&self) -> u64 {
-        match &self.array.shared().geometry {
-            Geometry::Parity(geometry) => geometry.member_bytes(),
-            Geometry::Raid0(_) => 0,
-        }
+        self.array.shared().geometry.parity().map_or(0, ParityGeometry::member_bytes)
     }
 }
 

@@ -42,13 +42,9 @@ pub(crate) struct StraightLine {
 
 /// Why a shape has no straight line here.
 pub(crate) fn is_possible(geometry: &Geometry, unit_bytes: u64) -> bool {
-    match geometry {
-        Geometry::Raid0(_) => true,
-        Geometry::Parity(geometry) => {
-            u64::from(geometry.chunk_bytes()).is_multiple_of(unit_bytes)
-                || unit_bytes.is_multiple_of(geometry.stripe_bytes().into())
-        }
-    }
+    !geometry.has_parity()
+        || u64::from(geometry.chunk_bytes()).is_multiple_of(unit_bytes)
+        || unit_bytes.is_multiple_of(geometry.stripe_bytes())
 }
 
 impl StraightLine {

@@ -23,7 +23,7 @@ use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, give_up},
     consistency::{self, Log, OldLog, journal::controller::log_of},
     error::{IoError, MemberError},
-    geometry::Geometry,
+    geometry::{Geometry, ParityGeometry},
     intent::IntentTable,
     io::volume::Volume,
     maintenance::MaintenanceState,
@@ -116,7 +116,7 @@ impl ArrayController {
 
     /// Whether nothing on the members may change, or there is nothing that could (level 0).
     pub(crate) fn is_static(&self) -> bool {
-        self.shared().options.read_only || matches!(self.shared().geometry, Geometry::Raid0(_))
+        self.shared().options.read_only || !self.shared().geometry.has_parity()
     }
 
     pub(crate) async fn lock_pages(&self) -> PagesLock<'_> {
@@ -405,10 +405,7 @@ fn initial_intent(
     dirty_from: Option<u64>,
     torn: bool,
 ) -> IntentTable {
-    let member_bytes = match geometry {
-        Geometry::Parity(geometry) => geometry.member_bytes(),
-        Geometry::Raid0(_) => 1,
-    };
+    let member_bytes = geometry.parity().map_or(1, ParityGeometry::member_bytes);
     let region_bytes = bitmap.map_or(REGION_BYTES_WITHOUT_BITMAP, |b| b.header().chunk().0 * SECTOR_BYTES);
     let intent = IntentTable::new(member_bytes, region_bytes, bitmap.is_some());
     if let Some(bitmap) = bitmap {

@@ -33,7 +33,7 @@ use self::{
 use crate::{
     array::{Array, ArrayController},
     error::IoError,
-    geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
+    geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
     io::{decode::encode, parity_cache::ROW_BYTES, row::Row, volume::ShardVolume},
     membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
@@ -252,7 +252,7 @@ impl Job {
 impl ArrayController {
     /// The maintenance task's life.
     pub(crate) async fn maintain(self: Rc<Self>) {
-        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
+        if !self.shared().geometry.has_parity() {
             return;
         }
         loop {

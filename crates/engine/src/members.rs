@@ -39,7 +39,6 @@ use pinstripe_runtime::{
 use crate::{
     array::{ArrayController, CommandError},
     error::{MemberError, Operation},
-    geometry::Geometry,
     io::volume::{ShardVolume, give_up_everywhere},
     membership::{
         model::MemberState,
@@ -398,7 +397,7 @@ impl Core {
     /// The member has had its time: it is reported, to be dropped, and no task waits for it any more.
     fn time_out(&self, about: About) {
         let shared = &self.shared;
-        if matches!(shared.geometry, Geometry::Parity(_))
+        if shared.geometry.has_parity()
             && let Some(slot) = shared.snapshot().slot_of(self.member.id)
         {
             let operation = match about.kind {
@@ -417,7 +416,7 @@ impl Core {
     /// makes several members silent at a time may be this machine's own trouble, or the network's, and pass.
     fn is_last_straw(&self, age_ns: u64, limit: u64) -> bool {
         let shared = &self.shared;
-        matches!(shared.geometry, Geometry::Parity(_))
+        shared.geometry.has_parity()
             && age_ns < limit.saturating_mul(LAST_STRAW_LIMITS)
             && !shared.has_failed()
             && !shared.can_spare(self.member.id)

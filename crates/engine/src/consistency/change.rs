@@ -25,7 +25,6 @@ use super::{
 use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, MemberError, Operation},
-    geometry::Geometry,
     membership::{control::Command, model::MemberId, snapshot::Change},
     shared::Failure,
 };
@@ -137,7 +136,9 @@ impl Array {
         if self.shared().options.read_only {
             return Err(CommandError::ReadOnly);
         }
-        let Geometry::Parity(_) = &self.shared().geometry else { return Err(CommandError::NoRedundancy) };
+        if !self.shared().geometry.has_parity() {
+            return Err(CommandError::NoRedundancy);
+        }
         let (array, level) = {
             let superblocks = self.controller.superblocks.borrow();
             (superblocks.membership.array.journal, superblocks.membership.array.level)

@@ -218,10 +218,7 @@ pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock)
 impl Journal {
     /// The journal on a device; it takes nothing before [`Journal::resume`].
     pub(crate) fn new(journal: &Found, geometry: &Geometry, cache_bytes_max: usize) -> Self {
-        let shape = match geometry {
-            Geometry::Parity(geometry) => write_back::shape_of(geometry),
-            Geometry::Raid0(_) => Shape::default(),
-        };
+        let shape = geometry.parity().map(write_back::shape_of).unwrap_or_default();
         Self {
             ring: Ring::new(&journal.superblock),
             name: journal.device.info().name.clone(),

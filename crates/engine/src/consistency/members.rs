@@ -5,7 +5,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use crate::{
     assembly::{AssembleError, Assembled, Found, read_bytes},
-    geometry::{Geometry, MemberSlot, ParityGeometry},
+    geometry::{MemberSlot, ParityGeometry},
     mutants::{Mutant, active},
 };
 use pinstripe_md::units::SECTOR_BYTES;
@@ -19,10 +19,8 @@ pub(super) struct Members<'a> {
 impl<'a> Members<'a> {
     /// `None` for an array without parity.
     pub(super) fn of(assembled: &'a Assembled) -> Option<Self> {
-        match &assembled.geometry {
-            Geometry::Parity(geometry) => Some(Self { geometry, seats: &assembled.seated.seats }),
-            Geometry::Raid0(_) => None,
-        }
+        let geometry = assembled.geometry.parity()?;
+        Some(Self { geometry, seats: &assembled.seated.seats })
     }
 
     /// The members that are there, those that are being rebuilt included, with their slots.

@@ -273,6 +273,32 @@ pub enum Geometry {
 }
 
 impl Geometry {
+    /// The map of a level with parity; `None` of level 0.
+    pub fn parity(&self) -> Option<&ParityGeometry> {
+        match self {
+            Self::Raid0(_) => None,
+            Self::Parity(parity) => Some(parity),
+        }
+    }
+
+    /// Whether there is parity: on every level but 0.
+    pub fn has_parity(&self) -> bool {
+        self.parity().is_some()
+    }
+
+    /// The layout's name as mdadm has it; empty on level 0.
+    pub fn layout_name(&self) -> &'static str {
+        self.parity().map_or("", |parity| parity.layout().name())
+    }
+
+    /// The user's bytes in one chunk of each member.
+    pub fn stripe_bytes(&self) -> u64 {
+        match self {
+            Self::Raid0(raid0) => raid0.members() as u64 * u64::from(raid0.chunk_bytes()),
+            Self::Parity(parity) => parity.stripe_bytes().into(),
+        }
+    }
+
     /// How many members the array has.
     pub fn members(&self) -> usize {
         match self {

@@ -36,7 +36,6 @@ use pinstripe_runtime::{
 use crate::{
     array::ArrayController,
     error::{IoError, MemberError, Operation},
-    geometry::Geometry,
     io::volume::ShardVolume,
     membership::{
         model::MemberState,
@@ -144,7 +143,7 @@ impl ShardVolume {
         error.kind == DeviceErrorKind::Media
             && member.bad_blocks.place.is_some()
             && !self.shared.options.read_only
-            && matches!(self.shared.geometry, Geometry::Parity(_))
+            && self.shared.geometry.has_parity()
     }
 
     /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by

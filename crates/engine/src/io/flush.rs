@@ -5,7 +5,7 @@ use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 use crate::{
     consistency::{JournalMode, Log, LogError},
     error::{IoError, Operation},
-    geometry::{Geometry, MemberSlot, Set64, StripeId},
+    geometry::{MemberSlot, Set64, StripeId},
     io::{
         bad_blocks::Listing,
         entry::{Moved, Writing},
@@ -56,7 +56,7 @@ impl ShardVolume {
             }
         }
         let failed = self.flush_members(&view).await;
-        if matches!(self.shared.geometry, Geometry::Raid0(_)) {
+        if !self.shared.geometry.has_parity() {
             return failed
                 .into_iter()
                 .next()
@@ -78,7 +78,7 @@ impl ShardVolume {
     /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
     /// that failed before is never tried again.
     pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
-        let again = matches!(self.shared.geometry, Geometry::Raid0(_));
+        let again = !self.shared.geometry.has_parity();
         let mut set = self.sets.take();
         // A slot may have two: its member and the target of its replacement.
         let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];

@@ -9,7 +9,10 @@ use pinstripe_block::{
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
 
 use super::volume::Volume;
-use crate::{error::IoError, geometry::Geometry};
+use crate::{
+    error::IoError,
+    geometry::{Geometry, ParityGeometry},
+};
 
 /// One shard's handle on an array.
 #[derive(Clone)]
@@ -56,20 +59,14 @@ impl BlockService for VolumeService {
 
     /// A stripe, where clients can align to one, else a chunk.
     fn preferred_block(&self) -> u32 {
-        match self.geometry() {
-            Geometry::Parity(geometry) if geometry.stripe_bytes().is_power_of_two() => {
-                geometry.stripe_bytes()
-            }
-            other => other.chunk_bytes(),
-        }
+        let stripe = self.geometry().parity().map(ParityGeometry::stripe_bytes);
+        stripe.filter(|bytes| bytes.is_power_of_two()).unwrap_or(self.geometry().chunk_bytes())
     }
 
     /// A stripe: less than one isn't discarded.
     fn discard_granularity(&self) -> u64 {
-        match self.geometry() {
-            Geometry::Parity(geometry) => geometry.stripe_bytes().into(),
-            other @ Geometry::Raid0(_) => other.chunk_bytes().into(),
-        }
+        let stripe = self.geometry().parity().map(ParityGeometry::stripe_bytes);
+        stripe.unwrap_or(self.geometry().chunk_bytes()).into()
     }
 
     fn read_only(&self) -> bool {

@@ -294,7 +294,7 @@ impl Volume {
 
     /// Zeroes the whole stripes of a range where the members can. Returns the range that it zeroed.
     async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
-        let Geometry::Parity(geometry) = &self.inner.shared.geometry else { return Ok((offset, offset)) };
+        let Some(geometry) = self.inner.shared.geometry.parity() else { return Ok((offset, offset)) };
         let stripe_bytes = u64::from(geometry.stripe_bytes());
         let (mut first, mut last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
         if active(Mutant::TrimRoundedOutward) {
@@ -411,10 +411,7 @@ impl ShardVolume {
     }
 
     pub(crate) fn parity_geometry(&self) -> &ParityGeometry {
-        match &self.shared.geometry {
-            Geometry::Parity(geometry) => geometry,
-            Geometry::Raid0(_) => unreachable!("level 0 has no stripes to claim"),
-        }
+        self.shared.geometry.parity().expect("level 0 has no stripes to claim")
     }
 }
 

@@ -196,9 +196,7 @@ pub(crate) struct Scrub {
 
 impl Scrub {
     fn new(request: ScrubRequest, geometry: &Geometry) -> Result<Self, SyncError> {
-        let Geometry::Parity(geometry) = geometry else {
-            return Err(CommandError::NoRedundancy.into());
-        };
+        let geometry = geometry.parity().ok_or(CommandError::NoRedundancy)?;
         if request.action == ScrubAction::Locate && geometry.redundancy() < 2 {
             return Err(SyncError::OneParity);
         }

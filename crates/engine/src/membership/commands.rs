@@ -17,7 +17,6 @@ use crate::{
     array::{Array, REGION_BYTES_WITHOUT_BITMAP},
     assembly::{AssembleError, Found, read_member},
     error::{IoError, MemberError},
-    geometry::Geometry,
     intent::IntentTable,
     io::volume::give_up_everywhere,
     membership::{
@@ -209,7 +208,7 @@ pub enum Removed {
 
 impl Array {
     pub(crate) fn check_change(&self) -> Result<(), CommandError> {
-        if matches!(self.shared().geometry, Geometry::Raid0(_)) {
+        if !self.shared().geometry.has_parity() {
             return Err(CommandError::NoRedundancy);
         }
         if self.shared().options.read_only { Err(CommandError::ReadOnly) } else { Ok(()) }
@@ -569,9 +568,7 @@ impl Array {
 
     /// A table with other regions; it inherits the marks of the old one when it takes over.
     fn other_table(&self, region_bytes: u64, persistent: bool) -> IntentTable {
-        let Geometry::Parity(geometry) = &self.shared().geometry else {
-            unreachable!("checked by the caller")
-        };
+        let geometry = self.controller.volume.inner.parity_geometry();
         IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 

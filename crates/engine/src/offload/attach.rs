@@ -29,7 +29,7 @@ use super::{Attached, OffloadMode, Standing, reducer::ReducerChoice};
 use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, Operation},
-    geometry::{Geometry, Set64},
+    geometry::Set64,
     membership::{
         control::Command,
         snapshot::{Change, Snapshot, View},
@@ -86,7 +86,7 @@ impl ArrayController {
         if self.attaching.runs.get()
             || shared.options.offload == OffloadMode::Off
             || self.is_static()
-            || !matches!(shared.geometry, Geometry::Parity(_))
+            || !shared.geometry.has_parity()
         {
             return false;
         }

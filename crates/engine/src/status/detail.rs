@@ -5,7 +5,6 @@ use pinstripe_md::superblock::Role;
 use crate::{
     array::Array,
     error::MemberError,
-    geometry::Geometry,
     maintenance::SyncProgress,
     members::MemberStatistics,
     membership::{
@@ -175,7 +174,7 @@ impl Array {
         });
         let mut slots: Vec<SlotDetail> =
             snapshot.seats.iter().map(|seat| slot_detail(seat, &superblocks)).collect();
-        let is_resyncing = intent.resync_count() > 0 && !matches!(shared.geometry, Geometry::Raid0(_));
+        let is_resyncing = intent.resync_count() > 0 && shared.geometry.has_parity();
         for (slot, detail) in slots.iter_mut().enumerate() {
             detail.offload = self.member_offload(&snapshot, slot);
             if is_resyncing && detail.state == "in-sync" {
@@ -199,10 +198,7 @@ impl Array {
             name: superblocks.membership.array.name.short(),
             uuid: superblocks.membership.array.set_uuid.to_string(),
             level: shared.geometry.level(),
-            layout: match &shared.geometry {
-                Geometry::Parity(geometry) => geometry.layout().name().to_owned(),
-                Geometry::Raid0(_) => String::new(),
-            },
+            layout: shared.geometry.layout_name().to_owned(),
             chunk_bytes: shared.geometry.chunk_bytes(),
             logical_block: shared.geometry.logical_block(),
             size_bytes: shared.geometry.array_bytes(),
@@ -231,10 +227,12 @@ impl Array {
     /// MD's word for what keeps parity consistent over a crash. A log that waits for the initial sync counts.
     pub fn consistency_policy(&self) -> &'static str {
         let log = self.controller.wanted_log.borrow().policy();
-        match &self.shared().geometry {
-            Geometry::Raid0(_) => "",
-            Geometry::Parity(_) if self.shared().snapshot().intent.is_persistent() => "bitmap",
-            Geometry::Parity(_) => log.unwrap_or("resync"),
+        if !self.shared().geometry.has_parity() {
+            ""
+        } else if self.shared().snapshot().intent.is_persistent() {
+            "bitmap"
+        } else {
+            log.unwrap_or("resync")
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn log_of(
     geometry: &Geometry,
     cache_bytes_max: usize,
 ) -> Result<Log, AssembleError> {
-    if let Geometry::Parity(geometry) = geometry {
+    if let Some(geometry) = geometry.parity() {
         let (chunk, members) = (u64::from(geometry.chunk_bytes()), geometry.members() as u64);
         check_blocks(chunk, members, &journal.superblock).map_err(|(blocks, needed)| {
             let name = journal.device.info().name.clone();

@@ -31,7 +31,7 @@ use super::ring::{Page, Place, Ring, meta_blocks_max};
 use crate::{
     assembly::{AssembleError, Found, JournalProblem},
     consistency::members::write_but_for_listed,
-    geometry::{Geometry, MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
+    geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
         decode::encode,
         row::{Row, Want},
@@ -131,7 +131,7 @@ pub(crate) async fn members_hold_everything(
 
 impl<'a> Replay<'a> {
     fn new(volume: &'a Volume, journal: &'a mut Found) -> Result<Self, AssembleError> {
-        let Geometry::Parity(geometry) = &volume.shared().geometry else {
+        let Some(geometry) = volume.shared().geometry.parity() else {
             return Err(problem(journal, JournalProblem::NoParity));
         };
         let ring = Ring::new(&journal.superblock);

@@ -27,7 +27,7 @@ use crate::{
     array::{Array, ArrayController, CommandError},
     consistency::LogError,
     error::IoError,
-    geometry::{Geometry, ParityGeometry, StripeId},
+    geometry::{ParityGeometry, StripeId},
     io::fan_out::FanOut,
     mutants::{Mutant, active},
     shared::Shared,
@@ -316,7 +316,7 @@ impl Array {
         if shared.options.read_only {
             return Err(CommandError::ReadOnly);
         }
-        let (Geometry::Parity(_), Some(journal)) = (&shared.geometry, self.controller.journal()) else {
+        let Some(journal) = self.controller.journal().filter(|_| shared.geometry.has_parity()) else {
             return Err(refused(NO_JOURNAL));
         };
         if mode == JournalMode::WriteThrough {
