@@ -1,4 +1,9 @@
 //! `cargo xtask`: everything a contributor runs.
+//!
+//! Begin with `steps`: what `cargo xtask test` consists of, each step with its command. `tidy` (with
+//! `imports`, `documents`, `diagram`) reads the sources; `sim`, `mutate`, `fuzz` and `soak` look for defects;
+//! `vm` boots guests with the kernel's MD; `net` is a laboratory of network namespaces; `golden` makes the
+//! images that tests compare with.
 #![forbid(unsafe_code)]
 
 mod diagram;

@@ -15,6 +15,9 @@
 //! told when measuring begins and ends ([`attendance`]). Whatever was missing is put in again and rebuilt, so
 //! that every run ends with the same check.
 //!
+//! Begin with `run`, which has the life of a measurement; `setup` makes the array, `client` is the load,
+//! `verify` the check, `report` what is printed.
+//!
 //! With `--limit` the engine writes the first half of the array and the loop the second, in slices that
 //! alternate many times a second: on a machine that others use too, the ratio of neighbouring slices is worth
 //! more than either number.
@@ -37,5 +40,5 @@ mod worker;
 pub use arguments::{
     BenchArgs, BitmapChoice, DeviceSpec, OffloadChoice, Pattern, PolicyChoice, ReducerPolicy,
 };
-pub use report::{Amplification, Latency, Limit, Recovery, Report, Settings, Verified};
+pub use report::{Amplification, Latency, Limit, Rebuild, Report, Settings, Verified};
 pub use run::{BenchError, run};

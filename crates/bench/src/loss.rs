@@ -9,7 +9,7 @@ use pinstripe_engine::array::Array;
 use pinstripe_md::identity::Uuid;
 use pinstripe_runtime::{DeviceSource, shard};
 
-use crate::{report::Recovery, run::BenchError, setup::Setup};
+use crate::{report::Rebuild, run::BenchError, setup::Setup};
 
 /// Everything of metadata 1.2 that makes a device a member lies in front of this.
 const SUPERBLOCK_END: usize = 64 << 10;
@@ -41,7 +41,7 @@ pub(crate) async fn erase(source: &Arc<dyn DeviceSource>) -> Result<(), BenchErr
 }
 
 /// Adds the device of an empty slot, and waits until it is rebuilt.
-pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Recovery, BenchError> {
+pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Rebuild, BenchError> {
     let started = shard::now();
     setup.array.add(Arc::clone(&setup.sources[slot]), random_uuid()?).await?;
     loop {
@@ -52,7 +52,7 @@ pub(crate) async fn rebuild(setup: &Setup, slot: usize) -> Result<Recovery, Benc
             _ => shard::sleep(LOOK_NS).await,
         }
     }
-    Ok(Recovery::new(setup.member_bytes(), shard::now() - started))
+    Ok(Rebuild::new(setup.member_bytes(), shard::now() - started))
 }
 
 /// A new identity.

@@ -28,7 +28,7 @@ pub struct Report {
     /// CPU time of the shards for each request; the kernel's own threads are not in it.
     pub cpu_ns_per_operation: f64,
     /// The rebuild, if that was measured instead of a load.
-    pub recovery: Option<Recovery>,
+    pub recovery: Option<Rebuild>,
     /// What a user's write costs the members.
     pub per_write: Amplification,
     /// Bytes read before writing, by bytes that users wrote.
@@ -82,7 +82,7 @@ pub struct Settings {
 
 /// How a member was rebuilt.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Recovery {
+pub struct Rebuild {
     /// From the command to add the member until it was in sync.
     pub seconds: f64,
     /// Bytes of the member that the array uses.
@@ -91,7 +91,7 @@ pub struct Recovery {
     pub bytes_per_second: f64,
 }
 
-impl Recovery {
+impl Rebuild {
     pub(crate) fn new(member_bytes: u64, elapsed_ns: u64) -> Self {
         let seconds = by(elapsed_ns.max(1), 1_000_000_000);
         Self { seconds, member_bytes, bytes_per_second: by(member_bytes, 1) / seconds }

@@ -24,7 +24,7 @@ use crate::{
     fill::fill,
     ledger::{FILLED, Region},
     loss,
-    report::{Recovery, Report},
+    report::{Rebuild, Report},
     setup::{Setup, set_up},
     straight_line,
     verify::{read_back_all, verify},
@@ -199,7 +199,7 @@ pub(crate) struct Measured {
     pub(crate) statistics: Statistics,
     pub(crate) latency: Histogram<u64>,
     /// With `--rebuild`, and then there is no load.
-    pub(crate) recovery: Option<Recovery>,
+    pub(crate) recovery: Option<Rebuild>,
 }
 
 async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, BenchError> {

@@ -19,7 +19,7 @@ const LITTLE_BYTES: usize = 4 << 10;
 /// Bytes of loose messages with which a peer is not asked for more until it takes some.
 pub const LOOSE_BYTES_MAX: usize = 64 << 10;
 /// How long a peer may take nothing of a message, and say nothing while it is awaited, before it is given up.
-pub const PATIENCE_NANOSECONDS: u64 = 30_000_000_000;
+pub const PEER_TIMEOUT_NANOSECONDS: u64 = 30_000_000_000;
 
 /// See the module.
 #[derive(Default)]
@@ -133,7 +133,7 @@ pub async fn send_whole<T: Stream + ?Sized>(stream: &T, mut slice: Slice) -> boo
         let sent = if active(Mutant::PatienceWithoutEnd) {
             Some(sending.await)
         } else {
-            shard::timeout(PATIENCE_NANOSECONDS, sending).await
+            shard::timeout(PEER_TIMEOUT_NANOSECONDS, sending).await
         };
         match sent.map(|outcome| outcome.result) {
             Some(Ok(sent)) if sent == length => return true,

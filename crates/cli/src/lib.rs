@@ -13,6 +13,10 @@
 //!   demo                   plays the whole life of an array on files
 //! ```
 //!
+//! Begin with `command_line` (all arguments), then `serve`: the life of a server, with its front ends in
+//! `serve/front.rs`. `control` is the control socket's protocol, with its client and what `detail` shows;
+//! `monitor`, `demo` and `manual` are what their names say.
+//!
 //! Exit status: 0 when all went well, 1 when something failed or a check found mismatches, 64 when the
 //! command line was wrong (`EX_USAGE`); `detail --test` tells an array's health by mdadm's numbers. Errors go
 //! to standard error as one sentence: what happened, to which device, and what to do.

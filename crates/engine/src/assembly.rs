@@ -45,7 +45,7 @@ pub(crate) struct Found {
 }
 
 /// The devices by what they are to the array.
-pub(crate) struct Seated {
+pub(crate) struct FoundMembers {
     /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
     pub(crate) seats: Vec<Option<Found>>,
     /// Devices that are being copied to, each with its slot. The member there has everything.
@@ -59,7 +59,7 @@ pub(crate) struct Seated {
 /// What assembly decided, before anything is written.
 pub(crate) struct Assembled {
     pub(crate) geometry: Geometry,
-    pub(crate) seated: Seated,
+    pub(crate) seated: FoundMembers,
     pub(crate) freshest: Superblock,
     /// The journal device, if the array has one. What it describes may not be on the members.
     pub(crate) journal: Option<Found>,
@@ -193,9 +193,7 @@ async fn assemble_attached(
 /// there that isn't. A device that may still do what it was asked for in vain isn't told: its epoch keeps
 /// that out.
 pub(crate) async fn give_up(attached: &[Rc<dyn Device>]) {
-    if !active(Mutant::FailedStartStaysAttached) {
-        fence::give_up(attached.iter()).await;
-    }
+    fence::give_up(attached.iter().filter(|_| !active(Mutant::FailedStartStaysAttached))).await;
 }
 
 /// Whether all superblocks are of one update. If not, another host may be in the middle of one, and what they
@@ -358,7 +356,7 @@ fn support(freshest: &Superblock, found: &[Found]) -> Result<Option<ReadOnlyReas
 }
 
 /// Which device holds which slot, which is to take one over, and which waits for one.
-fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Seated, AssembleError> {
+fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<FoundMembers, AssembleError> {
     let current = freshest.array.events;
     let mut seats: Vec<Option<Found>> = (0..members).map(|_| None).collect();
     let mut targets: Vec<Option<Found>> = (0..members).map(|_| None).collect();
@@ -397,7 +395,7 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Seat
         *seat = Some(member);
     }
     let targets = seat_targets(&mut seats, targets, freshest);
-    Ok(Seated { seats, targets, spares, stale })
+    Ok(FoundMembers { seats, targets, spares, stale })
 }
 
 /// Whether a replacement can go on: what is logged for the member must fit the target, too.
@@ -493,10 +491,7 @@ async fn read_bitmap(
         match &mut merged {
             None => merged = Some(image),
             Some(merged) => {
-                if active(Mutant::FirstBitmapBelieved) {
-                    continue;
-                }
-                if !merged.merge(&image) {
+                if !active(Mutant::FirstBitmapBelieved) && !merged.merge(&image) {
                     merged.set_range(0..merged.header().bit_count());
                 }
                 // A member that left before the latest clearing of bits can't come back by the bitmap. It is

@@ -10,7 +10,7 @@
 
 mod locate;
 mod pace;
-mod recovery;
+mod rebuild;
 mod resync;
 mod scrub;
 
@@ -34,7 +34,7 @@ use crate::{
     array::{Array, ArrayController},
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
-    io::{decode::encode, parity_cache::ROW_BYTES, row::Row, volume::ShardVolume},
+    io::{decode::encode, parity_cache::PAGE_BYTES, row::RowRange, volume::ShardVolume},
     membership::snapshot::{MemberId, View},
     mutants::{Mutant, active},
     shared::Answer,
@@ -54,7 +54,7 @@ pub enum SyncAction {
     /// Parity is made to match data after an unclean stop.
     Resync,
     /// A member is rebuilt.
-    Recovery,
+    Rebuild,
     /// Parity is compared with data.
     Check,
     /// Parity is compared with data, and what doesn't match is corrected.
@@ -66,7 +66,7 @@ impl SyncAction {
     pub fn name(self) -> &'static str {
         match self {
             Self::Resync => "resync",
-            Self::Recovery => "recover",
+            Self::Rebuild => "recover",
             Self::Check => "check",
             Self::Repair => "repair",
         }
@@ -241,7 +241,7 @@ enum Job {
 impl Job {
     fn is(&self, action: Option<SyncAction>) -> bool {
         match self {
-            Self::Recover(..) | Self::Replace(..) => action == Some(SyncAction::Recovery),
+            Self::Recover(..) | Self::Replace(..) => action == Some(SyncAction::Rebuild),
             Self::Resync => action == Some(SyncAction::Resync),
             Self::Scrub(scrub) => action == Some(scrub.action()),
             Self::Stop => false,
@@ -480,7 +480,7 @@ impl ArrayController {
         let offset = walk.place() * u64::from(self.volume.inner.parity_geometry().chunk_bytes());
         let snapshot = self.shared().snapshot();
         match (walk.action, walk.target) {
-            (SyncAction::Recovery, Some((_, member))) => {
+            (SyncAction::Rebuild, Some((_, member))) => {
                 let mut superblocks = self.superblocks.borrow_mut();
                 let membership = &mut superblocks.membership;
                 let recorded = membership.device(member).superblock.member.recovery_offset;
@@ -574,7 +574,12 @@ impl Array {
 
 impl ShardVolume {
     /// Does one stripe of a walk, under its claim.
-    async fn sync_stripe(&self, walk: &Walk, stripe: StripeId, row: &mut Row) -> Result<Findings, IoError> {
+    async fn sync_stripe(
+        &self,
+        walk: &Walk,
+        stripe: StripeId,
+        row: &mut RowRange,
+    ) -> Result<Findings, IoError> {
         let _claim = if active(Mutant::SyncWithoutClaim) && walk.action != SyncAction::Check {
             None
         } else {
@@ -606,7 +611,7 @@ impl ShardVolume {
         view: &View,
         walk: &Walk,
         stripe: StripeId,
-        row: &mut Row,
+        row: &mut RowRange,
     ) -> Result<Findings, IoError> {
         let geometry = self.parity_geometry();
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
@@ -623,7 +628,7 @@ impl ShardVolume {
         let (mut findings, mut result) = (Findings::default(), Ok(()));
         let mut from = 0;
         while from < chunk {
-            let to = end_of(from, (from / ROW_BYTES + 1) * ROW_BYTES);
+            let to = end_of(from, (from / PAGE_BYTES + 1) * PAGE_BYTES);
             match self.sync_rows(view, walk, stripe, (from, to), row).await {
                 Ok(more) => findings.add(more),
                 Err(error @ IoError::Unreadable { .. }) => result = Err(error),
@@ -640,7 +645,7 @@ impl ShardVolume {
         walk: &Walk,
         stripe: StripeId,
         rows: (u32, u32),
-        row: &mut Row,
+        row: &mut RowRange,
     ) -> Result<Findings, IoError> {
         match walk.target {
             Some((slot, _)) => {
@@ -680,7 +685,7 @@ impl ShardVolume {
     fn parity_of(
         &self,
         map: StripeMap,
-        row: &Row,
+        row: &RowRange,
         length: u32,
         p: bool,
         q: bool,
@@ -700,10 +705,10 @@ impl ShardVolume {
     pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
         let view = self.view();
         let mut row = self.rows.take();
-        for from in (0..self.parity_geometry().chunk_bytes()).step_by(ROW_BYTES as usize) {
+        for from in (0..self.parity_geometry().chunk_bytes()).step_by(PAGE_BYTES as usize) {
             // A row that can't be made stays as it is, and requests that need it get the error.
             let _ = self
-                .compare_rows(&view, stripe, (from, from + ROW_BYTES), Correction::Nothing, &mut row)
+                .compare_rows(&view, stripe, (from, from + PAGE_BYTES), Correction::Nothing, &mut row)
                 .await;
         }
         row.clear(0);
@@ -716,7 +721,7 @@ impl ShardVolume {
         view: &View,
         stripe: StripeId,
         (from, to): (u32, u32),
-        row: &Row,
+        row: &RowRange,
     ) -> Result<(), IoError> {
         if row.unreadable.is_empty() {
             return Ok(());
@@ -746,8 +751,8 @@ impl ShardVolume {
 /// An error if something of `row` could not be read and it is more than one row of 4 KiB. Then they are done
 /// one by one, so that only rows that need it are made from others: what is right as it is must not be
 /// replaced by what damage elsewhere in the stripe makes of it.
-fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &Row) -> Result<(), IoError> {
-    if row.unreadable.is_empty() || to - from <= ROW_BYTES || active(Mutant::HealsWholeChunk) {
+fn in_single_rows(stripe: StripeId, (from, to): (u32, u32), row: &RowRange) -> Result<(), IoError> {
+    if row.unreadable.is_empty() || to - from <= PAGE_BYTES || active(Mutant::HealsWholeChunk) {
         return Ok(());
     }
     Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() })

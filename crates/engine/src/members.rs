@@ -29,8 +29,8 @@ use std::{
 
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
-    About, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Offload, Signal,
-    Slice, Submission, Verdict, Watch,
+    Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Offload, OverdueAction,
+    RequestInfo, Signal, Slice, Submission, Watch,
     atomics::{AtomicBool, AtomicU64, Ordering},
     completion::Payload,
     shard,
@@ -315,7 +315,7 @@ impl Supervised {
         refuses.then(|| DeviceError::of(DeviceErrorKind::TimedOut))
     }
 
-    fn watched(&self, submission: Submission, about: About) -> Submission {
+    fn watched(&self, submission: Submission, about: RequestInfo) -> Submission {
         if submission.is_pending() {
             self.watch.add(&submission, about);
         } else if let Some(error) = submission.error() {
@@ -347,7 +347,7 @@ impl Device for Supervised {
         if self.computes {
             self.core.counters.received_bytes.add(buffer.len() as u64);
         }
-        let about = About { kind: READ, offset, read_bytes: buffer.len(), fua: false };
+        let about = RequestInfo { kind: READ, offset, read_bytes: buffer.len(), fua: false };
         self.watched(self.device.read(offset, buffer), about)
     }
 
@@ -359,7 +359,7 @@ impl Device for Supervised {
         if self.computes {
             self.core.counters.sent_bytes.add(data.len() as u64);
         }
-        let about = About { kind: WRITE, offset, read_bytes: 0, fua };
+        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
         self.watched(self.device.write(offset, data, fua), about)
     }
 
@@ -368,7 +368,7 @@ impl Device for Supervised {
             return Submission::done(Err(error), None);
         }
         self.core.counters.flushes.add(1);
-        self.watched(self.device.flush(), About { kind: FLUSH, ..About::default() })
+        self.watched(self.device.flush(), RequestInfo { kind: FLUSH, ..RequestInfo::default() })
     }
 
     fn discard(&self, offset: u64, length: u64) -> Submission {
@@ -376,7 +376,10 @@ impl Device for Supervised {
             return Submission::done(Err(error), None);
         }
         self.core.counters.writes.add(1);
-        self.watched(self.device.discard(offset, length), About { kind: ZERO, offset, ..About::default() })
+        self.watched(
+            self.device.discard(offset, length),
+            RequestInfo { kind: ZERO, offset, ..RequestInfo::default() },
+        )
     }
 
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
@@ -384,7 +387,7 @@ impl Device for Supervised {
             return Submission::done(Err(error), None);
         }
         self.core.counters.writes.add(1);
-        let about = About { kind: ZERO, offset, ..About::default() };
+        let about = RequestInfo { kind: ZERO, offset, ..RequestInfo::default() };
         self.watched(self.device.write_zeroes(offset, length), about)
     }
 
@@ -395,7 +398,7 @@ impl Device for Supervised {
 
 impl Core {
     /// The member has had its time: it is reported, to be dropped, and no task waits for it any more.
-    fn time_out(&self, about: About) {
+    fn time_out(&self, about: RequestInfo) {
         let shared = &self.shared;
         if shared.geometry.has_parity()
             && let Some(slot) = shared.snapshot().slot_of(self.member.id)
@@ -437,7 +440,7 @@ impl Core {
 }
 
 impl Observer for Core {
-    fn overdue(&self, about: About, age_ns: u64) -> Verdict {
+    fn overdue(&self, about: RequestInfo, age_ns: u64) -> OverdueAction {
         let limit = self.shared.member_limit_ns();
         let limit = if active(Mutant::SlowMemberDropped) { first_look(&self.shared) } else { limit };
         // Without a limit no member is dropped.
@@ -446,12 +449,12 @@ impl Observer for Core {
         if limit > 0 && age_ns >= limit {
             if !self.is_last_straw(age_ns, limit) {
                 self.time_out(about);
-                return Verdict::GiveUp(DeviceErrorKind::TimedOut);
+                return OverdueAction::GiveUp(DeviceErrorKind::TimedOut);
             }
             limit = limit.saturating_mul(LAST_STRAW_LIMITS);
         }
         self.set_slow(age_ns >= self.shared.options.slow_member_ns);
-        Verdict::WaitUntil(if limit == 0 { u64::MAX } else { limit })
+        OverdueAction::WaitUntil(if limit == 0 { u64::MAX } else { limit })
     }
 
     fn given_up(&self, count: usize, kind: DeviceErrorKind) {
@@ -466,7 +469,7 @@ impl Observer for Core {
         self.set_slow(false);
     }
 
-    fn failed(&self, about: About, error: DeviceError) {
+    fn failed(&self, about: RequestInfo, error: DeviceError) {
         // What a device can't do, or its server won't, is no error of its own.
         if matches!(error.kind, DeviceErrorKind::Unsupported | DeviceErrorKind::Refused) {
             return;
@@ -487,7 +490,7 @@ impl Observer for Core {
         self.member.health.late.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn retry(&self, completion: Completion, about: About, mut payload: Payload) {
+    fn retry(&self, completion: Completion, about: RequestInfo, mut payload: Payload) {
         if matches!(about.kind, COMMAND | FIRST_PHASE) {
             completion.with_payload(|place| *place = payload);
             completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));
@@ -517,7 +520,7 @@ impl Observer for Core {
 
 async fn once_more(
     device: &dyn Device,
-    about: About,
+    about: RequestInfo,
     payload: Payload,
 ) -> (Result<usize, DeviceError>, Payload) {
     match payload {

@@ -46,12 +46,12 @@ impl Level {
 
     /// The number in the superblock.
     pub fn number(self) -> i32 {
-        self.row().1
+        self.entry().1
     }
 
     /// mdadm's name.
     pub fn name(self) -> &'static str {
-        self.row().2
+        self.entry().2
     }
 
     /// Whether the level keeps parity, so that a [`ParityLayout`] or a parity member places it.
@@ -77,7 +77,7 @@ impl Level {
         }
     }
 
-    fn row(self) -> &'static (Self, i32, &'static str) {
+    fn entry(self) -> &'static (Self, i32, &'static str) {
         // Each level stands in the table; the tests hold it to that.
         LEVELS.iter().find(|l| l.0 == self).unwrap_or(&LEVELS[0])
     }
@@ -199,12 +199,12 @@ impl ParityLayout {
 
     /// The number in the superblock.
     pub fn number(self) -> u32 {
-        self.row().1
+        self.entry().1
     }
 
     /// mdadm's full name.
     pub fn name(self) -> &'static str {
-        self.row().2
+        self.entry().2
     }
 
     /// Whether `level` has this layout.
@@ -216,7 +216,7 @@ impl ParityLayout {
         }
     }
 
-    fn row(self) -> &'static (Self, u32, &'static str, &'static str) {
+    fn entry(self) -> &'static (Self, u32, &'static str, &'static str) {
         // Each layout stands in the table; the tests hold it to that.
         PARITY_LAYOUTS.iter().find(|l| l.0 == self).unwrap_or(&PARITY_LAYOUTS[0])
     }

@@ -4,6 +4,11 @@
 //! puts them there. Nothing in here panics on bytes from outside, however damaged, and nothing is encoded
 //! that the kernel would refuse. The reference is `docs/formats.md`; the proof are the images in
 //! `tests/golden`, which mdadm and the kernel wrote.
+//!
+//! Begin with [`superblock`]: what a member says of the array and of itself, and which rules that keeps.
+//! [`placement`] makes the superblocks of a new array, or of a device that joins. The areas that a superblock
+//! names are [`bitmap`], [`ppl`], [`double_parity_log`], [`journal`] and [`bad_block_table`]; [`level`],
+//! [`identity`] and [`units`] are the types of their fields.
 #![forbid(unsafe_code)]
 
 pub mod bad_block_table;

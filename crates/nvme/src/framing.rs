@@ -65,7 +65,7 @@ pub struct Step {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum FramingState {
     /// The first header bytes, up to `wanted`.
     Header,
     /// Data is due, then perhaps its digest.
@@ -87,7 +87,7 @@ pub const DATA_MAX: u32 = 32 << 20;
 #[derive(Debug)]
 pub struct Framer {
     role: Role,
-    state: State,
+    state: FramingState,
     header: [u8; HEADER_MAX],
     filled: usize,
     wanted: usize,
@@ -105,7 +105,7 @@ impl Framer {
     pub fn new(role: Role) -> Self {
         Self {
             role,
-            state: State::Header,
+            state: FramingState::Header,
             header: [0; HEADER_MAX],
             filled: 0,
             wanted: COMMON,
@@ -126,7 +126,7 @@ impl Framer {
 
     /// Bytes of the current PDU's data that haven't come yet.
     pub fn data_left(&self) -> u32 {
-        if let State::Data { left } = self.state { left } else { 0 }
+        if let FramingState::Data { left } = self.state { left } else { 0 }
     }
 
     /// The header of the last PDU, for the message that says what was wrong with it.
@@ -141,16 +141,16 @@ impl Framer {
     pub fn data_received(&mut self, bytes: &[u8]) -> Option<bool> {
         let count = u32::try_from(bytes.len()).ok();
         let Some(left) = count.and_then(|count| self.data_left().checked_sub(count)) else {
-            self.state = State::Ended;
+            self.state = FramingState::Ended;
             return None;
         };
         if self.digest_due {
             self.crc.update(bytes);
         }
         self.state = match (left, self.digest_due) {
-            (0, true) => State::Digest,
-            (0, false) => State::Header,
-            _ => State::Data { left },
+            (0, true) => FramingState::Digest,
+            (0, false) => FramingState::Header,
+            _ => FramingState::Data { left },
         };
         Some(self.digest_due)
     }
@@ -159,19 +159,19 @@ impl Framer {
     /// due.
     pub fn receive(&mut self, input: &[u8]) -> Step {
         match self.state {
-            State::Header => self.receive_header(input),
-            State::Digest => {
+            FramingState::Header => self.receive_header(input),
+            FramingState::Digest => {
                 let consumed = input.len().min(4 - self.digest_filled);
                 self.digest[self.digest_filled..][..consumed].copy_from_slice(&input[..consumed]);
                 self.digest_filled += consumed;
                 if self.digest_filled < 4 {
                     return Step { consumed, event: None };
                 }
-                self.state = State::Header;
+                self.state = FramingState::Header;
                 let intact = self.digest == self.crc.bytes() || active(Mutant::DataDigestIgnored);
                 Step { consumed, event: Some(Event::DataDigest(intact)) }
             }
-            State::Data { .. } | State::Ended => Step { consumed: 0, event: None },
+            FramingState::Data { .. } | FramingState::Ended => Step { consumed: 0, event: None },
         }
     }
 
@@ -190,7 +190,7 @@ impl Framer {
             Ok(None) => None,
             Ok(Some(pdu)) => Some(Event::Pdu(pdu)),
             Err(Refused(error, at)) => {
-                self.state = State::Ended;
+                self.state = FramingState::Ended;
                 Some(Event::Fatal(error, at))
             }
         };
@@ -277,7 +277,7 @@ impl Framer {
         let bytes = &self.header[..header_length];
         let pdu = parse(common, bytes, data)?;
         if data > 0 {
-            self.state = State::Data { left: data };
+            self.state = FramingState::Data { left: data };
             self.digest_due = self.data_digests;
             self.crc = Crc::default();
             self.digest_filled = 0;

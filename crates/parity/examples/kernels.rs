@@ -79,13 +79,13 @@ const OPERATIONS: [(&str, usize, Operation); 13] = [
         let (p, q, columns) = row.parts();
         kernel.accumulate_pq(p, q, columns[0], 5);
     }),
-    ("recover_from_q", 1, |kernel, row| {
+    ("reconstruct_from_q", 1, |kernel, row| {
         let (_, q, _) = row.parts();
-        kernel.recover_from_q(q, 5);
+        kernel.reconstruct_from_q(q, 5);
     }),
-    ("recover_two", 2, |kernel, row| {
+    ("reconstruct_two", 2, |kernel, row| {
         let (p, q, _) = row.parts();
-        kernel.recover_two(p, q, 3, 5);
+        kernel.reconstruct_two(p, q, 3, 5);
     }),
     ("cancels", COLUMNS, |kernel, row| {
         let (p, _, [a, b, c, d, e, f, g, h]) = row.parts();

@@ -156,7 +156,7 @@ impl Kernel {
     ///
     /// `qx` holds the XOR of Q and of every surviving column's contribution to Q, and becomes the column that
     /// had this exponent: `qx / 2^exponent`.
-    pub fn recover_from_q(&self, qx: &mut [u8], exponent: u8) {
+    pub fn reconstruct_from_q(&self, qx: &mut [u8], exponent: u8) {
         let factor = divide(1, power_of_two(exponent));
         // SAFETY: `self` proves the features; there is one slice.
         unsafe { (self.operations.scale)(qx, factor) }
@@ -167,7 +167,7 @@ impl Kernel {
     /// `px` holds the XOR of P and of the surviving columns, and becomes the column with `exponent_a`; `qx`
     /// holds the XOR of Q and of the surviving columns' contributions to it, and becomes the column with
     /// `exponent_b`. The two exponents must differ.
-    pub fn recover_two(&self, px: &mut [u8], qx: &mut [u8], exponent_a: u8, exponent_b: u8) {
+    pub fn reconstruct_two(&self, px: &mut [u8], qx: &mut [u8], exponent_a: u8, exponent_b: u8) {
         check_sources(px.len(), &[qx]);
         assert_ne!(exponent_a, exponent_b, "two lost columns have two exponents");
         // With g = 2^a and h = 2^b: px = A + B, qx = gA + hB, so h px + qx = (g + h) A, and B = px + A.

@@ -64,8 +64,8 @@ fn no_kernel_touches_a_byte_outside_its_slices() {
                 kernel.accumulate_q(q, a, 5);
                 kernel.accumulate_pq(p, q, a, 6);
                 kernel.scaled_sum(p, &[a, b], 7);
-                kernel.recover_from_q(q, 7);
-                kernel.recover_two(p, q, 8, 9);
+                kernel.reconstruct_from_q(q, 7);
+                kernel.reconstruct_two(p, q, 8, 9);
                 kernel.pq_stream(p, q, &columns);
                 kernel.pq(p, q, &columns);
                 assert!(kernel.cancels(&[a, b, c]) && kernel.pq_matches(p, q, &columns), "{}", kernel.name());

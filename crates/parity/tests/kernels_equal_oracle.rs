@@ -171,8 +171,8 @@ proptest! {
     #[test]
     fn recovery_equals_the_oracle((case, p, q) in cases_with_destinations()) {
         let (a, b) = case.exponents;
-        same_for_all(&p, &q, |kernel, p, q| kernel.recover_two(p, q, a, b))?;
-        same_for_all(&p, &q, |kernel, _, q| kernel.recover_from_q(q, b))?;
+        same_for_all(&p, &q, |kernel, p, q| kernel.reconstruct_two(p, q, a, b))?;
+        same_for_all(&p, &q, |kernel, _, q| kernel.reconstruct_from_q(q, b))?;
     }
 
     #[test]
@@ -229,7 +229,7 @@ fn every_kernel_multiplies_every_byte_by_every_factor() {
                     kernel.name()
                 );
             }
-            kernel.recover_from_q(&mut q, exponent);
+            kernel.reconstruct_from_q(&mut q, exponent);
             assert_eq!(q, bytes, "{} 2^{exponent}", kernel.name());
         }
     }
@@ -342,7 +342,7 @@ mod misuse_panics_before_anything_is_read {
                 refuses(|| assert!(kernel.cancels(&[dst, old, new])));
             }
             refuses(|| kernel.accumulate_q(&mut a.clone(), &short, 1));
-            refuses(|| kernel.recover_two(&mut a.clone(), &mut short.clone(), 1, 2));
+            refuses(|| kernel.reconstruct_two(&mut a.clone(), &mut short.clone(), 1, 2));
             refuses(|| assert!(kernel.equal(&a, &short)));
         }
     }
@@ -355,9 +355,9 @@ mod misuse_panics_before_anything_is_read {
             refuses(|| kernel.accumulate_pq(&mut a.clone(), &mut a.clone(), &a, 255));
             refuses(|| kernel.update_q(&mut a.clone(), &a, &a, 255));
             refuses(|| kernel.update_pq(&mut a.clone(), &mut a.clone(), &a, &a, 255));
-            refuses(|| kernel.recover_from_q(&mut a.clone(), 255));
-            refuses(|| kernel.recover_two(&mut a.clone(), &mut a.clone(), 0, 255));
-            refuses(|| kernel.recover_two(&mut a.clone(), &mut a.clone(), 7, 7));
+            refuses(|| kernel.reconstruct_from_q(&mut a.clone(), 255));
+            refuses(|| kernel.reconstruct_two(&mut a.clone(), &mut a.clone(), 0, 255));
+            refuses(|| kernel.reconstruct_two(&mut a.clone(), &mut a.clone(), 7, 7));
             refuses(|| kernel.pq(&mut a.clone(), &mut a.clone(), &[Some(&a[..]); 256]));
         }
     }

@@ -64,7 +64,7 @@ proptest! {
             let row = Row::encode(kernel, columns.clone(), length);
             for lost in row.present() {
                 let (from_p, mut from_q) = row.residues(kernel, &[lost]);
-                kernel.recover_from_q(&mut from_q, exponent(lost));
+                kernel.reconstruct_from_q(&mut from_q, exponent(lost));
                 prop_assert!(from_p == row.data(lost), "P, {} column {lost}", kernel.name());
                 // Data and P: the column from Q, then P anew.
                 prop_assert!(from_q == row.data(lost), "Q, {} column {lost}", kernel.name());
@@ -83,7 +83,7 @@ proptest! {
             for a in row.present() {
                 for b in row.present().into_iter().filter(|b| *b != a) {
                     let (mut px, mut qx) = row.residues(kernel, &[a, b]);
-                    kernel.recover_two(&mut px, &mut qx, exponent(a), exponent(b));
+                    kernel.reconstruct_two(&mut px, &mut qx, exponent(a), exponent(b));
                     prop_assert!(px == row.data(a) && qx == row.data(b), "{} {a} {b}", kernel.name());
                 }
             }
@@ -132,7 +132,7 @@ fn every_pair_of_exponents_is_solvable() {
                 let (mut px, mut qx) = (vec![0; 130], vec![0; 130]);
                 kernel.accumulate_pq(&mut px, &mut qx, &a, first);
                 kernel.accumulate_pq(&mut px, &mut qx, &b, second);
-                kernel.recover_two(&mut px, &mut qx, first, second);
+                kernel.reconstruct_two(&mut px, &mut qx, first, second);
                 assert!(px == a && qx == b, "{} {first} {second}", kernel.name());
             }
         }

@@ -38,8 +38,8 @@ const SPARE_BYTES_MAX: usize = 64 << 20;
 const CLASSES: usize = 16;
 
 /// One pooled piece of memory. Reached through raw pointers by the handles that count in `references`. Those
-/// of the arena lie in `Home::headers`, by the page that they begin with, so that cutting one off allocates
-/// nothing; others on the heap.
+/// of the arena lie in `PoolCore::headers`, by the page that they begin with, so that cutting one off
+/// allocates nothing; others on the heap.
 struct Block {
     memory: NonNull<u8>,
     class: usize,
@@ -47,7 +47,7 @@ struct Block {
     arena_offset: Option<usize>,
     references: AtomicU32,
     next: AtomicPtr<Block>,
-    home: Arc<Home>,
+    home: Arc<PoolCore>,
 }
 
 impl Block {
@@ -57,7 +57,7 @@ impl Block {
 }
 
 /// What is left of a pool for the blocks that are out: where to return, and the arena.
-struct Home {
+struct PoolCore {
     returned: [AtomicPtr<Block>; CLASSES],
     closed: AtomicBool,
     /// Blocks that came back by way of `returned`, in all.
@@ -72,13 +72,13 @@ struct Home {
     headers: NonNull<Block>,
 }
 
-// SAFETY: `arena` and `headers` are allocations that `Home` owns and frees once; all mutation goes through
-// atomics.
-unsafe impl Send for Home {}
+// SAFETY: `arena` and `headers` are allocations that `PoolCore` owns and frees once; all mutation goes
+// through atomics.
+unsafe impl Send for PoolCore {}
 // SAFETY: as above.
-unsafe impl Sync for Home {}
+unsafe impl Sync for PoolCore {}
 
-impl Home {
+impl PoolCore {
     /// Takes every block that came back in `class` as a linked list.
     fn take(&self, class: usize) -> *mut Block {
         self.returned[class].swap(std::ptr::null_mut(), Ordering::Acquire)
@@ -129,11 +129,11 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for PoolCore {
     fn drop(&mut self) {
         if self.arena_bytes > 0 {
-            // SAFETY: mapped in `map_arena` with this size; the last `Arc<Home>` is gone, so no block uses
-            // it.
+            // SAFETY: mapped in `map_arena` with this size; the last `Arc<PoolCore>` is gone, so no block
+            // uses it.
             let _ = unsafe { rustix::mm::munmap(self.arena.as_ptr().cast(), self.arena_bytes) };
             // SAFETY: allocated in `Pool::new` with this layout; blocks are moved out before they are
             // dropped.
@@ -228,7 +228,7 @@ fn release(block: NonNull<Block>) {
 
 /// A shard's memory. Buffers of it may be dropped on any shard.
 pub struct Pool {
-    home: Arc<Home>,
+    home: Arc<PoolCore>,
     free: RefCell<[*mut Block; CLASSES]>,
     /// Blocks that went out and did not come back on this shard, in all.
     taken: Cell<u32>,
@@ -250,7 +250,7 @@ impl Pool {
             (arena, headers.cast())
         };
         Self {
-            home: Arc::new(Home {
+            home: Arc::new(PoolCore {
                 returned: Default::default(),
                 closed: AtomicBool::new(false),
                 returned_count: AtomicU32::new(0),

@@ -35,7 +35,7 @@ pub enum Payload {
     Slice(Slice),
 }
 
-pub(crate) enum Slot {
+pub(crate) enum PendingRequest {
     Free { next: u32 },
     Waiting(Waiting),
     Done(Outcome),
@@ -56,14 +56,14 @@ pub(crate) struct Waiting {
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// A shard's requests under way.
-pub(crate) struct Slots {
-    pub(crate) slots: RefCell<Vec<Slot>>,
+pub(crate) struct PendingRequests {
+    pub(crate) slots: RefCell<Vec<PendingRequest>>,
     pub(crate) watches: WatchesCell,
     free: std::cell::Cell<u32>,
     in_flight: std::cell::Cell<usize>,
 }
 
-impl Slots {
+impl PendingRequests {
     pub(crate) fn new() -> Self {
         Self {
             slots: RefCell::default(),
@@ -79,8 +79,13 @@ impl Slots {
 
     fn take(&self, payload: Payload) -> u32 {
         let mut slots = self.slots.borrow_mut();
-        let waiting =
-            Slot::Waiting(Waiting { payload, waker: None, abandoned: false, given_up: None, link: None });
+        let waiting = PendingRequest::Waiting(Waiting {
+            payload,
+            waker: None,
+            abandoned: false,
+            given_up: None,
+            link: None,
+        });
         self.in_flight.set(self.in_flight.get() + 1);
         let index = self.free.get();
         if index == NONE {
@@ -88,20 +93,20 @@ impl Slots {
             return u32::try_from(slots.len() - 1).unwrap_or_else(|_| unreachable!("slots are few"));
         }
         let slot = &mut slots[index as usize];
-        if let Slot::Free { next } = slot {
+        if let PendingRequest::Free { next } = slot {
             self.free.set(*next);
         }
         *slot = waiting;
         index
     }
 
-    fn release(&self, slots: &mut [Slot], index: u32) -> Slot {
-        std::mem::replace(&mut slots[index as usize], Slot::Free { next: self.free.replace(index) })
+    fn release(&self, slots: &mut [PendingRequest], index: u32) -> PendingRequest {
+        std::mem::replace(&mut slots[index as usize], PendingRequest::Free { next: self.free.replace(index) })
     }
 
     fn finish(&self, index: u32, result: Result<usize, DeviceError>) {
         let mut slots = self.slots.borrow_mut();
-        let Slot::Waiting(waiting) = &mut slots[index as usize] else {
+        let PendingRequest::Waiting(waiting) = &mut slots[index as usize] else {
             unreachable!("a request completes once");
         };
         if matches!(result, Err(error) if error.kind == DeviceErrorKind::Busy)
@@ -113,7 +118,9 @@ impl Slots {
         }
         self.in_flight.set(self.in_flight.get() - 1);
         let ended = self.unlink(&mut slots, index, result.is_err());
-        let Slot::Waiting(Waiting { payload, waker, abandoned, .. }) = self.release(&mut slots, index) else {
+        let PendingRequest::Waiting(Waiting { payload, waker, abandoned, .. }) =
+            self.release(&mut slots, index)
+        else {
             unreachable!("it was looked at just now");
         };
         if abandoned {
@@ -122,10 +129,10 @@ impl Slots {
         } else {
             let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
             // The slot stays with its submission until that has read the outcome.
-            if let Slot::Free { next } = &slots[index as usize] {
+            if let PendingRequest::Free { next } = &slots[index as usize] {
                 self.free.set(*next);
             }
-            slots[index as usize] = Slot::Done(Outcome { result, buffer });
+            slots[index as usize] = PendingRequest::Done(Outcome { result, buffer });
             drop(slots);
             if let Some(waker) = waker {
                 waker.wake();
@@ -138,7 +145,7 @@ impl Slots {
 
     fn with_payload<T>(&self, index: u32, f: impl FnOnce(&mut Payload) -> T) -> T {
         let mut slots = self.slots.borrow_mut();
-        let Slot::Waiting(Waiting { payload, .. }) = &mut slots[index as usize] else {
+        let PendingRequest::Waiting(Waiting { payload, .. }) = &mut slots[index as usize] else {
             unreachable!("the driver holds the completion, so the request is under way");
         };
         f(payload)
@@ -146,7 +153,7 @@ impl Slots {
 
     fn poll(&self, index: u32, cx: &Context<'_>, pool: &Pool) -> Poll<Outcome> {
         let mut slots = self.slots.borrow_mut();
-        if let Slot::Waiting(waiting) = &mut slots[index as usize] {
+        if let PendingRequest::Waiting(waiting) = &mut slots[index as usize] {
             if let Some(kind) = waiting.given_up.take() {
                 waiting.abandoned = true;
                 let bytes = waiting.link.as_ref().map_or(0, |link| link.about.read_bytes);
@@ -160,7 +167,7 @@ impl Slots {
             }
             return Poll::Pending;
         }
-        let Slot::Done(outcome) = self.release(&mut slots, index) else {
+        let PendingRequest::Done(outcome) = self.release(&mut slots, index) else {
             unreachable!("a submission is read once");
         };
         Poll::Ready(outcome)
@@ -168,7 +175,7 @@ impl Slots {
 
     fn abandon(&self, index: u32) {
         let mut slots = self.slots.borrow_mut();
-        if let Slot::Waiting(waiting) = &mut slots[index as usize] {
+        if let PendingRequest::Waiting(waiting) = &mut slots[index as usize] {
             waiting.abandoned = true;
             waiting.waker = None;
             return;
@@ -212,11 +219,11 @@ impl Completion {
 /// A request: a future of its [`Outcome`]. Dropping it ends the wait, not the request.
 #[derive(Debug)]
 pub struct Submission {
-    state: State,
+    state: SubmissionState,
 }
 
 #[derive(Debug)]
-enum State {
+enum SubmissionState {
     Ready(Option<Outcome>),
     Waiting(u32),
 }
@@ -224,33 +231,33 @@ enum State {
 impl Submission {
     /// A request that was answered at once.
     pub fn done(result: Result<usize, DeviceError>, buffer: Option<Buffer>) -> Self {
-        Self { state: State::Ready(Some(Outcome { result, buffer })) }
+        Self { state: SubmissionState::Ready(Some(Outcome { result, buffer })) }
     }
 
     /// A request that a driver will complete; its memory waits in the shard's slot.
     pub fn pending(payload: Payload) -> (Self, Completion) {
         let slot = shard::with_current(|shard| shard.slots.take(payload));
-        (Self { state: State::Waiting(slot) }, Completion { slot })
+        (Self { state: SubmissionState::Waiting(slot) }, Completion { slot })
     }
 
     /// The error of a request that was answered already.
     pub fn error(&self) -> Option<DeviceError> {
-        if let State::Ready(Some(outcome)) = &self.state { outcome.result.err() } else { None }
+        if let SubmissionState::Ready(Some(outcome)) = &self.state { outcome.result.err() } else { None }
     }
 
     /// Whether a driver will complete it: it was not answered at once.
     pub fn is_pending(&self) -> bool {
-        matches!(self.state, State::Waiting(_))
+        matches!(self.state, SubmissionState::Waiting(_))
     }
 
     /// The memory of a read that was answered already.
     pub fn take_buffer(&mut self) -> Option<Buffer> {
-        if let State::Ready(Some(outcome)) = &mut self.state { outcome.buffer.take() } else { None }
+        if let SubmissionState::Ready(Some(outcome)) = &mut self.state { outcome.buffer.take() } else { None }
     }
 
     /// The slot, while the outcome has not been taken.
     pub(crate) fn slot(&self) -> Option<u32> {
-        if let State::Waiting(slot) = self.state { Some(slot) } else { None }
+        if let SubmissionState::Waiting(slot) = self.state { Some(slot) } else { None }
     }
 }
 
@@ -259,11 +266,13 @@ impl Future for Submission {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         match &mut self.state {
-            State::Ready(outcome) => Poll::Ready(outcome.take().expect("a submission is awaited once")),
-            State::Waiting(slot) => {
+            SubmissionState::Ready(outcome) => {
+                Poll::Ready(outcome.take().expect("a submission is awaited once"))
+            }
+            SubmissionState::Waiting(slot) => {
                 let polled = shard::with_current(|shard| shard.slots.poll(*slot, cx, shard.pool()));
                 if polled.is_ready() {
-                    self.state = State::Ready(None);
+                    self.state = SubmissionState::Ready(None);
                 }
                 polled
             }
@@ -273,7 +282,7 @@ impl Future for Submission {
 
 impl Drop for Submission {
     fn drop(&mut self) {
-        if let State::Waiting(slot) = self.state {
+        if let SubmissionState::Waiting(slot) = self.state {
             // On a thread without a shard the slots are gone too.
             shard::try_with_current(|shard| shard.slots.abandon(slot));
         }
@@ -326,9 +335,9 @@ impl SubmissionSet {
             let mut pending = false;
             for submission in &mut self.submissions {
                 // What was answered inline has its outcome where it is.
-                if let State::Waiting(slot) = submission.state {
+                if let SubmissionState::Waiting(slot) = submission.state {
                     match shard::with_current(|shard| shard.slots.poll(slot, cx, shard.pool())) {
-                        Poll::Ready(done) => submission.state = State::Ready(Some(done)),
+                        Poll::Ready(done) => submission.state = SubmissionState::Ready(Some(done)),
                         Poll::Pending => pending = true,
                     }
                 }
@@ -345,7 +354,7 @@ impl SubmissionSet {
         let now = shard::now();
         self.completed_at.resize(self.submissions.len(), 0);
         for (submission, at) in self.submissions.iter().zip(&mut self.completed_at) {
-            if *at == 0 && matches!(submission.state, State::Ready(_)) {
+            if *at == 0 && matches!(submission.state, SubmissionState::Ready(_)) {
                 *at = now;
             }
         }
@@ -359,8 +368,8 @@ impl SubmissionSet {
     /// Takes the outcome of request `index` after [`SubmissionSet::wait`].
     pub fn take(&mut self, index: usize) -> Outcome {
         let outcome = match &mut self.submissions[index].state {
-            State::Ready(outcome) => outcome.take(),
-            State::Waiting(_) => None,
+            SubmissionState::Ready(outcome) => outcome.take(),
+            SubmissionState::Waiting(_) => None,
         };
         outcome.expect("every outcome is taken once, after the wait")
     }

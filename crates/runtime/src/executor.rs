@@ -23,7 +23,7 @@ use std::{
 
 use crate::{
     Pool,
-    completion::Slots,
+    completion::PendingRequests,
     mailbox::{Mailbox, Message, TASKS_MAX},
     mutants::{Mutant, active},
     shard,
@@ -177,7 +177,7 @@ pub struct Shard {
     lost_ns: Cell<u64>,
     mailbox: Arc<Mailbox>,
     pool: Pool,
-    pub(crate) slots: Slots,
+    pub(crate) slots: PendingRequests,
 }
 
 impl Shard {
@@ -206,7 +206,7 @@ impl Shard {
             interrupter: RefCell::default(),
             mailbox,
             pool: Pool::new(config.arena_bytes),
-            slots: Slots::new(),
+            slots: PendingRequests::new(),
         };
         shard.turned_at.set(shard.now());
         Rc::new(shard)

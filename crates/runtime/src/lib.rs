@@ -10,6 +10,14 @@
 //!     │                                │                         the driver of the shard: io_uring,
 //!     └──── shard::spawn/sleep ────> Shard <── Mailbox <── wakes from other shards      or the simulator
 //! ```
+//!
+//! Begin with [`shard`], which is what a task sees, and [`executor`], which is what a driver sees. Then:
+//!
+//! - [`device`], [`stream`], [`offload`]: the seams; [`completion`]: requests that are under way; [`buffer`]:
+//!   their memory; [`memory`]: a device of memory
+//! - [`signal`], [`mailbox`]: how a task learns that it may go on; [`atomics`]: what the model checker swaps
+//! - `uring`: the driver of production, with sockets, files and devices over io_uring
+//! - `trust`: which files and sockets other users could exchange
 
 pub mod atomics;
 pub mod buffer;
@@ -38,4 +46,4 @@ pub use memory::{Memory, MemoryDevice, MemorySource};
 pub use offload::{Attachment, Offload, OffloadLimits, OperationId, Reducer, Reducers, Ticket};
 pub use signal::Signal;
 pub use stream::Stream;
-pub use watch::{About, Observer, Verdict, Watch};
+pub use watch::{Observer, OverdueAction, RequestInfo, Watch};

@@ -15,13 +15,13 @@ use std::{cell::RefCell, rc::Rc, task::Waker};
 
 use crate::{
     Completion, DeviceError, DeviceErrorKind, Submission,
-    completion::{NONE, Payload, Slot, Slots, Waiting},
+    completion::{NONE, Payload, PendingRequest, PendingRequests, Waiting},
     shard,
 };
 
 /// What a request is about, for its observer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct About {
+pub struct RequestInfo {
     /// The observer's own word for the operation.
     pub kind: u8,
     /// A write that must be durable at its completion.
@@ -34,7 +34,7 @@ pub struct About {
 
 /// What an observer wants to become of a request that takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum OverdueAction {
     /// Wait on, and tell again at this age; `u64::MAX` for never.
     WaitUntil(u64),
     /// Give up every request of the device, with an error of this kind.
@@ -44,7 +44,7 @@ pub enum Verdict {
 /// Is told about the requests of a device. Called on the shard of the requests.
 pub trait Observer {
     /// The oldest request has been under way for `age_ns`.
-    fn overdue(&self, about: About, age_ns: u64) -> Verdict;
+    fn overdue(&self, about: RequestInfo, age_ns: u64) -> OverdueAction;
 
     /// So many requests were given up, with an error of this kind, and are late from now on.
     fn given_up(&self, count: usize, kind: DeviceErrorKind);
@@ -53,14 +53,14 @@ pub trait Observer {
     fn caught_up(&self);
 
     /// A request has failed, for good.
-    fn failed(&self, about: About, error: DeviceError);
+    fn failed(&self, about: RequestInfo, error: DeviceError);
 
     /// A request that was given up is over: its device will do nothing more for it.
     fn settled(&self);
 
     /// The device had no resources for a read or write ([`DeviceErrorKind::Busy`]) and has not tried it. The
     /// observer asks the device again and finishes `completion`, which is passed here once per request.
-    fn retry(&self, completion: Completion, about: About, payload: Payload);
+    fn retry(&self, completion: Completion, about: RequestInfo, payload: Payload);
 }
 
 /// A slot's place in the list of its watch.
@@ -72,10 +72,10 @@ pub(crate) struct Link {
     /// It was given up.
     late: bool,
     retried: bool,
-    pub(crate) about: About,
+    pub(crate) about: RequestInfo,
 }
 
-struct State {
+struct WatchState {
     observer: Option<Rc<dyn Observer>>,
     head: u32,
     tail: u32,
@@ -90,7 +90,7 @@ struct State {
 /// All watches of a shard.
 #[derive(Default)]
 pub(crate) struct Watches {
-    states: Vec<State>,
+    states: Vec<WatchState>,
     free: Vec<u32>,
     /// By watch: when to tell its observer; `u64::MAX` while nothing is under way.
     due: Vec<u64>,
@@ -98,7 +98,7 @@ pub(crate) struct Watches {
 
 impl Watches {
     fn enter(&mut self, observer: Rc<dyn Observer>, first_look_ns: u64) -> u32 {
-        let state = State {
+        let state = WatchState {
             observer: Some(observer),
             head: NONE,
             tail: NONE,
@@ -119,7 +119,7 @@ impl Watches {
         self.states[watch as usize].observer.clone()
     }
 
-    fn set_due(&mut self, watch: u32, slots: &[Slot]) {
+    fn set_due(&mut self, watch: u32, slots: &[PendingRequest]) {
         let state = &self.states[watch as usize];
         // What is late has no deadline any more, and nothing that came after it isn't.
         let since = link(slots, state.head).filter(|link| !link.late).map(|link| link.since);
@@ -127,16 +127,16 @@ impl Watches {
     }
 }
 
-fn link(slots: &[Slot], index: u32) -> Option<&Link> {
+fn link(slots: &[PendingRequest], index: u32) -> Option<&Link> {
     match slots.get(index as usize) {
-        Some(Slot::Waiting(Waiting { link: Some(link), .. })) => Some(link),
+        Some(PendingRequest::Waiting(Waiting { link: Some(link), .. })) => Some(link),
         _ => None,
     }
 }
 
-fn link_mut(slots: &mut [Slot], index: u32) -> Option<&mut Link> {
+fn link_mut(slots: &mut [PendingRequest], index: u32) -> Option<&mut Link> {
     match slots.get_mut(index as usize) {
-        Some(Slot::Waiting(Waiting { link: Some(link), .. })) => Some(link),
+        Some(PendingRequest::Waiting(Waiting { link: Some(link), .. })) => Some(link),
         _ => None,
     }
 }
@@ -144,7 +144,7 @@ fn link_mut(slots: &mut [Slot], index: u32) -> Option<&mut Link> {
 /// What the observer must be told after a request was taken out of its list.
 pub(crate) struct Ended {
     observer: Option<Rc<dyn Observer>>,
-    about: About,
+    about: RequestInfo,
     late: bool,
     was_overdue: bool,
 }
@@ -168,7 +168,7 @@ impl Ended {
 /// What is to be done about a request that the device was too busy for.
 pub(crate) struct Retry {
     observer: Rc<dyn Observer>,
-    about: About,
+    about: RequestInfo,
     payload: Payload,
 }
 
@@ -178,7 +178,7 @@ impl Retry {
     }
 }
 
-impl Slots {
+impl PendingRequests {
     /// When the next observer is to be told.
     pub(crate) fn next_look(&self) -> Option<u64> {
         self.watches.borrow().due.iter().copied().min().filter(|due| *due != u64::MAX)
@@ -191,10 +191,10 @@ impl Slots {
             let Some((observer, about, age)) = self.overdue(watch, now) else { continue };
             let watch = u32::try_from(watch).unwrap_or(u32::MAX);
             match observer.overdue(about, age) {
-                Verdict::GiveUp(kind) => {
+                OverdueAction::GiveUp(kind) => {
                     self.give_up(watch, kind);
                 }
-                Verdict::WaitUntil(look_ns) => {
+                OverdueAction::WaitUntil(look_ns) => {
                     let mut watches = self.watches.borrow_mut();
                     watches.states[watch as usize].look_ns = look_ns.max(age + 1);
                     watches.set_due(watch, &self.slots.borrow());
@@ -204,7 +204,7 @@ impl Slots {
     }
 
     /// The oldest request of a watch with its age, if it is time to tell the observer.
-    fn overdue(&self, watch: usize, now: u64) -> Option<(Rc<dyn Observer>, About, u64)> {
+    fn overdue(&self, watch: usize, now: u64) -> Option<(Rc<dyn Observer>, RequestInfo, u64)> {
         let watches = self.watches.borrow();
         if watches.due[watch] > now {
             return None;
@@ -222,16 +222,16 @@ impl Slots {
         &self,
         index: u32,
         watch: u32,
-        about: About,
+        about: RequestInfo,
         now: u64,
     ) -> Option<(Rc<dyn Observer>, DeviceError)> {
         let (mut watches, mut slots) = (self.watches.borrow_mut(), self.slots.borrow_mut());
-        if let Slot::Done(outcome) = &slots[index as usize] {
+        if let PendingRequest::Done(outcome) = &slots[index as usize] {
             return Some((watches.observer(watch)?, outcome.result.err()?));
         }
         let state = &mut watches.states[watch as usize];
         let previous = std::mem::replace(&mut state.tail, index);
-        if let Slot::Waiting(waiting) = &mut slots[index as usize] {
+        if let PendingRequest::Waiting(waiting) = &mut slots[index as usize] {
             let next = NONE;
             waiting.link =
                 Some(Link { watch, previous, next, since: now, late: false, retried: false, about });
@@ -246,8 +246,8 @@ impl Slots {
     }
 
     /// Takes the request of a slot that is about to end out of its list.
-    pub(crate) fn unlink(&self, slots: &mut [Slot], index: u32, failed: bool) -> Option<Ended> {
-        let Slot::Waiting(waiting) = &mut slots[index as usize] else { return None };
+    pub(crate) fn unlink(&self, slots: &mut [PendingRequest], index: u32, failed: bool) -> Option<Ended> {
+        let PendingRequest::Waiting(waiting) = &mut slots[index as usize] else { return None };
         let Link { watch, previous, next, late, about, .. } = waiting.link.take()?;
         let mut watches = self.watches.borrow_mut();
         let was_head = previous == NONE;
@@ -290,7 +290,7 @@ impl Slots {
         {
             let (mut watches, mut slots) = (self.watches.borrow_mut(), self.slots.borrow_mut());
             let mut next = watches.states[watch as usize].head;
-            while let Some(Slot::Waiting(waiting)) = slots.get_mut(next as usize) {
+            while let Some(PendingRequest::Waiting(waiting)) = slots.get_mut(next as usize) {
                 let Some(link) = &mut waiting.link else { break };
                 if !std::mem::replace(&mut link.late, true) {
                     count += 1;
@@ -309,7 +309,7 @@ impl Slots {
         count
     }
 
-    fn oldest(&self, watch: u32) -> Option<About> {
+    fn oldest(&self, watch: u32) -> Option<RequestInfo> {
         let head = self.watches.borrow().states[watch as usize].head;
         link(&self.slots.borrow(), head).map(|link| link.about)
     }
@@ -350,7 +350,7 @@ impl Watch {
 
     /// Watches a request that was submitted just now. What was answered already is left alone; if its driver
     /// has completed it meanwhile, with an error, the observer is told.
-    pub fn add(&self, submission: &Submission, about: About) {
+    pub fn add(&self, submission: &Submission, about: RequestInfo) {
         let Some(slot) = submission.slot() else { return };
         let failed = shard::with_current(|shard| shard.slots.link(slot, self.index, about, shard.waited()));
         if let Some((observer, error)) = failed {
@@ -365,7 +365,7 @@ impl Watch {
     }
 
     /// The oldest request under way.
-    pub fn oldest(&self) -> Option<About> {
+    pub fn oldest(&self) -> Option<RequestInfo> {
         shard::with_current(|shard| shard.slots.oldest(self.index))
     }
 
@@ -390,7 +390,7 @@ impl Drop for Watch {
     }
 }
 
-/// For [`Slots`].
+/// For [`PendingRequests`].
 pub(crate) type WatchesCell = RefCell<Watches>;
 
 #[cfg(test)]
@@ -406,12 +406,12 @@ mod tests {
     use crate::{Buffer, Outcome, Shard, ShardConfig, SubmissionSet};
 
     #[derive(Default)]
-    struct Told {
+    struct RecordingObserver {
         words: RefCell<Vec<String>>,
         retries: RefCell<Vec<(Completion, Payload)>>,
     }
 
-    impl Told {
+    impl RecordingObserver {
         fn take(&self) -> Vec<String> {
             self.words.take()
         }
@@ -420,13 +420,13 @@ mod tests {
         }
     }
 
-    impl Observer for Told {
-        fn overdue(&self, about: About, age_ns: u64) -> Verdict {
+    impl Observer for RecordingObserver {
+        fn overdue(&self, about: RequestInfo, age_ns: u64) -> OverdueAction {
             self.say(format!("overdue {} {age_ns}", about.offset));
             if age_ns < 3000 {
-                Verdict::WaitUntil(2 * age_ns)
+                OverdueAction::WaitUntil(2 * age_ns)
             } else {
-                Verdict::GiveUp(DeviceErrorKind::TimedOut)
+                OverdueAction::GiveUp(DeviceErrorKind::TimedOut)
             }
         }
         fn given_up(&self, count: usize, _: DeviceErrorKind) {
@@ -435,13 +435,13 @@ mod tests {
         fn caught_up(&self) {
             self.say("caught up");
         }
-        fn failed(&self, about: About, error: DeviceError) {
+        fn failed(&self, about: RequestInfo, error: DeviceError) {
             self.say(format!("failed {} {:?}", about.offset, error.kind));
         }
         fn settled(&self) {
             self.say("settled");
         }
-        fn retry(&self, completion: Completion, about: About, payload: Payload) {
+        fn retry(&self, completion: Completion, about: RequestInfo, payload: Payload) {
             self.say(format!("retry {}", about.offset));
             self.retries.borrow_mut().push((completion, payload));
         }
@@ -450,7 +450,7 @@ mod tests {
     struct World {
         clock: Rc<Cell<u64>>,
         shard: Rc<Shard>,
-        told: Rc<Told>,
+        told: Rc<RecordingObserver>,
     }
 
     impl World {
@@ -479,8 +479,8 @@ mod tests {
         Submission::pending(Payload::Buffer(buffer))
     }
 
-    fn about(offset: u64) -> About {
-        About { offset, read_bytes: 8, ..About::default() }
+    fn about(offset: u64) -> RequestInfo {
+        RequestInfo { offset, read_bytes: 8, ..RequestInfo::default() }
     }
 
     #[test]
@@ -538,7 +538,7 @@ mod tests {
         let (mut read, read_end) = read_of(shard::zeroed(8));
         watch.add(&read, about(1));
         let (dropped, dropped_end) = Submission::pending(Payload::Slice(shard::zeroed(8).freeze()));
-        watch.add(&dropped, About::default());
+        watch.add(&dropped, RequestInfo::default());
         drop(dropped);
         assert!(poll(&mut read).is_pending());
         assert_eq!(world.at(3100), ["overdue 1 3000", "given up 2"]);
@@ -596,7 +596,7 @@ mod tests {
         );
         assert_eq!(world.told.take(), ["retry 5", "failed 5 Busy"]);
         let (mut flush, end) = Submission::pending(Payload::None);
-        watch.add(&flush, About::default());
+        watch.add(&flush, RequestInfo::default());
         end.finish(busy);
         assert!(poll(&mut flush).is_ready(), "a flush is never tried again");
     }

@@ -51,7 +51,7 @@ pub struct Survey {
 }
 
 /// A whole member as its superblock tells it.
-pub struct Held<'d, P> {
+pub struct WholeMember<'d, P> {
     /// Its disk.
     pub disk: &'d P,
     /// Where its data begins, in bytes.
@@ -60,7 +60,7 @@ pub struct Held<'d, P> {
     pub listed: BadBlocks,
 }
 
-impl<P> Held<'_, P> {
+impl<P> WholeMember<'_, P> {
     /// Whether it lists a sector of these bytes of its data.
     pub fn is_listed(&self, offset: u64, length: u64) -> bool {
         let sectors = (self.data + offset) / SECTOR..(self.data + offset + length).div_ceil(SECTOR);
@@ -239,13 +239,13 @@ impl Survey {
     }
 
     /// By slot: the members that are whole.
-    pub fn members<'d, P: Platter>(&self, disks: &'d [P]) -> Result<Vec<Option<Held<'d, P>>>, Damage> {
+    pub fn members<'d, P: Platter>(&self, disks: &'d [P]) -> Result<Vec<Option<WholeMember<'d, P>>>, Damage> {
         let member = |seat: &Option<(usize, Superblock)>| {
             let whole = seat.as_ref().filter(|(_, superblock)| superblock.member.recovery_offset.is_none());
             let held = |(number, superblock): &(usize, Superblock)| {
                 let disk = &disks[*number];
                 let data = superblock.member.data_offset.0 * SECTOR;
-                Ok(Held { disk, data, listed: listed(disk, superblock)? })
+                Ok(WholeMember { disk, data, listed: listed(disk, superblock)? })
             };
             whole.map(held).transpose()
         };
@@ -256,7 +256,7 @@ impl Survey {
 /// Checks the parity of every row of some stripes by the disks' current contents.
 pub fn check_parity(
     geometry: &ParityGeometry,
-    members: &[Option<Held<'_, impl Platter>>],
+    members: &[Option<WholeMember<'_, impl Platter>>],
     stripes: impl Iterator<Item = u64>,
     why: &'static str,
 ) -> Result<(), Damage> {
@@ -267,7 +267,7 @@ pub fn check_parity(
 /// worked out if that leaves something to compare; so is what a member lists as bad.
 fn for_each_mismatch(
     geometry: &ParityGeometry,
-    members: &[Option<Held<'_, impl Platter>>],
+    members: &[Option<WholeMember<'_, impl Platter>>],
     stripes: impl Iterator<Item = u64>,
     mut found: impl FnMut(u64, u64) -> Result<(), Damage>,
 ) -> Result<(), Damage> {
@@ -278,7 +278,7 @@ fn for_each_mismatch(
     let chunk = geometry.chunk_bytes() as usize;
     for stripe in stripes {
         let offset = geometry.member_offset(StripeId(stripe));
-        let peek = |held: &Held<'_, _>| Platter::peek(held.disk, held.data + offset, chunk);
+        let peek = |held: &WholeMember<'_, _>| Platter::peek(held.disk, held.data + offset, chunk);
         let chunks: Vec<Option<Vec<u8>>> = members.iter().map(|held| held.as_ref().map(peek)).collect();
         let map = geometry.slots(StripeId(stripe));
         let wrong = contradictions(map, &chunks, chunk);

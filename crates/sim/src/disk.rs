@@ -126,7 +126,7 @@ struct Request {
     completion: Option<Completion>,
 }
 
-struct State {
+struct DiskState {
     config: SimDiskConfig,
     medium: Medium,
     faults: Faults,
@@ -144,7 +144,7 @@ struct Shared {
     info: DeviceInfo,
     clock: Rc<Cell<u64>>,
     trace: Rc<Trace>,
-    state: RefCell<State>,
+    state: RefCell<DiskState>,
 }
 
 thread_local! {
@@ -182,7 +182,7 @@ impl SimDisk {
             discards: config.discards,
         };
         let medium = Medium::new(config.size, config.tear_bytes);
-        let state = State {
+        let state = DiskState {
             config,
             medium,
             faults: Faults::none(),
@@ -416,7 +416,7 @@ impl Request {
     }
 }
 
-impl State {
+impl DiskState {
     /// Errors that need no medium.
     fn refuse(&mut self, operation: Operation, offset: u64, length: u64) -> Result<(), DeviceErrorKind> {
         let block = u64::from(self.config.logical_block);
@@ -642,7 +642,7 @@ impl Shared {
 
     fn complete_inline(
         &self,
-        state: &mut State,
+        state: &mut DiskState,
         number: u64,
         mut request: Request,
         payload: Payload,

@@ -12,6 +12,11 @@
 //!
 //!   Ledger: per sector, which values may be read now; fed by the client, knows nothing of the code under test
 //! ```
+//!
+//! Begin with [`world`], then [`scene`]: a small array in a world, as most tests use it. [`swarm`] draws
+//! whole lives of arrays; its module text says how a life goes. The parts of a world are [`disk`] (over
+//! [`medium`], with [`faults`]) and [`stream`]; what says whether a run was right are [`ledger`], [`checks`],
+//! [`stamp`] and [`verdict`].
 #![forbid(unsafe_code)]
 
 pub mod checks;

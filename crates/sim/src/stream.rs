@@ -75,7 +75,7 @@ struct Pipe {
     sent: u64,
 }
 
-struct State {
+struct StreamState {
     config: SimStreamConfig,
     rng: Rng,
     /// Direction 0 leads from end 0 to end 1.
@@ -98,7 +98,7 @@ struct Shared {
     shards: [usize; 2],
     clock: Rc<Cell<u64>>,
     trace: Rc<Trace>,
-    state: RefCell<State>,
+    state: RefCell<StreamState>,
     /// Ends that are still in use.
     held: Cell<u8>,
 }
@@ -120,7 +120,7 @@ pub(crate) fn pair(
     trace: Rc<Trace>,
 ) -> (Pair, Rc<dyn EventSource>) {
     assert!(config.window > 0 && config.fragment_max > 0, "a connection carries at least a byte at a time");
-    let state = RefCell::new(State {
+    let state = RefCell::new(StreamState {
         config,
         rng,
         pipes: Default::default(),
@@ -213,7 +213,7 @@ enum Step {
     Receive,
 }
 
-impl State {
+impl StreamState {
     fn reset(&mut self) {
         self.reset = true;
         for pipe in &mut self.pipes {

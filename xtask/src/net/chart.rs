@@ -8,7 +8,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 
 use super::experiments::{Figure, Quantity};
-use super::results::{Measured, Row};
+use super::results::{Line, Measured};
 
 const SIZE: (u32, u32) = (760, 420);
 /// Room above the highest point, and beside the first and the last.
@@ -66,8 +66,8 @@ fn places(measured: &Measured) -> Vec<(f64, String)> {
 }
 
 /// The lines, in the order of the table.
-fn lines(measured: &Measured) -> Vec<(String, Vec<&Row>)> {
-    let mut lines: Vec<(String, Vec<&Row>)> = Vec::new();
+fn lines(measured: &Measured) -> Vec<(String, Vec<&Line>)> {
+    let mut lines: Vec<(String, Vec<&Line>)> = Vec::new();
     for row in &measured.rows {
         let name = format!("{}, {}", row.series, row.arm);
         match lines.iter_mut().find(|(other, _)| *other == name) {
@@ -122,7 +122,7 @@ impl Ranged for Axis {
     }
 }
 
-fn value(quantity: Quantity, row: &Row) -> f64 {
+fn value(quantity: Quantity, row: &Line) -> f64 {
     match quantity {
         Quantity::Goodput => row.of_goodput,
         Quantity::LinkBytes => row.sent + row.received,
@@ -205,7 +205,7 @@ mod tests {
     use crate::net::experiments;
 
     fn measured() -> Measured {
-        let row = |arm: &str, x: f64, of_goodput: f64| Row {
+        let row = |arm: &str, x: f64, of_goodput: f64| Line {
             series: "RAID5".to_owned(),
             arm: arm.to_owned(),
             x,

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::client::{self, Load, Measurement, equal_links};
 use super::experiments::{self, Arm, Figure, Links, Point};
 use super::network::{Network, Node, Rates};
-use super::results::{Goodput, Measured, Row};
+use super::results::{Goodput, Line, Measured};
 use super::{chart, report, start_servers};
 
 /// Memory of all members together; with more servers each has less.
@@ -142,7 +142,7 @@ impl Lab<'_> {
         Ok(Goodput { write, read })
     }
 
-    fn row(&self, point: &Point, arm: Arm, goodput: Goodput) -> Result<Row> {
+    fn row(&self, point: &Point, arm: Arm, goodput: Goodput) -> Result<Line> {
         let goodput = goodput.of(if point.load.rebuild.is_some() { 100 } else { point.load.reads });
         let mut load = point.load.clone();
         load.rate = point.rate_share.map(|share| bytes(share * goodput));
@@ -153,7 +153,7 @@ impl Lab<'_> {
             Links::Servers(share) => share * f64::from(u32::try_from(point.servers)?),
             Links::Equal | Links::SlowReceivers(_) => 1.0,
         };
-        Ok(Row::new(place, &measured, goodput, (arm == Arm::HostCentric, servers_share)))
+        Ok(Line::new(place, &measured, goodput, (arm == Arm::HostCentric, servers_share)))
     }
 
     /// A load on new members.

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::experiments::{Arm, Figure};
-use super::results::{Measured, Row};
+use super::results::{Line, Measured};
 use super::{chart, network};
 
 const HEAD: &str = "# Disaggregated: what was measured
@@ -91,7 +91,7 @@ fn section(text: &mut String, figure: &Figure, measured: &Measured) {
     );
 }
 
-fn table_row(text: &mut String, row: &Row) {
+fn table_row(text: &mut String, row: &Line) {
     let or_nothing =
         |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
     let _ = writeln!(
@@ -127,7 +127,7 @@ fn targets(known: &[(&Figure, Measured)]) -> Vec<Target> {
         let row = |figure: &str, arm, x| find(figure, series, arm, x);
         let number = |value: f64| format!("{value:.3}");
         let ratio =
-            |a: Option<&Row>, b: Option<&Row>, part: fn(&Row) -> f64| Some(number(part(a?) / part(b?)));
+            |a: Option<&Line>, b: Option<&Line>, part: fn(&Line) -> f64| Some(number(part(a?) / part(b?)));
         let mut target =
             |what: &str, wanted, found| targets.push((format!("{series}: {what}"), wanted, found));
         let partial = |arm| row("partial-writes", arm, 128.0);

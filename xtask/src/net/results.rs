@@ -12,7 +12,7 @@ use super::client::Measurement;
 
 /// One arm at one point.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct Line {
     /// The line in the chart, without the arm.
     pub series: String,
     /// Which side did the work, and how: the arm's name.
@@ -64,7 +64,7 @@ pub struct Measured {
     /// And reads.
     pub goodput_read: f64,
     /// By point, arm after arm.
-    pub rows: Vec<Row>,
+    pub rows: Vec<Line>,
 }
 
 impl Measured {
@@ -87,7 +87,7 @@ impl Measured {
     }
 
     /// The row of this place.
-    pub fn row(&self, series: &str, arm: &str, x: f64) -> Option<&Row> {
+    pub fn row(&self, series: &str, arm: &str, x: f64) -> Option<&Line> {
         self.rows.iter().find(|row| row.series == series && row.arm == arm && (row.x - x).abs() < 1e-9)
     }
 
@@ -134,7 +134,7 @@ impl Goodput {
 
 const GIB: f64 = 1_073_741_824.0;
 
-impl Row {
+impl Line {
     /// Of a measurement. `servers_share` is what all servers' links carry by what the client's does.
     pub fn new(
         (series, arm, x, label): (&str, &str, f64, &str),

@@ -41,12 +41,12 @@ pub struct Torn {
     pub geometry: Geometry,
     /// What stood in flight to the lost member.
     pub excused: Vec<Run>,
-    rows: Vec<Row>,
+    rows: Vec<Line>,
 }
 
 /// A row of 4 KiB that a live record names.
 #[derive(Clone, Debug)]
-struct Row {
+struct Line {
     /// Bytes from the start of the members' data.
     offset: usize,
     parity: u32,
@@ -54,7 +54,7 @@ struct Row {
     written: Vec<(u32, u64)>,
 }
 
-impl Row {
+impl Line {
     fn writes(&self, slot: u32) -> bool {
         self.written.iter().any(|(written, _)| *written == slot)
     }
@@ -73,7 +73,7 @@ pub fn tear(
     }
     let members = Members::read(lab, geometry)?;
     let mut rows = members.live_rows(geometry)?;
-    let needs = |row: &Row, slot| row.parity != slot && !row.writes(slot);
+    let needs = |row: &Line, slot| row.parity != slot && !row.writes(slot);
     let needed_for = |slot: &u32| rows.iter().filter(|row| needs(row, *slot)).count();
     let lost =
         if geometry.name.ends_with("-lost") { (0..geometry.members).max_by_key(needed_for) } else { None };
@@ -128,14 +128,14 @@ impl Members {
     }
 
     /// A member's page of a row, and where it is in the file.
-    fn page(&self, slot: u32, row: &Row) -> Result<(usize, &[u8])> {
+    fn page(&self, slot: u32, row: &Line) -> Result<(usize, &[u8])> {
         let bytes = &self.0[usize::try_from(slot)?];
         let at = usize::try_from(u64_at(bytes, SUPERBLOCK_AT + 128)?)? * 512 + row.offset;
         Ok((at, bytes.get(at..at + BLOCK).context("a row behind the member's end")?))
     }
 
     /// Those of the rows that don't add up to zero.
-    fn inconsistent(&self, rows: &[Row]) -> Result<Vec<Row>> {
+    fn inconsistent(&self, rows: &[Line]) -> Result<Vec<Line>> {
         let mut found = Vec::new();
         for row in rows {
             let mut sum = vec![0; BLOCK];
@@ -151,7 +151,7 @@ impl Members {
 
     /// The rows of each member's newest record. Entries with torn partial parity are left out: their rows had
     /// not begun.
-    fn live_rows(&self, geometry: &Geometry) -> Result<Vec<Row>> {
+    fn live_rows(&self, geometry: &Geometry) -> Result<Vec<Line>> {
         let mut rows = Vec::new();
         for member in &self.0 {
             let superblock = &member[SUPERBLOCK_AT..];
@@ -220,7 +220,7 @@ fn entries(header: &[u8]) -> Result<Vec<Entry>> {
 }
 
 impl Entry {
-    fn rows(&self, geometry: &Geometry) -> Result<Vec<Row>> {
+    fn rows(&self, geometry: &Geometry) -> Result<Vec<Line>> {
         let (chunk, columns) = (u64::from(geometry.chunk) << 10, u64::from(geometry.members) - 1);
         // Without partial parity, whole rows were written.
         let count = self.data_bytes.checked_div(self.parity_bytes as u64).unwrap_or(columns);
@@ -232,7 +232,7 @@ impl Entry {
             let written =
                 (first..first + count).map(|column| Ok((self.slot(geometry, column)?, block(column))));
             let written = written.collect::<Result<_>>()?;
-            Ok(Row { offset: usize::try_from(stripe * chunk + at)?, parity: self.parity, written })
+            Ok(Line { offset: usize::try_from(stripe * chunk + at)?, parity: self.parity, written })
         };
         (start..start + self.data_bytes / count).step_by(BLOCK).map(row).collect()
     }

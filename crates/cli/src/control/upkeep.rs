@@ -42,14 +42,14 @@ pub struct CheckResult {
     /// Sectors that no single member explains; `locate` left them.
     pub unexplained_sectors: u64,
     /// Where corrections were made; the first 1024 places.
-    pub corrected: Vec<Place>,
+    pub corrected: Vec<MemberSectors>,
     /// False if it was stopped before its end.
     pub complete: bool,
 }
 
 /// Sectors of a member, from the start of its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct MemberSectors {
     pub slot: usize,
     pub device: String,
     pub sector: u64,

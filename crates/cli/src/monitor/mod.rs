@@ -38,7 +38,7 @@ pub fn run(arguments: &MonitorArguments) -> Result<(), Failure> {
         array: array.clone(),
         spares: arguments.spares,
         sinks: Arc::clone(&sinks),
-        state: State::Unknown,
+        state: ArrayState::Unknown,
         lacks_spares: false,
     });
     if arguments.oneshot {
@@ -54,7 +54,7 @@ pub fn run(arguments: &MonitorArguments) -> Result<(), Failure> {
 }
 
 /// What is known of an array.
-enum State {
+enum ArrayState {
     /// It was not reached yet.
     Unknown,
     /// It is followed: the server's run, and the last event that was told.
@@ -69,7 +69,7 @@ struct Watch {
     array: String,
     spares: Option<usize>,
     sinks: Arc<Sinks>,
-    state: State,
+    state: ArrayState,
     lacks_spares: bool,
 }
 
@@ -106,7 +106,7 @@ impl Watch {
         let now: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
         self.appeared(client, now)?;
         loop {
-            let State::Followed { told, .. } = self.state else { return Ok(()) };
+            let ArrayState::Followed { told, .. } = self.state else { return Ok(()) };
             let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
             let next: EventsResult = client.call("events", EventsParameters { after: told, wait_ms })?;
             self.tell_all(next);
@@ -116,13 +116,13 @@ impl Watch {
 
     /// A server is there: the one that was followed, another one, or the first.
     fn appeared(&mut self, client: &mut Client, now: EventsResult) -> Result<(), ClientError> {
-        let told = match std::mem::replace(&mut self.state, State::Unknown) {
-            State::Followed { instance, told } | State::Gone { instance, told }
+        let told = match std::mem::replace(&mut self.state, ArrayState::Unknown) {
+            ArrayState::Followed { instance, told } | ArrayState::Gone { instance, told }
                 if instance == now.instance =>
             {
                 told
             }
-            State::Unknown => {
+            ArrayState::Unknown => {
                 // What happened before is history; what is wrong now is told.
                 self.tell_what_is_wrong(client)?;
                 now.last
@@ -132,14 +132,14 @@ impl Watch {
                 0
             }
         };
-        self.state = State::Followed { instance: now.instance, told };
+        self.state = ArrayState::Followed { instance: now.instance, told };
         self.look_at_spares(client)
     }
 
     fn disappeared(&mut self, error: &ClientError) {
-        match std::mem::replace(&mut self.state, State::Missing) {
-            State::Followed { instance, told } => {
-                self.state = State::Gone { instance, told };
+        match std::mem::replace(&mut self.state, ArrayState::Missing) {
+            ArrayState::Followed { instance, told } => {
+                self.state = ArrayState::Gone { instance, told };
                 self.tell(
                     "DeviceDisappeared",
                     None,
@@ -147,7 +147,7 @@ impl Watch {
                     true,
                 );
             }
-            State::Unknown => self.tell("DeviceDisappeared", None, error.to_string(), true),
+            ArrayState::Unknown => self.tell("DeviceDisappeared", None, error.to_string(), true),
             other => self.state = other,
         }
     }
@@ -194,10 +194,10 @@ impl Watch {
     }
 
     fn tell_all(&mut self, next: EventsResult) {
-        let State::Followed { instance, told } = &mut self.state else { return };
+        let ArrayState::Followed { instance, told } = &mut self.state else { return };
         if *instance != next.instance {
             // Another server took the socket over within one connection: that can't be; begin anew.
-            self.state = State::Gone { instance: next.instance, told: 0 };
+            self.state = ArrayState::Gone { instance: next.instance, told: 0 };
             return;
         }
         let before = *told;

@@ -14,7 +14,7 @@ use pinstripe_runtime::{
 use serde_json::Value;
 
 use super::{
-    Served, clients, devices, front::FrontEnds, grow, journal::Journal, names, reconnect::Reconnector,
+    Served, clients, devices, front::FrontEnds, grow, journal::ServerLog, names, reconnect::Reconnector,
     report, stopping::Stopping, upkeep,
 };
 use crate::{
@@ -37,12 +37,12 @@ const RECEIVE_BYTES: usize = 4 << 10;
 
 /// Does what control connections ask for. Cheap to clone.
 #[derive(Clone)]
-pub struct Controller(Rc<Inner>);
+pub struct ControlServer(Rc<Inner>);
 
 struct Inner {
     /// Absent once the array has stopped, so that its devices can be closed.
     array: RefCell<Option<Array>>,
-    journal: Journal,
+    journal: ServerLog,
     front_ends: Rc<FrontEnds>,
     memory: bool,
     reconnector: Rc<Reconnector>,
@@ -59,7 +59,7 @@ struct Inner {
     added: Signal,
 }
 
-impl Controller {
+impl ControlServer {
     pub fn new(served: &Served, reconnector: Rc<Reconnector>) -> Self {
         Self(Rc::new(Inner {
             array: Some(served.array.clone()).into(),

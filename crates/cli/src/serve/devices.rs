@@ -31,7 +31,7 @@ const LOOK_NANOSECONDS: u64 = 30_000_000_000;
 
 /// What will be assembled.
 #[derive(Default)]
-pub struct Members {
+pub struct OpenedDevices {
     pub sources: Vec<Arc<dyn DeviceSource>>,
     files: Vec<Weak<OpenFile>>,
     /// Whether members were waited for in vain.
@@ -56,7 +56,7 @@ impl Opened {
 }
 
 /// An open file as every shard attaches it.
-impl Members {
+impl OpenedDevices {
     /// Opens what the command line names; with `shape`, makes it of memory.
     pub async fn open(arguments: &ServeArguments, shape: Option<&Shape>) -> Result<Self, Failure> {
         if let Some(shape) = shape {

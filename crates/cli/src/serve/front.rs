@@ -14,7 +14,7 @@ use pinstripe_runtime::{
     uring::{Connection, Listener},
 };
 
-use super::{journal::Journal, nbd, nvme, stopping::Stopping};
+use super::{journal::ServerLog, nbd, nvme, stopping::Stopping};
 use crate::{
     accept::{accept, in_turn},
     command_line::ServeArguments,
@@ -56,7 +56,7 @@ pub struct Identity<'a> {
 pub struct Service<'a> {
     pub shared: &'a Arc<Shared>,
     pub shards: &'a [ShardHandle],
-    pub journal: &'a Journal,
+    pub journal: &'a ServerLog,
 }
 
 /// A way in. It lives on shard 0.
@@ -128,7 +128,7 @@ impl FrontEnds {
         &mut self,
         shared: &Arc<Shared>,
         shards: &[ShardHandle],
-        journal: &Journal,
+        journal: &ServerLog,
     ) -> Result<(), Failure> {
         for front_end in &mut self.0 {
             front_end.open(Service { shared, shards, journal }).await?;

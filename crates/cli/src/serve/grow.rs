@@ -5,7 +5,7 @@ use pinstripe_engine::{
     consistency::{JournalMode, Policy},
 };
 
-use super::journal::Journal;
+use super::journal::ServerLog;
 use crate::control::{BitmapParameters, CallError, GrowParameters, JournalModeParameters, code};
 
 /// What a bit of a new bitmap covers unless told, as mdadm has it; and the most that it can.
@@ -16,7 +16,7 @@ const BITMAP_CHUNK_BYTES_MAX: u32 = 1 << 31;
 pub async fn policy(
     array: &Array,
     parameters: GrowParameters,
-    journal: &Journal,
+    journal: &ServerLog,
 ) -> Result<GrowParameters, CallError> {
     let wanted = &parameters.consistency_policy;
     let all = [Policy::Resync, Policy::Bitmap, Policy::Ppl, Policy::DoubleParityLog];
@@ -32,7 +32,7 @@ pub async fn policy(
 pub async fn journal_mode(
     array: &Array,
     parameters: JournalModeParameters,
-    journal: &Journal,
+    journal: &ServerLog,
 ) -> Result<JournalModeParameters, CallError> {
     let wanted = &parameters.journal_mode;
     let all = [JournalMode::WriteThrough, JournalMode::WriteBack];
@@ -45,7 +45,7 @@ pub async fn journal_mode(
 }
 
 /// Adds or removes the bitmap.
-pub async fn bitmap(array: &Array, parameters: BitmapParameters, journal: &Journal) -> Result<(), String> {
+pub async fn bitmap(array: &Array, parameters: BitmapParameters, journal: &ServerLog) -> Result<(), String> {
     let BitmapParameters { internal, .. } = parameters;
     change_bitmap(array, parameters).await?;
     journal.note(if internal { "a bitmap was added" } else { "the bitmap was removed" });

@@ -37,7 +37,7 @@ const LINES_MAX: usize = 1024;
 /// Lines are written by a thread of their own, for a full pipe would stop the shard that writes to it. Lines
 /// that find no room, because a reader does not read, are dropped.
 #[derive(Clone)]
-pub struct Journal {
+pub struct ServerLog {
     json: bool,
     /// The array's name.
     array: Arc<str>,
@@ -51,7 +51,7 @@ enum Line {
     Flush(SyncSender<()>),
 }
 
-impl Journal {
+impl ServerLog {
     /// Of the array of this name.
     pub fn new(json: bool, array: &str) -> Result<Self, RunError> {
         let (lines, written) = sync_channel(LINES_MAX);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_line_says_when_it_was_and_of_which_array_and_cannot_be_forged() {
-        let journal = Journal::new(false, "da\u{202e}ta").unwrap();
+        let journal = ServerLog::new(false, "da\u{202e}ta").unwrap();
         let line = journal.in_words(1, "all\nis well");
         assert_eq!(line, "pinstripe: 1970-01-01T00:00:01Z da\\u{202e}ta: all\u{fffd}is well");
     }

@@ -43,11 +43,11 @@ use pinstripe_runtime::{
 use serde_json::json;
 
 use self::{
-    control::Controller,
+    control::ControlServer,
     control_socket::ControlSocket,
-    devices::Members,
+    devices::OpenedDevices,
     front::{Accepting, FrontEnds, Identity},
-    journal::Journal,
+    journal::ServerLog,
     pool::Pool,
     reconnect::Reconnector,
     stopping::Stopping,
@@ -166,13 +166,13 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
     blocking(move || member::know(&remote)).await?;
     member::prepare(context.shards().len())?;
     let pool = Pool::new(&plan.arguments)?;
-    let members = Members::open(&plan.arguments, plan.shape.as_ref()).await?;
+    let members = OpenedDevices::open(&plan.arguments, plan.shape.as_ref()).await?;
     let opened = members.opened();
     let control = ControlSocket::listen(&plan.arguments, &members.name, &members.uuid)?;
     let (stem, folder) = (control.stem.as_str(), control.folder());
     let identity = Identity { name: &members.name, uuid: &members.uuid, stem, folder };
     let mut front_ends = FrontEnds::bind(&plan.arguments, identity).await?;
-    let journal = Journal::new(plan.arguments.json, &members.name)?;
+    let journal = ServerLog::new(plan.arguments.json, &members.name)?;
     let shards: Vec<ShardHandle> = context.shards().to_vec();
     // From here on members may be written: all that can be wrong with the command line was looked at before
     // (C34).
@@ -226,7 +226,7 @@ fn not_assembled(error: &AssembleError, takeover: bool) -> String {
 struct Served {
     array: Array,
     shards: Vec<ShardHandle>,
-    journal: Journal,
+    journal: ServerLog,
     stopping: Rc<Stopping>,
     pool: Option<Pool>,
     front_ends: Rc<FrontEnds>,
@@ -246,7 +246,7 @@ impl Served {
         opened: devices::Opened,
     ) -> Result<(), Failure> {
         let reconnector = Reconnector::spawn(self.array.clone(), Rc::clone(&self.stopping));
-        let controller = Controller::new(&self, reconnector);
+        let controller = ControlServer::new(&self, reconnector);
         if let Some(pool) = self.pool.take() {
             pool.spawn(self.array.clone(), self.journal.clone(), Rc::clone(&self.stopping));
         }
@@ -283,7 +283,7 @@ impl Served {
     }
 
     /// Ends what is in flight, marks the array clean and closes the devices.
-    async fn end(self, controller: &Controller, opened: devices::Opened) -> Result<(), Failure> {
+    async fn end(self, controller: &ControlServer, opened: devices::Opened) -> Result<(), Failure> {
         self.front_ends.stop(&self.shards).await;
         let stopped = self.array.stop().await;
         self.front_ends.close(&self.shards).await;

@@ -12,7 +12,7 @@ use pinstripe_runtime::{ShardHandle, shard::JoinHandle, uring::Listener};
 
 use super::{
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
-    journal::Journal,
+    journal::ServerLog,
     service::array_service,
 };
 use crate::{command_line::ServeArguments, failure::Failure, nvme_server, open::listen};
@@ -61,7 +61,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
 
 impl NvmeTcp {
     /// The subsystem that all shards serve.
-    fn subsystem(&mut self, shared: &Arc<Shared>, journal: &Journal) -> Result<Arc<Subsystem>, Failure> {
+    fn subsystem(&mut self, shared: &Arc<Shared>, journal: &ServerLog) -> Result<Arc<Subsystem>, Failure> {
         let service = array_service(Volume::new(Arc::clone(shared)), journal.clone());
         let namespace = NamespaceConfig {
             uuid: self.uuid,

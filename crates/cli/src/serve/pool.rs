@@ -15,7 +15,7 @@ use pinstripe_nvme::{
 };
 use pinstripe_runtime::{DeviceSource, shard};
 
-use super::{journal::Journal, nvme::namespace_uuid, stopping::Stopping};
+use super::{journal::ServerLog, nvme::namespace_uuid, stopping::Stopping};
 use crate::{
     command_line::ServeArguments,
     create::random_uuid,
@@ -47,7 +47,7 @@ impl Pool {
     }
 
     /// Watches `array` until the end is wanted.
-    pub fn spawn(self, array: Array, journal: Journal, stopping: Rc<Stopping>) {
+    pub fn spawn(self, array: Array, journal: ServerLog, stopping: Rc<Stopping>) {
         shard::spawn(async move {
             let mut empty_since = None;
             let mut complained = String::new();

@@ -14,7 +14,7 @@ use crate::control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, M
 pub fn sync(progress: &SyncProgress) -> Sync {
     let action = match progress.action {
         SyncAction::Resync => "resync",
-        SyncAction::Recovery => "rebuild",
+        SyncAction::Rebuild => "rebuild",
         SyncAction::Check => "check",
         SyncAction::Repair => "repair",
     };

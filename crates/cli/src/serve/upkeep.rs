@@ -10,8 +10,8 @@ use pinstripe_runtime::shard;
 
 use super::{report, stopping::Stopping};
 use crate::control::upkeep::{
-    CheckParameters, CheckResult, Event, EventsParameters, EventsResult, Place, RepairParameters, SyncChange,
-    SyncParameters, SyncResult,
+    CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
+    SyncChange, SyncParameters, SyncResult,
 };
 use crate::first_of::{First, first_of};
 
@@ -32,7 +32,7 @@ pub async fn repair(array: &Array, parameters: RepairParameters) -> Result<Check
 }
 
 fn result(report: CheckReport) -> CheckResult {
-    let place = |place: pinstripe_engine::maintenance::Located| Place {
+    let place = |place: pinstripe_engine::maintenance::Located| MemberSectors {
         slot: place.slot,
         device: place.device,
         sector: place.sector,

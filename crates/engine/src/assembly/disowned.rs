@@ -24,10 +24,8 @@ enum Word {
 /// Takes out members that are disowned.
 pub(super) fn set_aside(found: &mut Vec<Found>) -> Vec<Found> {
     let mut gone = Vec::new();
-    if active(Mutant::RevenantAccepted) {
-        return gone;
-    }
-    for word in [Word::Undisputed, Word::OneSided, Word::Mutual] {
+    let words = [Word::Undisputed, Word::OneSided, Word::Mutual];
+    for word in words.into_iter().filter(|_| !active(Mutant::RevenantAccepted)) {
         while let Some(other) = (0..found.len()).find(|&other| is_set_aside(found, other, word)) {
             let mut leaving = vec![other];
             if word == Word::Mutual {

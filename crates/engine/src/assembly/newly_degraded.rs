@@ -9,14 +9,14 @@ use pinstripe_md::{
 };
 
 use crate::{
-    assembly::{AssembleError, Found, Seated},
+    assembly::{AssembleError, Found, FoundMembers},
     options::ArrayOptions,
 };
 
 /// An error if members would be left behind, and the options don't say that this is meant.
 pub(crate) fn check(
     array: &ArrayRecord,
-    seated: &Seated,
+    seated: &FoundMembers,
     options: &ArrayOptions,
 ) -> Result<(), AssembleError> {
     let slots = slots(array, seated);
@@ -27,7 +27,7 @@ pub(crate) fn check(
 }
 
 /// The slots without a whole member for which the superblocks name a device that isn't here.
-fn slots(array: &ArrayRecord, seated: &Seated) -> Vec<usize> {
+fn slots(array: &ArrayRecord, seated: &FoundMembers) -> Vec<usize> {
     let is_whole = |member: &Found| member.superblock.member.recovery_offset.is_none();
     let members = || seated.seats.iter().flatten().chain(seated.targets.iter().map(|(_, target)| target));
     let is_here =

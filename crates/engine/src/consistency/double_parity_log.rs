@@ -59,7 +59,7 @@ pub(crate) struct Part {
 }
 
 /// Keeps a batch in the log until it is dropped.
-pub(crate) type Kept = queue::Kept<Part>;
+pub(crate) type LogGuard = queue::LogGuard<Part>;
 
 impl RecordEncoder for DoubleParityLog {
     type Item = Part;

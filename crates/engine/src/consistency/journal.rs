@@ -47,7 +47,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, ato
 use self::{
     cache::{Cache, Shape},
     replay::Resume,
-    ring::{Page, Place, Ring, meta_blocks_max},
+    ring::{Page, PageAddress, Ring, meta_blocks_max},
     write_back::JournalMode,
 };
 use super::{Batch, LogError};
@@ -80,7 +80,7 @@ pub struct Journal {
     ring: Ring,
     /// The device, for messages.
     name: String,
-    state: Mutex<State>,
+    state: Mutex<JournalState>,
     /// For the task that writes the log: something was queued, or there is room again.
     wanted: Signal,
     /// For the tasks that wait: something is durable, the membership changed, or the journal failed.
@@ -109,7 +109,7 @@ enum Loss {
 
 /// Positions in the log count blocks from some beginning and never wrap.
 #[derive(Default)]
-struct State {
+struct JournalState {
     queue: VecDeque<Request>,
     /// These go first: room for them is set aside, and others may wait for the room that they make.
     urgent: VecDeque<Request>,
@@ -166,12 +166,12 @@ struct Request {
 }
 
 /// A batch that is in the log. Dropped when the members have answered.
-pub(crate) struct Held {
+pub(crate) struct LogGuard {
     journal: Arc<Journal>,
     ticket: u64,
 }
 
-impl Drop for Held {
+impl Drop for LogGuard {
     fn drop(&mut self) {
         let mut state = self.journal.state();
         state.held.remove(&self.ticket);
@@ -183,7 +183,7 @@ impl Drop for Held {
     }
 }
 
-impl State {
+impl JournalState {
     fn used(&self) -> u64 {
         self.head - self.tail
     }
@@ -222,7 +222,7 @@ impl Journal {
         Self {
             ring: Ring::new(&journal.superblock),
             name: journal.device.info().name.clone(),
-            state: Mutex::new(State { shape, ..State::default() }),
+            state: Mutex::new(JournalState { shape, ..JournalState::default() }),
             wanted: Signal::default(),
             changed: Signal::default(),
             reclaim: Signal::default(),
@@ -240,12 +240,12 @@ impl Journal {
         state.seq = resume.seq.wrapping_add(1);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, JournalState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The place of a position in the ring.
-    fn place(&self, state: &State, position: u64) -> Sector {
+    fn place(&self, state: &JournalState, position: u64) -> Sector {
         self.ring.after(state.origin, position % self.ring.blocks())
     }
 
@@ -310,7 +310,7 @@ impl Journal {
     }
 
     /// Logs a batch; it is durable when this returns.
-    pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Held, LogError> {
+    pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<LogGuard, LogError> {
         let mut pages = self.state().spare.pop().unwrap_or_default();
         cut(batch, &mut pages);
         let generation = batch.view.snapshot.generation;
@@ -326,7 +326,7 @@ impl Journal {
         kind: Kind,
         shared: &Shared,
         generation: u64,
-    ) -> Result<Held, LogError> {
+    ) -> Result<LogGuard, LogError> {
         let ticket = {
             let mut state = self.state();
             state.tickets += 1;
@@ -337,7 +337,7 @@ impl Journal {
         };
         self.wanted.notify();
         if active(Mutant::JournalAfterMembers) {
-            return Ok(Held { journal: Arc::clone(self), ticket: 0 });
+            return Ok(LogGuard { journal: Arc::clone(self), ticket: 0 });
         }
         let answer = || {
             let mut state = self.state();
@@ -364,7 +364,7 @@ impl Journal {
             (moved && state.withdraw(ticket)).then_some(Err(LogError::Moved))
         };
         let ticket = self.changed.wait_for(answer).await?;
-        Ok(Held { journal: Arc::clone(self), ticket })
+        Ok(LogGuard { journal: Arc::clone(self), ticket })
     }
 }
 
@@ -376,14 +376,14 @@ fn cut(batch: &Batch<'_>, pages: &mut Vec<Page>) {
         let mut start = run.start;
         while start < run.end {
             cut_row(geometry, batch.stripe, extents, run, start, parity, pages);
-            start += ROW_BYTES;
+            start += PAGE_BYTES;
         }
     }
 }
 
 /// Bytes of a page.
-const ROW_BYTES: u32 = crate::io::parity_cache::ROW_BYTES;
-const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
+const PAGE_BYTES: u32 = crate::io::parity_cache::PAGE_BYTES;
+const _: () = assert!(PAGE_BYTES as usize == BLOCK_BYTES);
 
 fn cut_row(
     geometry: &ParityGeometry,
@@ -394,16 +394,16 @@ fn cut_row(
     parity: &[Option<Slice>; 2],
     pages: &mut Vec<Page>,
 ) {
-    let end = start + ROW_BYTES;
+    let end = start + PAGE_BYTES;
     for extent in extents.iter().filter(|extent| extent.start <= start && end <= extent.end()) {
         let within = to_u32(extent.column) * geometry.chunk_bytes() + start;
-        let place = Place::Data(Sector(geometry.array_offset(stripe, within) / SECTOR_BYTES));
+        let place = PageAddress::Data(Sector(geometry.array_offset(stripe, within) / SECTOR_BYTES));
         let bytes = extent.data.slice((start - extent.start) as usize, BLOCK_BYTES);
         pages.push(Page { place, bytes, ends_row: false });
     }
     let row = Sector((geometry.member_offset(stripe) + u64::from(start)) / SECTOR_BYTES);
     if !active(Mutant::JournalWithoutParity) {
-        for (bytes, place) in parity.iter().zip([Place::P(row), Place::Q]) {
+        for (bytes, place) in parity.iter().zip([PageAddress::P(row), PageAddress::Q]) {
             if let Some(bytes) = bytes {
                 let bytes = bytes.slice((start - run.start) as usize, BLOCK_BYTES);
                 pages.push(Page { place, bytes, ends_row: false });

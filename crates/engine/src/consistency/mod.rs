@@ -54,7 +54,7 @@ use crate::{
     geometry::{MemberSlot, StripeId},
     io::{
         image::{Extent, Image},
-        parity_cache::ROW_BYTES,
+        parity_cache::PAGE_BYTES,
         volume::ShardVolume,
     },
     membership::{
@@ -174,13 +174,13 @@ pub(crate) enum Logged {
     Nothing,
     /// It is in the partial parity log.
     #[expect(dead_code, reason = "it is kept to be dropped")]
-    Ppl(ppl::Kept),
+    Ppl(ppl::LogGuard),
     /// It is in the journal.
     #[expect(dead_code, reason = "it is kept to be dropped")]
-    Journal(journal::Held),
+    Journal(journal::LogGuard),
     /// It is in the double-parity log.
     #[expect(dead_code, reason = "it is kept to be dropped")]
-    DoubleParity(double_parity_log::Kept),
+    DoubleParity(double_parity_log::LogGuard),
 }
 
 /// Why a batch could not be logged. No member has changed.
@@ -249,7 +249,7 @@ impl Log {
         }
     }
 
-    /// Whether a batch must be whole rows of [`ROW_BYTES`] with the same consecutive columns in each.
+    /// Whether a batch must be whole rows of [`PAGE_BYTES`] with the same consecutive columns in each.
     pub(crate) fn takes_rows(&self) -> bool {
         matches!(self, Self::Ppl(_))
     }
@@ -600,14 +600,14 @@ impl ArrayController {
 
 /// What keeps an image from being one entry for each of its runs.
 pub(crate) fn takes_several_entries(extents: &[Extent]) -> bool {
-    let row = |at: u32| at / ROW_BYTES * ROW_BYTES;
-    let rounded = |extent: &Extent| (row(extent.start), row(extent.end() - 1) + ROW_BYTES);
+    let row = |at: u32| at / PAGE_BYTES * PAGE_BYTES;
+    let rounded = |extent: &Extent| (row(extent.start), row(extent.end() - 1) + PAGE_BYTES);
     let meet = |a: (u32, u32), b: (u32, u32)| a.0.max(b.0) < a.1.min(b.1);
     let ragged_rows = |extent: &Extent| {
         let (start, end) = rounded(extent);
         [
-            (extent.start != start).then_some((start, start + ROW_BYTES)),
-            (extent.end() != end).then_some((end - ROW_BYTES, end)),
+            (extent.start != start).then_some((start, start + PAGE_BYTES)),
+            (extent.end() != end).then_some((end - PAGE_BYTES, end)),
         ]
     };
     let collide = |a: &Extent, b: &Extent| {
@@ -632,11 +632,11 @@ pub(crate) fn ragged_rows(extents: &[Extent]) -> impl Iterator<Item = (usize, u3
     extents
         .iter()
         .flat_map(|extent| {
-            let (first, final_row) = (extent.start / ROW_BYTES, (extent.end() - 1) / ROW_BYTES);
-            let head = (!extent.start.is_multiple_of(ROW_BYTES)).then_some(first);
-            let tail = (!extent.end().is_multiple_of(ROW_BYTES)).then_some(final_row);
+            let (first, final_row) = (extent.start / PAGE_BYTES, (extent.end() - 1) / PAGE_BYTES);
+            let head = (!extent.start.is_multiple_of(PAGE_BYTES)).then_some(first);
+            let tail = (!extent.end().is_multiple_of(PAGE_BYTES)).then_some(final_row);
             [head, tail.filter(|row| head != Some(*row))]
-                .map(|row| row.map(|row| (extent.column, row * ROW_BYTES)))
+                .map(|row| row.map(|row| (extent.column, row * PAGE_BYTES)))
         })
         .flatten()
         .filter(move |row| last.replace(*row) != Some(*row))

@@ -41,7 +41,7 @@ use super::{
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
-    io::{parity_cache::ROW_BYTES, volume::ShardVolume},
+    io::{parity_cache::PAGE_BYTES, volume::ShardVolume},
     membership::snapshot::View,
     mutants::{Mutant, active, in_32_bits},
     plan::{Method, Run},
@@ -64,7 +64,7 @@ pub(crate) struct Part {
 }
 
 /// Keeps a batch in the log until it is dropped.
-pub(crate) type Kept = queue::Kept<Vec<Part>>;
+pub(crate) type LogGuard = queue::LogGuard<Vec<Part>>;
 
 impl RecordEncoder for Ppl {
     type Item = Vec<Part>;
@@ -244,7 +244,7 @@ fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
     let first = run.written.iter().next()?;
     let within = to_u32(first) * geometry.chunk_bytes() + run.start;
     let columns = to_u32(run.written.len());
-    let wrong = if active(Mutant::LogWrongRange) { u64::from(ROW_BYTES) / SECTOR_BYTES } else { 0 };
+    let wrong = if active(Mutant::LogWrongRange) { u64::from(PAGE_BYTES) / SECTOR_BYTES } else { 0 };
     let at = in_32_bits(Mutant::LogPlaceWraps, geometry.array_offset(batch.stripe, within));
     let entry = PplEntry {
         data_sector: Sector(at / SECTOR_BYTES + wrong),
@@ -277,6 +277,6 @@ fn has_entry_for_every_run(runs: &[Run]) -> bool {
         let (first, last) = (run.written.iter().next().unwrap_or(0), run.written.iter().last().unwrap_or(0));
         last - first + 1 == run.written.len()
     };
-    let whole = |run: &Run| run.start.is_multiple_of(ROW_BYTES) && run.end.is_multiple_of(ROW_BYTES);
+    let whole = |run: &Run| run.start.is_multiple_of(PAGE_BYTES) && run.end.is_multiple_of(PAGE_BYTES);
     runs.len() <= ENTRIES_MAX && runs.iter().all(|run| consecutive(run) && whole(run))
 }

@@ -7,7 +7,7 @@ use super::{LogArea, area::AreaBytes, members::Members};
 use crate::{
     assembly::{AssembleError, Found},
     geometry::{MemberSlot, StripeId},
-    io::parity_cache::ROW_BYTES,
+    io::parity_cache::PAGE_BYTES,
     mutants::{Mutant, active},
     units::to_usize,
 };
@@ -77,11 +77,8 @@ async fn replay_record(
     area: &[u8],
     replayed: &mut Replayed,
 ) -> Result<(), AssembleError> {
-    let mut parts: Vec<_> = record.parts(area).collect();
-    if active(Mutant::ReplaySkipsEntry) {
-        parts.pop();
-    }
-    for (entry, parity) in parts {
+    let count = record.parts(area).count().saturating_sub(active(Mutant::ReplaySkipsEntry).into());
+    for (entry, parity) in record.parts(area).take(count) {
         if entry.data_bytes == 0 {
             // Says that the log is in use, and no more.
             continue;
@@ -140,21 +137,21 @@ async fn replay_entry(members: &Members<'_>, shape: &Shape, partial: &[u8]) -> R
     let mut whole = true;
     let mut at = 0;
     while at < shape.length {
-        let length = ROW_BYTES.min(shape.length - at);
+        let length = PAGE_BYTES.min(shape.length - at);
         let mut outcome = replay_rows(members, shape, partial, (at, length)).await?;
-        if outcome == Rows::InParts {
+        if outcome == Outcome::InParts {
             // A bad block must not leave the sectors beside it as they are.
             let block = members.geometry.logical_block();
-            outcome = Rows::Replayed;
+            outcome = Outcome::Replayed;
             for part in (at..at + length).step_by(block as usize) {
                 if replay_rows(members, shape, partial, (part, block.min(at + length - part))).await?
-                    != Rows::Replayed
+                    != Outcome::Replayed
                 {
-                    outcome = Rows::Left;
+                    outcome = Outcome::Left;
                 }
             }
         }
-        whole &= outcome == Rows::Replayed;
+        whole &= outcome == Outcome::Replayed;
         at += length;
     }
     Ok(whole)
@@ -162,7 +159,7 @@ async fn replay_entry(members: &Members<'_>, shape: &Shape, partial: &[u8]) -> R
 
 /// What became of some rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Rows {
+enum Outcome {
     Replayed,
     /// A written column is lost.
     Left,
@@ -175,23 +172,23 @@ async fn replay_rows(
     shape: &Shape,
     partial: &[u8],
     (at, length): (u32, u32),
-) -> Result<Rows, AssembleError> {
+) -> Result<Outcome, AssembleError> {
     let map = members.geometry.slots(shape.stripe);
     let offset = members.geometry.member_offset(shape.stripe) + u64::from(shape.start) + u64::from(at);
     let range = at as usize..(at + length) as usize;
     let mut parity = partial.get(range).map_or_else(|| vec![0; length as usize], <[u8]>::to_vec);
-    let mut outcome = Rows::Replayed;
+    let mut outcome = Outcome::Replayed;
     for column in shape.first_column..shape.first_column + shape.columns {
         let slot = map.data_slot(column);
         match members.read(slot, offset, length).await? {
             Some(data) => pinstripe_parity::kernel().xor_into(&mut parity, &[&data]),
             None if members.may_hold_parts(slot, offset, length) => {
-                return Ok(Rows::InParts);
+                return Ok(Outcome::InParts);
             }
-            None => outcome = Rows::Left,
+            None => outcome = Outcome::Left,
         }
     }
-    if outcome == Rows::Replayed {
+    if outcome == Outcome::Replayed {
         members.write(map.p_slot(), offset, &parity).await?;
     }
     Ok(outcome)

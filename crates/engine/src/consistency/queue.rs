@@ -113,12 +113,12 @@ pub(super) struct Queues<T> {
 }
 
 /// Keeps a batch in the logs until it is dropped. What of it is in no record by then will be in none.
-pub(crate) struct Kept<T> {
+pub(crate) struct LogGuard<T> {
     entered: Vec<(Arc<Queue<T>>, Ticket)>,
     inside: Arc<AtomicU64>,
 }
 
-impl<T> Drop for Kept<T> {
+impl<T> Drop for LogGuard<T> {
     fn drop(&mut self) {
         self.inside.fetch_sub(1, Ordering::Relaxed);
         for (queue, ticket) in &self.entered {
@@ -131,11 +131,11 @@ impl<T> Drop for Kept<T> {
 struct Queue<T> {
     rules: Rules,
     area: Option<LogArea>,
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     changed: Signal,
 }
 
-struct State<T> {
+struct QueueState<T> {
     /// Where the next record goes, if it fits there.
     head: u64,
     /// Oldest first.
@@ -211,14 +211,14 @@ impl<T: Clone> Queues<T> {
         log: &impl RecordEncoder<Item = T>,
         (volume, view): (&ShardVolume, &View),
         copies: Vec<(MemberSlot, Vec<Part<T>>)>,
-    ) -> Result<Kept<T>, LogError> {
-        let mut seats: Vec<Seat<'_, T>> = Vec::new();
+    ) -> Result<LogGuard<T>, LogError> {
+        let mut seats: Vec<QueueEntry<'_, T>> = Vec::new();
         for (slot, parts) in copies {
             for place in view.places(slot.index()) {
                 let is_logged = place == slot.index() || !active(Mutant::ReplacementNotLogged);
                 if let Some((member, device)) = view.member(place).filter(|_| is_logged) {
                     let (queue, parts) = (self.of(member), parts.clone());
-                    seats.push(Seat {
+                    seats.push(QueueEntry {
                         place,
                         member: member.id,
                         device: &**device,
@@ -230,7 +230,7 @@ impl<T: Clone> Queues<T> {
             }
         }
         // From here on whatever happens releases what was entered.
-        let kept = Kept { entered: enter(&mut seats), inside: Arc::clone(&self.inside) };
+        let kept = LogGuard { entered: enter(&mut seats), inside: Arc::clone(&self.inside) };
         self.inside.fetch_add(1, Ordering::Relaxed);
         let waits = seats.iter().map(|seat| seat.durable(log, volume, view, &self.inside));
         // Where one of the logs can't have it, the others are not needed to: it counts for nothing without
@@ -247,7 +247,7 @@ impl<T: Clone> Queues<T> {
 }
 
 /// One of the logs that a batch goes into.
-struct Seat<'v, T> {
+struct QueueEntry<'v, T> {
     place: usize,
     member: MemberId,
     device: &'v dyn Device,
@@ -259,7 +259,7 @@ struct Seat<'v, T> {
 
 /// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of
 /// batches.
-fn enter<T>(seats: &mut [Seat<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
+fn enter<T>(seats: &mut [QueueEntry<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
     seats.sort_by_key(|seat| seat.member);
     let queues: Vec<_> = seats.iter().map(|seat| Arc::clone(&seat.queue)).collect();
     let mut locked: Vec<_> = queues.iter().map(|queue| queue.lock()).collect();
@@ -274,7 +274,7 @@ fn enter<T>(seats: &mut [Seat<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
     entered
 }
 
-impl<T: Clone> Seat<'_, T> {
+impl<T: Clone> QueueEntry<'_, T> {
     /// Waits until what was entered is on the member; writes it, if no other task does.
     async fn durable(
         &self,
@@ -330,7 +330,7 @@ impl<T: Clone> Seat<'_, T> {
 
 impl<T> Queue<T> {
     fn new(rules: Rules, area: Option<LogArea>) -> Self {
-        let state = State {
+        let state = QueueState {
             head: rules.start,
             live: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -343,7 +343,7 @@ impl<T> Queue<T> {
         Self { rules, area, state: Mutex::new(state), changed: Signal::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -405,7 +405,7 @@ impl<T> Queue<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T> QueueState<T> {
     fn enter(&mut self, part: Part<T>) -> Ticket {
         let ticket = self.next;
         self.next += 1;

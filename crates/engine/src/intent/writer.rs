@@ -31,16 +31,15 @@ impl ArrayController {
 
     async fn commit(&self, intent: &IntentTable) {
         let lock = self.lock_pages().await;
-        let regions = intent.take_requests();
+        let mut regions = intent.take_requests();
         let pages = self.change_bits(&regions, true);
         let failures = self.write_bitmap_pages(&pages).await;
         drop(lock);
         // A member that could not take the bit is dropped; on load all current members' bits count.
         self.report_failures(failures);
+        let late = active(Mutant::CommitServesLatecomers).then(|| intent.take_requests());
+        regions.extend(late.into_iter().flatten());
         intent.set(&regions);
-        if active(Mutant::CommitServesLatecomers) {
-            intent.set(&intent.take_requests());
-        }
     }
 
     /// Sets or clears bits in the image and returns the pages that changed.
@@ -56,9 +55,7 @@ impl ArrayController {
         }
         pages.sort_unstable();
         pages.dedup();
-        if active(Mutant::FirstPageOnly) {
-            pages.retain(|page| *page == 0);
-        }
+        pages.retain(|page| *page == 0 || !active(Mutant::FirstPageOnly));
         pages
     }
 
@@ -92,22 +89,18 @@ impl ArrayController {
     }
 
     pub(crate) async fn sweep_once(&self, intent: &Arc<IntentTable>) {
-        let mut candidates = intent.sweep_candidates();
-        if active(Mutant::BitClearedEarly) {
-            candidates = (0..intent.len()).filter(|&region| intent.is_set(region)).collect();
-            let _lock = self.lock_pages().await;
-            let pages = self.change_bits(&candidates, false);
-            self.write_bitmap_pages(&pages).await;
-            return;
-        }
+        let early = active(Mutant::BitClearedEarly);
+        let all_set = || (0..intent.len()).filter(|&region| intent.is_set(region)).collect();
+        let mut candidates: Vec<usize> = if early { all_set() } else { intent.sweep_candidates() };
         if candidates.is_empty() {
             return;
         }
         let view = self.volume.inner.view();
-        if !active(Mutant::SweepWithoutFlush) && !self.volume.inner.flush_or_report(&view).await.is_empty() {
+        let flushes = !early && !active(Mutant::SweepWithoutFlush);
+        if flushes && !self.volume.inner.flush_or_report(&view).await.is_empty() {
             return;
         }
-        candidates.retain(|&region| intent.try_clear(region));
+        candidates.retain(|&region| early || intent.try_clear(region));
         let lock = self.lock_pages().await;
         if self.bits_frozen.get() || !self.serves(intent) {
             // The bitmap is being replaced: these regions may be no regions of what is there now.

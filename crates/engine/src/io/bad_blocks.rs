@@ -48,7 +48,7 @@ use crate::{
 
 /// Where a member's log lies.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct BadBlockArea {
     offset: u64,
     size: SectorCount,
 }
@@ -58,7 +58,7 @@ struct Place {
 pub struct MemberBadBlocks {
     table: Mutex<Arc<BadBlockTable>>,
     /// Nothing where the member has no log that we could write.
-    place: Option<Place>,
+    place: Option<BadBlockArea>,
 }
 
 impl MemberBadBlocks {
@@ -66,11 +66,11 @@ impl MemberBadBlocks {
     pub(crate) fn new(table: BadBlockTable, superblock: &Superblock, device: &dyn Device) -> Self {
         let sector = superblock.bad_block_log_sector().filter(|_| superblock.member.bad_block_log.is_some());
         let block = u64::from(device.info().logical_block).max(1);
-        let place = sector.zip(superblock.member.bad_block_log).map(|(sector, log)| Place {
+        let place = sector.zip(superblock.member.bad_block_log).map(|(sector, log)| BadBlockArea {
             offset: sector.0 * SECTOR_BYTES,
             size: SectorCount(log.size.into()),
         });
-        let fits = |place: &Place| {
+        let fits = |place: &BadBlockArea| {
             place.size.0 > 0
                 && place.offset.is_multiple_of(block)
                 && (place.size.0 * SECTOR_BYTES).is_multiple_of(block)

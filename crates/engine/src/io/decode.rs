@@ -56,7 +56,7 @@ impl Sources<'_> {
                     out.copy_from_slice(self.q.ok_or(Insufficient)?);
                     self.q_of_survivors(kernel, map, out);
                     let wrong = u8::from(active(Mutant::WrongExponentRecovered));
-                    kernel.recover_from_q(out, exponent(map, a).wrapping_add(wrong));
+                    kernel.reconstruct_from_q(out, exponent(map, a).wrapping_add(wrong));
                 }
                 Ok(())
             }
@@ -68,7 +68,7 @@ impl Sources<'_> {
                 self.survivors(kernel, out_a);
                 out_b.copy_from_slice(q);
                 self.q_of_survivors(kernel, map, out_b);
-                kernel.recover_two(out_a, out_b, exponent(map, a), exponent(map, b));
+                kernel.reconstruct_two(out_a, out_b, exponent(map, a), exponent(map, b));
                 if active(Mutant::RecoverTwoSwapped) {
                     out_a.swap_with_slice(out_b);
                 }

@@ -7,7 +7,7 @@ use crate::{
     shared::Answer,
 };
 
-struct State {
+struct FanOutState {
     left: usize,
     answer: Answer,
     waker: Option<Waker>,
@@ -15,21 +15,21 @@ struct State {
 
 thread_local! {
     /// States that are used again, so that a large request doesn't allocate.
-    static FREE: RefCell<Vec<Rc<RefCell<State>>>> = const { RefCell::new(Vec::new()) };
+    static FREE: RefCell<Vec<Rc<RefCell<FanOutState>>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The waiting end.
-pub(crate) struct FanOut(Rc<RefCell<State>>);
+pub(crate) struct FanOut(Rc<RefCell<FanOutState>>);
 
 /// One task's end.
-pub(crate) struct Branch(Rc<RefCell<State>>);
+pub(crate) struct Branch(Rc<RefCell<FanOutState>>);
 
 impl FanOut {
     pub(crate) fn new() -> Self {
         let free = FREE.with(|free| free.borrow_mut().pop());
-        let state =
-            free.unwrap_or_else(|| Rc::new(RefCell::new(State { left: 0, answer: Ok(()), waker: None })));
-        *state.borrow_mut() = State { left: 0, answer: Ok(()), waker: None };
+        let state = free
+            .unwrap_or_else(|| Rc::new(RefCell::new(FanOutState { left: 0, answer: Ok(()), waker: None })));
+        *state.borrow_mut() = FanOutState { left: 0, answer: Ok(()), waker: None };
         Self(state)
     }
 

@@ -20,7 +20,7 @@ use pinstripe_runtime::{
 };
 
 /// Bytes of an entry.
-pub const ROW_BYTES: u32 = 4096;
+pub const PAGE_BYTES: u32 = 4096;
 const WAYS: usize = WAYS_COUNT as usize;
 const WAYS_COUNT: u8 = 8;
 
@@ -125,13 +125,13 @@ pub struct ParityCache {
 }
 
 /// Where a row is or would be.
-struct Place<'c> {
+struct Lookup<'c> {
     directory: &'c Directory,
     set: &'c Mutex<Set>,
     tag: u16,
 }
 
-impl Place<'_> {
+impl Lookup<'_> {
     fn lock(&self) -> MutexGuard<'_, Set> {
         self.set.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -140,7 +140,7 @@ impl Place<'_> {
 impl ParityCache {
     /// A cache of about `bytes` of parity; 0 turns it off.
     pub fn new(bytes: usize) -> Self {
-        let sets = bytes / (ROW_BYTES as usize * WAYS);
+        let sets = bytes / (PAGE_BYTES as usize * WAYS);
         Self {
             directory: (0..sets).map(|_| Directory::default()).collect(),
             sets: (0..sets).map(|_| CachePadded::default()).collect(),
@@ -153,7 +153,7 @@ impl ParityCache {
         !self.sets.is_empty()
     }
 
-    fn place(&self, key: &Key) -> Option<Place<'_>> {
+    fn place(&self, key: &Key) -> Option<Lookup<'_>> {
         if self.sets.is_empty() {
             return None;
         }
@@ -166,7 +166,7 @@ impl ParityCache {
             reason = "below the number of sets; a tag is any part of the hash"
         )]
         let (index, tag) = (index as usize, (hash >> 16) as u16 | 1);
-        Some(Place { directory: &self.directory[index], set: &self.sets[index], tag })
+        Some(Lookup { directory: &self.directory[index], set: &self.sets[index], tag })
     }
 
     /// Whether the row is here.
@@ -208,7 +208,7 @@ impl ParityCache {
         if !self.is_enabled() || start == end {
             return;
         }
-        for row in start / ROW_BYTES..=(end - 1) / ROW_BYTES {
+        for row in start / PAGE_BYTES..=(end - 1) / PAGE_BYTES {
             for parity in [Parity::P, Parity::Q] {
                 self.remove(&Key { stripe, row, parity, generation: 0 });
             }
@@ -218,9 +218,9 @@ impl ParityCache {
     /// Keeps `row`, 4 KiB that the members hold durably or in their caches. Where there is no room, it takes
     /// another's place only when it comes the second time.
     pub fn insert(&self, key: Key, row: Slice) {
-        debug_assert_eq!(row.len(), ROW_BYTES as usize);
+        debug_assert_eq!(row.len(), PAGE_BYTES as usize);
         let Some(place) = self.place(&key) else { return };
-        let Place { directory, tag, .. } = place;
+        let Lookup { directory, tag, .. } = place;
         let generation = self.generation.load(Ordering::Relaxed);
         if key.generation != generation && !self.advance(key.generation) {
             return;
@@ -323,7 +323,7 @@ mod tests {
         let pool = Pool::new(0);
         let cache = ParityCache::new(1 << 20);
         cache.insert(key(7, 1), pool.zeroed(4096).freeze());
-        let inside = 3 * ROW_BYTES + 512;
+        let inside = 3 * PAGE_BYTES + 512;
         for at in [0, inside] {
             cache.remove_rows(7, at, at);
             assert!(cache.contains(&key(7, 1)));

@@ -7,8 +7,8 @@ use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
     io::{
-        parity_cache::ROW_BYTES,
-        row::{Row, Want},
+        parity_cache::PAGE_BYTES,
+        row::{RowRange, Want},
         volume::ShardVolume,
     },
     membership::snapshot::View,
@@ -273,7 +273,7 @@ impl ShardVolume {
     fn is_divisible(&self, view: &View, piece: &Piece) -> bool {
         let geometry = self.parity_geometry();
         let (from, end) = (piece.chunk_offset, piece.chunk_offset + piece.length);
-        let several = (from / ROW_BYTES + 1) * ROW_BYTES < end;
+        let several = (from / PAGE_BYTES + 1) * PAGE_BYTES < end;
         let base = geometry.member_offset(piece.stripe);
         several || view.uniform(base, (from, end), geometry.logical_block()) < end
     }
@@ -285,7 +285,7 @@ impl ShardVolume {
         view: &View,
         piece: &Piece,
         buffer: &mut Buffer,
-        row: &mut Row,
+        row: &mut RowRange,
     ) -> Result<(), IoError> {
         let geometry = self.parity_geometry();
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
@@ -293,7 +293,7 @@ impl ShardVolume {
         let end = piece.chunk_offset + piece.length;
         let mut from = piece.chunk_offset;
         while from < end {
-            let to = view.uniform(base, (from, end.min((from / ROW_BYTES + 1) * ROW_BYTES)), block);
+            let to = view.uniform(base, (from, end.min((from / PAGE_BYTES + 1) * PAGE_BYTES)), block);
             let want = Want { columns: Set64::only(piece.column), parity: false, avoid: Set64::EMPTY };
             self.read_row(view, piece.stripe, (from, to), want, row).await?;
             let bytes = row.data[piece.column].take().unwrap_or_else(|| unreachable!("it was wanted"));

@@ -15,7 +15,7 @@ use crate::{
 
 /// A row range of a stripe. Reusable.
 #[derive(Default)]
-pub(crate) struct Row {
+pub(crate) struct RowRange {
     /// By data column: the bytes, as far as they were needed.
     pub(crate) data: Vec<Option<Slice>>,
     /// P as it is on the member, if it was read.
@@ -39,7 +39,7 @@ pub(crate) struct Want {
     pub(crate) avoid: Set64,
 }
 
-impl Row {
+impl RowRange {
     pub(crate) fn clear(&mut self, columns: usize) {
         self.data.clear();
         self.data.resize(columns, None);
@@ -82,7 +82,7 @@ impl ShardVolume {
         stripe: StripeId,
         (from, to): (u32, u32),
         want: Want,
-        row: &mut Row,
+        row: &mut RowRange,
     ) -> Result<(), IoError> {
         let map = self.parity_geometry().slots(stripe);
         row.clear(map.columns());
@@ -106,7 +106,7 @@ impl ShardVolume {
         stripe: StripeId,
         (from, to): (u32, u32),
         want: Want,
-        row: &Row,
+        row: &RowRange,
     ) -> Result<Set64, IoError> {
         let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
         let readable = |slot: usize| {
@@ -143,7 +143,7 @@ impl ShardVolume {
         (from, to): (u32, u32),
         slots: Set64,
         map: StripeMap,
-        row: &mut Row,
+        row: &mut RowRange,
     ) {
         let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
         let (mut set, mut asked) = (std::mem::take(&mut row.set), std::mem::take(&mut row.asked));
@@ -190,7 +190,13 @@ impl ShardVolume {
         Some(device.read(member.data_offset + offset, buffer))
     }
 
-    fn reconstruct(&self, map: StripeMap, wanted: Set64, length: usize, row: &mut Row) -> Result<(), usize> {
+    fn reconstruct(
+        &self,
+        map: StripeMap,
+        wanted: Set64,
+        length: usize,
+        row: &mut RowRange,
+    ) -> Result<(), usize> {
         let lost: Set64 = (0..map.columns()).filter(|&c| row.data[c].is_none()).collect();
         if lost.and(wanted).is_empty() {
             return Ok(());

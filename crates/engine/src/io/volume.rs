@@ -21,7 +21,7 @@ use crate::{
     io::{
         fan_out::FanOut,
         image::Piece,
-        row::Row,
+        row::RowRange,
         stripe_table::{Claim, Entered},
         write::{WriteContext, overlay},
     },
@@ -55,7 +55,7 @@ pub(crate) struct ShardVolume {
     /// By [`MemberId`].
     devices: RefCell<Vec<Option<Rc<Supervised>>>>,
     pub(crate) write_contexts: Pooled<WriteContext>,
-    pub(crate) rows: Pooled<Row>,
+    pub(crate) rows: Pooled<RowRange>,
     pub(crate) sets: Pooled<SubmissionSet>,
     requests: Cell<u32>,
     /// Stripes of longer writes that tasks of their own write now.

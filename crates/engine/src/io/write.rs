@@ -34,7 +34,7 @@ use crate::{
         bad_blocks::Listing,
         entry::{Inside, Intended, Moved, Writing},
         image::{Image, Parts, Piece},
-        parity_cache::{Key, Parity, ROW_BYTES},
+        parity_cache::{Key, PAGE_BYTES, Parity},
         row::Want,
         stripe_table::{Claim, Entered},
         volume::ShardVolume,
@@ -42,7 +42,7 @@ use crate::{
     membership::snapshot::{MemberId, Snapshot, View},
     mutants::{Mutant, active},
     plan::{
-        Facts, Method, Plan, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy, Written,
+        Facts, Method, Plan, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
         cost::UNKNOWN, plan_into,
     },
     shared::{Answer, Shared},
@@ -50,7 +50,7 @@ use crate::{
 };
 
 /// Parity of runs up to this many bytes is worth keeping.
-const CACHED_RUN_MAX: u32 = 4 * ROW_BYTES;
+const CACHED_RUN_MAX: u32 = 4 * PAGE_BYTES;
 
 /// What a stripe write works with; pooled.
 pub(crate) struct WriteContext {
@@ -343,7 +343,7 @@ impl ShardVolume {
         let mut result = Ok(());
         for (column, from) in ragged {
             let want = Want { columns: Set64::only(column), parity: false, avoid: context.avoid };
-            result = self.read_row(view, stripe, (from, from + ROW_BYTES), want, &mut row).await;
+            result = self.read_row(view, stripe, (from, from + PAGE_BYTES), want, &mut row).await;
             if result.is_err() {
                 break;
             }
@@ -369,7 +369,7 @@ impl ShardVolume {
         }
         let log = &view.snapshot.log;
         let by_rows = log.takes_rows() || log.takes_whole_pages();
-        let grain = if by_rows { ROW_BYTES } else { geometry.logical_block() };
+        let grain = if by_rows { PAGE_BYTES } else { geometry.logical_block() };
         let end_of = |from| view.uniform(base, (from, chunk), grain);
         if end_of(0) < chunk {
             let rest = context.image.cut(chunk, end_of);
@@ -426,8 +426,9 @@ impl ShardVolume {
                 PlanError::Unreadable { .. } => IoError::Unreadable { stripe: stripe.0, missing },
             })
         })?;
-        let recovers =
-            |run: &Run| matches!(run.method, Method::Rcw(Recovery::One { .. } | Recovery::Two { .. }));
+        let recovers = |run: &Run| {
+            matches!(run.method, Method::Rcw(Reconstruction::One { .. } | Reconstruction::Two { .. }))
+        };
         let (offset, intent) = (self.parity_geometry().member_offset(stripe), &view.snapshot.intent);
         let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, facts.chunk_bytes.into()));
         if torn && context.plan.runs().iter().any(recovers) {
@@ -594,14 +595,14 @@ impl ShardVolume {
             }
             for (bytes, parity) in parity.iter_mut().zip([Parity::P, Parity::Q]) {
                 let Some(bytes) = bytes.take() else { continue };
-                let rows = run.start.div_ceil(ROW_BYTES)..run.end / ROW_BYTES;
+                let rows = run.start.div_ceil(PAGE_BYTES)..run.end / PAGE_BYTES;
                 let key = |row| Key { stripe: stripe.0, row, parity, generation: cache_generation(snapshot) };
-                if run.length() == ROW_BYTES && rows.len() == 1 {
+                if run.length() == PAGE_BYTES && rows.len() == 1 {
                     self.shared.cache.insert(key(rows.start), bytes);
                     continue;
                 }
                 for row in rows {
-                    let part = bytes.slice((row * ROW_BYTES - run.start) as usize, ROW_BYTES as usize);
+                    let part = bytes.slice((row * PAGE_BYTES - run.start) as usize, PAGE_BYTES as usize);
                     self.shared.cache.insert(key(row), part);
                 }
             }

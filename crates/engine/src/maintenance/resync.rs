@@ -11,7 +11,7 @@ use std::{ops::Range, rc::Rc};
 
 use pinstripe_runtime::shard;
 
-use super::{SyncAction, recovery::LEG_NS_MIN};
+use super::{SyncAction, rebuild::LEG_NS_MIN};
 use crate::{
     array::ArrayController,
     intent::IntentTable,
@@ -44,14 +44,12 @@ impl ArrayController {
         let mut whole = true;
         let mut recorded = shard::now();
         for region in regions {
-            if active(Mutant::ResyncMarkForgotten) {
-                intent.resynced(region);
-                continue;
-            }
             self.maintenance_state.with_errors.set(false);
-            let Ok(()) = self.resync_region(intent, stripes_of(region), &mut recorded).await else {
+            let is_done = active(Mutant::ResyncMarkForgotten)
+                || self.resync_region(intent, stripes_of(region), &mut recorded).await.is_ok();
+            if !is_done {
                 return false;
-            };
+            }
             if self.maintenance_state.with_errors.get() {
                 whole = false;
             } else {

@@ -32,8 +32,8 @@ use crate::{
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
     io::{
         decode::encode,
-        parity_cache::ROW_BYTES,
-        row::{Row, Want},
+        parity_cache::PAGE_BYTES,
+        row::{RowRange, Want},
         volume::ShardVolume,
     },
     membership::snapshot::View,
@@ -384,7 +384,7 @@ struct Suspects<'r> {
     map: StripeMap,
     /// In the chunk.
     from: u32,
-    row: &'r Row,
+    row: &'r RowRange,
     p: &'r [u8],
     q: &'r [u8],
 }
@@ -397,7 +397,7 @@ impl ShardVolume {
         stripe: StripeId,
         (from, to): (u32, u32),
         correction: Correction,
-        row: &mut Row,
+        row: &mut RowRange,
     ) -> Result<Findings, IoError> {
         let geometry = self.parity_geometry();
         let (map, length) = (geometry.slots(stripe), to - from);
@@ -414,7 +414,7 @@ impl ShardVolume {
             pairs.iter().any(|(old, new, _)| matches!((old, new), (Some(old), Some(new)) if old[range.clone()] != new[range.clone()]))
         };
         // A part of a row, where blocks of it are listed as bad.
-        let row_bytes = length.min(ROW_BYTES) as usize;
+        let row_bytes = length.min(PAGE_BYTES) as usize;
         let rows = (0..length as usize).step_by(row_bytes);
         let wrong: Vec<usize> = rows.filter(|&at| wrong_in(at..at + row_bytes)).collect();
         let mismatched = (wrong.len() * row_bytes / SECTOR) as u64;
@@ -457,7 +457,7 @@ impl ShardVolume {
         let wrong = suspects.wrong_sectors(at);
         let unexplained = Findings { unexplained: wrong.len() as u64, ..Findings::default() };
         let intent = &view.snapshot.intent;
-        let out_of_sync = intent.needs_resync(intent.regions(offset, ROW_BYTES.into()));
+        let out_of_sync = intent.needs_resync(intent.regions(offset, PAGE_BYTES.into()));
         if !suspects.are_all_there(at, offset) || out_of_sync {
             return Ok(unexplained);
         }
@@ -469,7 +469,7 @@ impl ShardVolume {
         if !suspects.is_explained(self, at, &fixed, &fixes) && !active(Mutant::LocateGuesses) {
             return Ok(unexplained);
         }
-        if is_journaled(view, offset, ROW_BYTES) {
+        if is_journaled(view, offset, PAGE_BYTES) {
             // The journal logs whole pages, and a part of this one is unexplained.
             if fixes.len() < wrong.len() {
                 return Ok(unexplained);
@@ -517,7 +517,7 @@ impl ShardVolume {
     ) -> Result<(), IoError> {
         let from = suspects.from + to_u32(at);
         let offset = self.parity_geometry().member_offset(suspects.stripe) + u64::from(from);
-        self.shared.cache.remove_rows(suspects.stripe.0, from, from + ROW_BYTES);
+        self.shared.cache.remove_rows(suspects.stripe.0, from, from + PAGE_BYTES);
         let (parity, data) = fixed.into_iter().partition(|(slot, _)| suspects.is_parity(*slot));
         self.write_fixed(suspects, offset, data).await?;
         let logged = self.log_parity(suspects, fixes).await?;
@@ -565,11 +565,11 @@ impl ShardVolume {
 impl Suspects<'_> {
     /// Whether every chunk was read, and none made from the others: else there is one equation too few.
     fn are_all_there(&self, at: usize, offset: u64) -> bool {
-        self.p.len() >= at + ROW_BYTES as usize
+        self.p.len() >= at + PAGE_BYTES as usize
             && (self.row.unreadable.is_empty() || active(Mutant::LocateDegraded))
             && self.row.p.is_some()
             && self.row.q.is_some()
-            && (self.view.unreadable(offset, ROW_BYTES.into()).is_empty() || active(Mutant::LocateDegraded))
+            && (self.view.unreadable(offset, PAGE_BYTES.into()).is_empty() || active(Mutant::LocateDegraded))
     }
 
     fn old(&self) -> (&[u8], &[u8]) {
@@ -582,7 +582,7 @@ impl Suspects<'_> {
         let differs = |old: &[u8], new: &[u8], sector: usize| {
             old.get(sector..sector + SECTOR) != new.get(sector..sector + SECTOR) && !old.is_empty()
         };
-        (at..at + ROW_BYTES as usize)
+        (at..at + PAGE_BYTES as usize)
             .step_by(SECTOR)
             .filter(|&sector| differs(p, self.p, sector) || differs(q, self.q, sector))
             .collect()
@@ -620,8 +620,8 @@ impl Suspects<'_> {
         let mut fixed = Vec::new();
         for slot in slots {
             let slot = MemberSlot::at(slot);
-            let mut bytes = shard::buffer(ROW_BYTES as usize);
-            bytes.copy_from_slice(&self.chunk(slot)[at..at + ROW_BYTES as usize]);
+            let mut bytes = shard::buffer(PAGE_BYTES as usize);
+            bytes.copy_from_slice(&self.chunk(slot)[at..at + PAGE_BYTES as usize]);
             for &(sector, _) in fixes.iter().filter(|(_, culprit)| *culprit == slot) {
                 let (range, place) = (sector..sector + SECTOR, sector - at..sector - at + SECTOR);
                 let change = sum(&old_p[range.clone()], &self.p[range.clone()]);
@@ -640,7 +640,7 @@ impl Suspects<'_> {
     fn columns(&self, at: usize, fixed: &[(MemberSlot, Slice)]) -> impl Iterator<Item = Option<Slice>> {
         (0..self.map.columns()).map(move |column| {
             let corrected = fixed.iter().find(|(culprit, _)| *culprit == self.map.data_slot(column));
-            let as_read = || self.row.data[column].as_ref().map(|bytes| bytes.slice(at, ROW_BYTES as usize));
+            let as_read = || self.row.data[column].as_ref().map(|bytes| bytes.slice(at, PAGE_BYTES as usize));
             corrected.map(|(_, bytes)| bytes.clone()).or_else(as_read)
         })
     }
@@ -664,7 +664,7 @@ impl Suspects<'_> {
         fixed: &[(MemberSlot, Slice)],
         fixes: &[(usize, MemberSlot)],
     ) -> bool {
-        let end = at + ROW_BYTES as usize;
+        let end = at + PAGE_BYTES as usize;
         let row_of = |slot: MemberSlot| {
             let corrected = fixed.iter().find(|(culprit, _)| *culprit == slot);
             corrected.map_or_else(|| &self.chunk(slot)[at..end], |(_, bytes)| &bytes[..])
@@ -673,7 +673,7 @@ impl Suspects<'_> {
         for (column, bytes) in data.iter_mut().enumerate().take(self.map.columns()) {
             *bytes = row_of(self.map.data_slot(column));
         }
-        let (mut p, mut q) = (shard::buffer(ROW_BYTES as usize), shard::buffer(ROW_BYTES as usize));
+        let (mut p, mut q) = (shard::buffer(PAGE_BYTES as usize), shard::buffer(PAGE_BYTES as usize));
         encode(volume.kernel, self.map, &data[..self.map.columns()], Some(&mut p), Some(&mut q));
         let Some(q_slot) = self.map.q_slot() else { return false };
         fixes.iter().all(|(sector, _)| {

@@ -11,8 +11,8 @@ use std::{
 };
 
 use pinstripe_runtime::{
-    About, Attachment, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource,
-    Observer, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket, Verdict, Watch,
+    Attachment, Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Observer,
+    Offload, OffloadLimits, OverdueAction, Reducers, RequestInfo, Slice, Submission, Ticket, Watch,
     completion::Payload,
 };
 
@@ -58,7 +58,7 @@ impl Bounded {
         (self.limit.late.get() > 0).then(|| DeviceError::of(DeviceErrorKind::TimedOut))
     }
 
-    fn watched(&self, submission: Submission, about: About) -> Submission {
+    fn watched(&self, submission: Submission, about: RequestInfo) -> Submission {
         if submission.is_pending() {
             self.watch.add(&submission, about);
         }
@@ -69,7 +69,7 @@ impl Bounded {
     fn ask(&self, request: impl FnOnce(&dyn Device) -> Submission) -> Submission {
         match self.refused() {
             Some(error) => Submission::done(Err(error), None),
-            None => self.watched(request(&*self.device), About::default()),
+            None => self.watched(request(&*self.device), RequestInfo::default()),
         }
     }
 }
@@ -110,7 +110,7 @@ impl Device for Bounded {
         if let Some(error) = self.refused() {
             return Submission::done(Err(error), Some(buffer));
         }
-        let about = About { offset, read_bytes: buffer.len(), ..About::default() };
+        let about = RequestInfo { offset, read_bytes: buffer.len(), ..RequestInfo::default() };
         self.watched(self.device.read(offset, buffer), about)
     }
 
@@ -203,11 +203,11 @@ fn refused(buffer: Option<Buffer>) -> Submission {
 }
 
 impl Observer for RequestLimit {
-    fn overdue(&self, _: About, age_ns: u64) -> Verdict {
+    fn overdue(&self, _: RequestInfo, age_ns: u64) -> OverdueAction {
         if age_ns < self.limit_ns {
-            return Verdict::WaitUntil(self.limit_ns);
+            return OverdueAction::WaitUntil(self.limit_ns);
         }
-        Verdict::GiveUp(DeviceErrorKind::TimedOut)
+        OverdueAction::GiveUp(DeviceErrorKind::TimedOut)
     }
 
     fn given_up(&self, count: usize, _: DeviceErrorKind) {
@@ -216,13 +216,13 @@ impl Observer for RequestLimit {
 
     fn caught_up(&self) {}
 
-    fn failed(&self, _: About, _: DeviceError) {}
+    fn failed(&self, _: RequestInfo, _: DeviceError) {}
 
     fn settled(&self) {
         self.late.set(self.late.get().saturating_sub(1));
     }
 
-    fn retry(&self, completion: Completion, _: About, payload: Payload) {
+    fn retry(&self, completion: Completion, _: RequestInfo, payload: Payload) {
         // Assembly can be repeated as a whole.
         completion.with_payload(|place| *place = payload);
         completion.finish(Err(DeviceError::of(DeviceErrorKind::Busy)));

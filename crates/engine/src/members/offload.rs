@@ -1,24 +1,25 @@
 //! Commands to a member whose server computes, under the same supervision as reads and writes (C16).
 
 use pinstripe_runtime::{
-    About, Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, Slice, Submission, Ticket,
+    Attachment, Buffer, DeviceErrorKind, Offload, OffloadLimits, Reducers, RequestInfo, Slice, Submission,
+    Ticket,
 };
 
 use super::{COMMAND, FIRST_PHASE, Supervised};
 
 impl Supervised {
     fn ask(&self, fua: bool, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
-        self.command(About { kind: COMMAND, fua, ..About::default() }, 0, request)
+        self.command(RequestInfo { kind: COMMAND, fua, ..RequestInfo::default() }, 0, request)
     }
 
     /// A command of a first phase that brings nothing back, with so many bytes for the server.
     fn prepare(&self, sent: usize, request: impl FnOnce(&dyn Offload) -> Submission) -> Submission {
-        self.command(About { kind: FIRST_PHASE, ..About::default() }, sent, request)
+        self.command(RequestInfo { kind: FIRST_PHASE, ..RequestInfo::default() }, sent, request)
     }
 
     fn command(
         &self,
-        about: About,
+        about: RequestInfo,
         sent: usize,
         request: impl FnOnce(&dyn Offload) -> Submission,
     ) -> Submission {
@@ -53,7 +54,7 @@ impl Supervised {
         let length = buffer.len();
         self.core.counters.commands.add(1);
         self.core.counters.received_bytes.add(length as u64);
-        let about = About { kind: FIRST_PHASE, offset, read_bytes: length, fua: false };
+        let about = RequestInfo { kind: FIRST_PHASE, offset, read_bytes: length, fua: false };
         self.watched(request(server, buffer), about)
     }
 }

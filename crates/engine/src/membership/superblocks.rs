@@ -22,7 +22,7 @@ use super::{
     transition::{Event, Refusal, Transition},
 };
 use crate::{
-    assembly::{Found, Seated},
+    assembly::{Found, FoundMembers},
     consistency::LogArea,
     error::NO_SLOT,
     io::{bad_blocks::MemberBadBlocks, volume::Unattached},
@@ -83,7 +83,7 @@ pub(crate) struct JournalDevice {
 
 impl Superblocks {
     /// Of what assembly found.
-    pub(crate) fn new(array: ArrayRecord, found: Seated, bitmap: Option<BitmapImage>) -> Self {
+    pub(crate) fn new(array: ArrayRecord, found: FoundMembers, bitmap: Option<BitmapImage>) -> Self {
         let record = |found, id, slot, state| Newcomer::from(found).record(id, slot, state);
         let membership = assembled(array, found, record);
         Self { membership, next: None, bitmap, journal: None }
@@ -198,11 +198,11 @@ impl Superblocks {
 /// The membership that assembly found. `record` makes each device's record.
 pub(crate) fn assembled<D>(
     array: ArrayRecord,
-    found: Seated,
+    found: FoundMembers,
     record: impl Fn(Found, MemberId, usize, MemberState) -> DeviceRecord<D>,
 ) -> Membership<D> {
     let mut membership = Membership::new(array);
-    let Seated { seats, targets, spares, .. } = found;
+    let FoundMembers { seats, targets, spares, .. } = found;
     let seats = seats.into_iter().enumerate().filter_map(|(slot, found)| {
         let found = found?;
         let recovering = found.superblock.member.recovery_offset.is_some();

@@ -6,7 +6,7 @@ use super::coefficients::in_q;
 use crate::{
     geometry::{MemberSlot, Set64, StripeMap},
     mutants::{Mutant, active},
-    plan::{Method, Recovery, Run, Stripe},
+    plan::{Method, Reconstruction, Run, Stripe},
 };
 
 /// The side that writes a run.
@@ -83,7 +83,7 @@ pub fn assign(facts: &Stripe, attached: Set64, run: &Run) -> Assigned {
     let modify = match run.method {
         Method::Full | Method::DataOnly => return Assigned::Client,
         Method::Rmw => true,
-        Method::Rcw(Recovery::None) => false,
+        Method::Rcw(Reconstruction::None) => false,
         // Old bytes of a lost column are not needed where parity can be changed instead.
         Method::Rcw(_) => {
             let rebuilt = parities.iter().flatten().any(|slot| unreadable.contains(slot.index()));

@@ -22,10 +22,10 @@ pub(crate) struct Requests<T> {
 
 struct Request<T> {
     tag: T,
-    state: State,
+    state: RequestState,
 }
 
-enum State {
+enum RequestState {
     Waiting(Submission),
     Done(Outcome),
 }
@@ -36,7 +36,7 @@ impl<T> Requests<T> {
     }
 
     pub(crate) fn push(&mut self, tag: T, submission: Submission) {
-        self.list.push(Request { tag, state: State::Waiting(submission) });
+        self.list.push(Request { tag, state: RequestState::Waiting(submission) });
     }
 
     /// Waits until all are answered, or another one has failed. True if one has.
@@ -44,11 +44,11 @@ impl<T> Requests<T> {
         std::future::poll_fn(|cx| {
             let (mut failed, mut pending) = (false, false);
             for request in &mut self.list {
-                let State::Waiting(submission) = &mut request.state else { continue };
+                let RequestState::Waiting(submission) = &mut request.state else { continue };
                 match Pin::new(submission).poll(cx) {
                     Poll::Ready(outcome) => {
                         failed |= outcome.result.is_err();
-                        request.state = State::Done(outcome);
+                        request.state = RequestState::Done(outcome);
                     }
                     Poll::Pending => pending = true,
                 }
@@ -59,7 +59,7 @@ impl<T> Requests<T> {
 
     /// The first request that a server has refused.
     fn refused(&self) -> Option<&T> {
-        let is_refused = |state: &State| matches!(state, State::Done(Outcome { result: Err(error), .. }) if error.kind == DeviceErrorKind::Refused);
+        let is_refused = |state: &RequestState| matches!(state, RequestState::Done(Outcome { result: Err(error), .. }) if error.kind == DeviceErrorKind::Refused);
         self.list.iter().find(|request| is_refused(&request.state)).map(|request| &request.tag)
     }
 
@@ -71,8 +71,8 @@ impl<T> Requests<T> {
     /// What became of them, in order. All are answered.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = (T, Outcome)> + '_ {
         self.list.drain(..).map(|request| match request.state {
-            State::Done(outcome) => (request.tag, outcome),
-            State::Waiting(_) => unreachable!("it was waited for"),
+            RequestState::Done(outcome) => (request.tag, outcome),
+            RequestState::Waiting(_) => unreachable!("it was waited for"),
         })
     }
 }

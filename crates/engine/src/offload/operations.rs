@@ -15,11 +15,11 @@ use crate::{membership::snapshot::MemberId, units::to_usize};
 
 /// See the module.
 pub(crate) struct Operations {
-    state: Mutex<State>,
+    state: Mutex<OperationsState>,
     freed: Signal,
 }
 
-struct State {
+struct OperationsState {
     /// The oldest that isn't over, or the next one.
     oldest: u64,
     /// From the oldest on: whether it is over.
@@ -49,13 +49,13 @@ pub(crate) struct Reservation<'d> {
 
 impl Default for Operations {
     fn default() -> Self {
-        let state = State { oldest: 1, over: VecDeque::new(), outstanding: Vec::new() };
+        let state = OperationsState { oldest: 1, over: VecDeque::new(), outstanding: Vec::new() };
         Self { state: Mutex::new(state), freed: Signal::default() }
     }
 }
 
 impl Operations {
-    fn locked(&self) -> MutexGuard<'_, State> {
+    fn locked(&self) -> MutexGuard<'_, OperationsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

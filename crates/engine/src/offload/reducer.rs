@@ -31,9 +31,9 @@ const SLOWEST: u64 = 16;
 
 /// The reducers of all shards.
 #[derive(Default)]
-pub(crate) struct Reducers(Mutex<State>);
+pub(crate) struct Reducers(Mutex<ReducersState>);
 
-struct State {
+struct ReducersState {
     /// By slot: bytes per second that the member's link is free to receive, where that is known.
     free: [Option<u64>; MEMBERS_MAX],
     /// By slot: bytes that the member is to receive for sums that aren't over.
@@ -51,14 +51,14 @@ pub(crate) struct Turn<'r> {
     bytes: u64,
 }
 
-impl Default for State {
+impl Default for ReducersState {
     fn default() -> Self {
         Self { free: [None; MEMBERS_MAX], under_way: [0; MEMBERS_MAX], last: [0; MEMBERS_MAX], turns: 0 }
     }
 }
 
 impl Reducers {
-    fn locked(&self) -> MutexGuard<'_, State> {
+    fn locked(&self) -> MutexGuard<'_, ReducersState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +88,7 @@ impl Reducers {
     }
 }
 
-impl State {
+impl ReducersState {
     fn first_done(&self, choice: ReducerChoice, members: Set64, bytes: u64) -> Option<usize> {
         let best = members.iter().filter_map(|slot| self.free[slot]).max().unwrap_or(1);
         let rate = |slot: usize| match self.free[slot] {

@@ -1,9 +1,9 @@
 //! Which method a run gets: the legal candidates, what each has to read, and what that is worth to the
 //! policy.
 
-use super::{Facts, Method, Parity, PlanError, Price, Recovery, Run, Stripe, Transfer, WritePolicy};
+use super::{Facts, Method, Parity, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy};
 use crate::geometry::{MemberSlot, Role, Set64, StripeMap};
-use crate::io::parity_cache::ROW_BYTES;
+use crate::io::parity_cache::PAGE_BYTES;
 use crate::mutants::{Mutant, active};
 
 /// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of
@@ -60,8 +60,8 @@ impl OldParity {
     pub(super) fn add(&mut self, start: u32, end: u32, mut is_cached: impl FnMut(u32) -> bool) {
         let mut at = start;
         while at < end {
-            let row = at / ROW_BYTES;
-            let stop = end.min((row + 1) * ROW_BYTES);
+            let row = at / PAGE_BYTES;
+            let stop = end.min((row + 1) * PAGE_BYTES);
             if is_cached(row) {
                 self.cached.push((at, stop));
             } else {
@@ -209,7 +209,7 @@ impl<'a> Chooser<'a> {
         let stays = self.all.without(run.written);
         let survives = self.all.without(self.lost);
         if self.lost.and(stays).is_empty() {
-            let method = Method::Rcw(Recovery::None);
+            let method = Method::Rcw(Reconstruction::None);
             return [Some(Candidate { method, columns: stays, p: false, q: false }), None];
         }
         let (p, q) = (self.p == ParityState::Ready, self.q == ParityState::Ready);
@@ -217,7 +217,7 @@ impl<'a> Chooser<'a> {
         match (lost.next(), lost.next(), lost.next()) {
             (Some(column), None, _) => {
                 let through = |from: Parity| Candidate {
-                    method: Method::Rcw(Recovery::One { column, from }),
+                    method: Method::Rcw(Reconstruction::One { column, from }),
                     columns: survives,
                     p: from == Parity::P,
                     q: from == Parity::Q,
@@ -227,7 +227,7 @@ impl<'a> Chooser<'a> {
                 [p.then(|| through(Parity::P)), q.then(|| through(Parity::Q))]
             }
             (Some(a), Some(b), None) if p && q => {
-                let method = Method::Rcw(Recovery::Two { columns: [a, b] });
+                let method = Method::Rcw(Reconstruction::Two { columns: [a, b] });
                 [Some(Candidate { method, columns: survives, p, q }), None]
             }
             _ => [None, None],
@@ -290,7 +290,7 @@ impl<'a> Chooser<'a> {
             Method::Rmw => old + run.written.len(),
             // What is recovered, or else what was read, goes into the parity with what is written: all
             // columns.
-            Method::Rcw(Recovery::None) => self.all.len(),
+            Method::Rcw(Reconstruction::None) => self.all.len(),
             Method::Rcw(_) => old + self.all.len(),
             Method::Full | Method::DataOnly => 0,
         };

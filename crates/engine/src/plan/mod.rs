@@ -155,7 +155,7 @@ pub struct CachedRange {
 
 /// Which old data columns a reconstruct-write recovers before it computes parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
+pub enum Reconstruction {
     /// None: every column that is not written was read.
     None,
     /// This one, from one parity and all other columns.
@@ -181,7 +181,7 @@ pub enum Method {
     /// New parity = old parity + old data + new data of the written columns.
     Rmw,
     /// New parity from the new data of the written columns and the old data of the others.
-    Rcw(Recovery),
+    Rcw(Reconstruction),
     /// No parity is left to be written: the data is.
     DataOnly,
 }

@@ -2,7 +2,7 @@
 //! answer of the general way (a test compares them) for a fifth of its instructions.
 
 use super::{
-    Facts, Method, Parity, Plan, Recovery, Run, Stripe, Transfer, WritePolicy, Written, choose::Bill,
+    Facts, Method, Parity, Plan, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written, choose::Bill,
 };
 use crate::geometry::{MemberSlot, Set64, StripeMap};
 
@@ -37,7 +37,7 @@ pub(super) fn plan_single(
     }
     let missing = [plan.old_parity[0].missing_bytes(), plan.old_parity[1].missing_bytes()];
     let modifies = prefers_modify(map, policy, range.column, length, missing, facts);
-    let method = if modifies { Method::Rmw } else { Method::Rcw(Recovery::None) };
+    let method = if modifies { Method::Rmw } else { Method::Rcw(Reconstruction::None) };
     let written = Set64::only(range.column);
     plan.runs.push(Run { start: range.start, end: range.end, written, method });
     let whole = |slot: MemberSlot| Transfer { slot, start: range.start, end: range.end };

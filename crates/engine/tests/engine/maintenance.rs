@@ -362,7 +362,7 @@ fn a_recovery_is_paused_and_not_stopped_and_the_array_can_be_stopped_meanwhile()
     write_all(&mut scene);
     scene.fail_and_add(2);
     pass(&mut scene, SECOND);
-    assert!(matches!(scene.array.stop_scrubs(), Err(SyncError::Needed(SyncAction::Recovery))));
+    assert!(matches!(scene.array.stop_scrubs(), Err(SyncError::Needed(SyncAction::Rebuild))));
     scene.array.pause_sync(true);
     pass(&mut scene, 30 * SECOND);
     let before = done(&scene);
@@ -415,7 +415,7 @@ fn a_check_makes_room_for_a_recovery_and_then_goes_on() {
     let (array, source) = (scene.array.clone(), spare.source());
     scene.run(async move { array.add(source, pinstripe_md::identity::Uuid([9; 16])).await }).unwrap();
     pass(&mut scene, SECOND / 10);
-    assert_eq!(scene.array.progress().unwrap().action, SyncAction::Recovery);
+    assert_eq!(scene.array.progress().unwrap().action, SyncAction::Rebuild);
     scene.world.run_until(STEPS, |_| result.borrow().is_some()).unwrap();
     let report = result.take().unwrap().unwrap();
     assert_eq!((report.stripes, report.complete), (stripes, true), "each once");

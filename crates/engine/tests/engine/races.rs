@@ -92,7 +92,7 @@ fn zeroes_are_held_up_while_a_member_comes_back(seed: u64) {
         let owner = array.clone();
         let added = shard::spawn_joined(async move { owner.add(source, Uuid([0x55; 16])).await });
         shard::sleep(500 * MILLISECOND).await;
-        let recovers = array.progress().is_some_and(|progress| progress.action == SyncAction::Recovery);
+        let recovers = array.progress().is_some_and(|progress| progress.action == SyncAction::Rebuild);
         let mut speed = array.sync_speed();
         speed.max_kib = 1 << 20;
         array.set_sync_speed(speed).unwrap();

@@ -57,7 +57,7 @@ pub struct HandshakeStep {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum HandshakeState {
     ClientFlags,
     Header,
     Data { option: u32, length: u32 },
@@ -68,7 +68,7 @@ enum State {
 /// The handshake of one connection, seen from the server.
 #[derive(Debug)]
 pub struct Handshake {
-    state: State,
+    state: HandshakeState,
     /// Bytes of the piece that is being gathered: client flags, an option's header, or its data.
     gathered: Vec<u8>,
     output: Vec<u8>,
@@ -96,7 +96,7 @@ impl Handshake {
             flags: SERVER_FLAGS.into(),
         };
         Self {
-            state: State::ClientFlags,
+            state: HandshakeState::ClientFlags,
             gathered: Vec::new(),
             output: greeting.as_bytes().to_vec(),
             options_left: OPTION_COUNT_MAX,
@@ -113,11 +113,13 @@ impl Handshake {
     /// of them has the empty name itself.
     pub fn receive(&mut self, exports: &[ExportInfo], input: &[u8]) -> HandshakeStep {
         let wanted = match self.state {
-            State::ClientFlags => 4,
-            State::Header => size_of::<OptionHeader>(),
-            State::Data { length, .. } => length as usize,
-            State::Skip { option, left, refused } => return self.skip(option, left, refused, input.len()),
-            State::Ended => return HandshakeStep { consumed: 0, end: None },
+            HandshakeState::ClientFlags => 4,
+            HandshakeState::Header => size_of::<OptionHeader>(),
+            HandshakeState::Data { length, .. } => length as usize,
+            HandshakeState::Skip { option, left, refused } => {
+                return self.skip(option, left, refused, input.len());
+            }
+            HandshakeState::Ended => return HandshakeStep { consumed: 0, end: None },
         };
         let consumed = input.len().min(wanted - self.gathered.len());
         self.gathered.extend_from_slice(&input[..consumed]);
@@ -130,7 +132,7 @@ impl Handshake {
         self.gathered = piece;
         self.gathered.clear();
         if end.is_some() {
-            self.state = State::Ended;
+            self.state = HandshakeState::Ended;
         }
         HandshakeStep { consumed, end }
     }
@@ -147,10 +149,10 @@ impl Handshake {
 
     fn skip(&mut self, option: u32, left: u32, refused: Refused, available: usize) -> HandshakeStep {
         let consumed = left.min(u32::try_from(available).unwrap_or(u32::MAX));
-        self.state = State::Skip { option, left: left - consumed, refused };
+        self.state = HandshakeState::Skip { option, left: left - consumed, refused };
         if left == consumed {
             self.replies(option).refuse(refused);
-            self.state = State::Header;
+            self.state = HandshakeState::Header;
         }
         HandshakeStep { consumed: consumed as usize, end: None }
     }
@@ -158,13 +160,13 @@ impl Handshake {
     /// A whole piece has come.
     fn piece(&mut self, exports: &[ExportInfo], piece: &[u8]) -> Option<HandshakeEnd> {
         let result = match self.state {
-            State::ClientFlags => self.client_flags(piece),
-            State::Header => self.header(exports, piece),
-            State::Data { option, .. } => {
-                self.state = State::Header;
+            HandshakeState::ClientFlags => self.client_flags(piece),
+            HandshakeState::Header => self.header(exports, piece),
+            HandshakeState::Data { option, .. } => {
+                self.state = HandshakeState::Header;
                 self.option(exports, option, piece)
             }
-            State::Skip { .. } | State::Ended => Ok(None),
+            HandshakeState::Skip { .. } | HandshakeState::Ended => Ok(None),
         };
         result.unwrap_or_else(|violation| Some(HandshakeEnd::Violation(violation)))
     }
@@ -173,7 +175,7 @@ impl Handshake {
         let flags = piece.first_chunk().map_or(u32::MAX, |bytes| u32::from_be_bytes(*bytes));
         let known = u16::try_from(flags).ok().filter(|flags| flags & !SERVER_FLAGS == 0);
         self.client_flags = known.ok_or(Violation::ClientFlags(flags))?;
-        self.state = State::Header;
+        self.state = HandshakeState::Header;
         Ok(None)
     }
 
@@ -203,7 +205,7 @@ impl Handshake {
             return self.option(exports, option, &[]);
         }
         self.state = match option {
-            option::EXPORT_NAME => State::Data { option, length },
+            option::EXPORT_NAME => HandshakeState::Data { option, length },
             option::ABORT
             | option::LIST
             | option::INFO
@@ -212,13 +214,13 @@ impl Handshake {
             | option::LIST_META_CONTEXT
             | option::SET_META_CONTEXT => {
                 if length <= OPTION_BYTES_MAX {
-                    State::Data { option, length }
+                    HandshakeState::Data { option, length }
                 } else {
                     self.forget_context(option);
-                    State::Skip { option, left: length, refused: self.refusal(Refused::TOO_BIG) }
+                    HandshakeState::Skip { option, left: length, refused: self.refusal(Refused::TOO_BIG) }
                 }
             }
-            _ => State::Skip { option, left: length, refused: self.refusal(Refused::UNSUPPORTED) },
+            _ => HandshakeState::Skip { option, left: length, refused: self.refusal(Refused::UNSUPPORTED) },
         };
         Ok(None)
     }

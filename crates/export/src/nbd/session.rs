@@ -21,7 +21,7 @@ use super::{
     TransmissionEvent,
 };
 use pinstripe_block::mutants::{Mutant, active};
-use pinstripe_block::outgoing::PATIENCE_NANOSECONDS;
+use pinstripe_block::outgoing::PEER_TIMEOUT_NANOSECONDS;
 use pinstripe_block::service::{BlockService, ServiceError};
 
 /// Bytes of the staging buffer.
@@ -271,13 +271,13 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 count
             } else if length - filled < DIRECT_BYTES {
                 // Memory is held for it: a client that announces data and sends none must not keep it.
-                if !shard::timeout(PATIENCE_NANOSECONDS, self.inbound.more()).await? {
+                if !shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.more()).await? {
                     return None;
                 }
                 continue;
             } else {
                 let head = buffer.split_to(filled);
-                let received = shard::timeout(PATIENCE_NANOSECONDS, self.inbound.receive(buffer));
+                let received = shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.inbound.receive(buffer));
                 let (count, rest) = received.await?;
                 buffer = head;
                 buffer.unsplit(rest?);

@@ -100,7 +100,7 @@ pub struct TransmissionStep {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum TransmissionState {
     Header,
     Payload { left: u32 },
     Skip { left: u32, cookie: u64, refused: Refused },
@@ -121,7 +121,7 @@ struct Claim {
 /// The transmission phase of one connection, seen from the server.
 #[derive(Debug)]
 pub struct Transmission {
-    state: State,
+    state: TransmissionState,
     header: [u8; size_of::<RequestHeader>()],
     filled: usize,
     replies: Replies,
@@ -136,7 +136,7 @@ impl Transmission {
     /// Begins after the handshake; `export` is the one that [`Negotiated::export`] chose.
     pub fn new(export: &ExportInfo, negotiated: Negotiated) -> Self {
         Self {
-            state: State::Header,
+            state: TransmissionState::Header,
             header: [0; size_of::<RequestHeader>()],
             filled: 0,
             replies: Replies::new(negotiated.structured),
@@ -160,7 +160,7 @@ impl Transmission {
 
     /// Bytes of the current write's payload that haven't come yet; 0 if a header is due.
     pub fn payload_left(&self) -> u32 {
-        if let State::Payload { left } = self.state { left } else { 0 }
+        if let TransmissionState::Payload { left } = self.state { left } else { 0 }
     }
 
     /// `count` bytes of payload were received elsewhere.
@@ -170,11 +170,11 @@ impl Transmission {
     #[must_use]
     pub fn payload_received(&mut self, count: u32) -> bool {
         match self.payload_left().checked_sub(count) {
-            Some(0) => self.state = State::Header,
-            Some(left) => self.state = State::Payload { left },
-            None => self.state = State::Ended,
+            Some(0) => self.state = TransmissionState::Header,
+            Some(left) => self.state = TransmissionState::Payload { left },
+            None => self.state = TransmissionState::Ended,
         }
-        self.state != State::Ended
+        self.state != TransmissionState::Ended
     }
 
     /// Takes bytes from the client, up to the end of the piece that is due; call again with the rest.
@@ -184,19 +184,19 @@ impl Transmission {
             return TransmissionStep { consumed: 0, event: None };
         }
         match self.state {
-            State::Header => self.receive_header(input),
-            State::Payload { left } => {
+            TransmissionState::Header => self.receive_header(input),
+            TransmissionState::Payload { left } => {
                 let consumed = left.min(available);
                 self.state = after(left, consumed);
                 TransmissionStep { consumed: consumed as usize, event: Some(TransmissionEvent::Payload) }
             }
-            State::Skip { left, cookie, refused } => {
+            TransmissionState::Skip { left, cookie, refused } => {
                 let consumed = left.min(available);
-                self.state = State::Skip { left: left - consumed, cookie, refused };
+                self.state = TransmissionState::Skip { left: left - consumed, cookie, refused };
                 let event = (left == consumed).then(|| self.refuse(cookie, refused));
                 TransmissionStep { consumed: consumed as usize, event }
             }
-            State::Ended => TransmissionStep { consumed: 0, event: None },
+            TransmissionState::Ended => TransmissionStep { consumed: 0, event: None },
         }
     }
 
@@ -211,7 +211,7 @@ impl Transmission {
         let header = zerocopy::transmute!(self.header);
         let event = self.request(header);
         if matches!(event, Some(TransmissionEvent::Disconnect | TransmissionEvent::Violation(_))) {
-            self.state = State::Ended;
+            self.state = TransmissionState::Ended;
         }
         TransmissionStep { consumed, event }
     }
@@ -239,7 +239,7 @@ impl Transmission {
             Ok(None) => Some(TransmissionEvent::Reply(self.immediate(command, cookie, &claim), None)),
             Err(refused) if payload == 0 => Some(self.refuse(cookie, refused)),
             Err(refused) => {
-                self.state = State::Skip { left: payload, cookie, refused };
+                self.state = TransmissionState::Skip { left: payload, cookie, refused };
                 None
             }
         }
@@ -338,13 +338,13 @@ impl Transmission {
     }
 
     fn refuse(&mut self, cookie: u64, refused: Refused) -> TransmissionEvent {
-        self.state = State::Header;
+        self.state = TransmissionState::Header;
         let Refused(error, message) = refused;
         TransmissionEvent::Reply(self.replies.error(cookie, error, message), Some(error))
     }
 }
 
 /// The state when `taken` of `left` bytes of payload have come.
-fn after(left: u32, taken: u32) -> State {
-    if left == taken { State::Header } else { State::Payload { left: left - taken } }
+fn after(left: u32, taken: u32) -> TransmissionState {
+    if left == taken { TransmissionState::Header } else { TransmissionState::Payload { left: left - taken } }
 }

@@ -91,11 +91,11 @@ struct Challenged {
     pair: KeyPair,
 }
 
-enum State {
+enum ExchangeState {
     /// Nothing is under way.
     Idle,
     /// The host is to fetch a message; what follows it.
-    Due(Vec<u8>, Box<State>),
+    Due(Vec<u8>, Box<ExchangeState>),
     /// Reply is to come.
     Challenged(Challenged),
     /// The host is authenticated once it has fetched Success1.
@@ -118,7 +118,7 @@ pub enum Outcome {
 }
 
 /// The target's end, for one queue.
-pub struct ControllerEnd(State);
+pub struct ControllerEnd(ExchangeState);
 
 impl Default for ControllerEnd {
     fn default() -> Self {
@@ -129,19 +129,19 @@ impl Default for ControllerEnd {
 impl ControllerEnd {
     /// Nothing is under way.
     pub fn new() -> Self {
-        Self(State::Idle)
+        Self(ExchangeState::Idle)
     }
 
     /// Stands in while the end takes a message somewhere else. A host that goes on without the answer has
     /// failed.
     pub fn taking() -> Self {
-        Self(State::Over)
+        Self(ExchangeState::Over)
     }
 
     /// Takes what the host sends.
     pub fn take(&mut self, authentication: &Authentication, names: &Names, bytes: &[u8]) -> Outcome {
-        let state = std::mem::replace(&mut self.0, State::Over);
-        if matches!(state, State::Over) {
+        let state = std::mem::replace(&mut self.0, ExchangeState::Over);
+        if matches!(state, ExchangeState::Over) {
             return Outcome::Failed;
         }
         let envelope = match Envelope::decode(bytes) {
@@ -156,18 +156,18 @@ impl ControllerEnd {
         let entry = authentication.peer(&names.host);
         let next = match (state, envelope.message, entry) {
             (_, Message::Failure2(_), _) => return Outcome::Failed,
-            (State::Idle, Message::Negotiate { secure_channel, hashes, groups }, Some(entry)) => {
+            (ExchangeState::Idle, Message::Negotiate { secure_channel, hashes, groups }, Some(entry)) => {
                 challenge(authentication, entry, transaction, (secure_channel, &hashes, &groups))
             }
-            (State::Challenged(ours), reply @ Message::Reply { .. }, Some(entry)) => {
+            (ExchangeState::Challenged(ours), reply @ Message::Reply { .. }, Some(entry)) => {
                 if ours.transaction == transaction {
                     answer(&ours, entry, names, reply)
                 } else {
                     Err(Failed::PAYLOAD)
                 }
             }
-            (State::Confirming(ours), Message::Success2, _) if ours == transaction => {
-                self.0 = State::Idle;
+            (ExchangeState::Confirming(ours), Message::Success2, _) if ours == transaction => {
+                self.0 = ExchangeState::Idle;
                 return Outcome::Authenticated;
             }
             (_, _, None) => Err(Failed::AUTHENTICATION),
@@ -183,33 +183,36 @@ impl ControllerEnd {
     }
 
     fn refuse(&mut self, transaction: u16, failed: Failed) -> Outcome {
-        self.0 = State::Due(envelope(transaction, Message::Failure1(failed)), Box::new(State::Over));
+        self.0 = ExchangeState::Due(
+            envelope(transaction, Message::Failure1(failed)),
+            Box::new(ExchangeState::Over),
+        );
         Outcome::Open
     }
 
     /// Whether the host has failed, though it may not have been told yet.
     pub fn has_failed(&self) -> bool {
         match &self.0 {
-            State::Over => true,
-            State::Due(_, next) => matches!(**next, State::Over),
+            ExchangeState::Over => true,
+            ExchangeState::Due(_, next) => matches!(**next, ExchangeState::Over),
             _ => false,
         }
     }
 
     /// What the host is to fetch.
     pub fn due(&self) -> Option<&[u8]> {
-        if let State::Due(message, _) = &self.0 { Some(message) } else { None }
+        if let ExchangeState::Due(message, _) = &self.0 { Some(message) } else { None }
     }
 
     /// It has been given [`ControllerEnd::due`].
     pub fn given(&mut self) -> Outcome {
-        match std::mem::replace(&mut self.0, State::Over) {
-            State::Due(_, next) => match *next {
-                State::Passed => {
-                    self.0 = State::Idle;
+        match std::mem::replace(&mut self.0, ExchangeState::Over) {
+            ExchangeState::Due(_, next) => match *next {
+                ExchangeState::Passed => {
+                    self.0 = ExchangeState::Idle;
                     Outcome::Authenticated
                 }
-                State::Over => Outcome::Failed,
+                ExchangeState::Over => Outcome::Failed,
                 next => {
                     self.0 = next;
                     Outcome::Open
@@ -229,7 +232,7 @@ fn challenge(
     entry: &Entry,
     transaction: u16,
     (secure_channel, hashes, groups): (u8, &[u8], &[u8]),
-) -> Result<State, Failed> {
+) -> Result<ExchangeState, Failed> {
     if secure_channel != 0 {
         return Err(Failed::SECURE_CHANNEL);
     }
@@ -253,11 +256,11 @@ fn challenge(
         exponential: pair.public.clone(),
     };
     let ours = Challenged { transaction, hash: *hash, group: *group, sequence, value, pair };
-    Ok(State::Due(envelope(transaction, message), Box::new(State::Challenged(ours))))
+    Ok(ExchangeState::Due(envelope(transaction, message), Box::new(ExchangeState::Challenged(ours))))
 }
 
 /// The answer to Reply.
-fn answer(ours: &Challenged, entry: &Entry, names: &Names, reply: Message) -> Result<State, Failed> {
+fn answer(ours: &Challenged, entry: &Entry, names: &Names, reply: Message) -> Result<ExchangeState, Failed> {
     let Message::Reply { response, challenge, sequence, exponential } = reply else {
         return Err(Failed::MESSAGE);
     };
@@ -272,15 +275,15 @@ fn answer(ours: &Challenged, entry: &Entry, names: &Names, reply: Message) -> Re
         return Err(Failed::AUTHENTICATION);
     }
     let (response, next) = match challenge {
-        None => (None, State::Passed),
+        None => (None, ExchangeState::Passed),
         Some(value) => {
             let theirs = Challenge { hash, transaction, sequence, value: &value, shared: &shared };
             let response = theirs.of_controller(entry, names).ok_or(Failed::AUTHENTICATION)?;
-            (Some(response), State::Confirming(transaction))
+            (Some(response), ExchangeState::Confirming(transaction))
         }
     };
     let hash_bytes = u8::try_from(hash.bytes()).unwrap_or(u8::MAX);
-    Ok(State::Due(envelope(transaction, Message::Success1 { hash_bytes, response }), Box::new(next)))
+    Ok(ExchangeState::Due(envelope(transaction, Message::Success1 { hash_bytes, response }), Box::new(next)))
 }
 
 /// Why a host doesn't get or doesn't want a server's service.

@@ -6,7 +6,7 @@ use pinstripe_block::BlockService;
 use pinstripe_runtime::{Buffer, shard};
 
 use super::offload::fence::{self, Grant};
-use super::offload::{Guarded, Server, State};
+use super::offload::{Guarded, GuardedState, Server};
 use super::session::Session;
 use crate::mutants::{Mutant, active};
 use crate::wire::command::Command;
@@ -136,7 +136,7 @@ async fn attach<S: BlockService>(
 /// Does something that must not happen while the record changes.
 async fn in_turn<T>(
     guarded: &Guarded,
-    mut work: impl FnMut(&mut State) -> Result<T, Status>,
+    mut work: impl FnMut(&mut GuardedState) -> Result<T, Status>,
 ) -> Result<T, Status> {
     let turn = guarded
         .changed
@@ -145,7 +145,7 @@ async fn in_turn<T>(
 }
 
 /// Detaches a controller that has ended meanwhile: nothing else would.
-fn still_there<S: BlockService>(session: &Session<S>, state: &mut State) -> Result<(), Status> {
+fn still_there<S: BlockService>(session: &Session<S>, state: &mut GuardedState) -> Result<(), Status> {
     if session.controller.is_dead() {
         state.leave(session.controller.id);
         return Err(Status::NOT_ATTACHED);

@@ -16,7 +16,7 @@ use pinstripe_runtime::{Buffer, Reducers, Ticket, shard};
 
 use super::io::{admit, failed, namespace, range};
 use super::offload::counters::count;
-use super::offload::peers::{At, Identity, Place};
+use super::offload::peers::{At, Identity, PeerMember};
 use super::offload::sum::Work;
 use super::offload::table::{Beginning, Commit, Key, PREPARE_NANOSECONDS, Resolution, Taken};
 use super::offload::{Guarded, Pipeline, RANGE_BYTES_MAX, Server, Turn};
@@ -67,16 +67,16 @@ struct Span {
 }
 
 /// A part's way.
-struct Way {
-    place: Arc<Place>,
+struct Route {
+    place: Arc<PeerMember>,
     number: u8,
     coefficient: u8,
 }
 
 /// Where the parts of an operation go, and as what.
-struct Ways {
+struct Routes {
     key: Key,
-    both: [Option<Way>; 2],
+    both: [Option<Route>; 2],
     identity: Identity,
     own: u8,
 }
@@ -155,7 +155,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
         length: u32,
         parts: Option<(u16, u8)>,
         reducers: Reducers,
-    ) -> Result<(Key, Ways), Status> {
+    ) -> Result<(Key, Routes), Status> {
         let controller = self.session.controller.id;
         let beginning = Beginning { ticket: self.ticket, controller, length, parts };
         self.guarded.with(|state| {
@@ -167,12 +167,12 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 // The sender must have a place of its own, and the reducer another one.
                 let fits = members.own.is_some_and(|own| own != reducer.place);
                 let place = place.filter(|_| fits).ok_or(Status::INVALID_FIELD)?;
-                Ok(Way { place, number: reducer.place, coefficient: reducer.coefficient })
+                Ok(Route { place, number: reducer.place, coefficient: reducer.coefficient })
             };
             let [first, second] = reducers.map(|reducer| reducer.map(way).transpose());
             let (both, own) = ([first?, second?], members.own.unwrap_or(0));
             let key = state.table.begin(&beginning, shard::now())?;
-            Ok((key, Ways { key, both, identity, own }))
+            Ok((key, Routes { key, both, identity, own }))
         })
     }
 
@@ -277,9 +277,9 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     }
 
     /// Works out the parts, coefficient * (sum of the sources), and sends each on its way.
-    async fn forward(&self, ways: &Ways, sources: &[&[u8]]) -> Result<(), Refusal> {
+    async fn forward(&self, ways: &Routes, sources: &[&[u8]]) -> Result<(), Refusal> {
         let [one, other] = &ways.both;
-        let coefficient = |way: &Option<Way>| way.as_ref().map_or(1, |way| way.coefficient);
+        let coefficient = |way: &Option<Route>| way.as_ref().map_or(1, |way| way.coefficient);
         let (one_by, other_by) = (coefficient(one), coefficient(other));
         let swapped = active(Mutant::PartsExchanged) && one.is_some() && other.is_some();
         let (one, other) = if swapped { (other, one) } else { (one, other) };
@@ -295,9 +295,9 @@ impl<'a, S: BlockService> Carrier<'a, S> {
 
     async fn send(
         &self,
-        way: Option<&Way>,
+        way: Option<&Route>,
         coefficient: u8,
-        ways: &Ways,
+        ways: &Routes,
         sources: &[&[u8]],
     ) -> Result<(), Refusal> {
         let Some(way) = way else { return Ok(()) };
@@ -343,7 +343,7 @@ impl<'a, S: BlockService> Carrier<'a, S> {
     }
 
     /// A part for a namespace of this server.
-    fn deliver(&self, number: u32, ways: &Ways, part: Buffer) -> Result<(), Status> {
+    fn deliver(&self, number: u32, ways: &Routes, part: Buffer) -> Result<(), Status> {
         let guarded = self.server.namespace(number).ok_or(Status::INVALID_NAMESPACE)?;
         let (array, epoch) = ways.identity;
         let taken = guarded.with(|state| {

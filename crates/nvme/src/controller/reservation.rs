@@ -19,7 +19,7 @@ struct Registrant {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct Reservation {
     kind: ReservationKind,
     /// Of no meaning where all registrants hold.
     host: HostId,
@@ -37,7 +37,7 @@ pub(super) enum Access {
 pub(super) struct Reservations {
     generation: u32,
     registrants: Vec<Registrant>,
-    held: Option<Held>,
+    held: Option<Reservation>,
 }
 
 impl Reservations {
@@ -55,7 +55,7 @@ impl Reservations {
         })
     }
 
-    fn holds(&self, held: Held, host: &HostId) -> bool {
+    fn holds(&self, held: Reservation, host: &HostId) -> bool {
         if held.kind.all_hold() { self.key_of(host).is_some() } else { held.host == *host }
     }
 
@@ -141,7 +141,7 @@ impl Reservations {
         match dword & 7 {
             action::ACQUIRE => match self.held {
                 None => {
-                    self.held = Some(Held { kind, host: *host });
+                    self.held = Some(Reservation { kind, host: *host });
                     Ok(Vec::new())
                 }
                 Some(held) if held.kind == kind && self.holds(held, host) => Ok(Vec::new()),
@@ -170,7 +170,7 @@ impl Reservations {
         }
         self.remove(gone);
         if takes_it {
-            self.held = Some(Held { kind, host: *host });
+            self.held = Some(Reservation { kind, host: *host });
         }
         self.changed();
         Ok(preempted)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use pinstripe_block::BlockService;
-use pinstripe_block::outgoing::PATIENCE_NANOSECONDS;
+use pinstripe_block::outgoing::PEER_TIMEOUT_NANOSECONDS;
 use pinstripe_runtime::{Buffer, Signal, Slice, block_bytes, shard};
 
 use super::connect::Queue;
@@ -394,7 +394,7 @@ impl<S: BlockService> Session<S> {
         loop {
             let received = self.link.received();
             let whole = poll_fn(|cx| self.poll_incoming(tag, cx.waker()));
-            match shard::timeout(PATIENCE_NANOSECONDS, whole).await {
+            match shard::timeout(PEER_TIMEOUT_NANOSECONDS, whole).await {
                 Some(incoming) => return incoming,
                 None if self.link.received() == received => self.link.cut(),
                 None => {}

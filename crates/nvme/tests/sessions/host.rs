@@ -15,7 +15,7 @@ use crate::world::{Array, Pipe, Random};
 use crate::{NQN, dial};
 
 /// Longest time that a host waits for the target.
-const PATIENCE_NANOSECONDS: u64 = 1_000_000_000_000;
+const PEER_TIMEOUT_NANOSECONDS: u64 = 1_000_000_000_000;
 
 /// One queue of a host.
 pub struct Host {
@@ -83,7 +83,7 @@ impl Host {
 
     /// The next thing that the target says. A test in which it never says it fails.
     pub async fn hear(&mut self) -> Heard {
-        let pdu = shard::timeout(PATIENCE_NANOSECONDS, self.pdu()).await;
+        let pdu = shard::timeout(PEER_TIMEOUT_NANOSECONDS, self.pdu()).await;
         match pdu.expect("the target says nothing") {
             None => Heard::Closed,
             Some(Pdu::Response(completion)) => Heard::Completed(completion),

@@ -13,7 +13,7 @@ use pinstripe_sim::{Fault, Rng, SECTOR, SimDisk, SimDiskConfig, World, WorldConf
 use crate::foreign::{self, Store};
 use crate::intruder::{self, HOST, HOST_ID};
 use crate::network::{HOST_SHARDS, Network, SERVER_SHARDS, Wire, Wires};
-use crate::users::{SECTORS, Shop, read, user};
+use crate::users::{SECTORS, UserState, read, user};
 
 const NQN: &str = "nqn.2026-01.com.example:simulated";
 /// Associations of a run, but for the last, which nothing befalls.
@@ -71,7 +71,7 @@ struct Run {
     world: World,
     rng: Rng,
     disk: SimDisk,
-    shop: Rc<Shop>,
+    shop: Rc<UserState>,
     address: Address,
     server: Server,
     /// Host and server authenticate, and an intruder tries to get in.
@@ -121,7 +121,7 @@ pub fn run(seed: u64, server: Server) -> Result<(), String> {
     let mut run = Run {
         world,
         disk,
-        shop: Shop::new(),
+        shop: UserState::new(),
         address: format!("nvme-tcp://server:4420/{NQN}?nsid=1{digests}").parse().unwrap(),
         server,
         secured,

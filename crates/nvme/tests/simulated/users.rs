@@ -16,7 +16,7 @@ pub const SECTORS: u64 = 512;
 const OPERATIONS: usize = 25;
 
 /// What all users share.
-pub struct Shop {
+pub struct UserState {
     pub ledger: RefCell<Ledger>,
     /// Writes that the loss of the association left undecided. They are over when the server is used again.
     pub lost: RefCell<Vec<WriteId>>,
@@ -24,7 +24,7 @@ pub struct Shop {
     pub users: Cell<usize>,
 }
 
-impl Shop {
+impl UserState {
     pub fn new() -> Rc<Self> {
         Rc::new(Self {
             ledger: RefCell::new(Ledger::new(SECTORS)),
@@ -76,7 +76,7 @@ fn bytes(sectors: &Range<u64>) -> usize {
 }
 
 /// Does some random things, fewer if the device goes.
-pub async fn user(shop: Rc<Shop>, source: Arc<NvmeSource>, mut rng: Rng, small: bool) {
+pub async fn user(shop: Rc<UserState>, source: Arc<NvmeSource>, mut rng: Rng, small: bool) {
     if let Ok(device) = source.attach() {
         for _ in 0..OPERATIONS {
             if !operate(&shop, &*device, &mut rng, small).await {
@@ -87,7 +87,7 @@ pub async fn user(shop: Rc<Shop>, source: Arc<NvmeSource>, mut rng: Rng, small: 
     shop.users.set(shop.users.get() - 1);
 }
 
-async fn operate(shop: &Shop, device: &dyn Device, rng: &mut Rng, small: bool) -> bool {
+async fn operate(shop: &UserState, device: &dyn Device, rng: &mut Rng, small: bool) -> bool {
     // Capsules hold up to 64 sectors, a command up to 2048.
     let count = if small { 1 } else { rng.pick(&[1, 1, 2, 8, 16, 64, 130]) };
     let start = rng.below(SECTORS - count + 1);
@@ -105,7 +105,7 @@ async fn operate(shop: &Shop, device: &dyn Device, rng: &mut Rng, small: bool) -
     }
 }
 
-async fn write(shop: &Shop, device: &dyn Device, sectors: Range<u64>, forced: bool) -> bool {
+async fn write(shop: &UserState, device: &dyn Device, sectors: Range<u64>, forced: bool) -> bool {
     let mut data = shard::buffer(bytes(&sectors));
     let id = shop.ledger.borrow_mut().begin_write(sectors.start, &mut data, forced);
     let outcome = device.write(offset(sectors.start), data.freeze(), forced).await;
@@ -113,7 +113,7 @@ async fn write(shop: &Shop, device: &dyn Device, sectors: Range<u64>, forced: bo
 }
 
 /// Reads and checks.
-pub async fn read(shop: &Shop, device: &dyn Device, sectors: Range<u64>) -> bool {
+pub async fn read(shop: &UserState, device: &dyn Device, sectors: Range<u64>) -> bool {
     let id = shop.ledger.borrow_mut().begin_read(sectors.clone());
     let outcome = device.read(offset(sectors.start), shard::buffer(bytes(&sectors))).await;
     let Some(buffer) = outcome.buffer.filter(|buffer| buffer.len() == bytes(&sectors)) else {
@@ -134,7 +134,7 @@ pub async fn read(shop: &Shop, device: &dyn Device, sectors: Range<u64>) -> bool
     }
 }
 
-async fn flush(shop: &Shop, device: &dyn Device) -> bool {
+async fn flush(shop: &UserState, device: &dyn Device) -> bool {
     let id = shop.ledger.borrow_mut().begin_flush();
     let result = device.flush().await.result;
     shop.ledger.borrow_mut().complete_flush(id, result.is_ok());

@@ -57,12 +57,12 @@ struct Workers {
     name: &'static str,
     threads_max: usize,
     niceness: i32,
-    state: Mutex<State>,
+    state: Mutex<WorkersState>,
     /// Threads without work wait here.
     there_is_work: Condvar,
 }
 
-struct State {
+struct WorkersState {
     queue: VecDeque<Work>,
     threads: usize,
     idle: usize,
@@ -70,7 +70,7 @@ struct State {
 
 impl Workers {
     const fn new(name: &'static str, threads_max: usize, niceness: i32) -> Self {
-        let state = State { queue: VecDeque::new(), threads: 0, idle: 0 };
+        let state = WorkersState { queue: VecDeque::new(), threads: 0, idle: 0 };
         Self { name, threads_max, niceness, state: Mutex::new(state), there_is_work: Condvar::new() }
     }
 

@@ -64,7 +64,7 @@ impl Habits {
 
 /// What was done to which disk.
 #[derive(Default)]
-pub(crate) struct Afflicted {
+pub(crate) struct InjectedFaults {
     /// As which member a doomed disk was doomed: when it is another one, it is well.
     doomed_as: BTreeMap<usize, MemberId>,
     /// Disks that may be dropped in this life.
@@ -79,7 +79,7 @@ pub(crate) struct Afflicted {
     pub(crate) spared: Rc<RefCell<BTreeSet<usize>>>,
 }
 
-impl Afflicted {
+impl InjectedFaults {
     /// A life begins: whatever was, was.
     pub(crate) fn begin_life(&mut self) {
         *self = Self::default();

@@ -11,12 +11,12 @@ use pinstripe_runtime::{Buffer, shard};
 
 use super::{
     Verdict,
-    front::{Door, Trouble, Zeroing},
+    front::{FrontEnd, Trouble, Zeroing},
 };
 use crate::{Ledger, Rng, WriteId, rng::index};
 
 /// What all clients of a life share.
-pub(crate) struct Shop {
+pub(crate) struct UserState {
     pub(crate) ledger: Rc<RefCell<Ledger>>,
     /// The first thing that went wrong.
     pub(crate) verdict: Rc<RefCell<Option<Verdict>>>,
@@ -35,7 +35,7 @@ pub(crate) struct Shop {
     pub(crate) quiet_writes: Cell<usize>,
 }
 
-impl Shop {
+impl UserState {
     pub(crate) fn new(sectors: u64) -> Rc<Self> {
         Rc::new(Self {
             ledger: Rc::new(RefCell::new(Ledger::new(sectors))),
@@ -191,7 +191,7 @@ impl Habits {
 }
 
 /// A client's life.
-pub(crate) async fn client(door: Door, shop: Rc<Shop>, habits: Habits, mut rng: Rng) {
+pub(crate) async fn client(front_end: FrontEnd, shop: Rc<UserState>, habits: Habits, mut rng: Rng) {
     let mut at = 0;
     for _ in 0..habits.requests {
         if shop.is_over() {
@@ -200,26 +200,26 @@ pub(crate) async fn client(door: Door, shop: Rc<Shop>, habits: Habits, mut rng: 
         shop.requests.set(shop.requests.get() + 1);
         let sectors = habits.next(&mut rng, &mut at);
         let h = &habits;
-        door.cut(&mut rng);
+        front_end.cut(&mut rng);
         let going = match rng.below(16) {
-            n if n < h.reads => read(&door, &shop, sectors).await,
-            n if n < h.reads + h.flushes => flush(&door, &shop).await,
+            n if n < h.reads => read(&front_end, &shop, sectors).await,
+            n if n < h.reads + h.flushes => flush(&front_end, &shop).await,
             n if n < h.reads + h.flushes + h.zeroes => {
                 let forced = rng.chance(h.forced, 16);
                 let keeps = h.all_flags && rng.chance(1, 2);
                 let fast = h.fast_zeroes && rng.chance(1, 2);
-                zero(&door, &shop, sectors, Zeroing { forced, keeps, fast }).await
+                zero(&front_end, &shop, sectors, Zeroing { forced, keeps, fast }).await
             }
             n if n < h.reads + h.flushes + h.zeroes + h.discards => {
                 let forced = h.all_flags && rng.chance(h.forced.max(4), 16);
-                discard(&door, &shop, sectors, forced).await
+                discard(&front_end, &shop, sectors, forced).await
             }
             15 if h.ordered && sectors.end <= (sectors.start / h.stripe + 1) * h.stripe => {
-                write_pair(&door, &shop, sectors).await
+                write_pair(&front_end, &shop, sectors).await
             }
             _ => {
                 let forced = rng.chance(h.forced, 16);
-                write(&door, &shop, sectors, forced).await
+                write(&front_end, &shop, sectors, forced).await
             }
         };
         if !going {
@@ -237,9 +237,9 @@ fn bytes(sectors: &Range<u64>) -> u64 {
 }
 
 /// Reads and checks. False after an error.
-pub(crate) async fn read(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
+pub(crate) async fn read(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>) -> bool {
     let id = shop.ledger.borrow_mut().begin_read(sectors.clone());
-    let result = door.read(sectors.start * 512, index(bytes(&sectors))).await;
+    let result = front_end.read(sectors.start * 512, index(bytes(&sectors))).await;
     if let Ok(bytes) = &result {
         if let Err(violation) = shop.ledger.borrow_mut().check_read(id, bytes) {
             shop.accuse(Verdict::Value(Box::new(violation)));
@@ -251,26 +251,26 @@ pub(crate) async fn read(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool 
     shop.goes_on(&format!("read of sectors {sectors:?}"), result)
 }
 
-fn stamped(shop: &Shop, sectors: &Range<u64>, forced: bool) -> (WriteId, Buffer) {
+fn stamped(shop: &UserState, sectors: &Range<u64>, forced: bool) -> (WriteId, Buffer) {
     let mut data = shard::buffer(index(bytes(sectors)));
     let id = shop.ledger.borrow_mut().begin_write(sectors.start, &mut data, forced);
     (id, data)
 }
 
-pub(crate) async fn write(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+pub(crate) async fn write(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>, forced: bool) -> bool {
     let (id, data) = stamped(shop, &sectors, forced);
-    let result = door.write(sectors.start * 512, data, forced).await;
+    let result = front_end.write(sectors.start * 512, data, forced).await;
     shop.written(id, &result);
     shop.goes_on(&format!("write of sectors {sectors:?}"), result)
 }
 
 /// Two writes of the same sectors of one stripe, submitted one after the other: the second one must win
 /// (C11).
-async fn write_pair(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
+async fn write_pair(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>) -> bool {
     let [(first, one), (second, two)] = [0; 2].map(|_| stamped(shop, &sectors, false));
     shop.ledger.borrow_mut().order(first, second);
     let mut writes = [(first, one), (second, two)]
-        .map(|(id, data)| (id, Some(Box::pin(door.write(sectors.start * 512, data, false)))));
+        .map(|(id, data)| (id, Some(Box::pin(front_end.write(sectors.start * 512, data, false)))));
     let mut fine = true;
     std::future::poll_fn(|cx| {
         for (id, write) in &mut writes {
@@ -288,9 +288,9 @@ async fn write_pair(door: &Door, shop: &Shop, sectors: Range<u64>) -> bool {
     fine
 }
 
-async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, how: Zeroing) -> bool {
+async fn zero(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>, how: Zeroing) -> bool {
     let id = shop.ledger.borrow_mut().begin_zeroes(sectors.clone(), how.forced);
-    let result = door.zero(sectors.start * 512, bytes(&sectors), how).await;
+    let result = front_end.zero(sectors.start * 512, bytes(&sectors), how).await;
     if how.fast && matches!(result, Err(Trouble::NotFast)) {
         // It has not even begun.
         shop.ledger.borrow_mut().revoke(id);
@@ -300,27 +300,27 @@ async fn zero(door: &Door, shop: &Shop, sectors: Range<u64>, how: Zeroing) -> bo
     shop.goes_on(&format!("zeroing of sectors {sectors:?}"), result)
 }
 
-async fn discard(door: &Door, shop: &Shop, sectors: Range<u64>, forced: bool) -> bool {
+async fn discard(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>, forced: bool) -> bool {
     let id = shop.ledger.borrow_mut().begin_discard(sectors.clone(), forced);
-    let result = door.discard(sectors.start * 512, bytes(&sectors), forced).await;
+    let result = front_end.discard(sectors.start * 512, bytes(&sectors), forced).await;
     shop.written(id, &result);
     shop.goes_on(&format!("discard of sectors {sectors:?}"), result)
 }
 
-pub(crate) async fn flush(door: &Door, shop: &Shop) -> bool {
+pub(crate) async fn flush(front_end: &FrontEnd, shop: &UserState) -> bool {
     let id = shop.ledger.borrow_mut().begin_flush();
-    let result = door.flush().await;
+    let result = front_end.flush().await;
     shop.ledger.borrow_mut().complete_flush(id, result.is_ok());
     shop.goes_on("flush", result)
 }
 
 /// Reads and checks these sectors, in pieces of some rows.
-pub(crate) async fn read_all(door: Door, shop: Rc<Shop>, ranges: Vec<Range<u64>>) {
+pub(crate) async fn read_all(front_end: FrontEnd, shop: Rc<UserState>, ranges: Vec<Range<u64>>) {
     const STEP: u64 = 128;
     let pieces =
         |range: Range<u64>| range.clone().step_by(index(STEP)).map(move |at| at..range.end.min(at + STEP));
     for piece in ranges.into_iter().flat_map(pieces) {
-        if shop.is_over() || !read(&door, &shop, piece).await {
+        if shop.is_over() || !read(&front_end, &shop, piece).await {
             break;
         }
     }

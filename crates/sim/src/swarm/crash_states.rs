@@ -37,7 +37,7 @@ use pinstripe_md::{
     units::Sector,
 };
 
-use super::{Consistency, Summary, Swarm, Verdict, client::Shop, life::sector_of};
+use super::{Consistency, Summary, Swarm, Verdict, client::UserState, life::sector_of};
 use crate::{
     CrashImage, CrashPoint, Outcome, Rng, SECTOR, SimDisk, Stage, World, WorldConfig,
     checks::{Damage, Survey, superblock, survey},
@@ -115,7 +115,7 @@ pub(crate) enum Phase {
 enum SeatState {
     Empty,
     /// Whole or not, one event behind or not, clean or not.
-    Held {
+    WholeMember {
         whole: bool,
         behind: bool,
         clean: bool,
@@ -238,7 +238,7 @@ impl Swarm {
                 disk
             })
             .collect();
-        let shop = Shop::new(0);
+        let shop = UserState::new(0);
         let mut ledger = self.shop.ledger.borrow().clone();
         let unsettled = ledger.unsettled(true);
         let suspects = self.suspects_after(&unsettled);
@@ -253,7 +253,7 @@ impl Swarm {
             doomed: BTreeSet::new(),
             outage: BTreeSet::new(),
             initiated: self.initiated.clone(),
-            afflicted: super::atlas::Afflicted::default(),
+            afflicted: super::atlas::InjectedFaults::default(),
             array: None,
             shop,
             suspects,
@@ -355,7 +355,7 @@ fn low(slot: usize) -> MemberSlot {
 }
 
 fn seat_state(survey: &Survey, seat: Option<&(usize, Superblock)>) -> SeatState {
-    seat.map_or(SeatState::Empty, |(_, superblock)| SeatState::Held {
+    seat.map_or(SeatState::Empty, |(_, superblock)| SeatState::WholeMember {
         whole: superblock.member.recovery_offset.is_none(),
         behind: superblock.array.events < survey.freshest.array.events,
         clean: superblock.array.resync_offset == ResyncOffset::Clean,

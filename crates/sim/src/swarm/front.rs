@@ -1,4 +1,4 @@
-//! By which door users come to the array: straight to its volume, or over NBD.
+//! By which front end users come to the array: straight to its volume, or over NBD.
 //!
 //! With NBD every shard has a server, and there are a few connections between clients' shards and servers'
 //! shards, each with some spare lines: when one is cut, its users dial anew. What a cut leaves unanswered may
@@ -19,7 +19,7 @@ use pinstripe_runtime::{Buffer, Signal, shard};
 
 use super::{
     Swarm,
-    client::Shop,
+    client::UserState,
     nbd::{self, Command, FAST_ZERO, FORCED, Line, NO_HOLE},
 };
 use crate::{Rng, SimStream, SimStreamConfig, WriteId};
@@ -84,12 +84,12 @@ pub(crate) struct Zeroing {
 
 /// A user's way in.
 #[derive(Clone)]
-pub(crate) enum Door {
+pub(crate) enum FrontEnd {
     Direct(Volume),
     Nbd(Rc<Connection>),
 }
 
-impl Door {
+impl FrontEnd {
     /// Reads `length` bytes.
     pub(crate) async fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Trouble> {
         match self {
@@ -179,7 +179,7 @@ pub(crate) struct Session {
 
 impl Session {
     /// `write` was given up by its client: it is over when the session is.
-    pub(crate) fn give_up(&self, shop: &Shop, write: WriteId) {
+    pub(crate) fn give_up(&self, shop: &UserState, write: WriteId) {
         if self.over.get() {
             shop.ledger.borrow_mut().complete_write(write, false);
         } else {
@@ -320,7 +320,7 @@ impl Front {
 /// A shard's server, from its start to its stop.
 async fn serve(
     shared: Arc<Shared>,
-    shop: &Rc<Shop>,
+    shop: &Rc<UserState>,
     sessions: Vec<(Rc<SimStream>, Rc<Session>)>,
     exchange: &Rc<Exchange>,
 ) {

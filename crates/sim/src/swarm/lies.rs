@@ -22,7 +22,7 @@ use pinstripe_engine::{
 
 use super::{
     Swarm, Verdict, client,
-    front::Door,
+    front::FrontEnd,
     life::{PATIENCE, sector_of},
 };
 use crate::{
@@ -87,8 +87,8 @@ impl Swarm {
         let shop = Rc::clone(&self.shop);
         shop.open.set(shop.open.get() + 1);
         self.world.spawn(0, "write", async move {
-            let door = Door::Direct(Volume::new(shared));
-            client::write(&door, &shop, at..at + length, false).await;
+            let front_end = FrontEnd::Direct(Volume::new(shared));
+            client::write(&front_end, &shop, at..at + length, false).await;
             shop.open.set(shop.open.get() - 1);
         });
         self.wait(|swarm| swarm.shop.open.get() == 0)?;

@@ -13,9 +13,9 @@ use pinstripe_engine::{
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource};
 
 use super::{
-    Consistency, Phase, Shop, Swarm, Verdict,
+    Consistency, Phase, Swarm, UserState, Verdict,
     client::{Habits, client, read_all},
-    front::{Door, Front},
+    front::{Front, FrontEnd},
     marks,
     net::Reach,
     races::Races,
@@ -91,7 +91,7 @@ impl Swarm {
         })?;
         placed.map_err(|error| Verdict::Refused(format!("create: {error}")))?;
         if let Some(geometry) = self.shape() {
-            self.shop = Shop::new(geometry.array_bytes() / SECTOR);
+            self.shop = UserState::new(geometry.array_bytes() / SECTOR);
             if self.setup.resync {
                 self.spoil_parity(&geometry);
             }
@@ -256,7 +256,7 @@ impl Swarm {
 
     fn begin_life(&mut self, array: Array) {
         if self.summary.assemblies == 0 && self.shape().is_none() {
-            self.shop = Shop::new(array.volume().size() / SECTOR);
+            self.shop = UserState::new(array.volume().size() / SECTOR);
         }
         self.shop.open.set(0);
         self.shop.adds.set(0);
@@ -505,8 +505,8 @@ impl Swarm {
                 Rc::clone(connection)
             });
             self.world.spawn(shard, "client", async move {
-                let door = line.map_or_else(|| Door::Direct(Volume::new(shared)), Door::Nbd);
-                client(door, shop, habits, rng).await;
+                let front_end = line.map_or_else(|| FrontEnd::Direct(Volume::new(shared)), FrontEnd::Nbd);
+                client(front_end, shop, habits, rng).await;
             });
         }
     }
@@ -518,8 +518,8 @@ impl Swarm {
         shop.open.set(shop.open.get() + 1);
         let shard = self.home() + self.rng.index(self.setup.shards);
         self.world.spawn(shard, "read all", async move {
-            let door = Door::Direct(Volume::new(shared));
-            read_all(door, shop, ranges).await;
+            let front_end = FrontEnd::Direct(Volume::new(shared));
+            read_all(front_end, shop, ranges).await;
         });
     }
 

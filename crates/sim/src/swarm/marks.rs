@@ -19,8 +19,8 @@ use pinstripe_md::{
 
 use super::{
     Consistency, Setup, Swarm, Verdict,
-    client::{self, Shop},
-    front::{Door, NbdSetup},
+    client::{self, UserState},
+    front::{FrontEnd, NbdSetup},
 };
 use crate::{Fault, Rng, SECTOR, checks::superblock, rng::index};
 
@@ -108,8 +108,8 @@ impl Swarm {
         let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
         begin_quiet_write(&shop);
         self.world.spawn(self.home(), "quiet write", async move {
-            let door = Door::Direct(Volume::new(shared));
-            client::write(&door, &shop, sectors, true).await;
+            let front_end = FrontEnd::Direct(Volume::new(shared));
+            client::write(&front_end, &shop, sectors, true).await;
             end_quiet_write(&shop);
         });
     }
@@ -153,7 +153,7 @@ impl Swarm {
             let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
             begin_quiet_write(&shop);
             self.world.spawn(self.home(), "flush", async move {
-                client::flush(&Door::Direct(Volume::new(shared)), &shop).await;
+                client::flush(&FrontEnd::Direct(Volume::new(shared)), &shop).await;
                 end_quiet_write(&shop);
             });
             self.wait(|swarm| swarm.shop.quiet_writes.get() == 0)?;
@@ -162,12 +162,12 @@ impl Swarm {
     }
 }
 
-fn begin_quiet_write(shop: &Shop) {
+fn begin_quiet_write(shop: &UserState) {
     shop.quiet_writes.set(shop.quiet_writes.get() + 1);
     shop.open.set(shop.open.get() + 1);
 }
 
-fn end_quiet_write(shop: &Shop) {
+fn end_quiet_write(shop: &UserState) {
     shop.quiet_writes.set(shop.quiet_writes.get() - 1);
     shop.open.set(shop.open.get() - 1);
 }

@@ -57,7 +57,7 @@ pub use scenes::SCENES;
 
 pub use crate::verdict::Verdict;
 
-use crate::{Rng, SimDisk, World, WorldConfig, swarm::client::Shop};
+use crate::{Rng, SimDisk, World, WorldConfig, swarm::client::UserState};
 use crash_states::{Explorer, Phase};
 
 /// A rule that is broken on purpose, and in which crate.
@@ -227,9 +227,9 @@ pub(crate) struct Swarm {
     /// Disks that have been members.
     pub(crate) initiated: BTreeSet<usize>,
     /// What was done to which disk in this life.
-    pub(crate) afflicted: atlas::Afflicted,
+    pub(crate) afflicted: atlas::InjectedFaults,
     pub(crate) array: Option<Array>,
-    pub(crate) shop: Rc<Shop>,
+    pub(crate) shop: Rc<UserState>,
     /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
     pub(crate) suspects: BTreeSet<(u64, u64)>,
     /// Sectors of writes that crashes have cut off since the array last started.
@@ -288,9 +288,9 @@ pub fn run_explored(
         doomed: BTreeSet::new(),
         outage: BTreeSet::new(),
         initiated: (0..setup.disks()).collect(),
-        afflicted: atlas::Afflicted::default(),
+        afflicted: atlas::InjectedFaults::default(),
         array: None,
-        shop: Shop::new(0),
+        shop: UserState::new(0),
         suspects: BTreeSet::new(),
         cut_off: BTreeSet::new(),
         lost_at_start: BTreeMap::new(),

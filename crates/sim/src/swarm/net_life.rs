@@ -29,7 +29,7 @@ use pinstripe_runtime::shard;
 
 use super::{
     Consistency, Setup, Swarm, Verdict,
-    client::Shop,
+    client::UserState,
     life::PATIENCE,
     net::{self, Net, NetSetup, Presences, Reach, SPARES},
 };
@@ -94,7 +94,7 @@ pub(super) fn shards(setup: &Setup) -> usize {
 }
 
 /// Tells the array when a server is lost, as `pinstripe serve` does.
-async fn watch(array: Array, presences: Presences, shop: Rc<Shop>) {
+async fn watch(array: Array, presences: Presences, shop: Rc<UserState>) {
     let mut told = BTreeSet::new();
     while !shop.closing.get() {
         let lost: Vec<usize> = presences

@@ -12,7 +12,7 @@ use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
 use pinstripe_engine::{array::Array, io::volume::Volume};
 use pinstripe_runtime::shard;
 
-use super::{Swarm, Verdict, client::Shop, life::PATIENCE};
+use super::{Swarm, Verdict, client::UserState, life::PATIENCE};
 use crate::{Fault, checks::survey};
 
 /// What the stale client writes: no stamp of the ledger's.
@@ -23,7 +23,7 @@ const DEAF_NS: u64 = 8_000_000_000;
 /// A client that the array was taken from.
 pub(crate) struct Stale {
     array: Option<Array>,
-    shop: Rc<Shop>,
+    shop: Rc<UserState>,
     client: usize,
     /// It does nothing before its successor has left.
     is_patient: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Stale {
 
 impl Stale {
     /// A client that goes on as if it had the array.
-    pub(super) fn of(array: Array, shop: Rc<Shop>, client: usize) -> Self {
+    pub(super) fn of(array: Array, shop: Rc<UserState>, client: usize) -> Self {
         let (writers, tried) = (Rc::default(), Rc::default());
         Self { array: Some(array), shop, client, is_patient: false, writers, tried }
     }

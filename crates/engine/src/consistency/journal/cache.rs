@@ -172,7 +172,7 @@ impl Cache {
 
     /// The pages of a stripe that overlap `from..to` of its data.
     pub(crate) fn range(&self, key: Key, from: u32, to: u32) -> impl Iterator<Item = (u32, Slice)> {
-        let first = from - from % super::ROW_BYTES;
+        let first = from - from % super::PAGE_BYTES;
         let pages = self.stripes.get(&key).into_iter().flat_map(move |stripe| stripe.pages.range(first..to));
         pages.map(|(&start, page)| (start, page.bytes.clone()))
     }

@@ -6,7 +6,7 @@ use pinstripe_md::units::Sector;
 use pinstripe_runtime::{DeviceError, Slice};
 
 use super::{
-    GROUP_PAGES_MAX, Journal, Request, State,
+    GROUP_PAGES_MAX, Journal, JournalState, Request,
     ring::{Page, meta_blocks_max},
 };
 use crate::{array::ArrayController, consistency::Log};
@@ -66,7 +66,7 @@ impl Journal {
         let room = self.room(&state);
         // Room that is set aside is for the urgent ones only.
         let others = room.saturating_sub(state.cache.reserved() + state.promised);
-        let State { queue, urgent, spare, others_turn, .. } = &mut *state;
+        let JournalState { queue, urgent, spare, others_turn, .. } = &mut *state;
         let mut taken = None;
         if std::mem::take(others_turn) {
             taken = take_from(queue, spare, others, together_max);
@@ -92,7 +92,7 @@ impl Journal {
     }
 
     /// Blocks that may be written before the head would meet the tail.
-    fn room(&self, state: &State) -> u64 {
+    fn room(&self, state: &JournalState) -> u64 {
         (self.ring.blocks() - state.used()).saturating_sub(1)
     }
 

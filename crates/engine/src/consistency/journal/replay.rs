@@ -27,14 +27,14 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
-use super::ring::{Page, Place, Ring, meta_blocks_max};
+use super::ring::{Page, PageAddress, Ring, meta_blocks_max};
 use crate::{
     assembly::{AssembleError, Found, JournalProblem},
     consistency::members::write_but_for_listed,
     geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
         decode::encode,
-        row::{Row, Want},
+        row::{RowRange, Want},
         volume::Volume,
     },
     membership::snapshot::View,
@@ -64,7 +64,7 @@ struct Logged {
 
 /// What the log says of a row of 4 KiB.
 #[derive(Default)]
-struct LoggedRow {
+struct LoggedPages {
     /// By column: data that the parity covers.
     data: BTreeMap<usize, Logged>,
     /// P and Q.
@@ -76,7 +76,7 @@ struct LoggedRow {
 /// A log from its tail to its end.
 struct Log {
     /// By member sector.
-    rows: BTreeMap<u64, LoggedRow>,
+    rows: BTreeMap<u64, LoggedPages>,
     /// Where the next meta block would be.
     end: Sector,
     /// Of the last meta block.
@@ -343,13 +343,13 @@ impl<'a> Replay<'a> {
 
     /// Step 2: logs loose rows anew, whole. `None` if there are none left to be written.
     async fn log_loose_rows(&mut self, log: &Log) -> Result<Option<Resume>, AssembleError> {
-        let is_loose = |sector: &u64, row: &LoggedRow| !row.loose.is_empty() && !self.is_bare(*sector);
-        let loose: Vec<(u64, &LoggedRow)> =
+        let is_loose = |sector: &u64, row: &LoggedPages| !row.loose.is_empty() && !self.is_bare(*sector);
+        let loose: Vec<(u64, &LoggedPages)> =
             log.rows.iter().filter(|(sector, row)| is_loose(sector, row)).map(|(&s, row)| (s, row)).collect();
         if loose.is_empty() {
             return Ok(None);
         }
-        let needs = |rows: &[(u64, &LoggedRow)]| {
+        let needs = |rows: &[(u64, &LoggedPages)]| {
             let pages = rows.iter().map(|(_, row)| row.loose.len() + self.geometry.redundancy()).sum();
             pages as u64 + meta_blocks_max(pages)
         };
@@ -382,7 +382,7 @@ impl<'a> Replay<'a> {
     /// repeatable as long as nothing needs to be reconstructed.
     async fn write_loose_rows(
         &self,
-        loose: &[(u64, &LoggedRow)],
+        loose: &[(u64, &LoggedPages)],
         needed: u64,
         free: u64,
     ) -> Result<(), AssembleError> {
@@ -396,9 +396,9 @@ impl<'a> Replay<'a> {
             let (_, map, _) = self.stripe_of(sector);
             for page in pages {
                 let slot = match page.place {
-                    Place::Data(at) => Some(map.data_slot(self.place_of(at)?.1)),
-                    Place::P(_) => Some(map.p_slot()),
-                    Place::Q => map.q_slot(),
+                    PageAddress::Data(at) => Some(map.data_slot(self.place_of(at)?.1)),
+                    PageAddress::P(_) => Some(map.p_slot()),
+                    PageAddress::Q => map.q_slot(),
                 };
                 for place in slot.into_iter().flat_map(|slot| self.view.places(slot.index())) {
                     self.submit(place, sector, page.bytes.clone(), &mut set, &mut writes);
@@ -413,15 +413,15 @@ impl<'a> Replay<'a> {
     async fn complete(
         &self,
         sector: u64,
-        row: &LoggedRow,
+        row: &LoggedPages,
         pages: &mut Vec<Page>,
     ) -> Result<(), AssembleError> {
         let (stripe, map, start) = self.stripe_of(sector);
         let loose: Set64 = row.loose.keys().copied().collect();
         let others = Set64::below(map.columns()).without(loose);
         let want = Want { columns: others, parity: false, avoid: Set64::EMPTY };
-        let mut held = Row::default();
-        let range = (start, start + ROW_BYTES);
+        let mut held = RowRange::default();
+        let range = (start, start + PAGE_BYTES);
         self.volume
             .inner
             .read_row(&self.view, stripe, range, want, &mut held)
@@ -442,11 +442,11 @@ impl<'a> Replay<'a> {
         encode(self.volume.inner.kernel, map, &data[..map.columns()], Some(&mut p), q.as_deref_mut());
         for column in loose {
             let within = to_u32(column) * self.geometry.chunk_bytes() + start;
-            let place = Place::Data(Sector(self.geometry.array_offset(stripe, within) / SECTOR_BYTES));
+            let place = PageAddress::Data(Sector(self.geometry.array_offset(stripe, within) / SECTOR_BYTES));
             pages.push(Page { place, bytes: columns[column].clone(), ends_row: false });
         }
-        pages.push(Page { place: Place::P(Sector(sector)), bytes: p.freeze(), ends_row: q.is_none() });
-        pages.extend(q.map(|q| Page { place: Place::Q, bytes: q.freeze(), ends_row: true }));
+        pages.push(Page { place: PageAddress::P(Sector(sector)), bytes: p.freeze(), ends_row: q.is_none() });
+        pages.extend(q.map(|q| Page { place: PageAddress::Q, bytes: q.freeze(), ends_row: true }));
         Ok(())
     }
 
@@ -476,7 +476,7 @@ impl<'a> Replay<'a> {
     }
 
     /// For an array that is only read: the row on the members must be what the log says.
-    async fn compare_row(&self, sector: u64, row: &LoggedRow) -> Result<(), AssembleError> {
+    async fn compare_row(&self, sector: u64, row: &LoggedPages) -> Result<(), AssembleError> {
         let (stripe, map, start) = self.stripe_of(sector);
         let missing = self.view.snapshot.missing;
         let data: BTreeMap<usize, Logged> =
@@ -511,8 +511,8 @@ impl<'a> Replay<'a> {
 }
 
 /// Bytes of a row.
-const ROW_BYTES: u32 = crate::io::parity_cache::ROW_BYTES;
-const _: () = assert!(ROW_BYTES as usize == BLOCK_BYTES);
+const PAGE_BYTES: u32 = crate::io::parity_cache::PAGE_BYTES;
+const _: () = assert!(PAGE_BYTES as usize == BLOCK_BYTES);
 
 fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {
     AssembleError::Journal { name: journal.device.info().name.clone(), problem }

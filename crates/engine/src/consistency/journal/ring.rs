@@ -16,7 +16,7 @@ use pinstripe_runtime::{Buffer, Device, DeviceError, Slice, shard};
 
 /// Where a page belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PageAddress {
     /// Data, by array sector.
     Data(Sector),
     /// P of a row, by member sector.
@@ -28,7 +28,7 @@ pub(crate) enum Place {
 /// A page to be logged.
 #[derive(Clone)]
 pub(crate) struct Page {
-    pub(crate) place: Place,
+    pub(crate) place: PageAddress,
     /// 4 KiB.
     pub(crate) bytes: Slice,
     /// The last one of its row: a row is never cut in two by a meta block.
@@ -148,12 +148,14 @@ impl Ring {
         for (index, (page, to)) in pages[..taken].iter().zip(rest.chunks_exact_mut(BLOCK_BYTES)).enumerate() {
             to.copy_from_slice(&page.bytes);
             fits &= match page.place {
-                Place::Data(sector) => writer.data(sector, sum(page)),
-                Place::P(sector) => match pages[..taken].get(index + 1).filter(|q| q.place == Place::Q) {
-                    Some(q) => writer.parity(sector, &[sum(page), sum(q)]),
-                    None => writer.parity(sector, &[sum(page)]),
-                },
-                Place::Q => true,
+                PageAddress::Data(sector) => writer.data(sector, sum(page)),
+                PageAddress::P(sector) => {
+                    match pages[..taken].get(index + 1).filter(|q| q.place == PageAddress::Q) {
+                        Some(q) => writer.parity(sector, &[sum(page), sum(q)]),
+                        None => writer.parity(sector, &[sum(page)]),
+                    }
+                }
+                PageAddress::Q => true,
             };
         }
         if !fits {
@@ -169,7 +171,7 @@ fn fitting(pages: &[Page], pages_max: usize) -> usize {
     let (mut bytes, mut whole) = (0, 0);
     for (index, page) in pages.iter().enumerate().take(pages_max) {
         bytes += match page.place {
-            Place::Q => payload_bytes(2) - payload_bytes(1),
+            PageAddress::Q => payload_bytes(2) - payload_bytes(1),
             _ => payload_bytes(1),
         };
         if bytes > META_ROOM {
@@ -209,13 +211,13 @@ mod tests {
             Page { place, bytes: bytes.freeze(), ends_row }
         };
         let mut pages: Vec<_> = (0..columns)
-            .map(|c| page(Place::Data(Sector(sector + 8 * c)), parities == 0 && c + 1 == columns))
+            .map(|c| page(PageAddress::Data(Sector(sector + 8 * c)), parities == 0 && c + 1 == columns))
             .collect();
         if parities > 0 {
-            pages.push(page(Place::P(Sector(sector)), parities == 1));
+            pages.push(page(PageAddress::P(Sector(sector)), parities == 1));
         }
         if parities > 1 {
-            pages.push(page(Place::Q, true));
+            pages.push(page(PageAddress::Q, true));
         }
         pages
     }

@@ -17,7 +17,7 @@ use crate::{
     units::to_u32,
 };
 
-use super::ROW_BYTES;
+use super::PAGE_BYTES;
 
 /// A part of a chunk that is missing in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl ShardVolume {
         image: &mut Image,
     ) -> Result<(), IoError> {
         let geometry = self.parity_geometry();
-        if geometry.logical_block() >= ROW_BYTES {
+        if geometry.logical_block() >= PAGE_BYTES {
             return Ok(());
         }
         let chunk = geometry.chunk_bytes();
@@ -67,12 +67,12 @@ fn gaps(extents: &[Extent]) -> Vec<Gap> {
         let neighbour =
             |other: Option<&Extent>| other.filter(|o| o.column == extent.column).map(|o| (o.start, o.end()));
         let before = neighbour(index.checked_sub(1).and_then(|before| extents.get(before)));
-        let page = extent.start / ROW_BYTES * ROW_BYTES;
+        let page = extent.start / PAGE_BYTES * PAGE_BYTES;
         let from = before.map_or(page, |(_, end)| end.max(page));
         if from < extent.start {
             gaps.push(Gap { column: extent.column, start: from, end: extent.start });
         }
-        let stop = extent.end().next_multiple_of(ROW_BYTES);
+        let stop = extent.end().next_multiple_of(PAGE_BYTES);
         // A gap up to a neighbour in the same page is the neighbour's.
         let shared = neighbour(extents.get(index + 1)).is_some_and(|(start, _)| start < stop);
         if extent.end() < stop && !shared {
@@ -96,7 +96,7 @@ mod tests {
         ) {
             let world = Shard::new(&ShardConfig { index: 0, arena_bytes: 0, clock: None });
             let _entered = world.enter();
-            let (chunk, mut image) = (4 * ROW_BYTES, Image::default());
+            let (chunk, mut image) = (4 * PAGE_BYTES, Image::default());
             for (start, length) in pieces {
                 let data = shard::buffer(length as usize * 512).freeze();
                 image.add(Piece { start: start * 512, data, fua: false });

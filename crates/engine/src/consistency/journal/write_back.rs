@@ -18,7 +18,7 @@ use std::{rc::Rc, sync::Arc};
 use pinstripe_runtime::{Slice, atomics::Ordering, shard};
 
 use super::{
-    Held, Journal, Kind,
+    Journal, Kind, LogGuard,
     cache::{Key, Promise, Shape},
     controller::{NO_JOURNAL, refused},
     ring::{Page, meta_blocks_max},
@@ -101,7 +101,7 @@ impl Journal {
     }
 
     /// To be called after every change of the mode or the cache.
-    pub(super) fn note_cache(&self, state: &super::State) {
+    pub(super) fn note_cache(&self, state: &super::JournalState) {
         let caches = state.mode == JournalMode::WriteBack || !state.cache.is_empty();
         self.caches.store(caches, Ordering::SeqCst);
     }
@@ -182,7 +182,7 @@ impl Journal {
         let kept = pages.iter().map(|(start, page)| (*start, page.bytes.clone())).collect();
         let logged = pages.into_iter().map(|(_, page)| page).collect();
         let held = if active(Mutant::AcknowledgedFromMemory) {
-            Held { journal: Arc::clone(self), ticket: 0 }
+            LogGuard { journal: Arc::clone(self), ticket: 0 }
         } else {
             self.append(logged, Kind::Data, shared, generation).await?
         };
@@ -271,7 +271,7 @@ impl ArrayController {
     /// Writes out some stripes. False if one could not be.
     async fn write_out_round(self: &Rc<Self>, journal: &Arc<Journal>) -> bool {
         let geometry = self.volume.inner.parity_geometry();
-        let whole = geometry.stripe_bytes() / super::ROW_BYTES;
+        let whole = geometry.stripe_bytes() / super::PAGE_BYTES;
         let keys = journal.oldest(whole as usize);
         let next = Rc::new(std::cell::RefCell::new(keys.into_iter()));
         let all = FanOut::new();

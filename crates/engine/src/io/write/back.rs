@@ -13,7 +13,7 @@ use crate::{
         journal::{
             Journal,
             cache::Key,
-            ring::{Page, Place},
+            ring::{Page, PageAddress},
         },
         ragged_rows,
     },
@@ -21,7 +21,7 @@ use crate::{
     geometry::{ParityGeometry, StripeId},
     io::{
         image::{Image, Piece},
-        parity_cache::ROW_BYTES,
+        parity_cache::PAGE_BYTES,
         stripe_table::Claim,
         volume::ShardVolume,
     },
@@ -164,7 +164,7 @@ impl ShardVolume {
         for part in geometry.stripe_pieces(offset, length).ok()? {
             let (from, to) = (part.start, part.start + part.length);
             for (start, bytes) in journal.cached_range(self.cache_key(part.stripe), from, to) {
-                let (begin, end) = (start.max(from), (start + ROW_BYTES).min(to));
+                let (begin, end) = (start.max(from), (start + PAGE_BYTES).min(to));
                 let bytes = bytes.slice((begin - start) as usize, (end - begin) as usize);
                 let at = part.request_offset + u64::from(begin - from);
                 found.push((to_usize(at), bytes));
@@ -201,11 +201,11 @@ fn fill_from_cache(journal: &Journal, key: Key, chunk: u32, image: &mut Image) {
 fn pages_of(geometry: &ParityGeometry, stripe: StripeId, image: &Image) -> Vec<(u32, Page)> {
     let mut pages = Vec::new();
     for extent in image.extents() {
-        for from in (extent.start..extent.end()).step_by(ROW_BYTES as usize) {
+        for from in (extent.start..extent.end()).step_by(PAGE_BYTES as usize) {
             let start = to_u32(extent.column) * geometry.chunk_bytes() + from;
-            let place = Place::Data(Sector(geometry.array_offset(stripe, start) / SECTOR_BYTES));
-            let mut bytes = shard::buffer(ROW_BYTES as usize);
-            bytes.copy_from_slice(extent.range(from, from + ROW_BYTES));
+            let place = PageAddress::Data(Sector(geometry.array_offset(stripe, start) / SECTOR_BYTES));
+            let mut bytes = shard::buffer(PAGE_BYTES as usize);
+            bytes.copy_from_slice(extent.range(from, from + PAGE_BYTES));
             pages.push((start, Page { place, bytes: bytes.freeze(), ends_row: true }));
         }
     }

@@ -9,12 +9,12 @@ use crate::{
     io::{
         decode::{Sources, encode, exponent},
         image::Image,
-        parity_cache::{Parity, ROW_BYTES},
+        parity_cache::{PAGE_BYTES, Parity},
         volume::ShardVolume,
     },
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
-    plan::{Method, Recovery, Run},
+    plan::{Method, Reconstruction, Run},
 };
 
 impl ShardVolume {
@@ -30,7 +30,7 @@ impl ShardVolume {
         self.counters().full_runs.add(totals.full_runs.into());
         self.counters().rmw_runs.add(totals.rmw_runs.into());
         self.counters().rcw_runs.add(totals.rcw_runs.into());
-        self.counters().cache_hits.add(totals.cached_bytes / u64::from(ROW_BYTES));
+        self.counters().cache_hits.add(totals.cached_bytes / u64::from(PAGE_BYTES));
         context.parity.clear();
         for (number, run) in context.plan.runs().iter().enumerate() {
             if context.remote.takes(number) {
@@ -47,7 +47,9 @@ impl ShardVolume {
             let parity = match run.method {
                 Method::DataOnly => [None, None],
                 Method::Rmw => self.encode_delta(map, run, targets, image, pre_read),
-                Method::Full => self.encode_whole(map, run, targets, Recovery::None, image, pre_read)?,
+                Method::Full => {
+                    self.encode_whole(map, run, targets, Reconstruction::None, image, pre_read)?
+                }
                 Method::Rcw(recovery) => self.encode_whole(map, run, targets, recovery, image, pre_read)?,
             };
             context.parity.push(parity.map(|bytes| bytes.map(Buffer::freeze)));
@@ -88,16 +90,16 @@ impl ShardVolume {
         map: StripeMap,
         run: &Run,
         targets: [bool; 2],
-        recovery: Recovery,
+        recovery: Reconstruction,
         image: &Image,
         pre_read: &mut PreRead,
     ) -> Result<[Option<Buffer>; 2], IoError> {
         let mut old: [Option<Slice>; MEMBERS_MAX] = [const { None }; MEMBERS_MAX];
         let unwritten = Set64::below(map.columns()).without(run.written);
         let lost = match recovery {
-            Recovery::None => Set64::EMPTY,
-            Recovery::One { column, .. } => Set64::only(column),
-            Recovery::Two { columns: [a, b] } => Set64::only(a).or(Set64::only(b)),
+            Reconstruction::None => Set64::EMPTY,
+            Reconstruction::One { column, .. } => Set64::only(column),
+            Reconstruction::Two { columns: [a, b] } => Set64::only(a).or(Set64::only(b)),
         };
         let needed = if lost.is_empty() { unwritten } else { Set64::below(map.columns()).without(lost) };
         for column in needed {
@@ -129,15 +131,15 @@ impl ShardVolume {
         &self,
         map: StripeMap,
         run: &Run,
-        recovery: Recovery,
+        recovery: Reconstruction,
         lost: Set64,
         old: &mut [Option<Slice>],
         pre_read: &mut PreRead,
     ) -> Result<(), IoError> {
         let uses = |parity| match recovery {
-            Recovery::None => false,
-            Recovery::One { from, .. } => from == parity,
-            Recovery::Two { .. } => true,
+            Reconstruction::None => false,
+            Reconstruction::One { from, .. } => from == parity,
+            Reconstruction::Two { .. } => true,
         };
         let p = uses(Parity::P).then(|| pre_read.parity(map, Parity::P, run));
         let q = uses(Parity::Q).then(|| pre_read.parity(map, Parity::Q, run));

@@ -6,7 +6,7 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 
 use crate::{
     geometry::{MemberSlot, Set64, StripeMap},
-    io::parity_cache::{Parity, ROW_BYTES},
+    io::parity_cache::{PAGE_BYTES, Parity},
     plan::{Run, Transfer},
 };
 
@@ -96,7 +96,7 @@ impl PreRead {
             known += copy_overlap(&mut buffer, run.start, bytes, transfer.start);
         }
         for (_, row, bytes) in self.rows.iter().filter(|(p, ..)| *p == parity) {
-            known += copy_overlap(&mut buffer, run.start, bytes, row * ROW_BYTES);
+            known += copy_overlap(&mut buffer, run.start, bytes, row * PAGE_BYTES);
         }
         assert!(known >= buffer.len(), "old parity of rows {}..{} is not all at hand", run.start, run.end);
         buffer.freeze()
@@ -107,7 +107,7 @@ impl PreRead {
         let slot = if parity == Parity::P { Some(map.p_slot()) } else { map.q_slot() };
         let exact = |t: &Transfer| Some(t.slot) == slot && (t.start, t.end) == (run.start, run.end);
         let is_row = |(p, row, _): &(Parity, u32, Slice)| {
-            *p == parity && row * ROW_BYTES == run.start && run.end - run.start == ROW_BYTES
+            *p == parity && row * PAGE_BYTES == run.start && run.end - run.start == PAGE_BYTES
         };
         let bytes = if let Some(index) = self.transfers.iter().position(exact) {
             self.transfers.swap_remove(index);

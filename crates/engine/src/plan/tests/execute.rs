@@ -198,13 +198,13 @@ impl Model {
         let mut row = old_data.clone();
         let known = Known { map, data: &old_data, p: old_p, q: old_q };
         match run.method {
-            Method::Rcw(Recovery::One { column, from: Parity::P }) => {
+            Method::Rcw(Reconstruction::One { column, from: Parity::P }) => {
                 row[column] = Some(known.through_p(column));
             }
-            Method::Rcw(Recovery::One { column, from: Parity::Q }) => {
+            Method::Rcw(Reconstruction::One { column, from: Parity::Q }) => {
                 row[column] = Some(known.through_q(column));
             }
-            Method::Rcw(Recovery::Two { columns }) => {
+            Method::Rcw(Reconstruction::Two { columns }) => {
                 assert!(columns[0] < columns[1]);
                 let values = known.both(columns);
                 (row[columns[0]], row[columns[1]]) = (Some(values[0]), Some(values[1]));

@@ -97,7 +97,7 @@ fn cached_parity_is_not_read_and_tips_the_choice() {
     let image = [written(0, 0, 8192)];
     // k = 3: two reads either way, so MD reconstructs; with half of P cached, modifying reads less.
     let plain = planned(&stripe, WritePolicy::MinReads, &image, &mut World::plain(4));
-    assert_eq!(plain.runs()[0].method, Method::Rcw(Recovery::None));
+    assert_eq!(plain.runs()[0].method, Method::Rcw(Reconstruction::None));
     let mut world = World { cached: 1 << 2, ..World::plain(4) };
     let plan = planned(&stripe, WritePolicy::MinReads, &image, &mut world);
     assert_eq!(plan.runs()[0].method, Method::Rmw);
@@ -128,7 +128,7 @@ fn what_is_held_is_not_read_again_and_tips_the_choice() {
     let mut plan = Plan::new();
     let image = [written(0, 0, 4096)];
     plan_into(&mut plan, &six(), WritePolicy::MinReads, image, &held, &mut World::plain(6)).unwrap();
-    assert_eq!(plan.runs()[0].method, Method::Rcw(Recovery::None));
+    assert_eq!(plan.runs()[0].method, Method::Rcw(Reconstruction::None));
     assert_eq!(plan.reads(), transfers(&[(3, 2048, 4096), (4, 0, 4096)]));
 }
 
@@ -136,7 +136,7 @@ fn what_is_held_is_not_read_again_and_tips_the_choice() {
 fn writing_a_missing_column_reads_the_others_and_writes_parity_alone() {
     let stripe = Stripe { unwritable: Set64::only(0), unreadable: Set64::only(0), ..six() };
     let plan = planned(&stripe, WritePolicy::AlwaysRmw, &[written(0, 0, 512)], &mut World::plain(6));
-    assert_eq!(plan.runs()[0].method, Method::Rcw(Recovery::None));
+    assert_eq!(plan.runs()[0].method, Method::Rcw(Reconstruction::None));
     assert_eq!(plan.reads(), transfers(&[(1, 0, 512), (2, 0, 512), (3, 0, 512), (4, 0, 512)]));
     assert_eq!(plan.writes(), transfers(&[(5, 0, 512)]));
 }
@@ -155,7 +155,7 @@ fn without_its_parity_member_data_is_written_alone() {
 fn parity_being_rebuilt_is_made_from_data() {
     let stripe = Stripe { unreadable: Set64::only(5), ..six() };
     let plan = planned(&stripe, WritePolicy::AlwaysRmw, &[written(0, 0, 512)], &mut World::plain(6));
-    assert_eq!(plan.runs()[0].method, Method::Rcw(Recovery::None));
+    assert_eq!(plan.runs()[0].method, Method::Rcw(Reconstruction::None));
     assert_eq!(plan.writes(), transfers(&[(0, 0, 512), (5, 0, 512)]));
 }
 

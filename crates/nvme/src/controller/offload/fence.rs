@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::super::reservation::HostId;
-use super::peers::Place;
+use super::peers::PeerMember;
 use super::{Ended, EpochRecord};
 use crate::mutants::{Mutant, active};
 use crate::wire::offload::{Attach, EPOCH_STEP_MAX};
@@ -52,7 +52,7 @@ pub(crate) enum Admits {
 /// The members of an array, by place.
 #[derive(Default, Clone)]
 pub(crate) struct Table {
-    pub places: Vec<Option<Arc<Place>>>,
+    pub places: Vec<Option<Arc<PeerMember>>>,
     /// Where the namespace itself is.
     pub own: Option<u8>,
 }

@@ -28,10 +28,10 @@ const GAIN: f64 = 1.03;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Meter(Mutex<State>);
+pub(crate) struct Meter(Mutex<MeterState>);
 
 #[derive(Default)]
-struct State {
+struct MeterState {
     /// Parts that are coming, and since when they are counted.
     active: u32,
     since: u64,
@@ -75,7 +75,7 @@ impl Meter {
     }
 }
 
-impl State {
+impl MeterState {
     /// Counts the time until now.
     fn pass(&mut self, now: u64) {
         let passed = now.saturating_sub(self.since);

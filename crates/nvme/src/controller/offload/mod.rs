@@ -50,7 +50,7 @@ use crate::wire::status::Status;
 use counters::Counters;
 use fence::{Admits, Fence, Table as Members};
 use meter::Meter;
-use peers::{At, Peers, Place};
+use peers::{At, PeerMember, Peers};
 use table::Table;
 
 /// Most bytes of a range.
@@ -164,17 +164,17 @@ pub(super) struct Guarded {
     changes: AtomicUsize,
     /// Whether some controller may not change it. Looked at without the lock.
     guarded: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<GuardedState>,
     pub changed: Signal,
 }
 
 /// What is known of a namespace's attachments and operations.
-pub(super) struct State {
+pub(super) struct GuardedState {
     pub fence: Fence,
     pub table: Table,
 }
 
-impl State {
+impl GuardedState {
     /// A controller is detached, without giving the epoch up.
     pub fn leave(&mut self, controller: u16) {
         if !self.fence.detach(controller) || active(Mutant::OperationsOutliveController) {
@@ -188,7 +188,7 @@ impl State {
 }
 
 impl Guarded {
-    pub fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+    pub fn with<T>(&self, work: impl FnOnce(&mut GuardedState) -> T) -> T {
         let mut state = lock(&self.state);
         let value = work(&mut state);
         self.guarded.store(state.fence.refuses_some(), Ordering::SeqCst);
@@ -278,7 +278,7 @@ impl Server {
                 Some(epochs) => epochs.load(uuid)?,
                 None => None,
             };
-            let state = State { fence: Fence::new(record.as_ref()), table: Table::new(slots) };
+            let state = GuardedState { fence: Fence::new(record.as_ref()), table: Table::new(slots) };
             Ok(Arc::new(Guarded {
                 number: u32::try_from(index + 1).unwrap_or(u32::MAX),
                 uuid: *uuid,
@@ -378,9 +378,9 @@ impl Server {
         Ok(members)
     }
 
-    fn place(&self, address: &PeerAddress) -> Option<Place> {
+    fn place(&self, address: &PeerAddress) -> Option<PeerMember> {
         let at = if address.nqn == self.nqn { At::Here } else { At::There(self.peers.server(address)?) };
-        Some(Place { namespace: address.namespace, at })
+        Some(PeerMember { namespace: address.namespace, at })
     }
 
     pub fn statistics(&self) -> OffloadStatistics {

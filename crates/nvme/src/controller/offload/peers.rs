@@ -21,7 +21,7 @@ use crate::wire::status::Status;
 const SERVERS_MAX: usize = 256;
 
 /// A member of an array.
-pub(crate) struct Place {
+pub(crate) struct PeerMember {
     pub namespace: u32,
     pub at: At,
 }
@@ -38,12 +38,12 @@ pub(crate) type Identity = ([u8; 16], u64);
 /// A server.
 pub(crate) struct Peer {
     address: Address,
-    state: Mutex<State>,
+    state: Mutex<PeerState>,
     changed: Signal,
 }
 
 #[derive(Default)]
-struct State {
+struct PeerState {
     link: Option<Arc<ServerLink>>,
     /// By namespace: under what it was attached on the link, and whether it still is.
     attached: BTreeMap<u32, (Identity, bool)>,
@@ -55,7 +55,7 @@ struct State {
     closed: bool,
 }
 
-impl State {
+impl PeerState {
     fn detached(&mut self, namespace: u32) {
         if let Some((_, is_attached)) = self.attached.get_mut(&namespace) {
             *is_attached = false;

@@ -15,8 +15,8 @@ use crate::{
     error::{IoError, Operation},
     geometry::{MemberSlot, Role, Set64, StripeId},
     io::{
-        parity_cache::ROW_BYTES,
-        row::{Row, Want},
+        parity_cache::PAGE_BYTES,
+        row::{RowRange, Want},
         volume::ShardVolume,
     },
     membership::{
@@ -47,7 +47,7 @@ impl ArrayController {
             last.end -= 1;
         }
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
-        self.begin(SyncAction::Recovery, stripes - left, stripes);
+        self.begin(SyncAction::Rebuild, stripes - left, stripes);
         let checkpoint_ns = self.shared().options.checkpoint_ns;
         let mut recorded = shard::now();
         for range in todo {
@@ -55,7 +55,7 @@ impl ArrayController {
             while next < range.end {
                 let step = next..range.end.min(next + self.shared().options.checkpoint_stripes.max(1));
                 let due = (recorded + checkpoint_ns.max(LEG_NS_MIN)).max(shard::now() + LEG_NS_MIN);
-                let walk = self.walk(SyncAction::Recovery, Some((slot, member)), step, due).await;
+                let walk = self.walk(SyncAction::Rebuild, Some((slot, member)), step, due).await;
                 if walk.aborted.get() || walk.errors.get() > 0 {
                     return self.give_up(slot, member, &walk);
                 }
@@ -138,7 +138,7 @@ impl ShardVolume {
         let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
         let intent = &view.snapshot.intent;
         self.shared.admission.generation() == view.snapshot.generation
-            && !intent.is_torn(intent.regions(offset, ROW_BYTES.into()))
+            && !intent.is_torn(intent.regions(offset, PAGE_BYTES.into()))
     }
 
     /// Writes rows of the target's chunk of a stripe: copied from the member that it replaces, or made from
@@ -149,7 +149,7 @@ impl ShardVolume {
         stripe: StripeId,
         (from, to): (u32, u32),
         slot: usize,
-        row: &mut Row,
+        row: &mut RowRange,
     ) -> Result<(), IoError> {
         let geometry = self.parity_geometry();
         let offset = geometry.member_offset(stripe) + u64::from(from);
@@ -175,11 +175,13 @@ impl ShardVolume {
         };
         let want = Want { columns, parity: false, avoid: Set64::only(slot) };
         match self.read_row(view, stripe, (from, to), want, row).await {
-            Err(IoError::Unreadable { .. }) if to - from == ROW_BYTES && self.is_lost(view, stripe, from) => {
+            Err(IoError::Unreadable { .. })
+                if to - from == PAGE_BYTES && self.is_lost(view, stripe, from) =>
+            {
                 // The target can't get this row, and says so in its log, if it has one; all others are made.
                 let place = target.unwrap_or(slot);
                 let unreadable = DeviceError::of(DeviceErrorKind::Media);
-                let listed = self.record_bad(view, place, (offset, ROW_BYTES.into()), unreadable).await;
+                let listed = self.record_bad(view, place, (offset, PAGE_BYTES.into()), unreadable).await;
                 return if listed { Ok(()) } else { Err(IoError::Stopping) };
             }
             read => read?,
