@@ -37,6 +37,7 @@ use crate::{
     options::ArrayOptions,
     shared::Shared,
     status::events::{EventKind, Events},
+    turn::Turn,
     units::to_usize,
 };
 
@@ -78,35 +79,15 @@ pub(crate) struct ArrayController {
     /// Devices that are no members yet.
     pub(crate) joining: JoiningDevices,
     commands: RefCell<VecDeque<Command>>,
-    pages_locked: Cell<bool>,
-    pages_unlocked: Signal,
-    changing: Cell<bool>,
-    changed: Signal,
+    /// The right to write bitmap pages and superblocks: one write per page at a time (C7).
+    pub(crate) pages: Turn,
+    /// The right to prepare a change of the array's devices or bitmap: what one such command has looked up, no
+    /// other may change before it is done (two spares for one slot, or with one device number).
+    pub(crate) changes: Turn,
     read_only: Option<ReadOnlyReason>,
     stale: Vec<StaleMember>,
     journal_left_out: bool,
     last_errors: RefCell<VecDeque<MemberError>>,
-}
-
-/// Holds the right to write bitmap pages: one write per page at a time (C7).
-pub(crate) struct PagesLock<'h>(&'h ArrayController);
-
-impl Drop for PagesLock<'_> {
-    fn drop(&mut self) {
-        self.0.pages_locked.set(false);
-        self.0.pages_unlocked.notify();
-    }
-}
-
-/// Holds the right to prepare a change of the array's devices or bitmap: what one such command has looked up,
-/// no other may change before it is done (two spares for one slot, or with one device number).
-pub(crate) struct ChangeLock<'h>(&'h ArrayController);
-
-impl Drop for ChangeLock<'_> {
-    fn drop(&mut self) {
-        self.0.changing.set(false);
-        self.0.changed.notify();
-    }
 }
 
 impl ArrayController {
@@ -117,16 +98,6 @@ impl ArrayController {
     /// Whether nothing on the members may change, or there is nothing that could (level 0).
     pub(crate) fn is_static(&self) -> bool {
         self.shared().options.read_only || !self.shared().geometry.has_parity()
-    }
-
-    pub(crate) async fn lock_pages(&self) -> PagesLock<'_> {
-        self.pages_unlocked.wait_until(|| !self.pages_locked.replace(true)).await;
-        PagesLock(self)
-    }
-
-    pub(crate) async fn lock_changes(&self) -> ChangeLock<'_> {
-        self.changed.wait_until(|| !self.changing.replace(true)).await;
-        ChangeLock(self)
     }
 
     pub(crate) fn take_command(&self) -> Option<Command> {
@@ -317,10 +288,8 @@ impl Array {
             attaching: crate::offload::Attaching::under(epoch),
             joining: JoiningDevices::default(),
             commands: RefCell::default(),
-            pages_locked: Cell::new(false),
-            pages_unlocked: Signal::default(),
-            changing: Cell::new(false),
-            changed: Signal::default(),
+            pages: Turn::default(),
+            changes: Turn::default(),
             read_only,
             stale,
             journal_left_out,

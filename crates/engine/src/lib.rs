@@ -35,4 +35,5 @@ pub mod options;
 pub mod plan;
 pub mod shared;
 pub mod status;
+mod turn;
 mod units;

@@ -39,6 +39,7 @@ use crate::{
     mutants::{Mutant, active},
     shared::Answer,
     status::events::EventKind,
+    turn::Turn,
 };
 
 /// How long to wait before a resync that met errors is tried again.
@@ -122,9 +123,8 @@ pub(crate) struct MaintenanceState {
     /// Nothing begins and nothing goes on.
     frozen: Cell<bool>,
     pace: RefCell<Pace>,
-    /// A worker is asking for its turn.
-    asking: Cell<bool>,
-    asked: Signal,
+    /// The right to ask whether one may go on: the other workers wait behind it.
+    asking: Turn,
     /// Something ended for which a worker may be waiting with its turn.
     paced: Signal,
     pub(crate) sync: RefCell<Option<SyncProgress>>,
@@ -147,8 +147,7 @@ impl MaintenanceState {
             scrubs: RefCell::default(),
             frozen: Cell::new(false),
             pace: RefCell::new(Pace::new(speed)),
-            asking: Cell::new(false),
-            asked: Signal::default(),
+            asking: Turn::default(),
             paced: Signal::default(),
             sync: RefCell::default(),
             walk: RefCell::default(),
@@ -157,16 +156,6 @@ impl MaintenanceState {
             unfinished: Cell::new(None),
             resync_in_vain: Cell::new(false),
         }
-    }
-}
-
-/// The right to ask for a turn: the others wait behind it.
-struct Asking<'u>(&'u MaintenanceState);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.0.asking.set(false);
-        self.0.asked.notify();
     }
 }
 
@@ -441,8 +430,7 @@ impl ArrayController {
     /// Waits until the next stripe may begin. False if the walk is over.
     async fn may_go_on(&self, walk: &Walk) -> bool {
         let maintenance_state = &self.maintenance_state;
-        maintenance_state.asked.wait_until(|| !maintenance_state.asking.replace(true)).await;
-        let _asking = Asking(maintenance_state);
+        let _asking = maintenance_state.asking.take().await;
         let chunk = self.volume.inner.parity_geometry().chunk_bytes();
         loop {
             if walk.aborted.get() || walk.is_through() {

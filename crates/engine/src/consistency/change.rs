@@ -114,13 +114,13 @@ impl Array {
     }
 
     async fn remove_log(&self) -> Result<(), CommandError> {
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         let change = LogChange::Remove;
         Ok(self.controller.command(|reply| Command::Log { change, reply }).await?)
     }
 
     async fn add_log(&self, wanted: NewLog) -> Result<(), CommandError> {
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         // What was true before the lock may not be any more; and a superblock that names both can't even be
         // written.
         self.check_log(wanted)?;

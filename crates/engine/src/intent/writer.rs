@@ -30,7 +30,7 @@ impl ArrayController {
     }
 
     async fn commit(&self, intent: &IntentTable) {
-        let lock = self.lock_pages().await;
+        let lock = self.pages.take().await;
         let mut regions = intent.take_requests();
         let pages = self.change_bits(&regions, true);
         let failures = self.write_bitmap_pages(&pages).await;
@@ -101,7 +101,7 @@ impl ArrayController {
             return;
         }
         candidates.retain(|&region| early || intent.try_clear(region));
-        let lock = self.lock_pages().await;
+        let lock = self.pages.take().await;
         if self.bits_frozen.get() || !self.serves(intent) {
             // The bitmap is being replaced: these regions may be no regions of what is there now.
             intent.set(&candidates);

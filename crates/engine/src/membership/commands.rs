@@ -245,7 +245,7 @@ impl Array {
     /// is lost. Without an empty slot it becomes a spare. `uuid` is its new identity unless it comes back.
     pub async fn add(&self, source: Arc<dyn DeviceSource>, uuid: Uuid) -> Result<Added, CommandError> {
         self.check_change()?;
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         self.controller.refuse_late(&source.name(), |_| false)?;
         let (newcomer, comes_back) = self.newcomer(source, uuid).await?;
         let identity = newcomer.superblock.member.device_uuid;
@@ -272,7 +272,7 @@ impl Array {
         uuid: Uuid,
     ) -> Result<String, CommandError> {
         self.check_change()?;
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         self.check_replaceable(slot)?;
         let spare = match with {
             None => {
@@ -340,7 +340,7 @@ impl Array {
     /// its name.
     pub async fn remove(&self, which: &Removed) -> Result<String, CommandError> {
         self.check_change()?;
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         let (member, name) = self.removable(which)?;
         self.controller.command(|reply| Command::Remove { member, reply }).await?;
         Ok(name)
@@ -529,7 +529,7 @@ impl Array {
     /// Removes the bitmap from a live array.
     pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
         self.check_change()?;
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         let now = self.shared().snapshot();
         if !now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
@@ -544,7 +544,7 @@ impl Array {
     /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
     pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
         self.check_change()?;
-        let _changing = self.controller.lock_changes().await;
+        let _changing = self.controller.changes.take().await;
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has a bitmap already: remove it first".to_owned()));

@@ -465,7 +465,7 @@ impl ArrayController {
                 let count = self.superblocks.borrow().bitmap.as_ref().map_or(0, BitmapImage::page_count);
                 let pages: Vec<usize> = (0..count).collect();
                 let failures = {
-                    let _pages = self.lock_pages().await;
+                    let _pages = self.pages.take().await;
                     self.write_bitmap_pages(&pages).await
                 };
                 if !failures.is_empty() && !self.drop_members(failures).await {

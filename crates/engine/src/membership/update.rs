@@ -113,7 +113,7 @@ impl ArrayController {
 
     /// Writes every member's bitmap header and superblock, once, and the journal's. Returns the failures.
     async fn write_everywhere(&self) -> Vec<Failure> {
-        let _pages = self.lock_pages().await;
+        let _pages = self.pages.take().await;
         let mut failures = self.write_bitmap_pages(&[0]).await;
         self.write_journal_superblock().await;
         let order = self.superblocks.borrow().membership.update_order();
@@ -155,7 +155,7 @@ impl ArrayController {
 
     /// Sets every bit of the bitmap on all members. Returns the failures.
     pub(super) async fn set_every_bit(&self) -> Vec<Failure> {
-        let _pages = self.lock_pages().await;
+        let _pages = self.pages.take().await;
         let count = {
             let mut superblocks = self.superblocks.borrow_mut();
             let Some(bitmap) = &mut superblocks.bitmap else { return Vec::new() };
@@ -203,7 +203,7 @@ impl ArrayController {
         if let Err(error) = log.prepare(&record.superblock, &*device).await {
             return Err(failure(record.slot, id, &record.name, Operation::Metadata, 0, error));
         }
-        let _pages = self.lock_pages().await;
+        let _pages = self.pages.take().await;
         let write = {
             let superblocks = self.superblocks.borrow();
             let whole = superblocks.bitmap.as_ref().zip(record.superblock.bitmap_sector());
@@ -226,7 +226,7 @@ impl ArrayController {
         let dirty_from = self.dirty_from(&snapshot);
         let now = (self.shared().options.wall_clock)();
         self.superblocks.borrow_mut().announce(now, dirty_from, snapshot.is_complete());
-        let _pages = self.lock_pages().await;
+        let _pages = self.pages.take().await;
         // C9: the bitmap's header before the superblock. A member that can't write it is noticed at the
         // update that follows.
         let _ = self.write_bitmap_pages(&[0]).await;

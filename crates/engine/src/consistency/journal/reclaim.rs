@@ -58,7 +58,7 @@ impl ArrayController {
             journal.place(&state, from)
         };
         let written = {
-            let _superblocks = self.lock_pages().await;
+            let _superblocks = self.pages.take().await;
             let ready = {
                 let mut superblocks = self.superblocks.borrow_mut();
                 superblocks.journal.as_mut().map(|journal| {
