@@ -104,7 +104,7 @@ const STEPS: &[Step] = &[
     Step::new(
         "mutants-engine",
         "planned defects against the engine's tests",
-        "cargo test -p pinstripe-engine --features mutants --test engine --test write_hole",
+        "cargo test -p pinstripe-engine --features mutants --lib --test engine --test write_hole",
     ),
     Step::new(
         "mutants-runtime",

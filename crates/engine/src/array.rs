@@ -81,8 +81,8 @@ pub(crate) struct ArrayController {
     commands: RefCell<VecDeque<Command>>,
     /// The right to write bitmap pages and superblocks: one write per page at a time (C7).
     pub(crate) pages: Turn,
-    /// The right to prepare a change of the array's devices or bitmap: what one such command has looked up, no
-    /// other may change before it is done (two spares for one slot, or with one device number).
+    /// The right to prepare a change of the array's devices or bitmap: what one such command has looked up,
+    /// no other may change before it is done (two spares for one slot, or with one device number).
     pub(crate) changes: Turn,
     read_only: Option<ReadOnlyReason>,
     stale: Vec<StaleMember>,

@@ -436,6 +436,23 @@ fn what_has_every_write_starts_whatever_happened_and_nothing_else_is_taken_for_i
     }
 }
 
+/// A step further, in minutes: `cargo test --profile sim -p pinstripe-engine --features exhaustive --lib
+/// transition`.
+#[cfg(feature = "exhaustive")]
+#[test]
+fn what_has_every_write_starts_also_a_step_later() {
+    for (level, disks, starts, depth, worlds) in [
+        (Level::Raid5, (3, 1), Starts::WithAll, 6, 500_000),
+        (Level::Raid5, (3, 1), Starts::WithAny, 6, 500_000),
+        (Level::Raid6, (4, 1), Starts::WithAll, 4, 1_000_000),
+        (Level::Raid6, (4, 1), Starts::WithAny, 3, 50_000),
+    ] {
+        let seen = explore(level, disks, starts, depth);
+        println!("{level} {disks:?} {starts:?}: {seen} worlds");
+        assert!(seen > worlds);
+    }
+}
+
 #[cfg(feature = "mutants")]
 #[test]
 fn every_defect_of_the_membership_is_found() {
