@@ -1,5 +1,5 @@
-//! The documents' own checks: links lead somewhere, the tests and defects that they name exist, and every
-//! rule has some.
+//! The documents' own checks: links lead somewhere, the files, tests and defects that they name exist, and
+//! every rule has some.
 
 use std::collections::HashSet;
 use std::fs;
@@ -27,6 +27,9 @@ const WALKS: [Shown; 3] = [
     Shown { page: "CONTRIBUTING.md", from: "### Tests of a level", to: "## License" },
 ];
 
+/// Pages of their day: they may name files as they were.
+const HISTORY: [&str; 2] = ["docs/decisions/", "docs/results/"];
+
 /// Checks every document of `documents` (paths from the root); `sources` are where tests may be.
 pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
@@ -36,6 +39,9 @@ pub fn check(root: &Path, documents: &[String], sources: &[String]) -> Result<Ve
             if let Some(message) = broken(root, file, target)? {
                 findings.push(Finding { file: file.clone(), line, message });
             }
+        }
+        if !HISTORY.iter().any(|folder| file.starts_with(folder)) {
+            findings.extend(unknown_files(file, &text, sources));
         }
     }
     let mut known = HashSet::new();
@@ -66,6 +72,30 @@ fn links(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).flat_map(|(number, line)| {
         line.split("](").skip(1).filter_map(move |rest| Some((number, rest.split_once(')')?.0)))
     })
+}
+
+/// Source files in backticks that are none: a name, or the end of a path, with or without `src`.
+fn unknown_files(file: &str, text: &str, sources: &[String]) -> Vec<Finding> {
+    let without_src = |path: &str| format!("/{}", path.replace("/src/", "/"));
+    let paths: Vec<String> = sources.iter().map(|path| without_src(path)).collect();
+    let names = (1..)
+        .zip(text.lines())
+        .flat_map(|(number, line)| line.split('`').skip(1).step_by(2).map(move |name| (number, name)));
+    let is_file = |name: &str| name.ends_with(".rs") && name.chars().all(|c| is_part_of_path(c));
+    let unknown = names.filter(|(_, name)| is_file(name)).filter(|(_, name)| {
+        let end = without_src(name);
+        !paths.iter().any(|path| path.ends_with(&end))
+    });
+    let finding = |(line, name): (usize, &str)| Finding {
+        file: file.to_owned(),
+        line,
+        message: format!("no source file is called {name}"),
+    };
+    unknown.map(finding).collect()
+}
+
+fn is_part_of_path(c: char) -> bool {
+    is_part_of_name(c) || "./-".contains(c)
 }
 
 /// What is wrong with a link of `file`. Links to other hosts are not followed.
@@ -174,6 +204,14 @@ mod tests {
         assert!(broken(root, "src/main.rs", "no-such-file.rs").unwrap().is_some());
         assert!(broken(root, "src/main.rs", "documents.rs#no-such-heading").unwrap().is_some());
         assert!(broken(root, "src/main.rs", "https://example.org/").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_that_is_no_more_is_found() {
+        let sources = ["crates/engine/src/io/read.rs".to_owned(), "xtask/src/main.rs".to_owned()];
+        let found = |text: &str| unknown_files("page.md", text, &sources).len();
+        assert_eq!(found("`read.rs`, `io/read.rs`, `engine/io/read.rs` and `xtask/src/main.rs`"), 0);
+        assert_eq!(found("`ead.rs`\nread.rs, `*_read.rs`, `a b.rs`"), 1);
     }
 
     #[test]
