@@ -246,7 +246,7 @@ impl Array {
             ..
         } = assembled;
         let unclean = was_cut_off(&freshest.array, journal_left_out);
-        let torn = dirty_from == Some(0) && unclean && !forced && !log.keeps_clean();
+        let torn = dirty_from == Some(Sector(0)) && unclean && !forced && !log.keeps_clean();
         let intent = Arc::new(initial_intent(&geometry, bitmap.as_ref(), dirty_from, torn));
         let stale = std::mem::take(&mut seated.stale);
         let mut superblocks = Superblocks::new(freshest.array, seated, bitmap);
@@ -371,7 +371,7 @@ fn was_cut_off(array: &ArrayRecord, journal_left_out: bool) -> bool {
 fn initial_intent(
     geometry: &Geometry,
     bitmap: Option<&BitmapImage>,
-    dirty_from: Option<u64>,
+    dirty_from: Option<Sector>,
     torn: bool,
 ) -> IntentTable {
     let member_bytes = geometry.parity().map_or(1, ParityGeometry::member_bytes);
@@ -385,7 +385,9 @@ fn initial_intent(
         }
     }
     let Some(from) = dirty_from.filter(|_| !active(Mutant::UncleanNotResynced)) else { return intent };
-    let first = to_usize(from.saturating_mul(SECTOR_BYTES) / region_bytes);
+    // A disk may say any sector; one past the end is as good as the end.
+    let from = from.0.saturating_mul(SECTOR_BYTES);
+    let first = to_usize(from / region_bytes);
     for region in first.min(intent.len())..intent.len() {
         if bitmap.is_none() || intent.is_set(region) {
             intent.set_needs_resync(region, torn);
@@ -393,7 +395,7 @@ fn initial_intent(
     }
     if bitmap.is_none() && !torn {
         // Also in the middle of a region.
-        intent.resynced_to(from.saturating_mul(SECTOR_BYTES));
+        intent.resynced_to(from);
     }
     intent
 }

@@ -67,7 +67,7 @@ pub(crate) struct Assembled {
     /// Why nothing may be written, if so.
     pub(crate) read_only: Option<ReadOnlyReason>,
     /// The member sector from which parity can't be trusted, after an unclean stop or in a resync.
-    pub(crate) dirty_from: Option<u64>,
+    pub(crate) dirty_from: Option<Sector>,
     /// The array's journal is not to be had, and it was assembled nevertheless.
     pub(crate) journal_left_out: bool,
     /// Started although dirty and degraded: parity stands in for data even in rows that may be torn.

@@ -1,7 +1,7 @@
 //! What comes of the superblocks that were read: the array, its members by slot, and whether it may be
 //! served. Pure.
 
-use pinstripe_md::superblock::ResyncOffset;
+use pinstripe_md::{superblock::ResyncOffset, units::Sector};
 
 use super::{
     AssembleError, Assembled, Found, disown_journal, disowned, freshest, geometry, is_whole, seat,
@@ -36,8 +36,8 @@ pub(crate) fn decide(mut found: Vec<Found>, options: &ArrayOptions) -> Result<As
     }
     let dirty_from = match freshest.array.resync_offset {
         // What was being written when the journal went may be half on the members.
-        _ if journal_left_out => Some(0),
-        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector.0),
+        _ if journal_left_out => Some(Sector(0)),
+        ResyncOffset::DirtyFrom(sector) if geometry.redundancy() > 0 => Some(sector),
         _ => None,
     };
     let refused = dirty_from.is_some() && missing > 0 && !consistency::is_logged(&freshest);

@@ -254,7 +254,7 @@ impl<D> Membership<D> {
 
     /// Makes the record of the next update of all superblocks. It is the one that some have already, if a
     /// crash came between. With `needs_log` only the array's log makes a dirty array clean.
-    pub(crate) fn begin_update(&mut self, now: u64, dirty_from: Option<u64>, needs_log: bool) {
+    pub(crate) fn begin_update(&mut self, now: u64, dirty_from: Option<Sector>, needs_log: bool) {
         if self.events_differ {
             self.distribute();
         } else {
@@ -273,20 +273,19 @@ impl<D> Membership<D> {
     }
 
     /// Makes the record that one device gets before all others. They are behind until the next update.
-    pub(crate) fn announce(&mut self, now: u64, dirty_from: Option<u64>) {
+    pub(crate) fn announce(&mut self, now: u64, dirty_from: Option<Sector>) {
         self.advance(now, dirty_from);
         self.events_differ = true;
     }
 
     /// One event more (C9).
-    fn advance(&mut self, now: u64, dirty_from: Option<u64>) {
+    fn advance(&mut self, now: u64, dirty_from: Option<Sector>) {
         if !active(Mutant::AbsentNotDisowned) {
             self.disown_absent();
         }
         self.array.events += u64::from(!active(Mutant::EventsStandStill));
         self.array.updated = Timestamp::new(now, 0);
-        self.array.resync_offset = dirty_from
-            .map_or(ResyncOffset::Clean, |bytes| ResyncOffset::DirtyFrom(Sector(bytes / SECTOR_BYTES)));
+        self.array.resync_offset = dirty_from.map_or(ResyncOffset::Clean, ResyncOffset::DirtyFrom);
         self.distribute();
     }
 

@@ -11,7 +11,7 @@ use pinstripe_md::{
     bitmap::BitmapImage,
     identity::Uuid,
     superblock::{ArrayRecord, Superblock},
-    units::SECTOR_BYTES,
+    units::{SECTOR_BYTES, Sector},
 };
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
@@ -164,7 +164,7 @@ impl Superblocks {
     pub(crate) fn begin_update(
         &mut self,
         now: u64,
-        dirty_from: Option<u64>,
+        dirty_from: Option<Sector>,
         needs_log: bool,
         complete: bool,
     ) {
@@ -174,7 +174,7 @@ impl Superblocks {
     }
 
     /// Makes the record of what is about to come, which one device gets first.
-    pub(crate) fn announce(&mut self, now: u64, dirty_from: Option<u64>, complete: bool) {
+    pub(crate) fn announce(&mut self, now: u64, dirty_from: Option<Sector>, complete: bool) {
         for membership in std::iter::once(&mut self.membership).chain(&mut self.next) {
             membership.announce(now, dirty_from);
         }

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use pinstripe_md::units::SECTOR_BYTES;
+use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, Submission, shard};
 
 use super::{
@@ -97,18 +97,18 @@ impl ArrayController {
         }
     }
 
-    /// From which member byte parity can't be trusted after a crash; `None` for clean.
-    fn dirty_from(&self, snapshot: &Snapshot) -> Option<u64> {
+    /// From which member sector parity can't be trusted after a crash; `None` for clean.
+    fn dirty_from(&self, snapshot: &Snapshot) -> Option<Sector> {
         if (self.dirty.get() && !snapshot.log.keeps_clean()) || snapshot.log.is_lost() {
-            return Some(0);
+            return Some(Sector(0));
         }
         let intent = &snapshot.intent;
         if intent.is_torn(0..=intent.len() - 1) {
             // "From some sector on" would tell the next start that a clean stop cut the resync short, and
             // that no row is torn.
-            return Some(0);
+            return Some(Sector(0));
         }
-        intent.out_of_sync_from()
+        intent.out_of_sync_from().map(|bytes| Sector(bytes / SECTOR_BYTES))
     }
 
     /// Writes every member's bitmap header and superblock, once, and the journal's. Returns the failures.
