@@ -81,7 +81,7 @@ fn unknown_files(file: &str, text: &str, sources: &[String]) -> Vec<Finding> {
     let names = (1..)
         .zip(text.lines())
         .flat_map(|(number, line)| line.split('`').skip(1).step_by(2).map(move |name| (number, name)));
-    let is_file = |name: &str| name.ends_with(".rs") && name.chars().all(|c| is_part_of_path(c));
+    let is_file = |name: &str| name.strip_suffix(".rs").is_some_and(|stem| stem.chars().all(is_part_of_path));
     let unknown = names.filter(|(_, name)| is_file(name)).filter(|(_, name)| {
         let end = without_src(name);
         !paths.iter().any(|path| path.ends_with(&end))
