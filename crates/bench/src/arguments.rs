@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
 use pinstripe_engine::{
-    offload::{OffloadMode, reducer::ReducerChoice},
+    options::{OffloadMode, ReducerChoice},
     plan::WritePolicy,
 };
 use pinstripe_md::level::Level;

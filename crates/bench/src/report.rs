@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pinstripe_engine::status::statistics::Statistics;
+use pinstripe_engine::statistics::Statistics;
 use serde::Serialize;
 
 use crate::{

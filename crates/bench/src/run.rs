@@ -9,7 +9,7 @@ use pinstripe_engine::{
     error::IoError,
     geometry::Geometry,
     maintenance::SyncError,
-    status::statistics::Statistics,
+    statistics::Statistics,
 };
 use pinstripe_md::level::{BadLayout, Level};
 use pinstripe_runtime::{

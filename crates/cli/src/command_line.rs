@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pinstripe_bench::{BitmapChoice, OffloadChoice, PolicyChoice, ReducerPolicy};
-use pinstripe_engine::consistency::JournalMode;
+use pinstripe_engine::options::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 

@@ -5,7 +5,7 @@ use std::{path::Path, thread};
 
 use clap::ValueEnum;
 use pinstripe_bench::BitmapChoice;
-use pinstripe_engine::consistency::JournalMode;
+use pinstripe_engine::options::JournalMode;
 
 use crate::{
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},

@@ -23,20 +23,21 @@ use crate::{
     assembly::{AssembleError, Assembled, StaleMember, assemble, give_up},
     consistency::{self, Log, OldLog, journal::controller::log_of},
     error::{IoError, MemberError},
+    events::{Event, EventKind, Events},
     geometry::{Geometry, ParityGeometry},
     intent::IntentTable,
     io::volume::Volume,
     maintenance::MaintenanceState,
-    members::bounded::JoiningDevices,
+    members::MemberId,
     membership::{
         control::{Command, Reply},
-        snapshot::{MemberId, Snapshot},
+        snapshot::Snapshot,
         superblocks::{MemberState, Superblocks},
     },
     mutants::{Mutant, active},
     options::ArrayOptions,
     shared::Shared,
-    status::events::{EventKind, Events},
+    supervision::bounded::JoiningDevices,
     turn::Turn,
     units::to_usize,
 };
@@ -344,6 +345,27 @@ impl Array {
         self.controller.served.borrow().wanted.notify();
         self.controller.detach_members(result.is_ok()).await;
         result
+    }
+
+    /// Adds an event that the program that serves the array knows of, such as a spare taken from a pool.
+    pub fn tell(&self, kind: EventKind) {
+        self.controller.events.add(kind);
+    }
+
+    /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't
+    /// `after + 1`, some are lost.
+    pub fn events(&self, after: u64) -> Vec<Event> {
+        self.controller.events.after(after)
+    }
+
+    /// The number of the latest event; 0 if nothing has happened.
+    pub fn last_event(&self) -> u64 {
+        self.controller.events.last()
+    }
+
+    /// Waits until there is an event after number `after`.
+    pub async fn event_after(&self, after: u64) {
+        self.controller.events.wait_after(after).await;
     }
 
     /// What the home shard has of the members, for `detail`.

@@ -26,12 +26,13 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceSource, shard};
 
 use crate::{
-    consistency::{Log, LogArea, OldLog},
+    consistency::{Log, OldLog},
     geometry::{Geometry, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
-    members::bounded::Bounded,
+    members::LogArea,
     mutants::{Mutant, active},
     offload::fence,
     options::ArrayOptions,
+    supervision::bounded::Bounded,
     units::to_usize,
 };
 

@@ -24,7 +24,6 @@ use std::{
 use pinstripe_md::units::SECTOR_BYTES;
 use pinstripe_runtime::{Signal, Slice, shard};
 
-pub use self::pace::SyncSpeed;
 pub use self::scrub::{CheckReport, Located, ScrubAction, ScrubRequest, SyncError};
 use self::{
     pace::{Meter, Pace},
@@ -33,12 +32,15 @@ use self::{
 use crate::{
     array::{Array, ArrayController},
     error::IoError,
+    events::{EventKind, SyncAction},
     geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
-    io::{decode::encode, parity_cache::PAGE_BYTES, row::RowRange, volume::ShardVolume},
-    membership::snapshot::{MemberId, View},
+    io::{decode::encode, row::RowRange, volume::ShardVolume},
+    members::MemberId,
+    membership::snapshot::View,
     mutants::{Mutant, active},
+    options::SyncSpeed,
     shared::Answer,
-    status::events::EventKind,
+    stripe::parity_cache::PAGE_BYTES,
     turn::Turn,
 };
 
@@ -48,36 +50,6 @@ const RETRY_NS: u64 = 10_000_000_000;
 const LOOK_NS: u64 = 50_000_000;
 /// Percent between two events of progress, as mdadm has them.
 const PERCENT_STEP: u64 = 20;
-
-/// What is being done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncAction {
-    /// Parity is made to match data after an unclean stop.
-    Resync,
-    /// A member is rebuilt.
-    Rebuild,
-    /// Parity is compared with data.
-    Check,
-    /// Parity is compared with data, and what doesn't match is corrected.
-    Repair,
-}
-
-impl SyncAction {
-    /// MD's word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Resync => "resync",
-            Self::Rebuild => "recover",
-            Self::Check => "check",
-            Self::Repair => "repair",
-        }
-    }
-
-    /// Whether it is done on request, and not because the array needs it.
-    pub fn is_scrub(self) -> bool {
-        matches!(self, Self::Check | Self::Repair)
-    }
-}
 
 /// How far it is.
 #[derive(Clone, Debug, PartialEq, Eq)]

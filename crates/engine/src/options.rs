@@ -1,11 +1,6 @@
 //! How an array behaves; nothing of this is on disk.
 
-use crate::{
-    consistency::JournalMode,
-    maintenance::SyncSpeed,
-    offload::{OffloadMode, reducer::ReducerChoice},
-    plan::WritePolicy,
-};
+use crate::plan::WritePolicy;
 
 /// See the module. [`ArrayOptions::default`] is what a user gets.
 #[derive(Clone, Debug)]
@@ -95,4 +90,63 @@ impl Default for ArrayOptions {
             wall_clock: || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
         }
     }
+}
+
+/// Where a write is acknowledged from; MD's `journal_mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JournalMode {
+    /// From the members: the journal closes the write hole and no more.
+    #[default]
+    WriteThrough,
+    /// From the journal: what only the journal has is lost with it.
+    WriteBack,
+}
+
+impl JournalMode {
+    /// MD's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WriteThrough => "write-through",
+            Self::WriteBack => "write-back",
+        }
+    }
+}
+
+/// Limits of resync, recovery, check and repair, in KiB of one member per second (MD: `sync_speed_min`,
+/// `sync_speed_max`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncSpeed {
+    /// What it gets whatever users do.
+    pub min_kib: u64,
+    /// What it never exceeds.
+    pub max_kib: u64,
+}
+
+impl Default for SyncSpeed {
+    /// Ten times MD's, for devices that are ten times as fast (docs/decisions/0015).
+    fn default() -> Self {
+        Self { min_kib: 10_000, max_kib: 2_000_000 }
+    }
+}
+
+/// Whether the members' servers compute, where they can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OffloadMode {
+    /// Never: every member is a plain one.
+    Off,
+    /// Wherever it is possible.
+    #[default]
+    On,
+    /// The same, but parity servers are told only when all parts are there: for measurement.
+    Barrier,
+}
+
+/// How the reducer is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReducerChoice {
+    /// In turns.
+    Uniform,
+    /// By what is under way to each, and what their links have free where that is known.
+    #[default]
+    Bandwidth,
 }

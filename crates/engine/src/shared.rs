@@ -12,14 +12,12 @@ use pinstripe_runtime::{
 use crate::{
     error::{IoError, MemberError},
     geometry::Geometry,
-    io::{bad_blocks::Reports, image::Piece, parity_cache::ParityCache, stripe_table::StripeTable},
-    membership::{
-        admission::Admission,
-        snapshot::{Member, MemberId, Snapshot},
-    },
+    members::{Member, MemberId, bad_blocks::Reports},
+    membership::{admission::Admission, snapshot::Snapshot},
     mutants::{Mutant, active},
     options::ArrayOptions,
-    status::statistics::Counters,
+    statistics::Counters,
+    stripe::{image::Piece, parity_cache::ParityCache, table::StripeTable},
 };
 
 /// What a batch answers.
@@ -295,6 +293,22 @@ impl Shared {
     pub(crate) fn is_ailing(&self, member: &Member) -> bool {
         let hangs = member.health.is_slow() || member.health.late_requests() > 0;
         (hangs && !active(Mutant::SilentMemberCounted)) || self.is_leaving(member.id)
+    }
+
+    /// A member that only had too many errors, each of them mended, stays if the array can't do without it, or
+    /// could not if those that hang are lost.
+    pub(crate) fn spare_the_needed(&self, snapshot: &Snapshot, leaving: &mut Vec<Failure>) {
+        let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
+        loop {
+            let goes = |member: &Member| {
+                self.is_ailing(member) || leaving.iter().any(|failure| failure.member == member.id)
+            };
+            if snapshot.can_do_without(self.geometry.redundancy(), goes) {
+                return;
+            }
+            let Some(place) = leaving.iter().position(is_tired) else { return };
+            leaving.remove(place);
+        }
     }
 
     /// Waits until `member` is out of the membership, durably; an error if the array can't do without it.

@@ -14,8 +14,8 @@ use std::{
 
 use pinstripe_engine::{
     intent::IntentTable,
-    io::stripe_table::{Entered, StripeTable},
     membership::admission::Admission,
+    stripe::table::{Entered, StripeTable},
 };
 use pinstripe_runtime::Signal;
 use shuttle::{

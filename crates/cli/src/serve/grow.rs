@@ -2,7 +2,8 @@
 
 use pinstripe_engine::{
     array::{Array, CommandError},
-    consistency::{JournalMode, Policy},
+    consistency::Policy,
+    options::JournalMode,
 };
 
 use super::journal::ServerLog;

@@ -33,8 +33,10 @@ mod upkeep;
 use std::{path::PathBuf, pin::pin, rc::Rc};
 
 use pinstripe_engine::{
-    array::Array, assembly::AssembleError, maintenance::SyncSpeed, offload::fence::FenceError,
-    options::ArrayOptions,
+    array::Array,
+    assembly::AssembleError,
+    offload::fence::FenceError,
+    options::{ArrayOptions, SyncSpeed},
 };
 use pinstripe_runtime::{
     ShardHandle, shard,

@@ -8,7 +8,7 @@
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{array::Array, status::events::EventKind};
+use pinstripe_engine::{array::Array, events::EventKind};
 use pinstripe_nvme::{
     initiator::{Address, NvmeSource},
     wire::DISCOVERY_NQN,

@@ -11,7 +11,8 @@ use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
     assembly::read_superblock,
-    status::{detail::FailedMember, events::EventKind},
+    events::EventKind,
+    status::detail::FailedMember,
 };
 use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};

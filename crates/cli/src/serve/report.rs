@@ -1,10 +1,7 @@
 //! The engine's state in the words of the control protocol.
 
 use pinstripe_engine::{
-    array::Array,
-    error::NO_SLOT,
-    maintenance::{SyncAction, SyncProgress},
-    status::detail::SlotDetail,
+    array::Array, error::NO_SLOT, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
 };
 use pinstripe_md::level::Level;
 

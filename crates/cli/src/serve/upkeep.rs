@@ -4,7 +4,8 @@ use std::{rc::Rc, time::UNIX_EPOCH};
 
 use pinstripe_engine::{
     array::Array,
-    maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncError, SyncSpeed},
+    maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncError},
+    options::SyncSpeed,
 };
 use pinstripe_runtime::shard;
 
@@ -95,7 +96,7 @@ pub async fn events(
 }
 
 /// An event in the words of the protocol.
-pub fn event(event: &pinstripe_engine::status::events::Event) -> Event {
+pub fn event(event: &pinstripe_engine::events::Event) -> Event {
     Event {
         number: event.number,
         time: event.time,

@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use pinstripe_runtime::DeviceErrorKind;
 
-use super::LogArea;
 use crate::{
     assembly::{AssembleError, Found, read_bytes},
+    members::LogArea,
     mutants::{Mutant, active},
     units::to_usize,
 };

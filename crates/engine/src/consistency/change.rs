@@ -19,13 +19,12 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::Device;
 
-use super::{
-    DoubleParityLog, Log, LogArea, Ppl, double_parity_log::takes_chunks_of, make_empty, on_every_member,
-};
+use super::{DoubleParityLog, Log, Ppl, double_parity_log::takes_chunks_of, make_empty, on_every_member};
 use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, MemberError, Operation},
-    membership::{control::Command, model::MemberId, snapshot::Change},
+    members::{LogArea, MemberId},
+    membership::{control::Command, snapshot::Change},
     shared::Failure,
 };
 

@@ -24,7 +24,7 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use super::{
-    Batch, LogArea, LogError, LogGate, Logged,
+    Batch, LogError, LogGate, Logged,
     ppl::partial_parity,
     queue::{self, Lead, Queues, RecordEncoder, Rules},
 };
@@ -32,6 +32,7 @@ use crate::{
     error::IoError,
     geometry::{MemberSlot, Set64, StripeId},
     io::{decode::exponent, volume::ShardVolume},
+    members::LogArea,
     membership::snapshot::View,
     mutants::{Mutant, active},
     plan::{Method, Run},

@@ -23,11 +23,12 @@ use pinstripe_md::{
     units::SECTOR_BYTES,
 };
 
-use super::{LogArea, area::AreaBytes, double_parity_log::takes_chunks_of, members::Members};
+use super::{area::AreaBytes, double_parity_log::takes_chunks_of, members::Members};
 use crate::{
     assembly::AssembleError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
     io::decode::exponent,
+    members::LogArea,
     mutants::{Mutant, active},
 };
 

@@ -48,18 +48,18 @@ use self::{
     cache::{Cache, Shape},
     replay::Resume,
     ring::{Page, PageAddress, Ring, meta_blocks_max},
-    write_back::JournalMode,
 };
 use super::{Batch, LogError};
 use crate::{
     assembly::Found,
     error::IoError,
     geometry::{Geometry, ParityGeometry, StripeId},
-    io::image::Extent,
     mutants::{Mutant, active},
+    options::JournalMode,
     plan::Run,
     shared::Shared,
     status::detail::JournalDetail,
+    stripe::image::Extent,
     units::{to_u32, to_usize},
 };
 
@@ -382,7 +382,7 @@ fn cut(batch: &Batch<'_>, pages: &mut Vec<Page>) {
 }
 
 /// Bytes of a page.
-const PAGE_BYTES: u32 = crate::io::parity_cache::PAGE_BYTES;
+const PAGE_BYTES: u32 = crate::stripe::parity_cache::PAGE_BYTES;
 const _: () = assert!(PAGE_BYTES as usize == BLOCK_BYTES);
 
 fn cut_row(

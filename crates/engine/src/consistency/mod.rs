@@ -39,26 +39,21 @@ use std::sync::{
 
 use pinstripe_md::{
     double_parity_log::{ANCHOR_BYTES, Identity},
-    ppl::{ENTRIES_MAX, HEADER_BYTES},
+    ppl::ENTRIES_MAX,
     superblock::{ResyncOffset, Role, Superblock, Support},
-    units::{SECTOR_BYTES, Sector},
+    units::Sector,
 };
 use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
 
 use self::journal::Journal;
-pub use self::journal::write_back::JournalMode;
 use crate::{
     array::ArrayController,
     assembly::{AssembleError, Assembled, read_bytes},
     error::{IoError, MemberError, Operation},
     geometry::{MemberSlot, StripeId},
-    io::{
-        image::{Extent, Image},
-        parity_cache::PAGE_BYTES,
-        volume::ShardVolume,
-    },
+    io::volume::ShardVolume,
+    members::{LogArea, MemberId},
     membership::{
-        model::MemberId,
         snapshot::{Change, View},
         superblocks::DeviceHandle,
     },
@@ -66,15 +61,16 @@ use crate::{
     options::ArrayOptions,
     plan::Plan,
     shared::Failure,
+    stripe::{
+        image::{Extent, Image},
+        parity_cache::PAGE_BYTES,
+    },
 };
 pub(crate) use change::LogChange;
 pub use change::Policy;
 pub use double_parity_log::DoubleParityLog;
 use members::Members;
 pub use ppl::Ppl;
-
-/// Areas of this size and more hold several records, as in Linux: twice what one may need there.
-const SEVERAL_RECORDS_BYTES: u64 = 2 * (132 << 10);
 
 /// The log of an array, if it has one. Cheap to clone; lives in the membership snapshot.
 #[derive(Clone, Default)]
@@ -127,28 +123,6 @@ impl LogGate {
 
     fn wake(&self) {
         self.opened.notify();
-    }
-}
-
-/// Where a member's log lies, in bytes of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogArea {
-    /// Its first byte.
-    pub offset: u64,
-    /// Its length.
-    pub length: u64,
-    /// Whether records follow each other around it, rather than one overwriting the last.
-    pub several: bool,
-}
-
-impl LogArea {
-    /// Where the superblock says that it lies.
-    pub(crate) fn of(superblock: &Superblock) -> Option<Self> {
-        let sector = superblock.ppl_sector().or(superblock.double_parity_log_sector())?;
-        let area = superblock.member.ppl.or(superblock.member.double_parity_log)?;
-        let length = u64::from(area.size) * SECTOR_BYTES / HEADER_BYTES as u64 * HEADER_BYTES as u64;
-        let several = superblock.member.ppl.is_none() || length >= SEVERAL_RECORDS_BYTES;
-        Some(Self { offset: sector.0 * SECTOR_BYTES, length, several })
     }
 }
 

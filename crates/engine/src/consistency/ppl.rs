@@ -35,16 +35,18 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Slice, shard};
 
 use super::{
-    Batch, LogArea, LogError, LogGate, Logged,
+    Batch, LogError, LogGate, Logged,
     queue::{self, Lead, Queues, RecordEncoder, Rules},
 };
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
-    io::{parity_cache::PAGE_BYTES, volume::ShardVolume},
+    io::volume::ShardVolume,
+    members::LogArea,
     membership::snapshot::View,
     mutants::{Mutant, active, in_32_bits},
     plan::{Method, Run},
+    stripe::parity_cache::PAGE_BYTES,
     units::{to_u32, to_usize},
 };
 

@@ -3,12 +3,13 @@
 use pinstripe_md::ppl::{FoundRecord, HEADER_BYTES, PplEntry, PplHeader, newest_record, signature};
 use pinstripe_md::units::SECTOR_BYTES;
 
-use super::{LogArea, area::AreaBytes, members::Members};
+use super::{area::AreaBytes, members::Members};
 use crate::{
     assembly::{AssembleError, Found},
     geometry::{MemberSlot, StripeId},
-    io::parity_cache::PAGE_BYTES,
+    members::LogArea,
     mutants::{Mutant, active},
+    stripe::parity_cache::PAGE_BYTES,
     units::to_usize,
 };
 

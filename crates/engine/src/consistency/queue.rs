@@ -29,12 +29,13 @@ use std::{
 use futures_util::future::join_all;
 use pinstripe_runtime::{Device, DeviceError, Signal, Slice, shard};
 
-use super::{LogArea, LogError};
+use super::LogError;
 use crate::{
     error::Operation,
     geometry::MemberSlot,
     io::volume::ShardVolume,
-    membership::snapshot::{Member, MemberId, View},
+    members::{LogArea, Member, MemberId},
+    membership::snapshot::View,
     mutants::{Mutant, active},
 };
 

@@ -16,132 +16,33 @@
 //! A crash in between leaves an entry too many or a write that was never acknowledged. How a log changes on
 //! disk without losing an entry to a torn write is in [`pinstripe_md::bad_block_table`].
 
-use std::{
-    collections::VecDeque,
-    ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{ops::Range, sync::Arc};
 
-use pinstripe_md::{
-    bad_block_table::{BadBlockChange, BadBlockTable},
-    superblock::Superblock,
-    units::{SECTOR_BYTES, SectorCount},
-};
-use pinstripe_runtime::{
-    Device, DeviceError, DeviceErrorKind,
-    atomics::{AtomicU64, Ordering},
-    shard,
-};
+use pinstripe_md::{bad_block_table::BadBlockChange, units::SECTOR_BYTES};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use crate::{
     array::ArrayController,
     error::{IoError, MemberError, Operation},
     io::volume::ShardVolume,
+    members::{
+        Member,
+        bad_blocks::{Listing, Report},
+    },
     membership::{
         model::MemberState,
-        snapshot::{Change, Member, MemberId, View},
+        snapshot::{Change, View},
         superblocks::DeviceHandle,
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
 };
 
-/// Where a member's log lies.
-#[derive(Clone, Copy, Debug)]
-struct BadBlockArea {
-    offset: u64,
-    size: SectorCount,
-}
-
-/// The bad blocks of a member: part of [`Member`]. Only the controller changes them; the snapshot says what
-/// counts.
-pub struct MemberBadBlocks {
-    table: Mutex<Arc<BadBlockTable>>,
-    /// Nothing where the member has no log that we could write.
-    place: Option<BadBlockArea>,
-}
-
-impl MemberBadBlocks {
-    /// What assembly read, of a member with this superblock.
-    pub(crate) fn new(table: BadBlockTable, superblock: &Superblock, device: &dyn Device) -> Self {
-        let sector = superblock.bad_block_log_sector().filter(|_| superblock.member.bad_block_log.is_some());
-        let block = u64::from(device.info().logical_block).max(1);
-        let place = sector.zip(superblock.member.bad_block_log).map(|(sector, log)| BadBlockArea {
-            offset: sector.0 * SECTOR_BYTES,
-            size: SectorCount(log.size.into()),
-        });
-        let fits = |place: &BadBlockArea| {
-            place.size.0 > 0
-                && place.offset.is_multiple_of(block)
-                && (place.size.0 * SECTOR_BYTES).is_multiple_of(block)
-        };
-        Self { table: Mutex::new(Arc::new(table)), place: place.filter(fits) }
-    }
-
-    /// What the log lists now. Reads of the array go by the snapshot instead.
-    pub(crate) fn table(&self) -> Arc<BadBlockTable> {
-        Arc::clone(&locked(&self.table))
-    }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What became of some sectors of a member.
-struct Report {
-    ticket: u64,
-    member: MemberId,
-    /// Absolute.
-    sectors: Range<u64>,
-    /// Why they are bad; nothing where they were written.
-    bad: Option<MemberError>,
-}
-
-/// Reports on their way to the controller: part of [`Shared`].
-#[derive(Default)]
-pub struct Reports {
-    queue: Mutex<(VecDeque<Report>, u64)>,
-    /// Every report up to this ticket is dealt with.
-    done: AtomicU64,
-}
-
-impl Reports {
-    pub(crate) fn is_empty(&self) -> bool {
-        locked(&self.queue).0.is_empty()
-    }
-
-    fn push(&self, member: MemberId, sectors: Range<u64>, bad: Option<MemberError>) -> u64 {
-        let mut queue = locked(&self.queue);
-        queue.1 += 1;
-        let ticket = queue.1;
-        queue.0.push_back(Report { ticket, member, sectors, bad });
-        ticket
-    }
-
-    fn take(&self) -> Option<Report> {
-        locked(&self.queue).0.pop_front()
-    }
-
-    /// Every report up to this ticket is dealt with. To be told by [`Shared::settle_bad`].
-    pub(crate) fn settle(&self, ticket: u64) {
-        self.done.store(ticket, Ordering::SeqCst);
-    }
-}
-
-/// Sectors that a member could not take, on their way into its log.
-pub(crate) struct Listing {
-    ticket: u64,
-    /// Relative to the member's data, in bytes.
-    offset: u64,
-    length: u64,
-}
-
 impl ShardVolume {
     /// Whether sectors that a member refuses can be listed instead of dropping the member.
     pub(crate) fn can_list(&self, member: &Member, error: DeviceError) -> bool {
         error.kind == DeviceErrorKind::Media
-            && member.bad_blocks.place.is_some()
+            && member.bad_blocks.place().is_some()
             && !self.shared.options.read_only
             && self.shared.geometry.has_parity()
     }
@@ -168,7 +69,7 @@ impl ShardVolume {
     pub(crate) async fn listed(&self, stripe: u64, listing: &Listing) -> Result<(), IoError> {
         let shared: &Shared = &self.shared;
         let reports = &shared.bad_reports;
-        shared.until(|| reports.done.load(Ordering::SeqCst) >= listing.ticket).await?;
+        shared.until(|| reports.is_settled(listing.ticket)).await?;
         let missing = self.view().unreadable(listing.offset, listing.length).len();
         if missing > shared.geometry.redundancy() {
             return Err(IoError::Unreadable { stripe, missing });
@@ -246,7 +147,7 @@ impl ArrayController {
             let DeviceHandle { member, device, .. } = record.handle.clone();
             (member, device, record.slot)
         };
-        let Some(place) = member.bad_blocks.place else { return report.bad.clone().map_or(Ok(()), Err) };
+        let Some(place) = member.bad_blocks.place() else { return report.bad.clone().map_or(Ok(()), Err) };
         let table = member.bad_blocks.table();
         let sectors = report.sectors.clone();
         let change = match &report.bad {
@@ -289,7 +190,7 @@ impl ArrayController {
     async fn publish_bad_blocks(&self, member: &Arc<Member>, change: BadBlockChange) {
         let shared = self.shared();
         let counts = !change.table.blocks().is_empty() && !active(Mutant::BadBlockForgotten);
-        *locked(&member.bad_blocks.table) = Arc::new(change.table);
+        member.bad_blocks.set_table(change.table);
         let generation = self.publish(Change::BadBlocks).await;
         let begins = {
             let mut superblocks = self.superblocks.borrow_mut();

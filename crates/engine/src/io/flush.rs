@@ -3,18 +3,18 @@
 use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
-    consistency::{JournalMode, Log, LogError},
+    consistency::{Log, LogError},
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId},
     io::{
-        bad_blocks::Listing,
         entry::{Moved, Writing},
         striped::striped_error,
         volume::ShardVolume,
     },
-    members::FlushTicket,
-    membership::snapshot::{MemberId, View},
+    members::{MemberId, bad_blocks::Listing, health::FlushTicket},
+    membership::snapshot::View,
     mutants::{Mutant, active},
+    options::JournalMode,
     units::to_usize,
 };
 

@@ -1,19 +1,19 @@
 //! Reads: straight from the member where it can answer, from the others under the stripe's claim where it
 //! can't.
 
-use pinstripe_runtime::{Buffer, DeviceErrorKind, Submission, shard};
+use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Submission, shard};
 
 use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
     io::{
-        parity_cache::PAGE_BYTES,
         row::{RowRange, Want},
         volume::ShardVolume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
     offload::Requests,
+    stripe::parity_cache::PAGE_BYTES,
 };
 
 impl ShardVolume {
@@ -327,5 +327,23 @@ impl ShardVolume {
         if is_written && !self.view().snapshot.is_bad(slot, offset, length) {
             self.corrected(view, slot, offset);
         }
+    }
+}
+
+impl ShardVolume {
+    /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written
+    /// anew. A member that has too many of these is dropped, if the array can do without it.
+    pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {
+        self.counters().corrected_reads.add(1);
+        let Some((member, _)) = view.member(slot) else { return };
+        self.device(member).note_corrected();
+        let count = member.health.count_corrected(shard::now());
+        if count <= self.shared.options.max_read_errors || active(Mutant::CorrectedReadsUnlimited) {
+            return;
+        }
+        // Whether the array can do without it, the controller decides, behind all that was reported before:
+        // see [`Shared::spare_the_needed`](crate::shared::Shared::spare_the_needed).
+        let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
+        self.report(view, slot, Operation::Read, member.data_offset + offset, error);
     }
 }

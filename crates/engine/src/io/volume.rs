@@ -20,20 +20,23 @@ use crate::{
     geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
     io::{
         fan_out::FanOut,
-        image::Piece,
         row::RowRange,
-        stripe_table::{Claim, Entered},
         write::{WriteContext, overlay},
     },
-    members::Supervised,
-    membership::snapshot::{Member, MemberId, Snapshot, View},
+    members::{Member, MemberId},
+    membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active},
     plan::{
         Price, WritePolicy,
         cost::{SAMPLE_EVERY, is_worth_keeping, read_prices},
     },
     shared::{Answer, Shared},
-    status::statistics::Counters,
+    statistics::Counters,
+    stripe::{
+        image::Piece,
+        table::{Claim, Entered},
+    },
+    supervision::Supervised,
     units::to_usize,
 };
 

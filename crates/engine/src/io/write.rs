@@ -31,21 +31,23 @@ use crate::{
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
     io::{
-        bad_blocks::Listing,
         entry::{Inside, Intended, Moved, Writing},
-        image::{Image, Parts, Piece},
-        parity_cache::{Key, PAGE_BYTES, Parity},
         row::Want,
-        stripe_table::{Claim, Entered},
         volume::ShardVolume,
     },
-    membership::snapshot::{MemberId, Snapshot, View},
+    members::{MemberId, bad_blocks::Listing},
+    membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active},
     plan::{
         Facts, Method, Plan, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
         cost::UNKNOWN, plan_into,
     },
     shared::{Answer, Shared},
+    stripe::{
+        image::{Image, Parts, Piece},
+        parity_cache::{Key, PAGE_BYTES, Parity},
+        table::{Claim, Entered},
+    },
     units::to_u32,
 };
 

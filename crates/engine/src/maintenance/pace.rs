@@ -14,7 +14,10 @@
 
 use std::collections::VecDeque;
 
-use crate::mutants::{Mutant, active};
+use crate::{
+    mutants::{Mutant, active},
+    options::SyncSpeed,
+};
 
 const SECOND: u64 = 1_000_000_000;
 /// Users are at work until this long after their last request.
@@ -29,23 +32,6 @@ const LATE_NS: u64 = 10_000_000;
 /// Time between two marks, and how many are kept: the speed is that of the last ten seconds.
 const MARK_NS: u64 = 500_000_000;
 const MARKS_MAX: usize = 20;
-
-/// Limits of resync, recovery, check and repair, in KiB of one member per second (MD: `sync_speed_min`,
-/// `sync_speed_max`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyncSpeed {
-    /// What it gets whatever users do.
-    pub min_kib: u64,
-    /// What it never exceeds.
-    pub max_kib: u64,
-}
-
-impl Default for SyncSpeed {
-    /// Ten times MD's, for devices that are ten times as fast (docs/decisions/0015).
-    fn default() -> Self {
-        Self { min_kib: 10_000, max_kib: 2_000_000 }
-    }
-}
 
 /// See the module.
 pub(crate) struct Pace {

@@ -9,22 +9,24 @@ use std::{ops::Range, rc::Rc};
 
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
-use super::{SyncAction, Walk, in_single_rows};
+use super::{Walk, in_single_rows};
 use crate::{
     array::ArrayController,
     error::{IoError, Operation},
+    events::SyncAction,
     geometry::{MemberSlot, Role, Set64, StripeId},
     io::{
-        parity_cache::PAGE_BYTES,
         row::{RowRange, Want},
         volume::ShardVolume,
     },
+    members::MemberId,
     membership::{
         control::Command,
-        snapshot::{MemberId, Snapshot, View},
+        snapshot::{Snapshot, View},
     },
     mutants::{Mutant, active, in_32_bits},
     offload::Lost,
+    stripe::parity_cache::PAGE_BYTES,
 };
 
 /// Legs that are cut for a checkpoint take at least this long: at the end of each the workers wait for the

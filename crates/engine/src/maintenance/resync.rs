@@ -11,9 +11,10 @@ use std::{ops::Range, rc::Rc};
 
 use pinstripe_runtime::shard;
 
-use super::{SyncAction, rebuild::LEG_NS_MIN};
+use super::rebuild::LEG_NS_MIN;
 use crate::{
     array::ArrayController,
+    events::SyncAction,
     intent::IntentTable,
     membership::control::Command,
     mutants::{Mutant, active},

@@ -22,22 +22,23 @@ use pinstripe_runtime::{Slice, shard};
 use thiserror::Error;
 
 use super::{
-    SyncAction, Walk, in_single_rows,
+    Walk, in_single_rows,
     locate::{Culprit, locate},
 };
 use crate::{
     array::{Array, ArrayController, CommandError},
     consistency::Logged,
     error::IoError,
+    events::SyncAction,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
     io::{
         decode::encode,
-        parity_cache::PAGE_BYTES,
         row::{RowRange, Want},
         volume::ShardVolume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
+    stripe::parity_cache::PAGE_BYTES,
     units::to_u32,
 };
 

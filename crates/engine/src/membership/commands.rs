@@ -19,9 +19,10 @@ use crate::{
     error::{IoError, MemberError},
     intent::IntentTable,
     io::volume::give_up_everywhere,
+    members::MemberId,
     membership::{
         control::{Command, IntentChange},
-        model::{MemberId, MemberState},
+        model::MemberState,
         snapshot::Seat,
         superblocks::{Known, Newcomer},
     },

@@ -11,7 +11,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use super::{
     admission::Admission,
-    model::{MemberId, Membership},
+    model::Membership,
     snapshot::Change,
     superblocks::{DeviceHandle, Newcomer},
     transition::{Event, Seating, Transition},
@@ -21,11 +21,11 @@ use crate::{
     array::{ArrayController, CommandError},
     consistency::LogChange,
     error::{IoError, MemberError, Operation},
+    events::EventKind,
     io::volume::adopt_everywhere,
-    members::spare_the_needed,
+    members::MemberId,
     mutants::{Mutant, active},
     shared::{Failure, Shared},
-    status::events::EventKind,
 };
 
 /// What the controller is asked to do. The answer comes through the reply.
@@ -311,7 +311,7 @@ impl ArrayController {
             return false;
         }
         let snapshot = self.shared().snapshot();
-        spare_the_needed(self.shared(), &snapshot, &mut leaving);
+        self.shared().spare_the_needed(&snapshot, &mut leaving);
         if leaving.is_empty() {
             return false;
         }

@@ -7,6 +7,8 @@
 pub mod admission;
 pub(crate) mod commands;
 pub(crate) mod control;
+pub(crate) mod handles;
+mod loss;
 pub(crate) mod model;
 pub(crate) mod seating;
 pub mod snapshot;

@@ -11,12 +11,9 @@ use pinstripe_md::{
 
 use crate::{
     error::MemberError,
+    membership::snapshot::MemberId,
     mutants::{Mutant, active},
 };
-
-/// A device that was attached to the array; never reused for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemberId(pub usize);
 
 /// What became of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

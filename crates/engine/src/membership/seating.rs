@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{
-    model::{MemberId, MemberState},
+    model::MemberState,
     snapshot::Seat,
     superblocks::{Known, Newcomer},
     transition::{Event, Seating},
@@ -15,8 +15,9 @@ use super::{
 use crate::{
     array::ArrayController,
     error::{IoError, NO_SLOT},
+    events::EventKind,
+    members::MemberId,
     mutants::{Mutant, active},
-    status::events::EventKind,
 };
 
 impl ArrayController {

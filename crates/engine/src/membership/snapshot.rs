@@ -1,46 +1,20 @@
 //! The membership: which member holds which slot, as one immutable value with a generation (C1).
 
-use std::{
-    ops::Range,
-    rc::Rc,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{ops::Range, rc::Rc, sync::Arc};
 
 use pinstripe_md::bad_block_table::BadBlockTable;
-use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
+use pinstripe_runtime::Device;
 
-pub use super::model::MemberId;
+pub use crate::members::MemberId;
 use crate::{
-    consistency::{Log, LogArea},
+    consistency::Log,
     geometry::Set64,
     intent::IntentTable,
-    io::bad_blocks::MemberBadBlocks,
-    members::Health,
+    members::Member,
     mutants::{Mutant, active},
     offload::Attached,
-    plan::cost::MemberCost,
     units::to_u32,
 };
-
-/// What all shards know of a member. Constant but for its measurements.
-pub struct Member {
-    /// Which device.
-    pub id: MemberId,
-    /// Name for messages.
-    pub name: String,
-    /// Where each shard gets its handle; nothing once it was dropped.
-    pub(crate) source: Mutex<Option<Arc<dyn DeviceSource>>>,
-    /// Where data begins on the device, in bytes.
-    pub data_offset: u64,
-    /// Its bad-block log; which ranges must not be read is in the snapshot.
-    pub bad_blocks: MemberBadBlocks,
-    /// What its requests cost, measured.
-    pub cost: MemberCost,
-    /// Where the array's log lies on it, if there is one.
-    pub(crate) log_area: Mutex<Option<LogArea>>,
-    /// How it does.
-    pub health: Health,
-}
 
 /// What holds a slot.
 #[derive(Clone)]
@@ -303,23 +277,5 @@ impl View {
             }
         }
         slots
-    }
-}
-
-impl Member {
-    /// The current shard's handle to the device.
-    pub(crate) fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
-        let source = self.source.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        source.map_or(Err(DeviceError::of(DeviceErrorKind::Removed)), |source| source.attach())
-    }
-
-    /// Lets go of the device: once the requests under way are over, it can be opened anew (C16).
-    pub(crate) fn release(&self) {
-        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Where the array's log lies on it, if there is one.
-    pub(crate) fn log_area(&self) -> Option<LogArea> {
-        *self.log_area.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

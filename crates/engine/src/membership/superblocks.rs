@@ -17,17 +17,17 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
 pub use super::model::MemberState;
 use super::{
-    model::{DeviceRecord, MemberId, Membership},
-    snapshot::{Member, Seat},
+    model::{DeviceRecord, Membership},
+    snapshot::Seat,
     transition::{Event, Refusal, Transition},
 };
 use crate::{
     assembly::{Found, FoundMembers},
-    consistency::LogArea,
     error::NO_SLOT,
-    io::{bad_blocks::MemberBadBlocks, volume::Unattached},
-    members::Supervised,
+    io::volume::Unattached,
+    members::{LogArea, Member, MemberBadBlocks, MemberId},
     mutants::{Mutant, active},
+    supervision::Supervised,
 };
 
 /// What the home shard has of a device.

@@ -18,9 +18,10 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
-use super::model::{DeviceRecord, MemberId, MemberState, Membership};
+use super::model::{DeviceRecord, MemberState, Membership};
 use crate::{
     error::{IoError, MemberError, NO_SLOT, Operation},
+    members::MemberId,
     mutants::{Mutant, active},
 };
 

@@ -10,13 +10,14 @@ use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, Submission, shard};
 
 use super::{
-    model::{MemberId, MemberState, Membership},
+    model::{MemberState, Membership},
     snapshot::Snapshot,
     superblocks::{DeviceHandle, Known},
 };
 use crate::{
     array::ArrayController,
     error::{IoError, MemberError, Operation},
+    members::MemberId,
     shared::Failure,
     units::to_usize,
 };

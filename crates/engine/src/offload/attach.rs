@@ -25,7 +25,7 @@ use pinstripe_runtime::{
     shard,
 };
 
-use super::{Attached, OffloadMode, Standing, reducer::ReducerChoice};
+use super::{Attached, Standing};
 use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, Operation},
@@ -36,6 +36,7 @@ use crate::{
         update::failure,
     },
     mutants::{Mutant, active},
+    options::{OffloadMode, ReducerChoice},
     shared::Failure,
     status::detail::{MemberOffload, OffloadDetail},
 };
@@ -291,7 +292,7 @@ impl ArrayController {
         is_lost
     }
 
-    /// Attaches the server of a device that is about to join and is [bounded](crate::members::bounded): while
+    /// Attaches the server of a device that is about to join and is [bounded](crate::supervision::bounded): while
     /// it has an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
         let options = &self.shared().options;

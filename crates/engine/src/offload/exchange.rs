@@ -11,7 +11,8 @@ use crate::{
     error::Operation,
     geometry::Set64,
     io::volume::ShardVolume,
-    membership::snapshot::{MemberId, View},
+    members::MemberId,
+    membership::snapshot::View,
     mutants::{Mutant, active},
 };
 

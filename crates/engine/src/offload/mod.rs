@@ -58,20 +58,9 @@ pub(crate) use self::{
 };
 use crate::{
     geometry::{MEMBERS_MAX, Set64},
-    membership::snapshot::{MemberId, Snapshot, View},
+    members::MemberId,
+    membership::snapshot::{Snapshot, View},
 };
-
-/// Whether the members' servers compute, where they can.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OffloadMode {
-    /// Never: every member is a plain one.
-    Off,
-    /// Wherever it is possible.
-    #[default]
-    On,
-    /// The same, but parity servers are told only when all parts are there: for measurement.
-    Barrier,
-}
 
 /// After a server refused to do its part, the client does the work itself for so long.
 const PAUSE_NS: u64 = 10_000_000_000;

@@ -11,7 +11,7 @@ use std::{
 
 use pinstripe_runtime::{OperationId, Signal, Ticket, offload::NUMBER_MAX, shard};
 
-use crate::{membership::snapshot::MemberId, units::to_usize};
+use crate::{members::MemberId, units::to_usize};
 
 /// See the module.
 pub(crate) struct Operations {

@@ -11,17 +11,10 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::geometry::{MEMBERS_MAX, Set64};
-
-/// How the reducer is chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReducerChoice {
-    /// In turns.
-    Uniform,
-    /// By what is under way to each, and what their links have free where that is known.
-    #[default]
-    Bandwidth,
-}
+use crate::{
+    geometry::{MEMBERS_MAX, Set64},
+    options::ReducerChoice,
+};
 
 /// A link counts as slower if it has less than the best one's rate by this.
 const SLOWER: u64 = 2;

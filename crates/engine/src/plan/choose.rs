@@ -2,9 +2,11 @@
 //! policy.
 
 use super::{Facts, Method, Parity, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy};
-use crate::geometry::{MemberSlot, Role, Set64, StripeMap};
-use crate::io::parity_cache::PAGE_BYTES;
-use crate::mutants::{Mutant, active};
+use crate::{
+    geometry::{MemberSlot, Role, Set64, StripeMap},
+    mutants::{Mutant, active},
+    stripe::parity_cache::PAGE_BYTES,
+};
 
 /// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of
 /// memory.

@@ -53,7 +53,7 @@ mod single;
 mod tests;
 
 use crate::geometry::{MemberSlot, Set64, StripeMap};
-pub use crate::io::parity_cache::Parity;
+pub use crate::stripe::parity_cache::Parity;
 pub use choose::COMPUTE_NS_PER_KIB;
 use choose::{Candidate, Chooser};
 

@@ -11,7 +11,8 @@ use crate::{
         snapshot::Seat,
         superblocks::{MemberState, Superblocks},
     },
-    status::{advice::Facts, statistics::Statistics},
+    statistics::Statistics,
+    status::advice::Facts,
 };
 
 /// See the module.

@@ -2,5 +2,3 @@
 
 pub(crate) mod advice;
 pub mod detail;
-pub mod events;
-pub mod statistics;

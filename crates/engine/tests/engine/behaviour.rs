@@ -14,7 +14,7 @@ use pinstripe_engine::{
     options::ArrayOptions,
     plan::WritePolicy,
     shared::Shared,
-    status::statistics::Statistics,
+    statistics::Statistics,
 };
 use pinstripe_md::{
     level::Level,

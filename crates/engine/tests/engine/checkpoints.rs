@@ -7,7 +7,10 @@ use crate::arrays::{
     STEPS, options,
     scene::{DATA_SECTOR, Scene, superblock_on, wish, write},
 };
-use pinstripe_engine::{geometry::StripeId, maintenance::SyncSpeed, options::ArrayOptions};
+use pinstripe_engine::{
+    geometry::StripeId,
+    options::{ArrayOptions, SyncSpeed},
+};
 use pinstripe_md::{
     level::Level,
     placement::{InitialSync, NewBitmap},

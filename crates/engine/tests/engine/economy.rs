@@ -7,7 +7,7 @@ use crate::arrays::{
     STEPS, options,
     scene::{Scene, spawn, wish, write},
 };
-use pinstripe_engine::{options::ArrayOptions, plan::WritePolicy, status::statistics::Statistics};
+use pinstripe_engine::{options::ArrayOptions, plan::WritePolicy, statistics::Statistics};
 use pinstripe_md::{
     level::Level,
     placement::{InitialSync, NewBitmap},

@@ -10,11 +10,10 @@ use crate::arrays::{
 use pinstripe_engine::{
     array::CommandError,
     assembly::{AssembleError, JournalProblem, create::CreateError},
-    consistency::JournalMode,
     error::IoError,
     geometry::StripeId,
     maintenance::{ScrubAction, ScrubRequest},
-    options::ArrayOptions,
+    options::{ArrayOptions, JournalMode},
     plan::WritePolicy,
     status::detail::Detail,
 };

@@ -13,8 +13,7 @@ use pinstripe_engine::{
     consistency::Policy,
     geometry::{Geometry, ParityGeometry, StripeId},
     io::volume::Volume,
-    maintenance::SyncSpeed,
-    options::ArrayOptions,
+    options::{ArrayOptions, SyncSpeed},
 };
 use pinstripe_md::{
     double_parity_log::Identity,

@@ -8,10 +8,10 @@ use crate::arrays::{
     scene::{DATA_SECTOR, Scene, spawn, superblock_on, wish, write},
 };
 use pinstripe_engine::{
+    events::{EventKind, SyncAction},
     geometry::StripeId,
-    maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncAction, SyncError, SyncSpeed},
-    options::ArrayOptions,
-    status::events::EventKind,
+    maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncError},
+    options::{ArrayOptions, SyncSpeed},
 };
 use pinstripe_md::{
     level::Level,

@@ -15,8 +15,7 @@ use pinstripe_engine::{
     assembly::{AssembleError, create::create_placed},
     error::IoError,
     geometry::ParityLayout,
-    offload::OffloadMode,
-    options::ArrayOptions,
+    options::{ArrayOptions, OffloadMode},
 };
 use pinstripe_md::{
     identity::Uuid,

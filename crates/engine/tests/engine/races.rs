@@ -9,12 +9,12 @@ use crate::arrays::{
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Removed},
-    consistency::{JournalMode, Policy},
+    consistency::Policy,
     error::{IoError, MemberError, Operation},
+    events::{EventKind, SyncAction},
     io::volume::Volume,
-    maintenance::{ScrubAction, ScrubRequest, SyncAction},
-    options::ArrayOptions,
-    status::events::EventKind,
+    maintenance::{ScrubAction, ScrubRequest},
+    options::{ArrayOptions, JournalMode},
 };
 use pinstripe_md::{
     identity::Uuid,

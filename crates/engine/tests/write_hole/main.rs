@@ -23,9 +23,8 @@ use disks::{Crash, Images};
 use pinstripe_engine::{
     array::Array,
     assembly::{AssembleError, create::create_placed},
-    consistency::JournalMode,
     io::volume::Volume,
-    options::ArrayOptions,
+    options::{ArrayOptions, JournalMode},
 };
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},

@@ -18,10 +18,8 @@ use std::{
 use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     error::{IoError, Operation},
-    membership::{
-        snapshot::{MemberId, Seat},
-        superblocks::MemberState,
-    },
+    members::MemberId,
+    membership::{snapshot::Seat, superblocks::MemberState},
     options::ArrayOptions,
 };
 use pinstripe_runtime::shard;

@@ -28,8 +28,8 @@ use std::{
 };
 
 use pinstripe_engine::{
+    events::SyncAction,
     geometry::{MemberSlot, ParityGeometry, Role, StripeId},
-    maintenance::SyncAction,
 };
 use pinstripe_md::{
     bitmap::BitmapImage,

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use pinstripe_engine::{consistency::JournalMode, options::ArrayOptions, plan::WritePolicy};
+use pinstripe_engine::{
+    options::{ArrayOptions, JournalMode},
+    plan::WritePolicy,
+};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout, Raid0Layout},

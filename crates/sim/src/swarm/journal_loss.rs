@@ -9,7 +9,7 @@
 //! The users of an array that writes back are let finish first, for what only the journal has is lost with it
 //! if the machine dies before it is written out.
 
-use pinstripe_engine::{consistency::JournalMode, error::IoError};
+use pinstripe_engine::{error::IoError, options::JournalMode};
 use pinstripe_md::superblock::{ResyncOffset, Role};
 use pinstripe_runtime::shard;
 

@@ -20,8 +20,7 @@ use std::{collections::BTreeSet, rc::Rc};
 
 use pinstripe_engine::{
     array::Array,
-    offload::{OffloadMode, reducer::ReducerChoice},
-    options::ArrayOptions,
+    options::{ArrayOptions, OffloadMode, ReducerChoice},
 };
 use pinstripe_md::level::{Layout, Level, ParityLayout};
 use pinstripe_nvme::{controller::Pipeline, initiator::Presence};

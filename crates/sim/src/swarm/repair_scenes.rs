@@ -3,7 +3,8 @@
 
 use pinstripe_engine::{
     array::Array,
-    maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncSpeed},
+    maintenance::{CheckReport, ScrubAction, ScrubRequest},
+    options::SyncSpeed,
     plan::WritePolicy,
 };
 use pinstripe_md::{level::Level, placement::NewBitmap};

@@ -17,19 +17,16 @@ use super::{
 use crate::{
     array::{Array, ArrayController, CommandError},
     assembly::{AssembleError, Found, JournalProblem},
-    consistency::{JournalMode, Log},
+    consistency::Log,
     error::{JOURNAL_SLOT, MemberError, Operation},
+    events::EventKind,
     geometry::Geometry,
-    io::bad_blocks::MemberBadBlocks,
-    members::{Health, Supervised},
-    membership::{
-        control::Command,
-        snapshot::{Member, MemberId, Seat},
-        superblocks::JournalDevice,
-    },
+    members::{Health, Member, MemberBadBlocks, MemberId},
+    membership::{control::Command, snapshot::Seat, superblocks::JournalDevice},
     mutants::{Mutant, active},
+    options::JournalMode,
     plan::cost::MemberCost,
-    status::events::EventKind,
+    supervision::Supervised,
 };
 
 /// The log of an array with this journal, which is yet to be replayed.

@@ -511,7 +511,7 @@ impl<'a> Replay<'a> {
 }
 
 /// Bytes of a row.
-const PAGE_BYTES: u32 = crate::io::parity_cache::PAGE_BYTES;
+const PAGE_BYTES: u32 = crate::stripe::parity_cache::PAGE_BYTES;
 const _: () = assert!(PAGE_BYTES as usize == BLOCK_BYTES);
 
 fn problem(journal: &Found, problem: JournalProblem) -> AssembleError {

@@ -8,12 +8,9 @@
 use crate::{
     error::IoError,
     geometry::{Set64, StripeId},
-    io::{
-        image::{Extent, Image, Piece},
-        row::Want,
-        volume::ShardVolume,
-    },
+    io::{row::Want, volume::ShardVolume},
     membership::snapshot::View,
+    stripe::image::{Extent, Image, Piece},
     units::to_u32,
 };
 

@@ -30,6 +30,7 @@ use crate::{
     geometry::{ParityGeometry, StripeId},
     io::fan_out::FanOut,
     mutants::{Mutant, active},
+    options::JournalMode,
     shared::Shared,
 };
 
@@ -39,26 +40,6 @@ const IDLE_NS: u64 = 1_000_000_000;
 const ROUND: usize = 256;
 /// Stripes that are written out at a time.
 const DEPTH: usize = 16;
-
-/// Where a write is acknowledged from; MD's `journal_mode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum JournalMode {
-    /// From the members: the journal closes the write hole and no more.
-    #[default]
-    WriteThrough,
-    /// From the journal: what only the journal has is lost with it.
-    WriteBack,
-}
-
-impl JournalMode {
-    /// MD's word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WriteThrough => "write-through",
-            Self::WriteBack => "write-back",
-        }
-    }
-}
 
 /// Room that is set aside for pages on their way into the log and out of it. Given back when dropped.
 struct Reservation<'j> {

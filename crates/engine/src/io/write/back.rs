@@ -19,14 +19,14 @@ use crate::{
     },
     error::IoError,
     geometry::{ParityGeometry, StripeId},
-    io::{
-        image::{Image, Piece},
-        parity_cache::PAGE_BYTES,
-        stripe_table::Claim,
-        volume::ShardVolume,
-    },
+    io::volume::ShardVolume,
     mutants::{Mutant, active},
     shared::Answer,
+    stripe::{
+        image::{Image, Piece},
+        parity_cache::PAGE_BYTES,
+        table::Claim,
+    },
     units::{to_u32, to_usize},
 };
 

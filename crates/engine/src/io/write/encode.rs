@@ -8,13 +8,15 @@ use crate::{
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
     io::{
         decode::{Sources, encode, exponent},
-        image::Image,
-        parity_cache::{PAGE_BYTES, Parity},
         volume::ShardVolume,
     },
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
     plan::{Method, Reconstruction, Run},
+    stripe::{
+        image::Image,
+        parity_cache::{PAGE_BYTES, Parity},
+    },
 };
 
 impl ShardVolume {

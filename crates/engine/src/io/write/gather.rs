@@ -5,10 +5,11 @@ use pinstripe_runtime::shard;
 use super::WriteContext;
 use crate::{
     geometry::StripeId,
-    io::{image::Piece, stripe_table::Claim, volume::ShardVolume},
+    io::volume::ShardVolume,
     membership::snapshot::Seat,
     mutants::{Mutant, active},
     shared::Answer,
+    stripe::{image::Piece, table::Claim},
 };
 
 /// A stream's stripe may wait for its neighbours as long as so many writes take,

@@ -8,17 +8,19 @@ use super::{Aborted, WriteContext};
 use crate::{
     error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
-    io::{decode::exponent, entry::Writing, image::Image, volume::ShardVolume},
+    io::{decode::exponent, entry::Writing, volume::ShardVolume},
     membership::snapshot::View,
     mutants::{Mutant, active},
     offload::{
-        Attached, OffloadMode, Requests, Reservation, Sent, Step,
+        Attached, Requests, Reservation, Sent, Step,
         assign::{Assigned, Assignment, assign},
         attached,
         coefficients::in_q,
         resolve,
     },
+    options::OffloadMode,
     plan::{Plan, Run, Stripe},
+    stripe::image::Image,
 };
 
 /// So long a batch waits for room at the servers before the client does the work itself.

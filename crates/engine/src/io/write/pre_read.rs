@@ -6,8 +6,8 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 
 use crate::{
     geometry::{MemberSlot, Set64, StripeMap},
-    io::parity_cache::{PAGE_BYTES, Parity},
     plan::{Run, Transfer},
+    stripe::parity_cache::{PAGE_BYTES, Parity},
 };
 
 /// Old bytes that are at hand: read from members, or kept by the parity cache.

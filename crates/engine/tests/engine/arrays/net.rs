@@ -5,7 +5,7 @@ use std::rc::Rc;
 use pinstripe_engine::{
     assembly::{AssembleError, create::create},
     options::ArrayOptions,
-    status::statistics::Statistics,
+    statistics::Statistics,
 };
 use pinstripe_md::{
     level::{Layout, Level, ParityLayout},

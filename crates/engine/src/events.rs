@@ -8,10 +8,40 @@ use std::{
 
 use pinstripe_runtime::Signal;
 
-use crate::{array::Array, error::MemberError, maintenance::SyncAction};
+use crate::error::MemberError;
 
 /// Events that are kept.
 const EVENTS_MAX: usize = 1024;
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncAction {
+    /// Parity is made to match data after an unclean stop.
+    Resync,
+    /// A member is rebuilt.
+    Rebuild,
+    /// Parity is compared with data.
+    Check,
+    /// Parity is compared with data, and what doesn't match is corrected.
+    Repair,
+}
+
+impl SyncAction {
+    /// MD's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resync => "resync",
+            Self::Rebuild => "recover",
+            Self::Check => "check",
+            Self::Repair => "repair",
+        }
+    }
+
+    /// Whether it is done on request, and not because the array needs it.
+    pub fn is_scrub(self) -> bool {
+        matches!(self, Self::Check | Self::Repair)
+    }
+}
 
 /// Something that happened. Names are mdadm's where it has the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,29 +230,20 @@ impl Events {
         drop(kept);
         self.added.notify();
     }
-}
 
-impl Array {
-    /// Adds an event that the program that serves the array knows of, such as a spare taken from a pool.
-    pub fn tell(&self, kind: EventKind) {
-        self.controller.events.add(kind);
-    }
-
-    /// The events after number `after` (0 for all) that are still kept, oldest first. If the first one isn't
-    /// `after + 1`, some are lost.
-    pub fn events(&self, after: u64) -> Vec<Event> {
-        self.controller.events.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
+    /// The events after number `after` that are still kept, oldest first.
+    pub(crate) fn after(&self, after: u64) -> Vec<Event> {
+        self.kept.borrow().iter().filter(|event| event.number > after).cloned().collect()
     }
 
     /// The number of the latest event; 0 if nothing has happened.
-    pub fn last_event(&self) -> u64 {
-        self.controller.events.last.get()
+    pub(crate) fn last(&self) -> u64 {
+        self.last.get()
     }
 
     /// Waits until there is an event after number `after`.
-    pub async fn event_after(&self, after: u64) {
-        let events = &self.controller.events;
-        events.added.wait_until(|| events.last.get() > after).await;
+    pub(crate) async fn wait_after(&self, after: u64) {
+        self.added.wait_until(|| self.last() > after).await;
     }
 }
 
