@@ -20,8 +20,9 @@ use pinstripe_runtime::{DeviceSource, ShardHandle, Signal, shard};
 
 pub use crate::membership::commands::{Added, CommandError, Removed};
 use crate::{
-    assembly::{AssembleError, Assembled, StaleMember, assemble, give_up},
-    consistency::{self, Log, OldLog, journal::controller::log_of},
+    assembly::{AssembleError, Assembled, OldLog, StaleMember, assemble, give_up},
+    consistency::Log,
+    controller::journal::log_of,
     error::{IoError, MemberError},
     events::{Event, EventKind, Events},
     geometry::{Geometry, ParityGeometry},
@@ -36,6 +37,7 @@ use crate::{
     },
     mutants::{Mutant, active},
     options::ArrayOptions,
+    replay,
     shared::Shared,
     supervision::bounded::JoiningDevices,
     turn::Turn,
@@ -223,7 +225,7 @@ impl Array {
 
     /// Replays the members' logs, and sees whether the journal can be used.
     async fn take_logs(assembled: &mut Assembled, options: &mut ArrayOptions) -> Result<(), AssembleError> {
-        consistency::replay(assembled, options).await?;
+        replay::replay(assembled, options).await?;
         options.read_only |= assembled.read_only.is_some();
         if let Some(journal) = assembled.journal.as_ref().filter(|_| !options.read_only) {
             assembled.log = log_of(journal, &assembled.geometry, options.journal_cache_bytes)?;

@@ -26,7 +26,7 @@ use pinstripe_md::{
 use pinstripe_runtime::{Device, DeviceSource, shard};
 
 use crate::{
-    consistency::{Log, OldLog},
+    consistency::Log,
     geometry::{Geometry, ParityGeometry, ParityLayout, Raid0Geometry, Raid0Layout},
     members::LogArea,
     mutants::{Mutant, active},
@@ -57,6 +57,17 @@ pub(crate) struct FoundMembers {
     pub(crate) stale: Vec<StaleMember>,
 }
 
+/// What came of a log from before the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OldLog {
+    /// There is none, or it says nothing.
+    Silent,
+    /// It was replayed: parity matches, and the superblocks are to say so.
+    Replayed,
+    /// It says something, and that doesn't make the array good.
+    InUse,
+}
+
 /// What assembly decided, before anything is written.
 pub(crate) struct Assembled {
     pub(crate) geometry: Geometry,
@@ -73,7 +84,7 @@ pub(crate) struct Assembled {
     pub(crate) journal_left_out: bool,
     /// Started although dirty and degraded: parity stands in for data even in rows that may be torn.
     pub(crate) forced: bool,
-    /// What [`replay`](crate::consistency::replay) left for the array to use.
+    /// What [`replay`](crate::replay::replay) left for the array to use.
     pub(crate) log: Log,
     /// What came of the one that was there.
     pub(crate) old_log: OldLog,

@@ -22,6 +22,7 @@
 pub mod array;
 pub mod assembly;
 pub mod consistency;
+pub(crate) mod controller;
 pub mod error;
 pub mod events;
 pub mod geometry;
@@ -34,6 +35,7 @@ pub mod mutants;
 pub mod offload;
 pub mod options;
 pub mod plan;
+pub(crate) mod replay;
 pub mod shared;
 pub mod statistics;
 pub mod status;

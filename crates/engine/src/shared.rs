@@ -10,6 +10,7 @@ use pinstripe_runtime::{
 };
 
 use crate::{
+    consistency::journal::Journal,
     error::{IoError, MemberError},
     geometry::Geometry,
     members::{Member, MemberId, bad_blocks::Reports},
@@ -328,6 +329,12 @@ impl Shared {
     /// Whether members were reported.
     pub fn has_failures(&self) -> bool {
         !locked(&self.failures).is_empty()
+    }
+
+    /// Waits until nothing is cached in the journal any more. False if something can't be written out, or
+    /// isn't any more: the array has stopped.
+    pub(crate) async fn drained(&self, journal: &Journal) -> bool {
+        journal.drained(|| self.has_failed() || self.has_ended()).await
     }
 
     /// Nothing is acknowledged any more (C3).

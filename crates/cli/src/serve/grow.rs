@@ -2,7 +2,7 @@
 
 use pinstripe_engine::{
     array::{Array, CommandError},
-    consistency::Policy,
+    controller::policy::Policy,
     options::JournalMode,
 };
 

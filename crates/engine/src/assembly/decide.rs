@@ -8,8 +8,8 @@ use super::{
     stale_member, support, take_journal, too_few_left,
 };
 use crate::{
-    assembly::newly_degraded,
-    consistency::{self, Log, OldLog},
+    assembly::{OldLog, newly_degraded},
+    consistency::{self, Log},
     mutants::{Mutant, active},
     options::ArrayOptions,
 };

@@ -29,11 +29,11 @@ use super::{
     queue::{self, Lead, Queues, RecordEncoder, Rules},
 };
 use crate::{
+    consistency::{LogDevice, LogView},
     error::IoError,
     geometry::{MemberSlot, Set64, StripeId},
-    io::{decode::exponent, volume::ShardVolume},
+    io::decode::exponent,
     members::LogArea,
-    membership::snapshot::View,
     mutants::{Mutant, active},
     plan::{Method, Run},
 };
@@ -90,7 +90,7 @@ impl RecordEncoder for DoubleParityLog {
 
 impl DoubleParityLog {
     /// The log of an array with logical blocks of `block` bytes.
-    pub(super) fn new(set_uuid: Uuid, block: u64) -> Self {
+    pub(crate) fn new(set_uuid: Uuid, block: u64) -> Self {
         let rules = Rules {
             exclusive: false,
             entries_max: ENTRIES_MAX,
@@ -113,12 +113,12 @@ impl DoubleParityLog {
         }
     }
 
-    pub(super) fn gate(&self) -> &LogGate {
+    pub(crate) fn gate(&self) -> &LogGate {
         &self.gate
     }
 
     /// What the log is called from now on, so that nothing from before is taken for a part of it.
-    pub(super) fn set_incarnation(&self, incarnation: u64) {
+    pub(crate) fn set_incarnation(&self, incarnation: u64) {
         self.incarnation.store(incarnation, Ordering::SeqCst);
     }
 
@@ -127,7 +127,7 @@ impl DoubleParityLog {
     }
 
     /// Begins the log on a device.
-    pub(super) async fn begin(&self, device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
+    pub(crate) async fn begin(&self, device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
         let anchor = self.identity().anchor();
         let mut buffer = shard::buffer(anchor.len());
         buffer.copy_from_slice(&anchor);
@@ -135,30 +135,24 @@ impl DoubleParityLog {
     }
 
     /// Has every task that waits look again.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.gate.wake();
         self.queues.wake();
     }
 
     /// Whether the logs of a stripe take what a batch of so many parts has to say.
-    pub(super) fn has_room_for(
-        &self,
-        volume: &ShardVolume,
-        view: &View,
-        stripe: StripeId,
-        parts: usize,
-    ) -> bool {
-        let (map, block) = (volume.parity_geometry().slots(stripe), self.rules.block);
-        let chunk = u64::from(volume.parity_geometry().chunk_bytes());
+    pub(crate) fn has_room_for(&self, view: &dyn LogView, stripe: StripeId, parts: usize) -> bool {
+        let (map, block) = (view.geometry().slots(stripe), self.rules.block);
+        let chunk = u64::from(view.geometry().chunk_bytes());
         // A part begins one run and ends one.
         let runs = (2 * parts as u64 + 1).min(chunk / block);
         let areas = [Some(map.p_slot()), map.q_slot()].into_iter().flatten();
-        let mut areas = areas.filter_map(|slot| view.member(slot.index())?.0.log_area());
+        let mut areas = areas.filter_map(|slot| view.devices(slot)[0]?.member.log_area());
         areas.all(|area| takes_runs(runs, chunk, area, block))
     }
 
     /// Makes a batch known, durably.
-    pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
+    pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let runs = batch.plan.runs().iter().zip(batch.parity);
         let runs = runs.map(|(run, parity)| {
             let payload = |which: Parity, new: &Option<Slice>| {
@@ -174,49 +168,47 @@ impl DoubleParityLog {
                 [payload(Parity::P, &parity[0]), payload(Parity::Q, &parity[1])],
             )
         });
-        self.append(batch.volume, batch.view, batch.stripe, runs.collect()).await
+        self.append(batch.view, batch.stripe, runs.collect()).await
     }
 
     /// Makes known that these rows of a stripe are written whole.
-    pub(super) async fn write_rows(
+    pub(crate) async fn write_rows(
         self: &Arc<Self>,
-        volume: &ShardVolume,
-        view: &View,
+        view: &dyn LogView,
         stripe: StripeId,
         rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
-        let whole = Set64::below(volume.parity_geometry().columns());
+        let whole = Set64::below(view.geometry().columns());
         let runs = rows.iter().map(|(from, to)| (*from, to - from, whole, [None, None]));
-        self.append(volume, view, stripe, runs.collect()).await
+        self.append(view, stripe, runs.collect()).await
     }
 
     async fn append(
         self: &Arc<Self>,
-        volume: &ShardVolume,
-        view: &View,
+        view: &dyn LogView,
         stripe: StripeId,
         runs: Vec<(u32, u32, Set64, [Option<Slice>; 2])>,
     ) -> Result<Logged, LogError> {
-        let map = volume.parity_geometry().slots(stripe);
+        let map = view.geometry().slots(stripe);
         let places = [(Parity::P, Some(map.p_slot())), (Parity::Q, map.q_slot())];
         let places: Vec<(Parity, MemberSlot)> = places
             .into_iter()
             .filter_map(|(parity, slot)| {
-                Some((parity, slot.filter(|slot| view.member(slot.index()).is_some())?))
+                Some((parity, slot.filter(|slot| view.devices(*slot)[0].is_some())?))
             })
             .collect();
         // Without parity nothing can be torn.
         if places.is_empty() || runs.is_empty() {
             return Ok(Logged::Nothing);
         }
-        if !self.gate.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+        if !self.gate.pass(|| view.is_over()).await {
             return Err(LogError::Moved);
         }
         let number = self.batches.fetch_add(1, Ordering::SeqCst);
         let copies = places.iter().fold(0, |bits, (parity, _)| bits | parity.bit());
         let mut made = Vec::new();
         for (parity, slot) in places {
-            let Some((member, _)) = view.member(slot.index()) else { continue };
+            let [Some(LogDevice { member, .. }), _] = view.devices(slot) else { continue };
             let piece = self.piece_max(member.log_area());
             let mut parts = Vec::new();
             for (start, length, written, payloads) in &runs {
@@ -242,7 +234,7 @@ impl DoubleParityLog {
             }
             made.push((slot, parts));
         }
-        Ok(Logged::DoubleParity(self.queues.append(&**self, (volume, view), made).await?))
+        Ok(Logged::DoubleParity(self.queues.append(&**self, view, made).await?))
     }
 
     /// The longest payload of an entry, so that a record with it is no longer than the gap.
@@ -259,7 +251,7 @@ fn room(area: LogArea) -> u64 {
 
 /// Whether what a stripe write of one column may log fits an area: what writes several, and doesn't fit, is
 /// cut into columns.
-pub(super) fn takes_chunks_of(chunk_bytes: u64, area: LogArea, block: u64) -> bool {
+pub(crate) fn takes_chunks_of(chunk_bytes: u64, area: LogArea, block: u64) -> bool {
     // Every other sector of the column may be a run of its own; what is between is not written.
     takes_runs(chunk_bytes / (2 * block), chunk_bytes, area, block)
 }
@@ -292,16 +284,12 @@ fn cut(entry: Entry, payload: Option<&Slice>, piece: u32, parts: &mut Vec<queue:
 
 /// The new Q without the columns that are written.
 fn partial_q(batch: &Batch<'_>, run: &Run, q: &[u8]) -> Slice {
-    let map = batch.volume.parity_geometry().slots(batch.stripe);
+    let map = batch.view.geometry().slots(batch.stripe);
     let mut partial = shard::buffer(q.len());
     partial.copy_from_slice(q);
     for column in run.written {
         let power = if active(Mutant::LogWrongCoefficient) { 0 } else { exponent(map, column) };
-        batch.volume.kernel.accumulate_q(
-            &mut partial,
-            crate::io::write::new_bytes(batch.image, column, run),
-            power,
-        );
+        pinstripe_parity::kernel().accumulate_q(&mut partial, run.new_bytes(batch.image, column), power);
     }
     partial.freeze()
 }

@@ -46,34 +46,54 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, Signal, Slice, ato
 
 use self::{
     cache::{Cache, Shape},
-    replay::Resume,
     ring::{Page, PageAddress, Ring, meta_blocks_max},
 };
 use super::{Batch, LogError};
 use crate::{
-    assembly::Found,
+    consistency::LogView,
     error::IoError,
     geometry::{Geometry, ParityGeometry, StripeId},
     mutants::{Mutant, active},
     options::JournalMode,
     plan::Run,
-    shared::Shared,
-    status::detail::JournalDetail,
     stripe::image::Extent,
     units::{to_u32, to_usize},
 };
 
 pub(crate) mod cache;
 mod commit;
-pub(crate) mod controller;
-mod reclaim;
-pub(crate) mod replay;
 pub(crate) mod ring;
-mod widen;
 pub(crate) mod write_back;
 
 /// The most pages of several batches that are logged together; of a small ring a quarter.
 const GROUP_PAGES_MAX: u64 = 256;
+
+/// Where the log goes on after a replay: an empty meta block stands at the tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resume {
+    pub(crate) tail: Sector,
+    /// Of the empty meta block at the tail.
+    pub(crate) seq: u64,
+}
+
+/// The journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalDetail {
+    /// Its device.
+    pub device: String,
+    /// It failed, and the array is read-only since.
+    pub failed: bool,
+    /// It takes longer for a request than it should.
+    pub slow: bool,
+    /// Where writes are acknowledged from, in MD's words.
+    pub mode: &'static str,
+    /// Bytes that only the journal has.
+    pub cached_bytes: u64,
+    /// Bytes of the log.
+    pub size_bytes: u64,
+    /// Bytes that would be replayed after a crash.
+    pub used_bytes: u64,
+}
 
 /// What the shards share of an array's journal.
 pub struct Journal {
@@ -82,13 +102,13 @@ pub struct Journal {
     name: String,
     state: Mutex<JournalState>,
     /// For the task that writes the log: something was queued, or there is room again.
-    wanted: Signal,
+    pub(crate) wanted: Signal,
     /// For the tasks that wait: something is durable, the membership changed, or the journal failed.
-    changed: Signal,
+    pub(crate) changed: Signal,
     /// For the reclaimer.
-    reclaim: Signal,
+    pub(crate) reclaim: Signal,
     /// For the task that writes out what is cached.
-    out: Signal,
+    pub(crate) out: Signal,
     /// Something is cached, or may be.
     caches: AtomicBool,
     /// The most that is cached.
@@ -217,11 +237,16 @@ pub(crate) fn check_blocks(chunk_bytes: u64, members: u64, journal: &Superblock)
 
 impl Journal {
     /// The journal on a device; it takes nothing before [`Journal::resume`].
-    pub(crate) fn new(journal: &Found, geometry: &Geometry, cache_bytes_max: usize) -> Self {
+    pub(crate) fn new(
+        superblock: &Superblock,
+        name: String,
+        geometry: &Geometry,
+        cache_bytes_max: usize,
+    ) -> Self {
         let shape = geometry.parity().map(write_back::shape_of).unwrap_or_default();
         Self {
-            ring: Ring::new(&journal.superblock),
-            name: journal.device.info().name.clone(),
+            ring: Ring::new(superblock),
+            name,
             state: Mutex::new(JournalState { shape, ..JournalState::default() }),
             wanted: Signal::default(),
             changed: Signal::default(),
@@ -245,6 +270,31 @@ impl Journal {
     }
 
     /// The place of a position in the ring.
+    /// From where on the log is needed.
+    pub(crate) fn needed_from(&self) -> u64 {
+        self.state().needed_from()
+    }
+
+    /// Where a block of the log is, in sectors of the journal member's data.
+    pub(crate) fn sector_of(&self, position: u64) -> Sector {
+        self.place(&self.state(), position)
+    }
+
+    /// The log begins at `from` now, durably.
+    pub(crate) fn tail_moved(&self, from: u64) {
+        let mut state = self.state();
+        state.tail = state.tail.max(from);
+        drop(state);
+        self.wanted.notify();
+    }
+
+    /// Room is short, and there is something to give up.
+    pub(crate) fn wants_reclaim(&self) -> bool {
+        let state = self.state();
+        let short = state.starved || state.used() > self.ring.blocks() / 2;
+        short && state.needed_from() > state.tail
+    }
+
     fn place(&self, state: &JournalState, position: u64) -> Sector {
         self.ring.after(state.origin, position % self.ring.blocks())
     }
@@ -313,9 +363,8 @@ impl Journal {
     pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<LogGuard, LogError> {
         let mut pages = self.state().spare.pop().unwrap_or_default();
         cut(batch, &mut pages);
-        let generation = batch.view.snapshot.generation;
         let kind = if batch.written_out { Kind::Out } else { Kind::Through };
-        self.append(pages, kind, &batch.volume.shared, generation).await
+        self.append(pages, kind, batch.view).await
     }
 
     /// Logs pages; they are durable when this returns. What was cached when the journal failed is let through
@@ -324,8 +373,7 @@ impl Journal {
         self: &Arc<Self>,
         pages: Vec<Page>,
         kind: Kind,
-        shared: &Shared,
-        generation: u64,
+        view: &dyn LogView,
     ) -> Result<LogGuard, LogError> {
         let ticket = {
             let mut state = self.state();
@@ -341,15 +389,15 @@ impl Journal {
         }
         let answer = || {
             let mut state = self.state();
-            let moved = shared.admission.generation() != generation;
+            let moved = view.has_moved();
             if state.failed.is_some() {
                 state.withdraw(ticket);
                 let passes = kind == Kind::Out || active(Mutant::JournalLossIgnored);
-                return match (passes, shared.has_failed()) {
+                return match (passes, view.failure()) {
                     (false, _) => Some(Err(LogError::Fatal(IoError::JournalLost))),
-                    (true, true) => Some(Err(LogError::Fatal(shared.refusal()))),
-                    (true, false) if moved => Some(Err(LogError::Moved)),
-                    (true, false) => {
+                    (true, Some(failure)) => Some(Err(LogError::Fatal(failure))),
+                    (true, None) if moved => Some(Err(LogError::Moved)),
+                    (true, None) => {
                         let may = state.loss == Loss::Durable || active(Mutant::JournalLossIgnored);
                         may.then_some(Ok(0))
                     }
@@ -358,8 +406,8 @@ impl Journal {
             if state.held.contains_key(&ticket) {
                 return Some(Ok(ticket));
             }
-            if shared.has_failed() {
-                return state.withdraw(ticket).then(|| Err(LogError::Fatal(shared.refusal())));
+            if let Some(failure) = view.failure() {
+                return state.withdraw(ticket).then(|| Err(LogError::Fatal(failure)));
             }
             (moved && state.withdraw(ticket)).then_some(Err(LogError::Moved))
         };
@@ -370,7 +418,7 @@ impl Journal {
 
 /// Cuts a batch into pages, row by row.
 fn cut(batch: &Batch<'_>, pages: &mut Vec<Page>) {
-    let geometry = batch.volume.parity_geometry();
+    let geometry = batch.view.geometry();
     let extents = batch.image.extents();
     for (run, parity) in batch.plan.runs().iter().zip(batch.parity) {
         let mut start = run.start;

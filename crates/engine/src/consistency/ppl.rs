@@ -39,11 +39,10 @@ use super::{
     queue::{self, Lead, Queues, RecordEncoder, Rules},
 };
 use crate::{
+    consistency::{LogDevice, LogView},
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, StripeId},
-    io::volume::ShardVolume,
     members::LogArea,
-    membership::snapshot::View,
     mutants::{Mutant, active, in_32_bits},
     plan::{Method, Run},
     stripe::parity_cache::PAGE_BYTES,
@@ -94,7 +93,7 @@ impl RecordEncoder for Ppl {
 
 impl Ppl {
     /// The log of an array. Its next record gets `generation`.
-    pub(super) fn new(set_uuid: Uuid, generation: u64) -> Self {
+    pub(crate) fn new(set_uuid: Uuid, generation: u64) -> Self {
         let rules = Rules {
             exclusive: !active(Mutant::LogRecordForgotten),
             entries_max: ENTRIES_MAX,
@@ -116,19 +115,19 @@ impl Ppl {
         }
     }
 
-    pub(super) fn gate(&self) -> &LogGate {
+    pub(crate) fn gate(&self) -> &LogGate {
         &self.gate
     }
 
     /// Has every task that waits look again.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.gate.wake();
         self.queues.wake();
     }
 
     /// Makes a batch known, durably.
-    pub(super) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
-        let map = batch.volume.parity_geometry().slots(batch.stripe);
+    pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
+        let map = batch.view.geometry().slots(batch.stripe);
         if !has_entry_for_every_run(batch.plan.runs()) {
             // Never: batches are cut before they are planned.
             return Err(LogError::Fatal(IoError::Failed));
@@ -140,17 +139,16 @@ impl Ppl {
             .zip(batch.parity)
             .filter_map(|(run, [p, _])| part(batch, run, p.as_ref()))
             .collect();
-        self.append(batch.volume, batch.view, map.p_slot(), parts).await
+        self.append(batch.view, map.p_slot(), parts).await
     }
 
     /// Makes known that a stripe is written whole.
-    pub(super) async fn write_whole(
+    pub(crate) async fn write_whole(
         self: &Arc<Self>,
-        volume: &ShardVolume,
-        view: &View,
+        view: &dyn LogView,
         stripe: StripeId,
     ) -> Result<Logged, LogError> {
-        let geometry = volume.parity_geometry();
+        let geometry = view.geometry();
         let map = geometry.slots(stripe);
         let entry = PplEntry {
             data_sector: Sector(geometry.array_offset(stripe, 0) / SECTOR_BYTES),
@@ -159,37 +157,37 @@ impl Ppl {
             parity_slot: u32::from(map.p_slot().0),
             checksum: 0,
         };
-        self.append(volume, view, map.p_slot(), vec![Part { entry, parity: None }]).await
+        self.append(view, map.p_slot(), vec![Part { entry, parity: None }]).await
     }
 
     async fn append(
         self: &Arc<Self>,
-        volume: &ShardVolume,
-        view: &View,
+        view: &dyn LogView,
         slot: MemberSlot,
         parts: Vec<Part>,
     ) -> Result<Logged, LogError> {
         // Without parity nothing can be torn.
-        let Some((member, _)) = view.member(slot.index()).filter(|_| !parts.is_empty()) else {
+        let [Some(LogDevice { member, .. }), _] = view.devices(slot) else { return Ok(Logged::Nothing) };
+        if parts.is_empty() {
             return Ok(Logged::Nothing);
-        };
+        }
         let bytes: u64 = parts.iter().filter_map(|part| part.parity.as_ref()).map(|p| p.len() as u64).sum();
         let room = member.log_area().map_or(0, |area| area.length.saturating_sub(HEADER_BYTES as u64));
         if parts.len() > ENTRIES_MAX || bytes > room {
             // Never: batches are cut to what fits, and arrays with too small an area are read-only.
             return Err(LogError::Fatal(IoError::Failed));
         }
-        if !self.gate.pass(|| volume.shared.has_moved(view.snapshot.generation)).await {
+        if !self.gate.pass(|| view.is_over()).await {
             return Err(LogError::Moved);
         }
         let part = queue::Part { entries: parts.len(), item: parts, bytes };
-        let kept = self.queues.append(&**self, (volume, view), vec![(slot, vec![part])]).await?;
+        let kept = self.queues.append(&**self, view, vec![(slot, vec![part])]).await?;
         Ok(Logged::Ppl(kept))
     }
 
     /// Makes the log on a device one that begins now: whatever stood there counts no more, and with `active`
     /// recovery knows that everything from here on is in it, though nothing has been written yet.
-    pub(super) async fn begin(
+    pub(crate) async fn begin(
         &self,
         device: &dyn Device,
         area: LogArea,
@@ -212,13 +210,13 @@ impl Ppl {
     }
 
     /// Makes the log on a device one that says nothing.
-    pub(super) async fn empty(&self, device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
+    pub(crate) async fn empty(&self, device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
         write_header(device, area, &PplHeader::empty(self.set_uuid, 0)).await
     }
 }
 
 /// Zeroes an area, in pieces.
-pub(super) async fn zero(device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
+pub(crate) async fn zero(device: &dyn Device, area: LogArea) -> Result<(), DeviceError> {
     const PIECE: u64 = 256 << 10;
     let end = area.offset + area.length;
     let mut at = area.offset;
@@ -240,7 +238,7 @@ async fn write_header(device: &dyn Device, area: LogArea, header: &PplHeader) ->
 
 /// The entry of a run; `None` where no parity is written.
 fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
-    let geometry = batch.volume.parity_geometry();
+    let geometry = batch.view.geometry();
     let map = geometry.slots(batch.stripe);
     let p = p?;
     let first = run.written.iter().next()?;
@@ -260,16 +258,16 @@ fn part(batch: &Batch<'_>, run: &Run, p: Option<&Slice>) -> Option<Part> {
 }
 
 /// The new parity without the columns that are written: the XOR of those that are not.
-pub(super) fn partial_parity(batch: &Batch<'_>, run: &Run, p: &[u8]) -> Slice {
+pub(crate) fn partial_parity(batch: &Batch<'_>, run: &Run, p: &[u8]) -> Slice {
     let mut sources: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
     sources[0] = p;
     let mut count = 1;
     for (source, column) in sources[1..].iter_mut().zip(run.written) {
-        *source = crate::io::write::new_bytes(batch.image, column, run);
+        *source = run.new_bytes(batch.image, column);
         count += 1;
     }
     let mut partial = shard::buffer(p.len());
-    batch.volume.kernel.xor(&mut partial, &sources[..count]);
+    pinstripe_parity::kernel().xor(&mut partial, &sources[..count]);
     partial.freeze()
 }
 

@@ -27,16 +27,15 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use pinstripe_runtime::{Device, DeviceError, Signal, Slice, shard};
+use pinstripe_runtime::{DeviceError, Signal, Slice, shard};
 
 use super::LogError;
 use crate::{
-    error::Operation,
+    consistency::{LogDevice, LogView},
     geometry::MemberSlot,
-    io::volume::ShardVolume,
     members::{LogArea, Member, MemberId},
-    membership::snapshot::View,
     mutants::{Mutant, active},
+    statistics::Counters,
 };
 
 /// A leader waits for others as long as so many writes take,
@@ -210,30 +209,22 @@ impl<T: Clone> Queues<T> {
     pub(super) async fn append(
         &self,
         log: &impl RecordEncoder<Item = T>,
-        (volume, view): (&ShardVolume, &View),
+        view: &dyn LogView,
         copies: Vec<(MemberSlot, Vec<Part<T>>)>,
     ) -> Result<LogGuard<T>, LogError> {
         let mut seats: Vec<QueueEntry<'_, T>> = Vec::new();
         for (slot, parts) in copies {
-            for place in view.places(slot.index()) {
-                let is_logged = place == slot.index() || !active(Mutant::ReplacementNotLogged);
-                if let Some((member, device)) = view.member(place).filter(|_| is_logged) {
-                    let (queue, parts) = (self.of(member), parts.clone());
-                    seats.push(QueueEntry {
-                        place,
-                        member: member.id,
-                        device: &**device,
-                        queue,
-                        parts,
-                        last: None,
-                    });
+            for device in view.devices(slot).into_iter().flatten() {
+                if device.place == slot.index() || !active(Mutant::ReplacementNotLogged) {
+                    let (queue, parts) = (self.of(device.member), parts.clone());
+                    seats.push(QueueEntry { device, queue, parts, last: None });
                 }
             }
         }
         // From here on whatever happens releases what was entered.
         let kept = LogGuard { entered: enter(&mut seats), inside: Arc::clone(&self.inside) };
         self.inside.fetch_add(1, Ordering::Relaxed);
-        let waits = seats.iter().map(|seat| seat.durable(log, volume, view, &self.inside));
+        let waits = seats.iter().map(|seat| seat.durable(log, view, &self.inside));
         // Where one of the logs can't have it, the others are not needed to: it counts for nothing without
         // all.
         join_all(waits).await.into_iter().collect::<Result<(), LogError>>()?;
@@ -249,19 +240,18 @@ impl<T: Clone> Queues<T> {
 
 /// One of the logs that a batch goes into.
 struct QueueEntry<'v, T> {
-    place: usize,
-    member: MemberId,
-    device: &'v dyn Device,
+    device: LogDevice<'v>,
     queue: Arc<Queue<T>>,
+    /// Until they are entered.
     parts: Vec<Part<T>>,
-    /// When this is durable, all parts are.
+    /// What is to be durable.
     last: Option<Ticket>,
 }
 
 /// Puts the parts of a batch into all their queues, so that every pair of queues has the same order of
 /// batches.
 fn enter<T>(seats: &mut [QueueEntry<'_, T>]) -> Vec<(Arc<Queue<T>>, Ticket)> {
-    seats.sort_by_key(|seat| seat.member);
+    seats.sort_by_key(|seat| seat.device.member.id);
     let queues: Vec<_> = seats.iter().map(|seat| Arc::clone(&seat.queue)).collect();
     let mut locked: Vec<_> = queues.iter().map(|queue| queue.lock()).collect();
     let mut entered = Vec::new();
@@ -280,30 +270,31 @@ impl<T: Clone> QueueEntry<'_, T> {
     async fn durable(
         &self,
         log: &impl RecordEncoder<Item = T>,
-        volume: &ShardVolume,
-        view: &View,
+        view: &dyn LogView,
         inside: &AtomicU64,
     ) -> Result<(), LogError> {
         let Some(last) = self.last else { return Ok(()) };
-        let moved = || volume.shared.has_moved(view.snapshot.generation);
+        let moved = || view.is_over();
         // How long it is worth waiting for others.
         let gather_ns = || {
-            let under_way = u64::from(volume.shared.admission.writers());
-            let share = under_way * COPIES / volume.shared.geometry.members() as u64;
+            let under_way = u64::from(view.writers());
+            let share = under_way * COPIES / view.geometry().members() as u64;
             let is_any_coming = under_way > inside.load(Ordering::Relaxed);
-            let member = view.member(self.place).filter(|_| share >= GATHER_SHARE_MIN && is_any_coming);
-            let write = member.map_or(0, |(member, _)| u64::from(member.cost.write().latency_ns));
+            if share < GATHER_SHARE_MIN || !is_any_coming {
+                return 0;
+            }
+            let write = u64::from(self.device.member.cost.write().latency_ns);
             (write * GATHER_WRITES).min(GATHER_NS_MAX)
         };
         loop {
             match self.queue.next(last, moved, gather_ns).await {
                 Turn::Durable => return Ok(()),
-                Turn::Failed => return Err(LogError::Member(self.member)),
+                Turn::Failed => return Err(LogError::Member(self.device.member.id)),
                 Turn::Moved => return Err(LogError::Moved),
                 Turn::Lead(lead) => {
-                    let written = self.write(log, volume, &lead).await;
+                    let written = self.write(log, view.counters(), &lead).await;
                     if let Err(error) = written {
-                        volume.report(view, self.place, Operation::Metadata, lead.offset, error);
+                        view.report(&self.device, lead.offset, error);
                     }
                     self.queue.written(&lead, written.is_ok());
                 }
@@ -317,15 +308,15 @@ impl<T: Clone> QueueEntry<'_, T> {
     async fn write(
         &self,
         log: &impl RecordEncoder<Item = T>,
-        volume: &ShardVolume,
+        counters: &Counters,
         lead: &Lead<T>,
     ) -> Result<(), DeviceError> {
         let record = log.record(lead)?;
-        volume.counters().log_writes.add(1);
-        volume.counters().log_write_bytes.add(lead.length);
-        volume.counters().member_writes.add(1);
-        volume.counters().member_write_bytes.add(lead.length);
-        self.device.write(lead.offset, record, true).await.result.map(|_| ())
+        counters.log_writes.add(1);
+        counters.log_write_bytes.add(lead.length);
+        counters.member_writes.add(1);
+        counters.member_write_bytes.add(lead.length);
+        self.device.device.write(lead.offset, record, true).await.result.map(|_| ())
     }
 }
 

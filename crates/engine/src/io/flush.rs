@@ -51,7 +51,7 @@ impl ShardVolume {
                 // All that was acknowledged is durable in the log, or has left it after a flush.
                 return self.shared.durable(view.snapshot.generation).await;
             }
-            if journal.failure().is_some() && !journal.drained(&self.shared).await {
+            if journal.failure().is_some() && !self.shared.drained(&journal).await {
                 return Err(IoError::JournalLost);
             }
         }
@@ -154,7 +154,7 @@ impl ShardVolume {
         let writing = inside.begin(intended, None).await?;
         let view = writing.view();
         let (intent, log) = (&view.snapshot.intent, &view.snapshot.log);
-        let logged = match Box::pin(log.write_whole(self, view, stripe)).await {
+        let logged = match Box::pin(self.log_rows(view, stripe, &[(0, geometry.chunk_bytes())])).await {
             Ok(logged) => logged,
             Err(LogError::Fatal(error)) => return Err(error.into()),
             // The stripe is written by other means then.

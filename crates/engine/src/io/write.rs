@@ -23,8 +23,8 @@ mod pre_read;
 
 use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
+pub(crate) use self::back::overlay;
 use self::pre_read::PreRead;
-pub(crate) use self::{back::overlay, encode::new_bytes};
 
 use crate::{
     consistency::{self, Batch, LogError, Logged},
@@ -128,6 +128,16 @@ enum Aborted {
 impl From<Moved> for Aborted {
     fn from(Moved: Moved) -> Self {
         Self::Replan
+    }
+}
+
+impl From<LogError> for Aborted {
+    fn from(error: LogError) -> Self {
+        match error {
+            LogError::Member(member) => Self::Without(member),
+            LogError::Moved => Self::Replan,
+            LogError::Fatal(error) => Self::Fatal(error),
+        }
     }
 }
 
@@ -285,14 +295,12 @@ impl ShardVolume {
         stripe: StripeId,
         context: &WriteContext,
     ) -> Result<Logged, Aborted> {
-        let view = writing.view();
+        let log_view = self.log_view(writing.view());
+        // Where the only parity is out, the row is logged without: back again, it would be of older data.
+        log_view.recorded().await?;
         let WriteContext { image, plan, parity, is_written_out: written_out, .. } = context;
-        let batch = Batch { volume: self, view, stripe, image, plan, parity, written_out: *written_out };
-        view.snapshot.log.write_ahead(&batch).await.map_err(|error| match error {
-            LogError::Member(member) => Aborted::Without(member),
-            LogError::Moved => Aborted::Replan,
-            LogError::Fatal(error) => Aborted::Fatal(error),
-        })
+        let batch = Batch { view: &log_view, stripe, image, plan, parity, written_out: *written_out };
+        Ok(writing.view().snapshot.log.write_ahead(&batch).await?)
     }
 
     /// Plans the image as it is, reads what the plan needs, and makes its intent durable meanwhile.
@@ -308,7 +316,7 @@ impl ShardVolume {
             Box::pin(self.cut_to_rows(view, stripe, context)).await?;
         } else if view.snapshot.log.takes_whole_pages() {
             Box::pin(self.widen(view, stripe, &mut context.image)).await?;
-        } else if !view.snapshot.log.has_room_for(self, view, stripe, context.image.parts()) {
+        } else if !view.snapshot.log.has_room_for(&self.log_view(view), stripe, context.image.parts()) {
             context.split(self.parity_geometry().chunk_bytes());
         }
         let facts = self.facts(view, stripe, context);

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     array::{Array, ArrayController, CommandError},
-    consistency::Logged,
+    consistency::{LogError, Logged},
     error::IoError,
     events::SyncAction,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
@@ -426,7 +426,8 @@ impl ShardVolume {
             }
             Correction::Parity if !wrong.is_empty() => {
                 // What a log still holds of the row may have been made of the wrong parity.
-                let _logged = self.log_rows(view, stripe, &[(from, to)]).await?;
+                let _logged =
+                    Box::pin(self.log_rows(view, stripe, &[(from, to)])).await.map_err(LogError::for_walk)?;
                 if !active(Mutant::RepairLeavesCache) {
                     self.shared.cache.remove_rows(stripe.0, from, to);
                 }
@@ -555,7 +556,7 @@ impl ShardVolume {
         }
         self.flush_corrected(suspects.view).await?;
         let rows: Vec<(u32, u32)> = starts.into_iter().map(|start| (start, start + block)).collect();
-        self.log_rows(suspects.view, suspects.stripe, &rows).await
+        Box::pin(self.log_rows(suspects.view, suspects.stripe, &rows)).await.map_err(LogError::for_walk)
     }
 
     async fn flush_corrected(&self, view: &View) -> Result<(), IoError> {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     array::{ArrayController, CommandError},
-    consistency::LogChange,
+    controller::policy::LogChange,
     error::{IoError, MemberError, Operation},
     events::EventKind,
     io::volume::adopt_everywhere,
@@ -374,7 +374,7 @@ impl ArrayController {
         if log.is_none() {
             return true;
         }
-        let failures = if begin { log.open(self).await } else { log.close(self).await };
+        let failures = if begin { self.open_log(&log).await } else { self.close_log(&log).await };
         failures.is_empty() || self.drop_members(failures).await || !self.shared().has_failed()
     }
 

@@ -52,8 +52,11 @@ mod single;
 #[cfg(test)]
 mod tests;
 
-use crate::geometry::{MemberSlot, Set64, StripeMap};
 pub use crate::stripe::parity_cache::Parity;
+use crate::{
+    geometry::{MemberSlot, Set64, StripeMap},
+    stripe::image::Image,
+};
 pub use choose::COMPUTE_NS_PER_KIB;
 use choose::{Candidate, Chooser};
 
@@ -200,6 +203,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// What an image has of a column over the run's rows.
+    pub(crate) fn new_bytes<'i>(&self, image: &'i Image, column: usize) -> &'i [u8] {
+        image.find(column, self.start, self.end).map_or(&[], |extent| extent.range(self.start, self.end))
+    }
+
     /// Bytes of each column.
     pub fn length(self) -> u32 {
         self.end - self.start

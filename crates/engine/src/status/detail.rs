@@ -15,6 +15,8 @@ use crate::{
     status::advice::Facts,
 };
 
+pub use crate::consistency::journal::JournalDetail;
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Detail {
@@ -62,25 +64,6 @@ pub struct Detail {
     pub last_errors: Vec<MemberError>,
     /// What the user can do, if something is wrong.
     pub advice: Option<String>,
-}
-
-/// The journal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JournalDetail {
-    /// Its device.
-    pub device: String,
-    /// It failed, and the array is read-only since.
-    pub failed: bool,
-    /// It takes longer for a request than it should.
-    pub slow: bool,
-    /// Where writes are acknowledged from, in MD's words.
-    pub mode: &'static str,
-    /// Bytes that only the journal has.
-    pub cached_bytes: u64,
-    /// Bytes of the log.
-    pub size_bytes: u64,
-    /// Bytes that would be replayed after a crash.
-    pub used_bytes: u64,
 }
 
 /// What the members' servers do for the array.

@@ -10,7 +10,7 @@ use crate::arrays::{
 use pinstripe_engine::{
     array::{Array, CommandError},
     assembly::AssembleError,
-    consistency::Policy,
+    controller::policy::Policy,
     geometry::{Geometry, ParityGeometry, StripeId},
     io::volume::Volume,
     options::{ArrayOptions, SyncSpeed},

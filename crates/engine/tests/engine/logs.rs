@@ -10,7 +10,7 @@ use crate::arrays::{
 use pinstripe_engine::{
     array::CommandError,
     assembly::{AssembleError, create::create_with},
-    consistency::Policy,
+    controller::policy::Policy,
     error::IoError,
     io::volume::Volume,
     options::ArrayOptions,

@@ -9,7 +9,7 @@ use crate::arrays::{
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Removed},
-    consistency::Policy,
+    controller::policy::Policy,
     error::{IoError, MemberError, Operation},
     events::{EventKind, SyncAction},
     io::volume::Volume,

@@ -4,7 +4,7 @@ use std::{cell::RefCell, rc::Rc};
 
 use pinstripe_engine::{
     array::{Array, CommandError},
-    consistency::Policy,
+    controller::policy::Policy,
     error::IoError,
     maintenance::{ScrubAction, SyncError},
 };

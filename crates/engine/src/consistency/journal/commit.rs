@@ -1,66 +1,44 @@
 //! Group commit: what has gathered in the queue goes into the log with one write, while the next gathers.
 
-use std::{collections::VecDeque, rc::Rc, sync::Arc};
+use std::{collections::VecDeque, rc::Rc};
 
 use pinstripe_md::units::Sector;
-use pinstripe_runtime::{DeviceError, Slice};
+use pinstripe_runtime::{Device, DeviceError, Slice};
 
 use super::{
     GROUP_PAGES_MAX, Journal, JournalState, Request,
     ring::{Page, meta_blocks_max},
 };
-use crate::{array::ArrayController, consistency::Log};
 
 /// Requests that go into the log together.
-struct Taken {
+pub(crate) struct Taken {
     tickets: Vec<u64>,
     pages: Vec<Page>,
 }
 
-impl ArrayController {
-    /// The journal of this array, if it has one.
-    pub(crate) fn journal(&self) -> Option<Arc<Journal>> {
-        match &self.shared().snapshot().log {
-            Log::Journal(journal) => Some(Arc::clone(journal)),
-            Log::None | Log::Ppl(_) | Log::DoubleParity(_) => None,
-        }
-    }
-
-    /// Writes the log for all batches that are queued, one write at a time.
-    pub(crate) async fn write_journal(self: Rc<Self>, journal: Arc<Journal>) {
-        let over = || self.stopped.get() || journal.failure().is_some();
-        loop {
-            let taken =
-                journal.wanted.wait_for(|| if over() { Some(None) } else { journal.take().map(Some) }).await;
-            let Some(taken) = taken else { return };
-            if let Err(error) = self.log(&journal, taken).await {
-                self.lose_journal(&journal, error);
-                return;
-            }
-        }
-    }
-
+impl Journal {
     /// Logs what was taken; room for it is there.
-    async fn log(&self, journal: &Journal, mut taken: Taken) -> Result<(), DeviceError> {
-        journal.begin();
+    pub(crate) async fn log(
+        &self,
+        device: impl Fn() -> Result<Rc<dyn Device>, DeviceError>,
+        mut taken: Taken,
+    ) -> Result<(), DeviceError> {
+        self.begin();
         let mut rest = &taken.pages[..];
         while !rest.is_empty() {
-            let (place, bytes, pages) = journal.pack(rest)?;
-            let device = self.journal_device()?;
-            journal.ring.write(&device, place, &bytes).await?;
-            journal.advance((bytes.len() / super::BLOCK_BYTES) as u64);
+            let (place, bytes, pages) = self.pack(rest)?;
+            self.ring.write(&device()?, place, &bytes).await?;
+            self.advance((bytes.len() / super::BLOCK_BYTES) as u64);
             rest = &rest[pages..];
         }
         taken.pages.clear();
-        journal.logged(taken);
+        self.logged(taken);
         Ok(())
     }
-}
 
-impl Journal {
     /// Takes as many requests from the front of a queue as one meta block may hold, at least one: of the
     /// urgent ones first, and of the others in turn. Nothing if there is none, or no room for the first.
-    fn take(&self) -> Option<Taken> {
+    pub(crate) fn take(&self) -> Option<Taken> {
         let mut state = self.state();
         let together_max = GROUP_PAGES_MAX.min(self.ring.blocks() / 4);
         let room = self.room(&state);

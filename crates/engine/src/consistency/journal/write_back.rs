@@ -13,33 +13,24 @@
 //! MD's rules: the mode is switched by hand and not kept on disk; an array that isn't whole, or has lost its
 //! journal, falls back to write-through, and stays there.
 
-use std::{rc::Rc, sync::Arc};
+use std::sync::Arc;
 
-use pinstripe_runtime::{Slice, atomics::Ordering, shard};
+use pinstripe_runtime::{Slice, atomics::Ordering};
 
 use super::{
     Journal, Kind, LogGuard,
     cache::{Key, Promise, Shape},
-    controller::{NO_JOURNAL, refused},
     ring::{Page, meta_blocks_max},
 };
 use crate::{
-    array::{Array, ArrayController, CommandError},
-    consistency::LogError,
-    error::IoError,
-    geometry::{ParityGeometry, StripeId},
-    io::fan_out::FanOut,
+    consistency::{LogError, LogView},
+    geometry::ParityGeometry,
     mutants::{Mutant, active},
     options::JournalMode,
-    shared::Shared,
 };
 
-/// What is cached is written out when nothing has come for so long.
-const IDLE_NS: u64 = 1_000_000_000;
 /// Stripes that are written out between two looks at whether that is enough.
 const ROUND: usize = 256;
-/// Stripes that are written out at a time.
-const DEPTH: usize = 16;
 
 /// Room that is set aside for pages on their way into the log and out of it. Given back when dropped.
 struct Reservation<'j> {
@@ -153,8 +144,7 @@ impl Journal {
     /// returns true; false if there is no room for them. The caller holds the claim.
     pub(crate) async fn log_data(
         self: &Arc<Self>,
-        shared: &Shared,
-        generation: u64,
+        view: &dyn LogView,
         key: Key,
         pages: Vec<(u32, Page)>,
     ) -> Result<bool, LogError> {
@@ -165,7 +155,7 @@ impl Journal {
         let held = if active(Mutant::AcknowledgedFromMemory) {
             LogGuard { journal: Arc::clone(self), ticket: 0 }
         } else {
-            self.append(logged, Kind::Data, shared, generation).await?
+            self.append(logged, Kind::Data, view).await?
         };
         let mut state = self.state();
         let position = state.held.get(&held.ticket).copied().unwrap_or(state.head);
@@ -179,7 +169,7 @@ impl Journal {
     }
 
     /// Whether something is to be written out now.
-    fn wants_write_out(&self) -> bool {
+    pub(crate) fn wants_write_out(&self) -> bool {
         let state = self.state();
         let pressed = state.mode == JournalMode::WriteThrough
             || state.refused
@@ -190,16 +180,16 @@ impl Journal {
     }
 
     /// Whether there is something to write out, or the mode of an array that isn't whole to be changed.
-    fn has_work(&self, is_whole: bool) -> bool {
+    pub(crate) fn has_work(&self, is_whole: bool) -> bool {
         let state = self.state();
         state.cache.pages() > 0 || state.mode == JournalMode::WriteBack && !is_whole
     }
 
-    fn arrivals(&self) -> u64 {
+    pub(crate) fn arrivals(&self) -> u64 {
         self.state().cache.arrivals
     }
 
-    fn oldest(&self, whole: usize) -> Vec<Key> {
+    pub(crate) fn oldest(&self, whole: usize) -> Vec<Key> {
         let mut state = self.state();
         state.refused = false;
         state.cache.oldest(ROUND, whole)
@@ -207,13 +197,13 @@ impl Journal {
 
     /// Waits until nothing is cached any more. False if something can't be written out, or isn't any more:
     /// the array has stopped.
-    pub(crate) async fn drained(&self, shared: &Shared) -> bool {
+    pub(crate) async fn drained(&self, is_over: impl Fn() -> bool) -> bool {
         let over = || {
             let state = self.state();
             if state.cache.is_empty() {
                 return Some(true);
             }
-            (shared.has_failed() || shared.has_ended() || state.cache.is_stuck()).then_some(false)
+            (is_over() || state.cache.is_stuck()).then_some(false)
         };
         self.changed.wait_for(over).await
     }
@@ -222,97 +212,4 @@ impl Journal {
 /// What decides the cost of a stripe in the log.
 pub(super) fn shape_of(geometry: &ParityGeometry) -> Shape {
     Shape { chunk_bytes: geometry.chunk_bytes(), parities: geometry.redundancy() }
-}
-
-impl ArrayController {
-    /// Writes out what is cached: when room or memory gets short, when nothing has come for a while, and all
-    /// of it when the mode changes or the array isn't whole any more.
-    pub(crate) async fn write_out_journal(self: Rc<Self>, journal: Arc<Journal>) {
-        let over = || self.stopped.get() || self.shared().has_failed();
-        let is_whole = || self.shared().snapshot().is_complete();
-        loop {
-            journal.out.wait_until(|| over() || journal.has_work(is_whole())).await;
-            let seen = journal.arrivals();
-            let pressed = journal.out.wait_until(|| over() || journal.wants_write_out() || !is_whole());
-            let idle = shard::timeout(IDLE_NS, pressed).await.is_none();
-            if over() {
-                journal.changed.notify();
-                return;
-            }
-            if !is_whole() {
-                // As MD does: an array that isn't whole has no write-back journal.
-                journal.set_mode(JournalMode::WriteThrough);
-            }
-            if (!idle || journal.arrivals() == seen) && !self.write_out_round(&journal).await {
-                shard::sleep(IDLE_NS).await;
-            }
-        }
-    }
-
-    /// Writes out some stripes. False if one could not be.
-    async fn write_out_round(self: &Rc<Self>, journal: &Arc<Journal>) -> bool {
-        let geometry = self.volume.inner.parity_geometry();
-        let whole = geometry.stripe_bytes() / super::PAGE_BYTES;
-        let keys = journal.oldest(whole as usize);
-        let next = Rc::new(std::cell::RefCell::new(keys.into_iter()));
-        let all = FanOut::new();
-        for _ in 0..DEPTH {
-            let (controller, next, branch) = (Rc::clone(self), Rc::clone(&next), all.branch());
-            shard::spawn(async move {
-                let mut answer = Ok(());
-                loop {
-                    let Some(key) = next.borrow_mut().next() else { break };
-                    answer = answer.and(controller.write_out_stripe(key.stripe).await);
-                }
-                branch.finish(answer);
-            });
-        }
-        all.wait().await.is_ok()
-    }
-
-    async fn write_out_stripe(&self, stripe: u64) -> Result<(), IoError> {
-        let volume = &self.volume.inner;
-        let _claim = volume.claim_alone(StripeId(stripe)).await;
-        volume.write_out(StripeId(stripe)).await
-    }
-
-    /// Before the array stops everything is to be on the members.
-    pub(crate) async fn drain_journal(&self) {
-        let Some(journal) = self.journal() else { return };
-        journal.set_mode(JournalMode::WriteThrough);
-        journal.drained(self.shared()).await;
-    }
-}
-
-impl Array {
-    /// The journal's mode, if there is a journal.
-    pub fn journal_mode(&self) -> Option<JournalMode> {
-        self.controller.journal().map(|journal| journal.mode())
-    }
-
-    /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when
-    /// everything is on the members. An array that isn't whole can't have write-back.
-    pub async fn set_journal_mode(&self, mode: JournalMode) -> Result<(), CommandError> {
-        let shared = self.shared();
-        if shared.options.read_only {
-            return Err(CommandError::ReadOnly);
-        }
-        let Some(journal) = self.controller.journal().filter(|_| shared.geometry.has_parity()) else {
-            return Err(refused(NO_JOURNAL));
-        };
-        if mode == JournalMode::WriteThrough {
-            journal.set_mode(mode);
-            return if journal.drained(shared).await { Ok(()) } else { Err(IoError::Failed.into()) };
-        }
-        if journal.failure().is_some() {
-            return Err(IoError::JournalLost.into());
-        }
-        if !shared.snapshot().is_complete() {
-            return Err(refused(
-                "a member is missing or being rebuilt: an array that isn't whole is written through its journal",
-            ));
-        }
-        journal.set_mode(mode);
-        Ok(())
-    }
 }

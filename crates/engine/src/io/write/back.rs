@@ -9,7 +9,7 @@ use pinstripe_runtime::{Buffer, Slice, shard};
 use super::{Aborted, WriteContext};
 use crate::{
     consistency::{
-        Log, LogError,
+        Log,
         journal::{
             Journal,
             cache::Key,
@@ -94,13 +94,8 @@ impl ShardVolume {
         self.widen(view, stripe, &mut context.image).await?;
         context.image.build_extents(geometry.chunk_bytes());
         let pages = pages_of(geometry, stripe, &context.image);
-        let generation = inside.generation();
-        let logged = journal.log_data(&self.shared, generation, key, pages).await;
-        logged.map(|logged| logged.then_some(generation)).map_err(|error| match error {
-            LogError::Member(member) => Aborted::Without(member),
-            LogError::Moved => Aborted::Replan,
-            LogError::Fatal(error) => Aborted::Fatal(error),
-        })
+        let logged = journal.log_data(&self.log_view(view), key, pages).await?;
+        Ok(logged.then(|| inside.generation()))
     }
 
     /// Writes out what is cached of a stripe, and of any other that has the same claim. The caller holds it.

@@ -73,7 +73,7 @@ impl ShardVolume {
         let mut q = q.then(|| pre_read.take_parity(map, Parity::Q, run));
         for column in run.written {
             let old = pre_read.old(map.data_slot(column), run.start, run.end);
-            let new = new_bytes(image, column, run);
+            let new = run.new_bytes(image, column);
             let exponent = exponent(map, column).wrapping_add(u8::from(active(Mutant::WrongCoefficient)));
             match (&mut p, &mut q) {
                 (Some(p), Some(q)) => self.kernel.update_pq(p, q, &old, new, exponent),
@@ -117,7 +117,7 @@ impl ShardVolume {
         let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
         for (column, bytes) in data[..map.columns()].iter_mut().enumerate() {
             *bytes = if run.written.contains(column) {
-                new_bytes(image, column, run)
+                run.new_bytes(image, column)
             } else {
                 old[column].as_deref().unwrap_or(&[])
             };
@@ -159,9 +159,4 @@ impl ShardVolume {
         }
         Ok(())
     }
-}
-
-/// The written bytes of a column over a run.
-pub(crate) fn new_bytes<'i>(image: &'i Image, column: usize, run: &Run) -> &'i [u8] {
-    image.find(column, run.start, run.end).map_or(&[], |extent| extent.range(run.start, run.end))
 }

@@ -8,9 +8,9 @@ use std::{rc::Rc, sync::Arc};
 
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
-use super::{Journal, write_superblock};
 use crate::{
     array::ArrayController,
+    consistency::journal::{Journal, write_superblock},
     error::IoError,
     mutants::{Mutant, active},
 };
@@ -35,7 +35,7 @@ impl ArrayController {
 
     /// One round; see the module. An error if it is to be done again, or the array has failed.
     pub(crate) async fn reclaim_once(&self, journal: &Arc<Journal>) -> Result<(), IoError> {
-        let from = journal.state().needed_from();
+        let from = journal.needed_from();
         let shared = self.shared();
         if shared.has_failures() {
             return Err(IoError::Failed);
@@ -51,12 +51,9 @@ impl ArrayController {
         self.move_tail(journal, from).await
     }
 
-    /// RecordEncoder that the log begins at `from`.
+    /// Records that the log begins at `from`.
     pub(crate) async fn move_tail(&self, journal: &Arc<Journal>, from: u64) -> Result<(), IoError> {
-        let place = {
-            let state = journal.state();
-            journal.place(&state, from)
-        };
+        let place = journal.sector_of(from);
         let written = {
             let _superblocks = self.pages.take().await;
             let ready = {
@@ -76,10 +73,7 @@ impl ArrayController {
             self.lose_journal(journal, error);
             return Err(IoError::JournalLost);
         }
-        let mut state = journal.state();
-        state.tail = state.tail.max(from);
-        drop(state);
-        journal.wanted.notify();
+        journal.tail_moved(from);
         Ok(())
     }
 
@@ -95,14 +89,5 @@ impl ArrayController {
     pub(crate) fn lose_journal(&self, journal: &Journal, error: DeviceError) {
         journal.fail(error);
         self.shared().controller_wake.notify();
-    }
-}
-
-impl Journal {
-    /// Room is short, and there is something to give up.
-    fn wants_reclaim(&self) -> bool {
-        let state = self.state();
-        let short = state.starved || state.used() > self.ring.blocks() / 2;
-        short && state.needed_from() > state.tail
     }
 }

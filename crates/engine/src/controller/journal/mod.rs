@@ -1,6 +1,10 @@
 //! What the home shard does with the journal besides writing it: begin after a replay, keep its superblock,
 //! end, and lose it.
 
+mod commit;
+mod reclaim;
+mod write_out;
+
 use std::{
     rc::Rc,
     sync::{Arc, Mutex},
@@ -9,15 +13,13 @@ use std::{
 use pinstripe_md::{bad_block_table::BadBlockTable, superblock::Role};
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
-use super::{
-    Journal, check_blocks,
-    replay::{members_hold_everything, replay},
-    write_superblock,
-};
 use crate::{
     array::{Array, ArrayController, CommandError},
     assembly::{AssembleError, Found, JournalProblem},
-    consistency::Log,
+    consistency::{
+        Log,
+        journal::{Journal, check_blocks, write_superblock},
+    },
     error::{JOURNAL_SLOT, MemberError, Operation},
     events::EventKind,
     geometry::Geometry,
@@ -26,6 +28,7 @@ use crate::{
     mutants::{Mutant, active},
     options::JournalMode,
     plan::cost::MemberCost,
+    replay::journal::{members_hold_everything, replay},
     supervision::Supervised,
 };
 
@@ -42,7 +45,12 @@ pub(crate) fn log_of(
             AssembleError::Journal { name, problem: JournalProblem::TooSmall { needed, blocks } }
         })?;
     }
-    Ok(Log::Journal(Arc::new(Journal::new(journal, geometry, cache_bytes_max))))
+    Ok(Log::Journal(Arc::new(Journal::new(
+        &journal.superblock,
+        journal.device.info().name.clone(),
+        geometry,
+        cache_bytes_max,
+    ))))
 }
 
 impl Array {
@@ -58,9 +66,9 @@ impl Array {
     }
 }
 
-pub(super) const NO_JOURNAL: &str = "the array has no journal";
+pub(crate) const NO_JOURNAL: &str = "the array has no journal";
 
-pub(super) fn refused(why: &str) -> CommandError {
+pub(crate) fn refused(why: &str) -> CommandError {
     CommandError::Policy(why.to_owned())
 }
 
@@ -170,7 +178,7 @@ impl ArrayController {
     /// The array stops, and every member was flushed: the log begins anew at its last meta block.
     pub(crate) async fn close_journal(&self, journal: &Arc<Journal>) {
         if journal.failure().is_none() {
-            let last = journal.state().needed_from();
+            let last = journal.needed_from();
             // If that fails, the journal is lost, and the superblocks say so.
             let _ = self.move_tail(journal, last).await;
         }

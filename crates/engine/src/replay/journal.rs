@@ -27,10 +27,12 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet, shard};
 
-use super::ring::{Page, PageAddress, Ring, meta_blocks_max};
 use crate::{
     assembly::{AssembleError, Found, JournalProblem},
-    consistency::members::write_but_for_listed,
+    consistency::journal::{
+        Resume,
+        ring::{Page, PageAddress, Ring, meta_blocks_max},
+    },
     geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
         decode::encode,
@@ -39,6 +41,7 @@ use crate::{
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
+    replay::members::write_but_for_listed,
     units::to_u32,
 };
 
@@ -46,14 +49,6 @@ use crate::{
 pub(crate) const SEQUENCE_JUMP: u64 = 10_000;
 /// Rows that are written to the members at a time.
 const ROWS_AT_A_TIME: usize = 64;
-
-/// Where the log goes on after a replay: an empty meta block stands at the tail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Resume {
-    pub(crate) tail: Sector,
-    /// Of the empty meta block at the tail.
-    pub(crate) seq: u64,
-}
 
 /// A page in the ring.
 #[derive(Clone, Copy)]
@@ -467,11 +462,12 @@ impl<'a> Replay<'a> {
         Ok(resume)
     }
 
-    /// RecordEncoder the tail in the journal device's superblock.
+    /// Records the tail in the journal device's superblock.
     async fn record_tail(&mut self, tail: Sector) -> Result<(), AssembleError> {
         self.journal.superblock.member.journal_tail = Some(tail);
         let device = &self.journal.device;
-        let written = super::write_superblock(&**device, &self.journal.superblock).await;
+        let written =
+            crate::consistency::journal::write_superblock(&**device, &self.journal.superblock).await;
         written.map_err(|error| AssembleError::Replay { name: device.info().name.clone(), error })
     }
 

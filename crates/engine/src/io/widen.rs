@@ -10,11 +10,12 @@ use crate::{
     geometry::{Set64, StripeId},
     io::{row::Want, volume::ShardVolume},
     membership::snapshot::View,
-    stripe::image::{Extent, Image, Piece},
+    stripe::{
+        image::{Extent, Image, Piece},
+        parity_cache::PAGE_BYTES,
+    },
     units::to_u32,
 };
-
-use super::PAGE_BYTES;
 
 /// A part of a chunk that is missing in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

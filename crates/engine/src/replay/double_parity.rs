@@ -23,9 +23,10 @@ use pinstripe_md::{
     units::SECTOR_BYTES,
 };
 
-use super::{area::AreaBytes, double_parity_log::takes_chunks_of, members::Members};
+use super::{area::AreaBytes, members::Members};
 use crate::{
     assembly::AssembleError,
+    consistency::double_parity_log::takes_chunks_of,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
     io::decode::exponent,
     members::LogArea,

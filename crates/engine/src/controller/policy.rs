@@ -19,9 +19,9 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::Device;
 
-use super::{DoubleParityLog, Log, Ppl, double_parity_log::takes_chunks_of, make_empty, on_every_member};
 use crate::{
     array::{Array, ArrayController, CommandError},
+    consistency::{DoubleParityLog, Log, Ppl, double_parity_log::takes_chunks_of, make_empty},
     error::{IoError, MemberError, Operation},
     members::{LogArea, MemberId},
     membership::{control::Command, snapshot::Change},
@@ -249,7 +249,7 @@ impl ArrayController {
         }
         self.update_superblocks().await?;
         let work = async |device: &dyn Device, area, slot| log.begin(device, area, slot, false).await;
-        let failures = on_every_member(self, work).await;
+        let failures = self.on_every_member(work).await;
         self.drop_members_or_fail(failures).await?;
         for (id, place) in places {
             self.name_log(id, NewLog::Ppl, place);

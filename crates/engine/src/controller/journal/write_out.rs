@@ -1,0 +1,115 @@
+//! Writing out what a write-back journal has cached; see
+//! [`write_back`](crate::consistency::journal::write_back).
+
+use std::{rc::Rc, sync::Arc};
+
+use pinstripe_runtime::shard;
+
+use crate::{
+    array::{Array, ArrayController, CommandError},
+    consistency::journal::Journal,
+    controller::journal::{NO_JOURNAL, refused},
+    error::IoError,
+    geometry::StripeId,
+    io::fan_out::FanOut,
+    options::JournalMode,
+    stripe::parity_cache::PAGE_BYTES,
+};
+
+/// What is cached is written out when nothing has come for so long.
+const IDLE_NS: u64 = 1_000_000_000;
+/// Stripes that are written out at a time.
+const DEPTH: usize = 16;
+
+impl ArrayController {
+    /// Writes out what is cached: when room or memory gets short, when nothing has come for a while, and all
+    /// of it when the mode changes or the array isn't whole any more.
+    pub(crate) async fn write_out_journal(self: Rc<Self>, journal: Arc<Journal>) {
+        let over = || self.stopped.get() || self.shared().has_failed();
+        let is_whole = || self.shared().snapshot().is_complete();
+        loop {
+            journal.out.wait_until(|| over() || journal.has_work(is_whole())).await;
+            let seen = journal.arrivals();
+            let pressed = journal.out.wait_until(|| over() || journal.wants_write_out() || !is_whole());
+            let idle = shard::timeout(IDLE_NS, pressed).await.is_none();
+            if over() {
+                journal.changed.notify();
+                return;
+            }
+            if !is_whole() {
+                // As MD does: an array that isn't whole has no write-back journal.
+                journal.set_mode(JournalMode::WriteThrough);
+            }
+            if (!idle || journal.arrivals() == seen) && !self.write_out_round(&journal).await {
+                shard::sleep(IDLE_NS).await;
+            }
+        }
+    }
+
+    /// Writes out some stripes. False if one could not be.
+    async fn write_out_round(self: &Rc<Self>, journal: &Arc<Journal>) -> bool {
+        let geometry = self.volume.inner.parity_geometry();
+        let whole = geometry.stripe_bytes() / PAGE_BYTES;
+        let keys = journal.oldest(whole as usize);
+        let next = Rc::new(std::cell::RefCell::new(keys.into_iter()));
+        let all = FanOut::new();
+        for _ in 0..DEPTH {
+            let (controller, next, branch) = (Rc::clone(self), Rc::clone(&next), all.branch());
+            shard::spawn(async move {
+                let mut answer = Ok(());
+                loop {
+                    let Some(key) = next.borrow_mut().next() else { break };
+                    answer = answer.and(controller.write_out_stripe(key.stripe).await);
+                }
+                branch.finish(answer);
+            });
+        }
+        all.wait().await.is_ok()
+    }
+
+    async fn write_out_stripe(&self, stripe: u64) -> Result<(), IoError> {
+        let volume = &self.volume.inner;
+        let _claim = volume.claim_alone(StripeId(stripe)).await;
+        volume.write_out(StripeId(stripe)).await
+    }
+
+    /// Before the array stops everything is to be on the members.
+    pub(crate) async fn drain_journal(&self) {
+        let Some(journal) = self.journal() else { return };
+        journal.set_mode(JournalMode::WriteThrough);
+        self.shared().drained(&journal).await;
+    }
+}
+
+impl Array {
+    /// The journal's mode, if there is a journal.
+    pub fn journal_mode(&self) -> Option<JournalMode> {
+        self.controller.journal().map(|journal| journal.mode())
+    }
+
+    /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when
+    /// everything is on the members. An array that isn't whole can't have write-back.
+    pub async fn set_journal_mode(&self, mode: JournalMode) -> Result<(), CommandError> {
+        let shared = self.shared();
+        if shared.options.read_only {
+            return Err(CommandError::ReadOnly);
+        }
+        let Some(journal) = self.controller.journal().filter(|_| shared.geometry.has_parity()) else {
+            return Err(refused(NO_JOURNAL));
+        };
+        if mode == JournalMode::WriteThrough {
+            journal.set_mode(mode);
+            return if shared.drained(&journal).await { Ok(()) } else { Err(IoError::Failed.into()) };
+        }
+        if journal.failure().is_some() {
+            return Err(IoError::JournalLost.into());
+        }
+        if !shared.snapshot().is_complete() {
+            return Err(refused(
+                "a member is missing or being rebuilt: an array that isn't whole is written through its journal",
+            ));
+        }
+        journal.set_mode(mode);
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! The members' logs over a session: taken up when parity matches, begun on every member, ended at a stop.
+
+use pinstripe_md::double_parity_log::{ANCHOR_BYTES, Identity};
+use pinstripe_runtime::{Device, DeviceError};
+
+use crate::{
+    array::ArrayController,
+    assembly::read_bytes,
+    consistency::Log,
+    error::{MemberError, Operation},
+    geometry::MemberSlot,
+    members::LogArea,
+    membership::{snapshot::Change, superblocks::DeviceHandle},
+    mutants::{Mutant, active},
+    shared::Failure,
+};
+
+impl ArrayController {
+    /// Whether the array's log isn't in use yet.
+    pub(crate) fn awaits_log(&self) -> bool {
+        !self.wanted_log.borrow().is_none() && self.shared().snapshot().log.is_none()
+    }
+
+    /// Takes up the array's log once parity matches everywhere: before, a log that says so would be believed
+    /// (C17).
+    ///
+    /// From then on a crash finds a log that says that parity matches but for what it has. So what was
+    /// written before it is flushed, and every member that missed any of it is out, on disk too, before the
+    /// log begins (C4).
+    pub(crate) async fn adopt_log(&self) -> Vec<Failure> {
+        let shared = self.shared();
+        let old = shared.snapshot();
+        let log = self.wanted_log.borrow().clone();
+        let in_sync = old.intent.resync_count() == 0;
+        if log.is_none() || !old.log.is_none() || !in_sync {
+            return Vec::new();
+        }
+        // Writers under this snapshot wait for the log to open. It opens when no other writers are left.
+        self.publish(Change::Log(log.clone())).await;
+        while !active(Mutant::LogBeginsUnflushed) && !shared.has_failed() {
+            if shared.has_failures() {
+                self.drop_failed().await;
+            } else if !shared.bad_reports.is_empty() {
+                self.keep_bad_blocks().await;
+            } else {
+                let view = self.volume.inner.view();
+                if self.volume.inner.flush_or_report(&view).await.is_empty() {
+                    break;
+                }
+            }
+        }
+        // Past redundancy nothing is written any more: no log begins.
+        if shared.has_failed() { Vec::new() } else { self.open_log(&log).await }
+    }
+
+    /// Begins the log on every member, unless that was done. No write is logged before. Returns the failures.
+    pub(crate) async fn open_log(&self, log: &Log) -> Vec<Failure> {
+        match log {
+            Log::Ppl(log) if !log.gate().is_open() => {
+                let work = async |device: &dyn Device, area, slot| log.begin(device, area, slot, true).await;
+                let failures = self.on_every_member(work).await;
+                log.gate().open();
+                failures
+            }
+            Log::DoubleParity(log) if !log.gate().is_open() => {
+                let events = self.superblocks.borrow().membership.array.events;
+                let newest = self.newest_incarnation().await;
+                let newest = if active(Mutant::IncarnationFromEvents) { 0 } else { newest };
+                log.set_incarnation(newest.max(events) + 1);
+                let work = async |device: &dyn Device, area, _| log.begin(device, area).await;
+                let failures = self.on_every_member(work).await;
+                log.gate().open();
+                failures
+            }
+            // A journal is emptied by its replay.
+            Log::None | Log::Ppl(_) | Log::DoubleParity(_) | Log::Journal(_) => Vec::new(),
+        }
+    }
+
+    /// Ends the log at a stop, so that the next start replays nothing. No write is under way, and every
+    /// member was flushed (C4). Returns the failures.
+    pub(crate) async fn close_log(&self, log: &Log) -> Vec<Failure> {
+        match log {
+            // With clean superblocks a double-parity log is not replayed, whatever it holds.
+            Log::None | Log::DoubleParity(_) => Vec::new(),
+            Log::Ppl(log) => {
+                self.on_every_member(async |device, area, _| log.empty(device, area).await).await
+            }
+            Log::Journal(journal) => {
+                self.close_journal(journal).await;
+                Vec::new()
+            }
+        }
+    }
+
+    /// The highest incarnation of a double-parity log that any member has: the next must be another, or records
+    /// from before would be taken for its own. The superblocks' events alone don't tell, where a crash came
+    /// before they were written.
+    async fn newest_incarnation(&self) -> u64 {
+        let set_uuid = self.superblocks.borrow().membership.array.set_uuid;
+        let newest = std::cell::Cell::new(0);
+        let look = async |device: &dyn Device, area: LogArea, _| {
+            let anchor = read_bytes(device, area.offset, ANCHOR_BYTES as u64).await.ok();
+            let found = anchor.and_then(|anchor| Identity::of_anchor(&anchor, set_uuid));
+            newest.set(newest.get().max(found.map_or(0, |identity| identity.incarnation)));
+            // A member that can't be read is no failure here: the write that begins its log decides.
+            Ok(())
+        };
+        self.on_every_member(look).await;
+        newest.get()
+    }
+
+    /// Does something to the log on every member with a slot. Returns the failures.
+    pub(crate) async fn on_every_member(
+        &self,
+        work: impl AsyncFn(&dyn Device, LogArea, MemberSlot) -> Result<(), DeviceError>,
+    ) -> Vec<Failure> {
+        let members: Vec<_> = {
+            let superblocks = self.superblocks.borrow();
+            let seated = superblocks.seated();
+            seated.map(|(_, record)| (record.slot, record.handle.clone())).collect()
+        };
+        let mut failures = Vec::new();
+        for (slot, DeviceHandle { member, device, .. }) in members {
+            let Some(area) = member.log_area() else { continue };
+            let low = MemberSlot::at(slot);
+            if let Err(error) = work(&*device, area, low).await {
+                let (name, offset, operation) = (member.name.clone(), area.offset, Operation::Metadata);
+                failures.push(Failure {
+                    member: member.id,
+                    error: MemberError { slot, name, operation, offset, error },
+                });
+            }
+        }
+        failures
+    }
+}
