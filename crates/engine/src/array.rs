@@ -78,7 +78,7 @@ pub(crate) struct ArrayController {
     /// A rebuild failed for what the others can't deliver: no spare takes over before something has changed.
     pub(crate) spares_rest: Cell<bool>,
     /// The members' servers that compute.
-    pub(crate) attaching: crate::offload::Attaching,
+    pub(crate) attaching: crate::controller::attach::Attaching,
     /// Devices that are no members yet.
     pub(crate) joining: JoiningDevices,
     commands: RefCell<VecDeque<Command>>,
@@ -288,7 +288,7 @@ impl Array {
             work: Signal::default(),
             maintenance_state,
             events,
-            attaching: crate::offload::Attaching::under(epoch),
+            attaching: crate::controller::attach::Attaching::under(epoch),
             joining: JoiningDevices::default(),
             commands: RefCell::default(),
             pages: Turn::default(),

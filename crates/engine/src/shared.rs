@@ -363,6 +363,11 @@ impl Shared {
         if self.is_fenced() { IoError::TakenOver } else { IoError::Failed }
     }
 
+    /// Why no request is let in.
+    pub(crate) fn refusal(&self) -> IoError {
+        if self.has_failed() { self.failure() } else { IoError::Stopping }
+    }
+
     /// That, if the array has failed.
     pub(crate) fn check(&self) -> Result<(), IoError> {
         if self.has_failed() { Err(self.failure()) } else { Ok(()) }

@@ -10,6 +10,7 @@ pub(crate) mod fan_out;
 pub(crate) mod flush;
 pub(crate) mod logging;
 pub(crate) mod read;
+pub(crate) mod remote;
 pub(crate) mod row;
 pub mod service;
 pub(crate) mod striped;

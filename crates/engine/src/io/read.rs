@@ -7,12 +7,12 @@ use crate::{
     error::{IoError, Operation},
     geometry::{ParityGeometry, Piece, Set64},
     io::{
+        remote::exchange::Requests,
         row::{RowRange, Want},
         volume::ShardVolume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
-    offload::Requests,
     stripe::parity_cache::PAGE_BYTES,
 };
 

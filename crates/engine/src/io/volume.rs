@@ -21,7 +21,7 @@ use crate::{
     io::{
         fan_out::FanOut,
         row::RowRange,
-        write::{WriteContext, overlay},
+        write::{context::WriteContext, overlay},
     },
     members::{Member, MemberId},
     membership::snapshot::{Snapshot, View},

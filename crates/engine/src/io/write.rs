@@ -16,6 +16,7 @@
 //!   it, every member that the plan had to leave out.
 
 mod back;
+pub(crate) mod context;
 mod encode;
 mod gather;
 mod offload;
@@ -34,17 +35,18 @@ use crate::{
         entry::{Inside, Intended, Moved, Writing},
         row::Want,
         volume::ShardVolume,
+        write::context::WriteContext,
     },
-    members::{MemberId, bad_blocks::Listing},
+    members::MemberId,
     membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active},
     plan::{
-        Facts, Method, Plan, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
+        Facts, Method, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
         cost::UNKNOWN, plan_into,
     },
-    shared::{Answer, Shared},
+    shared::Answer,
     stripe::{
-        image::{Image, Parts, Piece},
+        image::Piece,
         parity_cache::{Key, PAGE_BYTES, Parity},
         table::{Claim, Entered},
     },
@@ -53,68 +55,6 @@ use crate::{
 
 /// Parity of runs up to this many bytes is worth keeping.
 const CACHED_RUN_MAX: u32 = 4 * PAGE_BYTES;
-
-/// What a stripe write works with; pooled.
-pub(crate) struct WriteContext {
-    image: Image,
-    plan: Plan,
-    pre_read: PreRead,
-    /// New parity by run of the plan.
-    parity: Vec<[Option<Slice>; 2]>,
-    /// Slots with sectors that could not be read.
-    avoid: Set64,
-    set: SubmissionSet,
-    /// The transfer of each request in the set; of a write, with its place in the view.
-    requests: Vec<Transfer>,
-    /// Members that failed a write and must be out before the acknowledgement.
-    dropped: Vec<MemberId>,
-    /// Sectors that a member refused, which must be in its log before the acknowledgement.
-    listings: Vec<Listing>,
-    /// The log can't take the batch in one: what comes after the image, last first. No write joins any more.
-    rest: Vec<Parts>,
-    is_split: bool,
-    /// It has been acknowledged from a journal, and is written out now.
-    is_written_out: bool,
-    /// Whether the members' requests are timed, request by request: a slow member must not make the others
-    /// look slow.
-    timed: bool,
-    /// A member failed, and before that is recorded the log must not forget what it may have missed.
-    logged: Logged,
-    /// What the members' servers do.
-    remote: offload::Remote,
-}
-
-/// A batch of so many pieces needs no more memory than a context has from the start.
-const ROOM: usize = 64;
-/// Every piece may have runs of its own, and each of them reads data and parity.
-const ROOM_FOR_TRANSFERS: usize = 4 * ROOM;
-
-impl Default for WriteContext {
-    fn default() -> Self {
-        Self {
-            image: Image::with_room(ROOM),
-            plan: Plan::with_room(ROOM),
-            pre_read: PreRead {
-                transfers: Vec::with_capacity(ROOM_FOR_TRANSFERS),
-                bytes: Vec::with_capacity(ROOM_FOR_TRANSFERS),
-                rows: Vec::with_capacity(2 * ROOM),
-                recovered: Vec::new(),
-            },
-            parity: Vec::with_capacity(2 * ROOM),
-            avoid: Set64::EMPTY,
-            set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
-            requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
-            dropped: Vec::new(),
-            listings: Vec::new(),
-            rest: Vec::new(),
-            is_split: false,
-            is_written_out: false,
-            timed: false,
-            logged: Logged::Nothing,
-            remote: offload::Remote::default(),
-        }
-    }
-}
 
 /// Why a batch starts over.
 enum Aborted {
@@ -703,39 +643,5 @@ impl Facts for PlanFacts<'_> {
             .cache_misses
             .add(u64::from(found.is_none() && self.volume.shared.cache.is_enabled()));
         found.map(|bytes| self.rows.push((parity, row, bytes))).is_some()
-    }
-}
-
-impl Shared {
-    /// Why no request is let in.
-    pub(crate) fn refusal(&self) -> IoError {
-        if self.has_failed() { self.failure() } else { IoError::Stopping }
-    }
-}
-
-impl WriteContext {
-    /// Leaves one column in the image, for a log that can't take all of it in one. What else there is comes
-    /// after it.
-    fn split(&mut self, chunk: u32) {
-        let rest = self.image.split(chunk, ROOM);
-        self.rest.extend(rest);
-        self.is_split = true;
-    }
-
-    /// Lets go of every buffer and of all that was found out; the vectors are used again.
-    fn end(&mut self) {
-        self.image.clear();
-        self.pre_read.clear();
-        self.parity.clear();
-        self.avoid = Set64::EMPTY;
-        self.set.clear();
-        self.requests.clear();
-        self.dropped.clear();
-        self.listings.clear();
-        self.rest.clear();
-        self.logged = Logged::Nothing;
-        self.remote.clear();
-        self.is_split = false;
-        self.is_written_out = false;
     }
 }

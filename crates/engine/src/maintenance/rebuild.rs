@@ -16,6 +16,7 @@ use crate::{
     events::SyncAction,
     geometry::{MemberSlot, Role, Set64, StripeId},
     io::{
+        remote::reduce::Lost,
         row::{RowRange, Want},
         volume::ShardVolume,
     },
@@ -25,7 +26,6 @@ use crate::{
         snapshot::{Snapshot, View},
     },
     mutants::{Mutant, active, in_32_bits},
-    offload::Lost,
     stripe::parity_cache::PAGE_BYTES,
 };
 

@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Puts a log on the members, or takes it away.
     Log { change: LogChange, reply: Reply },
     /// The members' servers know the membership of a generation.
-    Offload { generation: u64, attached: Arc<crate::offload::Attached>, reply: Reply },
+    Offload { generation: u64, attached: Arc<crate::membership::attached::Attached>, reply: Reply },
     /// Writes clean superblocks and ends.
     Stop { reply: Reply },
 }

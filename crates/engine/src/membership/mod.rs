@@ -5,6 +5,7 @@
 //! it. [`snapshot`] is what requests work with; [`control`] is the task that brings events about.
 
 pub mod admission;
+pub(crate) mod attached;
 pub(crate) mod commands;
 pub(crate) mod control;
 pub(crate) mod handles;

@@ -11,8 +11,8 @@ use crate::{
     geometry::Set64,
     intent::IntentTable,
     members::Member,
+    membership::attached::Attached,
     mutants::{Mutant, active},
-    offload::Attached,
     units::to_u32,
 };
 
@@ -124,6 +124,11 @@ impl Snapshot {
         };
         snapshot.look_at_bad_blocks();
         snapshot
+    }
+
+    /// The members with servers that take part now; `None` if there are none.
+    pub(crate) fn attached(&self) -> Option<&Arc<Attached>> {
+        self.offload.as_ref().filter(|attached| !attached.slots.is_empty())
     }
 
     /// The snapshot after this one.

@@ -33,64 +33,48 @@
 //! the work.
 
 pub mod assign;
-mod attach;
 pub mod coefficients;
-mod exchange;
 pub mod fence;
 mod operations;
-mod reduce;
 pub mod reducer;
 
-use std::sync::Arc;
-
 use pinstripe_runtime::{
-    DeviceError, Signal,
+    Signal,
     atomics::{AtomicU64, Ordering},
     shard,
 };
 
+pub(crate) use self::operations::{Demand, Operations, Reservation};
 use self::reducer::Reducers;
-pub(crate) use self::{
-    attach::Attaching,
-    exchange::{Requests, Sent, Step, resolve},
-    operations::{Demand, Operations, Reservation},
-    reduce::Lost,
-};
 use crate::{
     geometry::{MEMBERS_MAX, Set64},
     members::MemberId,
-    membership::snapshot::{Snapshot, View},
+    membership::{attached::Attached, snapshot::View},
 };
 
 /// After a server refused to do its part, the client does the work itself for so long.
 const PAUSE_NS: u64 = 10_000_000_000;
 
-/// Why a member is a plain one.
+/// What the members' servers do for the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It isn't: its server takes part.
-    Offload,
-    /// Its server doesn't offer it.
-    NotOffered,
-    /// A member of the array is being replaced.
-    Replacement,
-    /// Its server refused to be attached.
-    Refused(DeviceError),
+pub struct OffloadDetail {
+    /// Under which they are attached.
+    pub epoch: u64,
+    /// Why the client does the work itself, if it does.
+    pub plain: Option<String>,
 }
 
-/// Which members take part under a membership. Part of the [`Snapshot`].
-#[derive(Clone, Debug)]
-pub struct Attached {
-    /// Slots of the members that take part.
-    pub slots: Set64,
-    /// The epoch under which they are attached.
-    pub epoch: u64,
-    /// Most bytes of a range.
-    pub range_bytes: u32,
-    /// By slot: operations that a member may have.
-    pub limits: Vec<u32>,
-    /// By slot.
-    pub standing: Vec<Standing>,
+/// What a member's server does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberOffload {
+    /// Why it is a plain member; `None` if it takes part.
+    pub plain: Option<String>,
+    /// Operations that aren't over.
+    pub outstanding: u32,
+    /// Operations that it may have.
+    pub operations_max: u32,
+    /// Bytes per second that its link is free to receive; `None` if not known.
+    pub free_bandwidth: Option<u64>,
 }
 
 /// What the shards share.
@@ -166,9 +150,4 @@ impl Common {
     pub(crate) fn outstanding(&self, member: MemberId) -> u32 {
         self.operations.outstanding(member)
     }
-}
-
-/// The members that take part now; `None` if there are none.
-pub(crate) fn attached(snapshot: &Snapshot) -> Option<&Arc<Attached>> {
-    snapshot.offload.as_ref().filter(|attached| !attached.slots.is_empty())
 }

@@ -15,7 +15,10 @@ use crate::{
     status::advice::Facts,
 };
 
-pub use crate::consistency::journal::JournalDetail;
+pub use crate::{
+    consistency::journal::JournalDetail,
+    offload::{MemberOffload, OffloadDetail},
+};
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -64,28 +67,6 @@ pub struct Detail {
     pub last_errors: Vec<MemberError>,
     /// What the user can do, if something is wrong.
     pub advice: Option<String>,
-}
-
-/// What the members' servers do for the array.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OffloadDetail {
-    /// Under which they are attached.
-    pub epoch: u64,
-    /// Why the client does the work itself, if it does.
-    pub plain: Option<String>,
-}
-
-/// What a member's server does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemberOffload {
-    /// Why it is a plain member; `None` if it takes part.
-    pub plain: Option<String>,
-    /// Operations that aren't over.
-    pub outstanding: u32,
-    /// Operations that it may have.
-    pub operations_max: u32,
-    /// Bytes per second that its link is free to receive; `None` if not known.
-    pub free_bandwidth: Option<u64>,
 }
 
 /// A slot.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{Buffer, Slice, shard};
 
-use super::{Aborted, WriteContext};
+use super::Aborted;
 use crate::{
     consistency::{
         Log,
@@ -19,7 +19,7 @@ use crate::{
     },
     error::IoError,
     geometry::{ParityGeometry, StripeId},
-    io::volume::ShardVolume,
+    io::{volume::ShardVolume, write::context::WriteContext},
     mutants::{Mutant, active},
     shared::Answer,
     stripe::{

@@ -2,13 +2,14 @@
 
 use pinstripe_runtime::{Buffer, Slice, shard};
 
-use super::{WriteContext, needs_parity_from_data, pre_read::PreRead};
+use super::{needs_parity_from_data, pre_read::PreRead};
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
     io::{
         decode::{Sources, encode, exponent},
         volume::ShardVolume,
+        write::context::WriteContext,
     },
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},

@@ -2,10 +2,9 @@
 
 use pinstripe_runtime::shard;
 
-use super::WriteContext;
 use crate::{
     geometry::StripeId,
-    io::volume::ShardVolume,
+    io::{volume::ShardVolume, write::context::WriteContext},
     membership::snapshot::Seat,
     mutants::{Mutant, active},
     shared::Answer,

@@ -4,19 +4,23 @@ use std::sync::Arc;
 
 use pinstripe_runtime::{DeviceError, Slice, shard};
 
-use super::{Aborted, WriteContext};
+use super::Aborted;
 use crate::{
     error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
-    io::{decode::exponent, entry::Writing, volume::ShardVolume},
-    membership::snapshot::View,
+    io::{
+        decode::exponent,
+        entry::Writing,
+        remote::exchange::{Requests, Sent, Step, resolve},
+        volume::ShardVolume,
+        write::context::{Job, Remote, WriteContext},
+    },
+    membership::{attached::Attached, snapshot::View},
     mutants::{Mutant, active},
     offload::{
-        Attached, Requests, Reservation, Sent, Step,
-        assign::{Assigned, Assignment, assign},
-        attached,
+        Reservation,
+        assign::{Assigned, assign},
         coefficients::in_q,
-        resolve,
     },
     options::OffloadMode,
     plan::{Plan, Run, Stripe},
@@ -25,25 +29,6 @@ use crate::{
 
 /// So long a batch waits for room at the servers before the client does the work itself.
 const ROOM_NS: u64 = 200_000_000;
-
-/// What the servers do of a stripe write.
-#[derive(Default)]
-pub(super) struct Remote {
-    /// One operation each. Empty: the client does everything.
-    jobs: Vec<Job>,
-    /// The servers could not do this batch.
-    failed: bool,
-}
-
-/// A range of a run that is one operation.
-#[derive(Clone, Copy)]
-struct Job {
-    /// The run's number in the plan.
-    run: usize,
-    start: u32,
-    end: u32,
-    assignment: Assignment,
-}
 
 /// A write in the second phase: a commit, or what the client writes itself.
 #[derive(Clone, Copy)]
@@ -79,12 +64,6 @@ impl Remote {
     }
 }
 
-impl Job {
-    fn length(&self) -> u32 {
-        self.end - self.start
-    }
-}
-
 impl ShardVolume {
     /// The servers that may do the work of a stripe write; `None` if the client has to.
     pub(super) fn servers_for<'v>(
@@ -93,7 +72,7 @@ impl ShardVolume {
         facts: &Stripe,
         context: &WriteContext,
     ) -> Option<&'v Attached> {
-        let attached = attached(&view.snapshot)?;
+        let attached = view.snapshot.attached()?;
         // A log must see the old bytes, and the client those that it doesn't trust.
         let logged = !view.snapshot.log.is_none() && !active(Mutant::OffloadPastLog);
         let by_client = logged
@@ -112,7 +91,7 @@ impl ShardVolume {
         context: &mut WriteContext,
     ) -> Result<(), Aborted> {
         let view = writing.view();
-        let Some(attached) = attached(&view.snapshot).map(Arc::clone) else {
+        let Some(attached) = view.snapshot.attached().map(Arc::clone) else {
             return Err(Aborted::Replan);
         };
         let map = self.parity_geometry().slots(stripe);

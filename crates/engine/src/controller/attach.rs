@@ -25,12 +25,12 @@ use pinstripe_runtime::{
     shard,
 };
 
-use super::{Attached, Standing};
 use crate::{
     array::{Array, ArrayController, CommandError},
     error::{IoError, Operation},
     geometry::Set64,
     membership::{
+        attached::{Attached, Standing},
         control::Command,
         snapshot::{Change, Snapshot, View},
         update::failure,
@@ -188,7 +188,7 @@ impl ArrayController {
                 continue;
             }
             let view = self.volume.inner.view();
-            let Some(attached) = super::attached(&view.snapshot).cloned() else { continue };
+            let Some(attached) = view.snapshot.attached().cloned() else { continue };
             let answers = ask(&view, attached.slots, |server| server.free_to_receive()).await;
             for (slot, answer) in attached.slots.iter().zip(answers) {
                 shared
@@ -426,7 +426,7 @@ impl Array {
             Some("the array's log has to see old bytes".to_owned())
         } else if !snapshot.targets.is_empty() {
             Some("a member is being replaced".to_owned())
-        } else if super::attached(snapshot).is_none() {
+        } else if snapshot.attached().is_none() {
             Some("the servers are not attached".to_owned())
         } else {
             let refused = |slot| {

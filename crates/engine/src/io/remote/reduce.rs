@@ -3,11 +3,14 @@
 use futures_util::future::join_all;
 use pinstripe_runtime::{Buffer, Reducer, shard};
 
-use super::{Attached, Requests, Sent, Step, attached, coefficients::combination, reducer::Turn};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
-    io::volume::ShardVolume,
-    membership::snapshot::View,
+    io::{
+        remote::exchange::{Requests, Sent, Step},
+        volume::ShardVolume,
+    },
+    membership::{attached::Attached, snapshot::View},
+    offload::{coefficients::combination, reducer::Turn},
     units::to_u32,
 };
 
@@ -141,7 +144,7 @@ fn length_of(buffer: &Buffer) -> u32 {
 impl ShardVolume {
     /// Whether lost bytes may be had from the servers.
     pub(crate) fn may_reduce(&self, view: &View) -> bool {
-        attached(&view.snapshot).is_some() && !self.shared.offload.is_paused()
+        view.snapshot.attached().is_some() && !self.shared.offload.is_paused()
     }
 
     /// Fills `buffer` with what a lost piece holds, for a user. Else like [`ShardVolume::read_lost`].
@@ -162,7 +165,7 @@ impl ShardVolume {
     /// Fills `buffer` with what a member holds, or should. The caller holds the claim. False if the servers
     /// can't: then the buffer holds anything.
     pub(crate) async fn read_lost(&self, view: &View, mut lost: Lost, mut buffer: Buffer) -> (bool, Buffer) {
-        let Some(attached) = attached(&view.snapshot).cloned() else { return (false, buffer) };
+        let Some(attached) = view.snapshot.attached().cloned() else { return (false, buffer) };
         let members = to_u32(view.snapshot.seats.len());
         let piece = (RECEIVED_BYTES / members).clamp(SUM_BYTES_MIN, SUM_BYTES_MAX).min(attached.range_bytes);
         // Whole blocks.
@@ -192,7 +195,7 @@ impl ShardVolume {
         let Some(first) = pieces.first() else { return Set64::EMPTY };
         let claim = self.claim_alone(first.stripe).await;
         let view = self.view();
-        let attached = attached(&view.snapshot).filter(|_| self.may_reduce(&view)).cloned();
+        let attached = view.snapshot.attached().filter(|_| self.may_reduce(&view)).cloned();
         let mut lost = (0..pieces.len()).filter(|&index| !self.is_readable(&view, &pieces[index]));
         let (Some(attached), Some(lost), None) = (attached, lost.next(), lost.next()) else {
             return Set64::EMPTY;
