@@ -461,7 +461,7 @@ impl ArrayController {
     /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush
     /// brings back (C5).
     async fn flush_walked(&self) -> bool {
-        let view = self.volume.inner.view();
+        let view = self.volume.inner.members.view();
         self.maintenance_state.flushing.set(true);
         let is_flushed = if active(Mutant::WalkForgetsFailedFlush) {
             self.volume.inner.flush_members(&view).await.is_empty()
@@ -550,7 +550,7 @@ impl ShardVolume {
             self.write_out_claimed(stripe).await?;
         }
         loop {
-            let view = self.view();
+            let view = self.members.view();
             if view.snapshot.membership != walk.membership {
                 return Err(IoError::Stopping);
             }
@@ -663,7 +663,7 @@ impl ShardVolume {
     /// Rewrites what can't be read of a stripe, in every row that the other members allow to make. The caller
     /// holds the claim.
     pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
-        let view = self.view();
+        let view = self.members.view();
         let mut row = self.rows.take();
         for from in (0..self.parity_geometry().chunk_bytes()).step_by(PAGE_BYTES as usize) {
             // A row that can't be made stays as it is, and requests that need it get the error.

@@ -95,7 +95,7 @@ impl ArrayController {
         if candidates.is_empty() {
             return;
         }
-        let view = self.volume.inner.view();
+        let view = self.volume.inner.members.view();
         let flushes = !early && !active(Mutant::SweepWithoutFlush);
         if flushes && !self.volume.inner.flush_or_report(&view).await.is_empty() {
             return;

@@ -70,7 +70,7 @@ impl ShardVolume {
         let shared: &Shared = &self.shared;
         let reports = &shared.bad_reports;
         shared.until(|| reports.is_settled(listing.ticket)).await?;
-        let missing = self.view().unreadable(listing.offset, listing.length).len();
+        let missing = self.members.view().unreadable(listing.offset, listing.length).len();
         if missing > shared.geometry.redundancy() {
             return Err(IoError::Unreadable { stripe, missing });
         }
@@ -89,14 +89,14 @@ impl ShardVolume {
     ) -> bool {
         let Some((member, _)) = view.member(place) else { return false };
         if !self.can_list(member, error) {
-            self.report(view, place, Operation::Write, member.data_offset + offset, error);
+            self.members.report(view, place, Operation::Write, member.data_offset + offset, error);
             return false;
         }
         let slot = view.slot_at(place);
         let listing = self.list_bad(member, slot, (offset, length), error);
         // That more is lost than can be made is what rebuild and scrub record.
         let listed = matches!(self.listed(0, &listing).await, Ok(()) | Err(IoError::Unreadable { .. }));
-        listed && self.view().snapshot.slot_of(member.id) == Some(slot)
+        listed && self.members.view().snapshot.slot_of(member.id) == Some(slot)
     }
 
     /// A write of this range succeeded: if some of it was listed as bad, it is good again.

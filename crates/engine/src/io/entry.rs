@@ -69,7 +69,7 @@ impl ShardVolume {
         loop {
             let pass =
                 admission.enter(self.shard, &shared.controller_wake).await.map_err(|_| shared.refusal())?;
-            let view = self.view();
+            let view = self.members.view();
             if view.snapshot.generation == pass.generation() {
                 shard::interruption().await;
                 return Ok(Inside { admission, pass, view });

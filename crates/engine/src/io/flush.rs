@@ -42,7 +42,7 @@ impl ShardVolume {
     /// before this returns: the kernel reports lost writes once, so the flush is never tried again.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
         self.shared.check()?;
-        let view = self.view();
+        let view = self.members.view();
         if active(Mutant::FlushSkipped) {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl ShardVolume {
                 .map_or(Ok(()), |slot| Err(striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
         }
         for (slot, error) in failed {
-            if let Some(member) = self.report(&view, slot, Operation::Flush, 0, error)
+            if let Some(member) = self.members.report(&view, slot, Operation::Flush, 0, error)
                 && !active(Mutant::FailedFlushNotAwaited)
             {
                 self.shared.dropped(member).await?;
@@ -119,12 +119,14 @@ impl ShardVolume {
     /// The same, and reports those that failed. Returns those members.
     pub(crate) async fn flush_or_report(&self, view: &View) -> Vec<MemberId> {
         let failed = self.flush_members(view).await.into_iter();
-        failed.filter_map(|(place, error)| self.report(view, place, Operation::Flush, 0, error)).collect()
+        failed
+            .filter_map(|(place, error)| self.members.report(view, place, Operation::Flush, 0, error))
+            .collect()
     }
 
     /// Whether every member can make ranges read back zero (C6).
     pub(crate) fn can_zero(&self) -> bool {
-        let view = self.view();
+        let view = self.members.view();
         // Zeroed past a log, a stripe would get its older content back from it.
         !view.snapshot.log.takes_whole_pages()
             && view.devices.iter().flatten().all(|device| device.info().zeroes == ZeroedReads::Zero)
@@ -220,7 +222,7 @@ impl ShardVolume {
                 }
                 Err(error) => {
                     view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
-                    dropped.extend(self.report(view, place, Operation::Write, at, error));
+                    dropped.extend(self.members.report(view, place, Operation::Write, at, error));
                 }
             }
         }

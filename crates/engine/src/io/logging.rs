@@ -33,7 +33,7 @@ impl LogView for ShardLogView<'_> {
     }
 
     fn report(&self, device: &LogDevice<'_>, offset: u64, error: DeviceError) {
-        self.volume.report(self.view, device.place, Operation::Metadata, offset, error);
+        self.volume.members.report(self.view, device.place, Operation::Metadata, offset, error);
     }
 
     fn counters(&self) -> &Counters {

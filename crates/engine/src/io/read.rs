@@ -31,7 +31,7 @@ impl ShardVolume {
         if first.length as usize == rest.len() {
             return self.read_piece(geometry, &first, rest).await;
         }
-        let view = self.view();
+        let view = self.members.view();
         if !view.snapshot.missing.is_empty() && self.may_reduce(&view) {
             return Box::pin(self.read_by_stripes(geometry, std::iter::once(first).chain(pieces), rest))
                 .await;
@@ -77,7 +77,7 @@ impl ShardVolume {
         let pieces: Vec<Piece> = pieces.collect();
         let mut buffers: Vec<Option<Buffer>> =
             pieces.iter().map(|piece| Some(rest.split_to(piece.length as usize))).collect();
-        let (view, mut whole, mut from) = (self.view(), Requests::new(), 0);
+        let (view, mut whole, mut from) = (self.members.view(), Requests::new(), 0);
         let mut is_read = vec![false; pieces.len()];
         let mut around = Vec::new();
         for stripe in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
@@ -149,7 +149,7 @@ impl ShardVolume {
         if self.shared.admission.generation() == view.snapshot.generation {
             return true;
         }
-        let now = self.view();
+        let now = self.members.view();
         !now.snapshot.missing.contains(slot)
             && now.snapshot.seats[slot].member().map(|m| m.id)
                 == view.snapshot.seats[slot].member().map(|m| m.id)
@@ -165,11 +165,11 @@ impl ShardVolume {
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
         let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         loop {
-            let view = self.view();
+            let view = self.members.view();
             let Some((member, _)) = view.readable(slot, offset, piece.length.into()) else {
                 return self.read_reconstructed(piece, buffer, None).await;
             };
-            let started = if self.sample() { Some(shard::now()) } else { None };
+            let started = if self.members.sample() { Some(shard::now()) } else { None };
             let outcome = self.submit_piece(geometry, &view, piece, buffer).await;
             let Some(back) = outcome.buffer else { unreachable!("a read gives its buffer back") };
             buffer = back;
@@ -184,7 +184,7 @@ impl ShardVolume {
                 Err(_) if active(Mutant::ReadErrorIgnored) => return (Ok(()), buffer),
                 Err(error) => {
                     if error.kind != DeviceErrorKind::Media {
-                        self.report(&view, slot, Operation::Read, member.data_offset + offset, error);
+                        self.members.report(&view, slot, Operation::Read, member.data_offset + offset, error);
                     }
                     let repair = (error.kind == DeviceErrorKind::Media).then_some(slot);
                     return self.read_reconstructed(piece, buffer, repair).await;
@@ -206,7 +206,7 @@ impl ShardVolume {
         } else {
             Some(self.claim_alone(piece.stripe).await)
         };
-        let view = self.view();
+        let view = self.members.view();
         if repair.is_none() && self.may_reduce(&view) && !self.is_partly_there(&view, piece, false) {
             let (is_read, back) = Box::pin(self.read_reduced(&view, piece, buffer)).await;
             if is_read {
@@ -220,7 +220,7 @@ impl ShardVolume {
         let avoid = repair.map_or(Set64::EMPTY, Set64::only);
         let want = Want { columns: Set64::only(piece.column), parity: false, avoid };
         let (view, by_rows, result) = loop {
-            let view = self.view();
+            let view = self.members.view();
             let (mut by_rows, mut result) = (self.is_partly_there(&view, piece, repair.is_some()), Ok(()));
             if !by_rows {
                 result = self.read_row(&view, piece.stripe, range, want, &mut row).await;
@@ -324,7 +324,7 @@ impl ShardVolume {
         let length = bytes.len() as u64;
         let is_written = self.write_sync(view, slot, offset, bytes).await.is_ok();
         // What the member refused is in its log by now, and not corrected.
-        if is_written && !self.view().snapshot.is_bad(slot, offset, length) {
+        if is_written && !self.members.view().snapshot.is_bad(slot, offset, length) {
             self.corrected(view, slot, offset);
         }
     }
@@ -336,7 +336,7 @@ impl ShardVolume {
     pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {
         self.counters().corrected_reads.add(1);
         let Some((member, _)) = view.member(slot) else { return };
-        self.device(member).note_corrected();
+        self.members.device(member).note_corrected();
         let count = member.health.count_corrected(shard::now());
         if count <= self.shared.options.max_read_errors || active(Mutant::CorrectedReadsUnlimited) {
             return;
@@ -344,6 +344,6 @@ impl ShardVolume {
         // Whether the array can do without it, the controller decides, behind all that was reported before:
         // see [`Shared::spare_the_needed`](crate::shared::Shared::spare_the_needed).
         let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
-        self.report(view, slot, Operation::Read, member.data_offset + offset, error);
+        self.members.report(view, slot, Operation::Read, member.data_offset + offset, error);
     }
 }

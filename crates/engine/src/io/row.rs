@@ -166,7 +166,7 @@ impl ShardVolume {
                 (Err(error), _) => {
                     row.unreadable.insert(slot);
                     if error.kind != DeviceErrorKind::Media {
-                        self.report(view, slot, Operation::Read, offset, error);
+                        self.members.report(view, slot, Operation::Read, offset, error);
                     }
                 }
                 (Ok(_), None) => row.unreadable.insert(slot),

@@ -22,7 +22,7 @@ impl ShardVolume {
         let Ok(extents) = geometry.extents(offset, rest.len() as u64) else {
             unreachable!("the range was checked")
         };
-        let view = self.view();
+        let view = self.members.view();
         let mut set = self.sets.take();
         let mut places = Vec::new();
         for extent in extents {
@@ -60,7 +60,7 @@ impl ShardVolume {
         data: Slice,
         fua: bool,
     ) -> Result<(), IoError> {
-        let view = self.view();
+        let view = self.members.view();
         let mut set = self.sets.take();
         let mut places = Vec::new();
         let mut done = 0;

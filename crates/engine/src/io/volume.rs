@@ -5,38 +5,29 @@
 
 use std::{
     cell::{Cell, RefCell},
-    rc::{Rc, Weak},
+    rc::Rc,
     sync::Arc,
 };
 
 use pinstripe_parity::Kernel;
-use pinstripe_runtime::{
-    Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, Slice, Submission, SubmissionSet, ZeroedReads,
-    shard,
-};
+use pinstripe_runtime::{Buffer, Device, Slice, SubmissionSet, shard};
 
 use crate::{
-    error::{IoError, MemberError, Operation},
-    geometry::{Geometry, MEMBERS_MAX, ParityGeometry, StripeId},
+    error::IoError,
+    geometry::{Geometry, ParityGeometry, StripeId},
     io::{
         fan_out::FanOut,
         row::RowRange,
         write::{context::WriteContext, overlay},
     },
-    members::{Member, MemberId},
-    membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active},
-    plan::{
-        Price, WritePolicy,
-        cost::{SAMPLE_EVERY, is_worth_keeping, read_prices},
-    },
     shared::{Answer, Shared},
     statistics::Counters,
     stripe::{
         image::Piece,
         table::{Claim, Entered},
     },
-    supervision::Supervised,
+    supervision::shard_members::ShardMembers,
     units::to_usize,
 };
 
@@ -54,19 +45,13 @@ pub(crate) struct ShardVolume {
     pub(crate) shared: Arc<Shared>,
     pub(crate) shard: usize,
     pub(crate) kernel: &'static Kernel,
-    view: RefCell<Rc<View>>,
-    /// By [`MemberId`].
-    devices: RefCell<Vec<Option<Rc<Supervised>>>>,
+    /// The members as this shard sees them.
+    pub(crate) members: Rc<ShardMembers>,
     pub(crate) write_contexts: Pooled<WriteContext>,
     pub(crate) rows: Pooled<RowRange>,
     pub(crate) sets: Pooled<SubmissionSet>,
-    requests: Cell<u32>,
     /// Stripes of longer writes that tasks of their own write now.
     branches: Cell<usize>,
-    /// By slot: what reads cost, brought up to date with every measurement of this shard.
-    pub(crate) read_prices: [Cell<Price>; MEMBERS_MAX],
-    /// Whether the parity cache is given what was written.
-    pub(crate) keeps_parity: Cell<bool>,
 }
 
 /// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
@@ -87,79 +72,23 @@ impl<T: Default> Pooled<T> {
     }
 }
 
-thread_local! {
-    /// This thread's volumes, for [`adopt_everywhere`]. (A simulated world has all its shards on one thread.)
-    static VOLUMES: RefCell<Vec<Weak<ShardVolume>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `act` with every volume of the array, on its shard, soon.
-fn everywhere(shared: &Arc<Shared>, act: impl Fn(&ShardVolume) + Clone + Send + 'static) {
-    for shard in &shared.shards {
-        let (shared, act) = (Arc::clone(shared), act.clone());
-        shard.send(move || {
-            let volumes = VOLUMES.with_borrow(Clone::clone);
-            for volume in volumes.iter().filter_map(Weak::upgrade) {
-                if Arc::ptr_eq(&volume.shared, &shared)
-                    && shared.shards[volume.shard].index() == shard::index()
-                {
-                    act(&volume);
-                }
-            }
-        });
-    }
-}
-
-/// Has every shard see the current membership soon, even an idle one, so that a device that was dropped is
-/// let go of.
-pub(crate) fn adopt_everywhere(shared: &Arc<Shared>) {
-    everywhere(shared, |volume| drop(volume.view()));
-}
-
-/// Has every shard stop waiting for a member, soon.
-pub(crate) fn give_up_everywhere(shared: &Arc<Shared>, member: MemberId, kind: DeviceErrorKind) {
-    everywhere(shared, move |volume| {
-        let device = volume.devices.borrow().get(member.0).cloned().flatten();
-        if let Some(device) = device {
-            device.give_up(kind);
-        }
-    });
-}
-
-/// Has every shard look at what it waits for, because the limit has changed.
-pub(crate) fn look_again_everywhere(shared: &Arc<Shared>) {
-    everywhere(shared, |volume| {
-        let devices = volume.devices.borrow().clone();
-        devices.iter().flatten().for_each(|device| device.look_again());
-    });
-}
-
 impl Volume {
     /// The array on the current shard, which must be one of `shared.shards`.
     pub fn new(shared: Arc<Shared>) -> Self {
-        let snapshot = shared.snapshot();
         let shard = shard::index();
         let position = shared.shards.iter().position(|s| s.index() == shard);
+        let shard = position.expect("a volume is opened on a shard of its array");
         let inner = ShardVolume {
-            shard: position.expect("a volume is opened on a shard of its array"),
+            shard,
             kernel: pinstripe_parity::kernel(),
-            view: RefCell::new(Rc::new(View { snapshot, devices: Vec::new(), shares_link: false })),
-            devices: RefCell::default(),
+            members: ShardMembers::new(Arc::clone(&shared), shard),
             write_contexts: Pooled::new(),
             rows: Pooled::new(),
             sets: Pooled::new(),
-            requests: Cell::new(0),
             branches: Cell::new(0),
-            read_prices: std::array::from_fn(|_| Cell::default()),
-            keeps_parity: Cell::default(),
             shared,
         };
-        inner.adopt();
-        let inner = Rc::new(inner);
-        VOLUMES.with_borrow_mut(|volumes| {
-            volumes.retain(|volume| volume.strong_count() > 0);
-            volumes.push(Rc::downgrade(&inner));
-        });
-        Self { inner }
+        Self { inner: Rc::new(inner) }
     }
 
     /// What it shares with the other shards.
@@ -334,129 +263,7 @@ impl ShardVolume {
         claim
     }
 
-    /// The membership as this shard sees it, brought up to date.
-    pub(crate) fn view(&self) -> Rc<View> {
-        if self.view.borrow().snapshot.generation != self.shared.admission.generation() {
-            self.adopt();
-        }
-        Rc::clone(&self.view.borrow())
-    }
-
-    fn adopt(&self) {
-        let snapshot = self.shared.snapshot();
-        let device = |member: &Arc<Member>| self.device(member) as Rc<dyn Device>;
-        let seated = snapshot.seats.iter().map(|seat| seat.member().map(device));
-        let targets = snapshot.targets.iter().map(|(_, target)| Some(device(target)));
-        let devices: Vec<_> = seated.chain(targets).collect();
-        let shares_link = devices.iter().flatten().filter(|device| device.is_remote()).count() > 1;
-        // A device that left the array is let go of, and waits for it end; requests under way still hold it.
-        for (index, device) in self.devices.borrow_mut().iter_mut().enumerate() {
-            if snapshot.slot_of(MemberId(index)).is_none()
-                && let Some(device) = device.take()
-            {
-                device.give_up(DeviceErrorKind::Removed);
-            }
-        }
-        self.update_prices(&snapshot);
-        *self.view.borrow_mut() = Rc::new(View { snapshot, devices, shares_link });
-    }
-
-    /// After a measurement, or when the members have changed.
-    pub(crate) fn update_prices(&self, snapshot: &Snapshot) {
-        let members = snapshot.seats.iter().map(|seat| seat.member().map(|member| &member.cost));
-        read_prices(members.clone(), &self.read_prices);
-        let options = &self.shared.options;
-        self.keeps_parity.set(
-            self.shared.cache.is_enabled()
-                && (options.policy != WritePolicy::Cost || is_worth_keeping(members.flatten())),
-        );
-    }
-
-    /// This shard's handle to a member's device.
-    pub(crate) fn device(&self, member: &Arc<Member>) -> Rc<Supervised> {
-        let MemberId(index) = member.id;
-        let mut devices = self.devices.borrow_mut();
-        if devices.len() <= index {
-            devices.resize(index + 1, None);
-        }
-        Rc::clone(devices[index].get_or_insert_with(|| self.supervised(member)))
-    }
-
-    /// A handle of its own to a device, which may hold no slot: those of [`ShardVolume::device`] go when the
-    /// view has no place for them.
-    pub(crate) fn supervised(&self, member: &Arc<Member>) -> Rc<Supervised> {
-        let device = member.attach();
-        let device = device.unwrap_or_else(|error| Rc::new(Unattached::new(&member.name, error)));
-        Supervised::new(device, member, &self.shared)
-    }
-
-    /// Whether the next request shall be timed.
-    pub(crate) fn sample(&self) -> bool {
-        let count = self.requests.get().wrapping_add(1);
-        self.requests.set(count);
-        count.is_multiple_of(SAMPLE_EVERY)
-    }
-
-    /// Drops the member of a place because it failed. Returns which it is.
-    pub(crate) fn report(
-        &self,
-        view: &View,
-        place: usize,
-        operation: Operation,
-        offset: u64,
-        error: DeviceError,
-    ) -> Option<MemberId> {
-        let (member, _) = view.member(place)?;
-        let slot = view.slot_at(place);
-        let error = MemberError { slot, name: member.name.clone(), operation, offset, error };
-        self.shared.report(member.id, error);
-        Some(member.id)
-    }
-
     pub(crate) fn parity_geometry(&self) -> &ParityGeometry {
         self.shared.geometry.parity().expect("level 0 has no stripes to claim")
-    }
-}
-
-/// Stands for a device that a shard could not attach: every request fails, so the member is dropped by the
-/// usual way.
-pub(crate) struct Unattached {
-    info: DeviceInfo,
-    error: DeviceError,
-}
-
-impl Unattached {
-    pub(crate) fn new(name: &str, error: DeviceError) -> Self {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            size: 0,
-            logical_block: 512,
-            volatile_cache: false,
-            zeroes: ZeroedReads::Unsupported,
-            discards: false,
-        };
-        // Whatever it was, retrying or correcting sectors won't help.
-        Self { info, error: DeviceError { kind: DeviceErrorKind::Gone, ..error } }
-    }
-}
-
-impl Device for Unattached {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-    fn read(&self, _: u64, buffer: Buffer) -> Submission {
-        Submission::done(Err(self.error), Some(buffer))
-    }
-    fn write(&self, _: u64, _: Slice, _: bool) -> Submission {
-        Submission::done(Err(self.error), None)
-    }
-    fn flush(&self) -> Submission {
-        Submission::done(Err(self.error), None)
-    }
-    fn discard(&self, _: u64, _: u64) -> Submission {
-        Submission::done(Err(self.error), None)
-    }
-    fn write_zeroes(&self, _: u64, _: u64) -> Submission {
-        Submission::done(Err(self.error), None)
     }
 }

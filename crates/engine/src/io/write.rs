@@ -136,7 +136,7 @@ impl ShardVolume {
             return;
         }
         let geometry = self.parity_geometry();
-        let intent = &self.view().snapshot.intent;
+        let intent = &self.members.view().snapshot.intent;
         let regions = intent.regions(geometry.member_offset(stripe), geometry.chunk_bytes().into());
         regions.for_each(|region| intent.set_needs_resync(region, true));
     }
@@ -185,7 +185,7 @@ impl ShardVolume {
     ) -> Result<u64, Aborted> {
         let inside = self.enter().await?;
         context.pre_read.clear();
-        context.timed = self.sample();
+        context.timed = self.members.sample();
         self.join_claim(claim.as_deref_mut(), context);
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Aborted| if inside.has_moved() { Aborted::Replan } else { error };
@@ -439,14 +439,20 @@ impl ShardVolume {
                     if let Err(error) = result
                         && error.kind != DeviceErrorKind::Media
                     {
-                        self.report(view, slot, Operation::Read, offset + u64::from(transfer.start), error);
+                        self.members.report(
+                            view,
+                            slot,
+                            Operation::Read,
+                            offset + u64::from(transfer.start),
+                            error,
+                        );
                     }
                 }
             }
         }
         context.set.clear();
         if context.timed {
-            self.update_prices(&view.snapshot);
+            self.members.update_prices(&view.snapshot);
         }
         if failed { Err(Aborted::Replan) } else { Ok(()) }
     }
@@ -515,7 +521,13 @@ impl ShardVolume {
                             context.listings.push(self.list_bad(member, view.slot_at(place), range, error));
                         }
                         None => {
-                            context.dropped.extend(self.report(view, place, Operation::Write, at, error));
+                            context.dropped.extend(self.members.report(
+                                view,
+                                place,
+                                Operation::Write,
+                                at,
+                                error,
+                            ));
                         }
                     }
                 }
@@ -535,7 +547,7 @@ impl ShardVolume {
     /// After success the cache may have the rows that were written whole.
     fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
         let whole = context.dropped.is_empty() && context.listings.is_empty();
-        if !self.keeps_parity.get() || !whole {
+        if !self.members.keeps_parity.get() || !whole {
             return;
         }
         for (run, parity) in context.plan.runs().iter().zip(&mut context.parity) {
@@ -623,7 +635,7 @@ struct PlanFacts<'a> {
 
 impl Facts for PlanFacts<'_> {
     fn price(&self, slot: MemberSlot) -> Price {
-        if self.explores { UNKNOWN } else { self.volume.read_prices[slot.index()].get() }
+        if self.explores { UNKNOWN } else { self.volume.members.read_prices[slot.index()].get() }
     }
 
     fn shares_link(&self) -> bool {

@@ -113,12 +113,12 @@ impl ArrayController {
     /// dropped, and no other spare is tried: it would end in the same way.
     fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
-            let view = self.volume.inner.view();
+            let view = self.volume.inner.members.view();
             let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
                 self.spares_rest.set(true);
                 let place = view.target_place(slot).unwrap_or(slot);
-                self.volume.inner.report(&view, place, Operation::Read, 0, unreadable);
+                self.volume.inner.members.report(&view, place, Operation::Read, 0, unreadable);
             }
         }
         false
@@ -216,7 +216,7 @@ impl ShardVolume {
         match (outcome.result, outcome.buffer) {
             (Ok(_), Some(buffer)) => Ok(Some(buffer.freeze())),
             (Err(error), _) if error.kind != DeviceErrorKind::Media => {
-                self.report(view, slot, Operation::Read, offset, error);
+                self.members.report(view, slot, Operation::Read, offset, error);
                 Err(IoError::Stopping)
             }
             _ => Ok(None),

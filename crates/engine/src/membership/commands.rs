@@ -18,7 +18,6 @@ use crate::{
     assembly::{AssembleError, Found, read_member},
     error::{IoError, MemberError},
     intent::IntentTable,
-    io::volume::give_up_everywhere,
     members::MemberId,
     membership::{
         control::{Command, IntentChange},
@@ -27,6 +26,7 @@ use crate::{
         superblocks::{Known, Newcomer},
     },
     mutants::{Mutant, active},
+    supervision::shard_members::give_up_everywhere,
     units::to_usize,
 };
 

@@ -22,10 +22,10 @@ use crate::{
     controller::policy::LogChange,
     error::{IoError, MemberError, Operation},
     events::EventKind,
-    io::volume::adopt_everywhere,
     members::MemberId,
     mutants::{Mutant, active},
     shared::{Failure, Shared},
+    supervision::shard_members::adopt_everywhere,
 };
 
 /// What the controller is asked to do. The answer comes through the reply.
@@ -394,7 +394,7 @@ impl ArrayController {
         }
         shared.check()?;
         if !active(Mutant::CleanWithoutFlush) {
-            let view = self.volume.inner.view();
+            let view = self.volume.inner.members.view();
             let failed = self.volume.inner.flush_members(&view).await;
             if !failed.is_empty() {
                 let failures = failed.into_iter().filter_map(|(slot, error)| {

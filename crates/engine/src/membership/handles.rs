@@ -7,10 +7,10 @@ use pinstripe_runtime::{Device, DeviceErrorKind};
 use super::superblocks::Known;
 use crate::{
     array::ArrayController,
-    io::volume::give_up_everywhere,
     members::MemberId,
     membership::{commands::CommandError, superblocks::MemberState},
     mutants::{Mutant, active},
+    supervision::shard_members::give_up_everywhere,
 };
 
 /// A stop waits for members that may take their time only so long.
@@ -21,7 +21,7 @@ impl ArrayController {
     /// membership, and when a device has joined: one that holds no slot gets superblocks, and must not hold
     /// the controller for ever either.
     pub(crate) fn supervise_members(&self) {
-        let view = self.volume.inner.view();
+        let view = self.volume.inner.members.view();
         let mut superblocks = self.superblocks.borrow_mut();
         for slot in 0..view.devices.len() {
             if let Some((member, device)) = view.member(slot) {
@@ -38,7 +38,7 @@ impl ArrayController {
                 handle.device = handle.member.attach().unwrap_or_else(|_| Rc::clone(&handle.device));
                 continue;
             }
-            let device = self.volume.inner.supervised(&handle.member);
+            let device = self.volume.inner.members.supervised(&handle.member);
             handle.device = Rc::clone(&device) as Rc<dyn Device>;
             handle.waiting = Some(device);
         }
@@ -91,7 +91,7 @@ impl ArrayController {
         let shared = self.shared();
         if shared.member_limit_ns() == 0 {
             shared.set_member_limit_ns(STOP_LIMIT_NS);
-            crate::io::volume::look_again_everywhere(shared);
+            crate::supervision::shard_members::look_again_everywhere(shared);
             let superblocks = self.superblocks.borrow();
             let devices = superblocks.membership.devices.iter();
             let waiting = devices.filter_map(|record| record.handle.waiting.as_ref());

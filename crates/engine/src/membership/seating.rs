@@ -111,7 +111,7 @@ impl ArrayController {
         } else {
             active(Mutant::RecoveryWithoutFlush)
         };
-        let view = self.volume.inner.view();
+        let view = self.volume.inner.members.view();
         if !unflushed {
             self.volume.inner.flush_or_report(&view).await;
             if self.shared().has_failures() {

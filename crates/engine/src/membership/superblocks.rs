@@ -24,10 +24,9 @@ use super::{
 use crate::{
     assembly::{Found, FoundMembers},
     error::NO_SLOT,
-    io::volume::Unattached,
     members::{LogArea, Member, MemberBadBlocks, MemberId},
     mutants::{Mutant, active},
-    supervision::Supervised,
+    supervision::{Supervised, shard_members::Unattached},
 };
 
 /// What the home shard has of a device.

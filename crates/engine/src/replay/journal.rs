@@ -130,7 +130,7 @@ impl<'a> Replay<'a> {
             return Err(problem(journal, JournalProblem::NoParity));
         };
         let ring = Ring::new(&journal.superblock);
-        Ok(Self { volume, geometry, journal, ring, view: volume.inner.view() })
+        Ok(Self { volume, geometry, journal, ring, view: volume.inner.members.view() })
     }
 
     fn refuse(&self, which: JournalProblem) -> AssembleError {

@@ -20,6 +20,7 @@
 
 pub(crate) mod bounded;
 mod offload;
+pub(crate) mod shard_members;
 
 use std::{
     rc::{Rc, Weak},
@@ -34,10 +35,10 @@ use pinstripe_runtime::{
 
 use crate::{
     error::{MemberError, Operation},
-    io::volume::give_up_everywhere,
     members::{Member, health::MemberCounters},
     mutants::{Mutant, active},
     shared::Shared,
+    supervision::shard_members::give_up_everywhere,
 };
 
 /// How often a request is tried again that a device was too busy for.

@@ -40,7 +40,7 @@ impl ArrayController {
         if shared.has_failures() {
             return Err(IoError::Failed);
         }
-        let view = self.volume.inner.view();
+        let view = self.volume.inner.members.view();
         shared.durable(view.snapshot.generation).await?;
         if active(Mutant::TailBeforeFlush) {
             return self.move_tail(journal, from).await;

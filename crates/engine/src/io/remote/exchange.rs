@@ -152,7 +152,8 @@ impl ShardVolume {
                 (Step::Resolve { .. }, Ok(_)) => DeviceError::of(DeviceErrorKind::Other),
                 _ => continue,
             };
-            judged.member = self.report(view, step.slot(), Operation::Write, 0, error).or(judged.member);
+            judged.member =
+                self.members.report(view, step.slot(), Operation::Write, 0, error).or(judged.member);
         }
         judged
     }

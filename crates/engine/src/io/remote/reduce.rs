@@ -194,7 +194,7 @@ impl ShardVolume {
     pub(crate) async fn read_around(&self, pieces: &[Piece], parts: &mut Vec<Buffer>) -> Set64 {
         let Some(first) = pieces.first() else { return Set64::EMPTY };
         let claim = self.claim_alone(first.stripe).await;
-        let view = self.view();
+        let view = self.members.view();
         let attached = view.snapshot.attached().filter(|_| self.may_reduce(&view)).cloned();
         let mut lost = (0..pieces.len()).filter(|&index| !self.is_readable(&view, &pieces[index]));
         let (Some(attached), Some(lost), None) = (attached, lost.next(), lost.next()) else {

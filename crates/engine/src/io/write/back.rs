@@ -33,7 +33,7 @@ use crate::{
 impl ShardVolume {
     /// The journal, if anything is cached or may be.
     pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
-        match &self.view().snapshot.log {
+        match &self.members.view().snapshot.log {
             Log::Journal(journal) if journal.caches() => Some(Arc::clone(journal)),
             _ => None,
         }

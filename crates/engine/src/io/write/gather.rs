@@ -84,7 +84,7 @@ impl ShardVolume {
     /// take the time of the slowest member.
     fn gather_limit(&self) -> u64 {
         let chunk = self.parity_geometry().chunk_bytes();
-        let view = self.view();
+        let view = self.members.view();
         let members = view.snapshot.seats.iter().filter_map(Seat::member);
         let slowest = members.map(|member| {
             let price = member.cost.write();

@@ -334,7 +334,7 @@ impl ShardVolume {
             Some(member) => {
                 context.listings.push(self.list_bad(member, slot, (at, length.into()), error));
             }
-            None => context.dropped.extend(self.report(view, slot, Operation::Write, at, error)),
+            None => context.dropped.extend(self.members.report(view, slot, Operation::Write, at, error)),
         }
     }
 }

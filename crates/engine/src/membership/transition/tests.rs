@@ -23,9 +23,9 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 use super::*;
 use crate::{
     assembly::{AssembleError, Assembled, Found, decide::decide},
-    io::volume::Unattached,
     membership::superblocks::assembled,
     options::ArrayOptions,
+    supervision::shard_members::Unattached,
 };
 
 /// Entries of the roles table that are looked at: fewer than on a disk, more than are ever used.
