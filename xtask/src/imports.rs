@@ -4,6 +4,9 @@
 //! in a path. Tests don't count. A circle of files is told when it leaves a folder: a change of one of its
 //! files takes knowledge of all of them, and the folders say nothing about what rests on what. A module and
 //! the modules below it are one folder.
+//!
+//! A `lib.rs` may list the crate's modules behind a line that begins with "From the bottom up". Then an arrow
+//! to a module further down in that list is told too, and so is a module that isn't in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +16,8 @@ use syn::{Attribute, ItemMod, ItemUse, UseTree};
 
 use crate::tidy::Finding;
 
-/// Circles that stand until the folders of their crate are made anew: one file of each. No other may come.
-const KNOWN: &[&str] = &["crates/engine/src/membership/control.rs"];
+/// How the line begins behind which a `lib.rs` lists its modules, each one above those that it uses.
+const ORDER: &str = "//! From the bottom up";
 
 /// The modules of one crate: what each names.
 #[derive(Default)]
@@ -38,12 +41,14 @@ pub fn check(sources: &[(String, String)]) -> Result<Vec<Finding>> {
     }
     let mut findings = Vec::new();
     for files in crates.values() {
-        for circle in Crate::read(files)?.circles() {
-            if !KNOWN.iter().any(|known| circle.contains(known)) {
-                let file = circle.first().map_or_else(String::new, |&first| first.to_owned());
-                let message = format!("these files use each other in a circle: {}", circle.join(", "));
-                findings.push(Finding { file, line: 1, message });
-            }
+        let modules = Crate::read(files)?;
+        for circle in modules.circles() {
+            let file = circle.first().map_or_else(String::new, |&first| first.to_owned());
+            let message = format!("these files use each other in a circle: {}", circle.join(", "));
+            findings.push(Finding { file, line: 1, message });
+        }
+        if let Some((_, text)) = files.iter().find(|(file, _)| file.ends_with("/src/lib.rs")) {
+            findings.extend(modules.against(&stated_order(text)));
         }
     }
     Ok(findings)
@@ -112,6 +117,30 @@ impl Crate {
         circles.iter().map(|circle| circle.iter().map(file).collect()).collect()
     }
 
+    /// Findings where a module uses one that comes later in `order`, or is not in it. None without an order.
+    fn against(&self, order: &[String]) -> Vec<Finding> {
+        let floor = |module: &[String]| order.iter().position(|name| module.first() == Some(name));
+        let mut findings = Vec::new();
+        for (module, targets) in
+            self.arrows.iter().filter(|(module, _)| !order.is_empty() && !module.is_empty())
+        {
+            let tell = |message| Finding { file: self.files[module].clone(), line: 1, message };
+            let Some(own) = floor(module) else {
+                findings
+                    .push(tell("lib.rs lists the modules from the bottom up, without this one".to_owned()));
+                continue;
+            };
+            let above = targets.iter().filter(|target| floor(target).is_some_and(|floor| floor > own));
+            findings.extend(above.map(|target| {
+                let (own, target) = (&order[own], target.join("::"));
+                tell(format!(
+                    "{own} uses {target}, which lib.rs lists further down: it may use what comes before it"
+                ))
+            }));
+        }
+        findings
+    }
+
     /// All modules that `module` leads to; itself, if it is in a circle.
     fn reach(&self, module: &Vec<String>) -> BTreeSet<&Vec<String>> {
         let mut reached = BTreeSet::new();
@@ -130,6 +159,17 @@ impl Crate {
             self.files.keys().any(|other| other.len() > module.len() && other.starts_with(module));
         if is_folder { module } else { &module[..module.len().saturating_sub(1)] }
     }
+}
+
+/// The modules that a `lib.rs` lists from the bottom up.
+fn stated_order(text: &str) -> Vec<String> {
+    let list = text.lines().skip_while(|line| !line.starts_with(ORDER)).skip(1);
+    let list = list.take_while(|line| line.starts_with("//!")).filter_map(|line| line.strip_prefix("//! - "));
+    let names = list.flat_map(|line| {
+        let names = line.split([':', '(']).next().unwrap_or_default();
+        names.split('`').skip(1).step_by(2)
+    });
+    names.map(|name| name.trim_start_matches("mod@").to_owned()).collect()
 }
 
 /// The path of the module that a file of `src` holds.
@@ -212,6 +252,27 @@ mod tests {
         ]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("src/a.rs") && found[0].contains("src/b.rs"), "{found:?}");
+    }
+
+    #[test]
+    fn a_module_that_uses_one_further_down_in_the_stated_order_is_found_and_so_is_one_that_is_not_in_it() {
+        let order =
+            "//! Crate.\n//!\n//! From the bottom up; told:\n//!\n//! - `a`, [`mod@b`]: two\n//! - [`c`]\n";
+        let files = |a, d| {
+            [
+                ("lib.rs", order),
+                ("a.rs", a),
+                ("b.rs", "use crate::a;"),
+                ("c.rs", "use crate::b;"),
+                ("d.rs", d),
+            ]
+        };
+        assert_eq!(circles(&files("", "")[..4]), Vec::<String>::new());
+        let found = circles(&files("fn f() { crate::c::g() }", "")[..4]);
+        assert!(found.iter().any(|message| message.starts_with("a uses c,")), "{found:?}");
+        let found = circles(&files("", "mod e;"));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("without this one"), "{found:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pinstripe_engine::{
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, ParityGeometry, StripeId},
-    io::decode::{encode, exponent},
+    stripe::decode::{encode, exponent},
 };
 use pinstripe_parity::Kernel;
 use pinstripe_runtime::{Buffer, DeviceError, Memory, shard};

@@ -23,8 +23,6 @@
 //! write). Neither region's bit is cleared until a resync or recovery of the whole region has ended without
 //! an error. Without a bitmap the table keeps the marks in memory only.
 
-pub(crate) mod writer;
-
 use std::ops::RangeInclusive;
 
 use crate::{
@@ -52,6 +50,9 @@ const TORN: u32 = 1 << 5;
 
 /// Regions that one stripe's change touches.
 pub type Regions = RangeInclusive<usize>;
+
+/// Regions of an array without a bitmap: only marks in memory.
+pub(crate) const REGION_BYTES_WITHOUT_BITMAP: u64 = 64 << 20;
 
 /// The intent of one array under one bitmap (or none). Replaced as a whole, with the membership snapshot,
 /// when the bitmap is added, removed or resized.

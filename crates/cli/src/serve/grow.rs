@@ -1,8 +1,7 @@
 //! What `pinstripe grow` changes: the consistency policy, the bitmap, the journal's mode.
 
 use pinstripe_engine::{
-    array::{Array, CommandError},
-    controller::policy::Policy,
+    array::{Array, CommandError, Policy},
     options::JournalMode,
 };
 

@@ -8,7 +8,7 @@ use std::{
 
 use pinstripe_engine::{
     array::{Array, Removed},
-    membership::superblocks::MemberState,
+    membership::MemberState,
 };
 use pinstripe_runtime::uring::blocking;
 

@@ -32,10 +32,10 @@ use crate::{
     consistency::{LogDevice, LogView},
     error::IoError,
     geometry::{MemberSlot, Set64, StripeId},
-    io::decode::exponent,
     members::LogArea,
     mutants::{Mutant, active},
     plan::{Method, Run},
+    stripe::decode::exponent,
 };
 
 /// How many times longer than its header the payload of a record should be.

@@ -48,9 +48,9 @@ use self::{
     cache::{Cache, Shape},
     ring::{Page, PageAddress, Ring, meta_blocks_max},
 };
-use super::{Batch, LogError};
+use crate::consistency::view::{Batch, LogError};
 use crate::{
-    consistency::LogView,
+    consistency::view::LogView,
     error::IoError,
     geometry::{Geometry, ParityGeometry, StripeId},
     mutants::{Mutant, active},

@@ -25,6 +25,7 @@ pub(crate) mod double_parity_log;
 pub(crate) mod journal;
 pub(crate) mod ppl;
 mod queue;
+mod view;
 
 use std::sync::{
     Arc,
@@ -35,23 +36,18 @@ use pinstripe_md::{
     ppl::ENTRIES_MAX,
     superblock::{Role, Superblock},
 };
-use pinstripe_runtime::{Device, DeviceError, Signal, Slice};
+use pinstripe_runtime::{Device, DeviceError, Signal};
 
 use self::journal::Journal;
 use crate::{
-    error::IoError,
-    geometry::{MemberSlot, ParityGeometry, StripeId},
-    members::{LogArea, Member, MemberId},
+    geometry::{MemberSlot, StripeId},
+    members::LogArea,
     mutants::{Mutant, active},
-    plan::Plan,
-    statistics::Counters,
-    stripe::{
-        image::{Extent, Image},
-        parity_cache::PAGE_BYTES,
-    },
+    stripe::{image::Extent, parity_cache::PAGE_BYTES},
 };
 pub use double_parity_log::DoubleParityLog;
 pub use ppl::Ppl;
+pub(crate) use view::{Batch, LogDevice, LogError, LogView};
 
 /// The log of an array, if it has one. Cheap to clone; lives in the membership snapshot.
 #[derive(Clone, Default)]
@@ -96,53 +92,6 @@ impl LogGate {
     }
 }
 
-/// What a log sees of the array: the devices of the membership under which it is asked, and how the array
-/// does.
-pub(crate) trait LogView {
-    /// The shape of the array.
-    fn geometry(&self) -> &ParityGeometry;
-    /// What takes the writes of a slot: its member, and the target of its replacement.
-    fn devices(&self, slot: MemberSlot) -> [Option<LogDevice<'_>>; 2];
-    /// Has a device dropped whose log could not be written at `offset`.
-    fn report(&self, device: &LogDevice<'_>, offset: u64, error: DeviceError);
-    /// Of this shard.
-    fn counters(&self) -> &Counters;
-    /// Stripe writes that are under way on all shards.
-    fn writers(&self) -> u32;
-    /// Whether the membership is another by now.
-    fn has_moved(&self) -> bool;
-    /// What a request is answered where the array has failed.
-    fn failure(&self) -> Option<IoError>;
-
-    /// Whether what waits for the log gives way.
-    fn is_over(&self) -> bool {
-        self.has_moved() || self.failure().is_some()
-    }
-}
-
-/// A device with a part of the log.
-#[derive(Clone, Copy)]
-pub(crate) struct LogDevice<'a> {
-    /// Where it is in the view of the members.
-    pub(crate) place: usize,
-    pub(crate) member: &'a Arc<Member>,
-    pub(crate) device: &'a dyn Device,
-}
-
-/// What a log is shown of a stripe write: all that is known before the first member changes.
-pub(crate) struct Batch<'a> {
-    pub(crate) view: &'a dyn LogView,
-    pub(crate) stripe: StripeId,
-    /// What is written. Final.
-    pub(crate) image: &'a Image,
-    /// Its runs: in each the same columns are written.
-    pub(crate) plan: &'a Plan,
-    /// New P and Q by run of the plan, as far as they will be written.
-    pub(crate) parity: &'a [[Option<Slice>; 2]],
-    /// It has been acknowledged from a journal, and is written out now.
-    pub(crate) written_out: bool,
-}
-
 /// The log knows the batch, durably. Dropped when every member has answered.
 #[must_use = "the log forgets the batch when this is dropped"]
 pub(crate) enum Logged {
@@ -157,16 +106,6 @@ pub(crate) enum Logged {
     /// It is in the double-parity log.
     #[expect(dead_code, reason = "it is kept to be dropped")]
     DoubleParity(double_parity_log::LogGuard),
-}
-
-/// Why a batch could not be logged. No member has changed.
-pub(crate) enum LogError {
-    /// This member failed, and is reported: plan anew when it is out.
-    Member(MemberId),
-    /// The membership changed meanwhile: plan anew.
-    Moved,
-    /// It can't be written at all.
-    Fatal(IoError),
 }
 
 impl Log {

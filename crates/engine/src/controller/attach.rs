@@ -26,19 +26,17 @@ use pinstripe_runtime::{
 };
 
 use crate::{
-    array::{Array, ArrayController, CommandError},
+    controller::{ArrayController, control::Command, error::CommandError, update::failure},
     error::{IoError, Operation},
     geometry::Set64,
     membership::{
         attached::{Attached, Standing},
-        control::Command,
         snapshot::{Change, Snapshot, View},
-        update::failure,
     },
     mutants::{Mutant, active},
+    offload::{MemberOffload, OffloadDetail},
     options::{OffloadMode, ReducerChoice},
     shared::Failure,
-    status::detail::{MemberOffload, OffloadDetail},
 };
 
 /// A server that refused is asked again after this.
@@ -417,9 +415,9 @@ impl ArrayController {
     }
 }
 
-impl Array {
+impl ArrayController {
     pub(crate) fn offload_detail(&self, snapshot: &Snapshot) -> Option<OffloadDetail> {
-        let attaching = &self.controller.attaching;
+        let attaching = &self.attaching;
         let plain = if !attaching.runs.get() {
             return None;
         } else if !snapshot.log.is_none() {
@@ -440,7 +438,7 @@ impl Array {
     }
 
     pub(crate) fn member_offload(&self, snapshot: &Snapshot, slot: usize) -> Option<MemberOffload> {
-        let member = snapshot.seats[slot].member().filter(|_| self.controller.attaching.runs.get())?;
+        let member = snapshot.seats[slot].member().filter(|_| self.attaching.runs.get())?;
         let (plain, operations_max) = match &snapshot.offload {
             None => (Some("its server is being attached".to_owned()), 0),
             Some(attached) => (attached.standing[slot].why(), attached.limits[slot]),

@@ -4,13 +4,13 @@ use pinstripe_md::double_parity_log::{ANCHOR_BYTES, Identity};
 use pinstripe_runtime::{Device, DeviceError};
 
 use crate::{
-    array::ArrayController,
     assembly::read_bytes,
     consistency::Log,
+    controller::{ArrayController, superblocks::DeviceHandle},
     error::{MemberError, Operation},
     geometry::MemberSlot,
     members::LogArea,
-    membership::{snapshot::Change, superblocks::DeviceHandle},
+    membership::snapshot::Change,
     mutants::{Mutant, active},
     shared::Failure,
 };

@@ -4,7 +4,6 @@
 //! Begin with [`volume`], then [`write`](mod@write), whose module text has the whole way of a stripe write.
 
 pub mod bad_blocks;
-pub mod decode;
 pub(crate) mod entry;
 pub(crate) mod fan_out;
 pub(crate) mod flush;

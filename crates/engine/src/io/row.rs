@@ -8,9 +8,10 @@ use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet};
 use crate::{
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    io::{decode::Sources, volume::ShardVolume},
+    io::volume::ShardVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
+    stripe::decode::Sources,
 };
 
 /// A row range of a stripe. Reusable.

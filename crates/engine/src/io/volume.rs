@@ -10,16 +10,12 @@ use std::{
 };
 
 use pinstripe_parity::Kernel;
-use pinstripe_runtime::{Buffer, Device, Slice, SubmissionSet, shard};
+use pinstripe_runtime::{Buffer, Slice, SubmissionSet, shard};
 
 use crate::{
     error::IoError,
     geometry::{Geometry, ParityGeometry, StripeId},
-    io::{
-        fan_out::FanOut,
-        row::RowRange,
-        write::{context::WriteContext, overlay},
-    },
+    io::{fan_out::FanOut, row::RowRange, write::context::WriteContext},
     mutants::{Mutant, active},
     shared::{Answer, Shared},
     statistics::Counters,
@@ -266,4 +262,14 @@ impl ShardVolume {
     pub(crate) fn parity_geometry(&self) -> &ParityGeometry {
         self.shared.geometry.parity().expect("level 0 has no stripes to claim")
     }
+}
+
+/// Lays what is cached over what was read. True if that is all of it.
+fn overlay(cached: &[(usize, Slice)], buffer: &mut Buffer) -> bool {
+    let mut bytes = 0;
+    for (at, part) in cached {
+        buffer[*at..*at + part.len()].copy_from_slice(part);
+        bytes += part.len();
+    }
+    bytes == buffer.len()
 }

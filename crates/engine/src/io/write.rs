@@ -24,7 +24,6 @@ mod pre_read;
 
 use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
 
-pub(crate) use self::back::overlay;
 use self::pre_read::PreRead;
 
 use crate::{

@@ -11,7 +11,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
 use super::{Walk, in_single_rows};
 use crate::{
-    array::ArrayController,
+    controller::control::Command,
     error::{IoError, Operation},
     events::SyncAction,
     geometry::{MemberSlot, Role, Set64, StripeId},
@@ -20,11 +20,9 @@ use crate::{
         row::{RowRange, Want},
         volume::ShardVolume,
     },
+    maintenance::Maintenance,
     members::MemberId,
-    membership::{
-        control::Command,
-        snapshot::{Snapshot, View},
-    },
+    membership::snapshot::{Snapshot, View},
     mutants::{Mutant, active, in_32_bits},
     stripe::parity_cache::PAGE_BYTES,
 };
@@ -33,16 +31,16 @@ use crate::{
 /// last one.
 pub(super) const LEG_NS_MIN: u64 = 1_000_000_000;
 
-impl ArrayController {
+impl Maintenance {
     /// Rebuilds a device from where its superblock says. True if it is whole now.
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
-        let geometry = self.volume.inner.parity_geometry();
+        let geometry = self.controller.volume.inner.parity_geometry();
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
         // C27: a write under an earlier membership may be about to set a bit that this device needs.
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
-            self.shared().admission.drained().await;
+            self.controller.shared().admission.drained().await;
         }
-        let mut todo = self.left_to_recover(&self.shared().snapshot(), member);
+        let mut todo = self.left_to_recover(&self.controller.shared().snapshot(), member);
         if active(Mutant::RebuildEndsEarly)
             && let Some(last) = todo.last_mut()
         {
@@ -50,12 +48,13 @@ impl ArrayController {
         }
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
         self.begin(SyncAction::Rebuild, stripes - left, stripes);
-        let checkpoint_ns = self.shared().options.checkpoint_ns;
+        let checkpoint_ns = self.controller.shared().options.checkpoint_ns;
         let mut recorded = shard::now();
         for range in todo {
             let mut next = range.start;
             while next < range.end {
-                let step = next..range.end.min(next + self.shared().options.checkpoint_stripes.max(1));
+                let step =
+                    next..range.end.min(next + self.controller.shared().options.checkpoint_stripes.max(1));
                 let due = (recorded + checkpoint_ns.max(LEG_NS_MIN)).max(shard::now() + LEG_NS_MIN);
                 let walk = self.walk(SyncAction::Rebuild, Some((slot, member)), step, due).await;
                 if walk.aborted.get() || walk.errors.get() > 0 {
@@ -70,15 +69,15 @@ impl ArrayController {
                 }
             }
         }
-        self.command(|reply| Command::Recovered { member, reply }).await.is_ok()
+        self.controller.command(|reply| Command::Recovered { member, reply }).await.is_ok()
     }
 
     /// The stripes that a device lacks, ascending. What is between them is valid.
     fn left_to_recover(&self, snapshot: &Snapshot, member: MemberId) -> Vec<Range<u64>> {
-        let geometry = self.volume.inner.parity_geometry();
+        let geometry = self.controller.volume.inner.parity_geometry();
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
         let (from, by_bits_to) = {
-            let superblocks = self.superblocks.borrow();
+            let superblocks = self.controller.superblocks.borrow();
             let device = superblocks.membership.device(member);
             let record = &device.superblock.member;
             let from = record.recovery_offset.map_or(0, |sector| sector.0 * 512);
@@ -113,12 +112,12 @@ impl ArrayController {
     /// dropped, and no other spare is tried: it would end in the same way.
     fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
-            let view = self.volume.inner.members.view();
+            let view = self.controller.volume.inner.members.view();
             let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
-                self.spares_rest.set(true);
+                self.controller.spares_rest.set(true);
                 let place = view.target_place(slot).unwrap_or(slot);
-                self.volume.inner.members.report(&view, place, Operation::Read, 0, unreadable);
+                self.controller.volume.inner.members.report(&view, place, Operation::Read, 0, unreadable);
             }
         }
         false
@@ -129,7 +128,7 @@ impl ArrayController {
         if !(active(Mutant::CheckpointWithoutFlush) || self.flush_walked().await) {
             return false;
         }
-        self.command(|reply| Command::Checkpoint { member, offset, reply }).await.is_ok()
+        self.controller.command(|reply| Command::Checkpoint { member, offset, reply }).await.is_ok()
     }
 }
 

@@ -13,22 +13,22 @@ use pinstripe_runtime::shard;
 
 use super::rebuild::LEG_NS_MIN;
 use crate::{
-    array::ArrayController,
+    controller::control::Command,
     events::SyncAction,
     intent::IntentTable,
-    membership::control::Command,
+    maintenance::Maintenance,
     mutants::{Mutant, active},
 };
 
 /// A walk was ended before it was through.
 struct Aborted;
 
-impl ArrayController {
+impl Maintenance {
     /// Resyncs every region that needs it. True if none is left.
     pub(super) async fn resync(self: &Rc<Self>) -> bool {
-        let geometry = self.volume.inner.parity_geometry();
+        let geometry = self.controller.volume.inner.parity_geometry();
         let chunk = u64::from(geometry.chunk_bytes());
-        let snapshot = self.shared().snapshot();
+        let snapshot = self.controller.shared().snapshot();
         let intent = &snapshot.intent;
         let regions: Vec<usize> =
             (0..intent.len()).filter(|&region| intent.needs_resync(region..=region)).collect();
@@ -45,29 +45,29 @@ impl ArrayController {
         let mut whole = true;
         let mut recorded = shard::now();
         for region in regions {
-            self.maintenance_state.with_errors.set(false);
+            self.with_errors.set(false);
             let is_done = active(Mutant::ResyncMarkForgotten)
                 || self.resync_region(intent, stripes_of(region), &mut recorded).await.is_ok();
             if !is_done {
                 return false;
             }
-            if self.maintenance_state.with_errors.get() {
+            if self.with_errors.get() {
                 whole = false;
             } else {
                 intent.resynced(region);
             }
         }
-        self.maintenance_state.resync_in_vain.set(!whole);
+        self.resync_in_vain.set(!whole);
         // What was not dirty for writers is clean now: the superblocks may say so.
-        if whole && (self.is_idle() || self.awaits_log()) {
-            whole = self.command(|reply| Command::Refresh { reply }).await.is_ok();
+        if whole && (self.is_idle() || self.controller.awaits_log()) {
+            whole = self.controller.command(|reply| Command::Refresh { reply }).await.is_ok();
         }
         whole
     }
 
     /// Whether the superblocks say how far a resync is, and not that writes are under way.
     fn is_idle(&self) -> bool {
-        !self.shared().admission.is_open() && !self.dirty.get()
+        !self.controller.shared().admission.is_open() && !self.controller.dirty.get()
     }
 
     /// Walks a region, in steps if what is done can be recorded.
@@ -77,8 +77,8 @@ impl ArrayController {
         stripes: Range<u64>,
         recorded: &mut u64,
     ) -> Result<(), Aborted> {
-        let chunk = u64::from(self.volume.inner.parity_geometry().chunk_bytes());
-        let options = &self.shared().options;
+        let chunk = u64::from(self.controller.volume.inner.parity_geometry().chunk_bytes());
+        let options = &self.controller.shared().options;
         let (checkpoint_ns, step) = (options.checkpoint_ns, options.checkpoint_stripes.max(1));
         let mut next = stripes.start;
         loop {
@@ -101,17 +101,17 @@ impl ArrayController {
             // C4: parity must be on the members before anything may say that it matches.
             let flushed = active(Mutant::ResyncWithoutFlush) || self.flush_walked().await;
             if walk.errors.get() > 0 || !flushed {
-                self.maintenance_state.with_errors.set(true);
+                self.with_errors.set(true);
             }
             if is_over {
                 return Ok(());
             }
             *recorded = shard::now();
-            if !self.maintenance_state.with_errors.get()
-                && self.shared().snapshot().membership == walk.membership
-            {
+            if !self.with_errors.get() && self.controller.shared().snapshot().membership == walk.membership {
                 note_resynced(intent, next * chunk);
-                if self.is_idle() && self.command(|reply| Command::Refresh { reply }).await.is_err() {
+                if self.is_idle()
+                    && self.controller.command(|reply| Command::Refresh { reply }).await.is_err()
+                {
                     return Err(Aborted);
                 }
             }

@@ -26,26 +26,26 @@ use super::{
     locate::{Culprit, locate},
 };
 use crate::{
-    array::{Array, ArrayController, CommandError},
     consistency::{LogError, Logged},
+    controller::error::CommandError,
     error::IoError,
     events::SyncAction,
     geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
     io::{
-        decode::encode,
         row::{RowRange, Want},
         volume::ShardVolume,
     },
+    maintenance::Maintenance,
     membership::snapshot::View,
     mutants::{Mutant, active},
-    stripe::parity_cache::PAGE_BYTES,
+    stripe::{decode::encode, parity_cache::PAGE_BYTES},
     units::to_u32,
 };
 
 /// Bytes of a sector, in which corrections are judged and reported.
 const SECTOR: usize = 512;
 /// Scrubs that may wait at a time.
-const SCRUBS_MAX: usize = 16;
+pub(super) const SCRUBS_MAX: usize = 16;
 /// Places of corrections that a report names; all are counted.
 const LOCATED_MAX: usize = 1024;
 
@@ -184,19 +184,19 @@ impl Findings {
 
 /// A scrub that was asked for, and how far it is. It goes on where it was after more urgent work.
 pub(crate) struct Scrub {
-    correction: Correction,
-    stripes: Range<u64>,
-    next: Cell<u64>,
-    undone: RefCell<Vec<u64>>,
-    found: RefCell<Findings>,
-    errors: Cell<u64>,
-    running: Cell<bool>,
-    cancelled: Cell<bool>,
-    outcome: RefCell<Option<Result<CheckReport, IoError>>>,
+    pub(super) correction: Correction,
+    pub(super) stripes: Range<u64>,
+    pub(super) next: Cell<u64>,
+    pub(super) undone: RefCell<Vec<u64>>,
+    pub(super) found: RefCell<Findings>,
+    pub(super) errors: Cell<u64>,
+    pub(super) running: Cell<bool>,
+    pub(super) cancelled: Cell<bool>,
+    pub(super) outcome: RefCell<Option<Result<CheckReport, IoError>>>,
 }
 
 impl Scrub {
-    fn new(request: ScrubRequest, geometry: &Geometry) -> Result<Self, SyncError> {
+    pub(super) fn new(request: ScrubRequest, geometry: &Geometry) -> Result<Self, SyncError> {
         let geometry = geometry.parity().ok_or(CommandError::NoRedundancy)?;
         if request.action == ScrubAction::Locate && geometry.redundancy() < 2 {
             return Err(SyncError::OneParity);
@@ -237,7 +237,7 @@ impl Scrub {
         self.next.get() - self.stripes.start - self.undone.borrow().len() as u64
     }
 
-    fn report(&self) -> CheckReport {
+    pub(super) fn report(&self) -> CheckReport {
         let found = self.found.borrow();
         let mut places = found.places.clone();
         places.sort();
@@ -262,74 +262,20 @@ impl Scrub {
     }
 }
 
-impl Array {
-    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in
-    /// [`Array::progress`].
-    pub async fn check(&self) -> Result<CheckReport, SyncError> {
-        self.scrub(ScrubRequest::default()).await
-    }
-
-    /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the
-    /// walk does goes on if the future is dropped. A scrub that is stopped gives what it found until then.
-    pub async fn scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
-        let controller = &self.controller;
-        let scrub = Rc::new(Scrub::new(request, &self.shared().geometry)?);
-        if scrub.correction != Correction::Nothing && self.shared().options.read_only {
-            return Err(CommandError::ReadOnly.into());
-        }
-        {
-            let mut scrubs = controller.maintenance_state.scrubs.borrow_mut();
-            if scrubs.len() >= SCRUBS_MAX {
-                return Err(SyncError::TooMany);
-            }
-            scrubs.push_back(Rc::clone(&scrub));
-        }
-        controller.work.notify();
-        let over = || controller.stopped.get() || self.shared().has_failed();
-        controller.work.wait_until(|| scrub.outcome.borrow().is_some() || over()).await;
-        let outcome = scrub.outcome.borrow_mut().take();
-        Ok(match outcome {
-            Some(outcome) => outcome?,
-            None => {
-                return Err(if controller.stopped.get() { IoError::Stopping } else { IoError::Failed }.into());
-            }
-        })
-    }
-
-    /// Ends check and repair, the one under way and those that wait (MD: `sync_action` `idle`).
-    pub fn stop_scrubs(&self) -> Result<(), SyncError> {
-        let controller = &self.controller;
-        let scrubs: Vec<Rc<Scrub>> = controller.maintenance_state.scrubs.borrow().iter().cloned().collect();
-        if scrubs.is_empty() {
-            return Err(self
-                .progress()
-                .map_or(SyncError::NothingToStop, |now| SyncError::Needed(now.action)));
-        }
-        for scrub in scrubs {
-            scrub.cancelled.set(true);
-            if !scrub.running.get() {
-                controller.finish_scrub(&scrub, Ok(scrub.report()));
-            }
-        }
-        controller.work.notify();
-        Ok(())
-    }
-}
-
-impl ArrayController {
+impl Maintenance {
     /// Does a scrub, or the rest of it. False if something more urgent has come between.
     pub(super) async fn scrub(self: &Rc<Self>, scrub: &Rc<Scrub>) -> bool {
         scrub.running.set(true);
         let total = scrub.stripes.end - scrub.stripes.start;
         self.begin(scrub.action(), scrub.done(), total);
-        if let Some(progress) = &mut *self.maintenance_state.sync.borrow_mut() {
+        if let Some(progress) = &mut *self.sync.borrow_mut() {
             progress.mismatched_sectors = scrub.found.borrow().mismatched;
         }
         let walk = self
             .walk_along(Walk {
                 action: scrub.action(),
                 target: None,
-                membership: self.shared().snapshot().membership,
+                membership: self.controller.shared().snapshot().membership,
                 correction: scrub.correction,
                 scrub: Some(Rc::clone(scrub)),
                 next: Cell::new(scrub.next.get()),
@@ -347,9 +293,9 @@ impl ArrayController {
         scrub.undone.replace(walk.undone.take());
         scrub.errors.set(scrub.errors.get() + walk.errors.get());
         scrub.found.borrow_mut().add(walk.findings.take());
-        let result = if self.stopped.get() {
+        let result = if self.controller.stopped.get() {
             Err(IoError::Stopping)
-        } else if self.shared().has_failed() {
+        } else if self.controller.shared().has_failed() {
             Err(IoError::Failed)
         } else if walk.aborted.get() && !scrub.is_cancelled() {
             return false;
@@ -371,10 +317,10 @@ impl ArrayController {
         self.flush_walked().await
     }
 
-    fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {
-        self.maintenance_state.scrubs.borrow_mut().retain(|other| !Rc::ptr_eq(other, scrub));
+    pub(super) fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {
+        self.scrubs.borrow_mut().retain(|other| !Rc::ptr_eq(other, scrub));
         scrub.outcome.replace(Some(result));
-        self.work.notify();
+        self.controller.work.notify();
     }
 }
 

@@ -234,6 +234,8 @@ mod tests {
         task::{Context, Waker},
     };
 
+    use pinstripe_runtime::DeviceErrorKind;
+
     use super::*;
 
     #[test]

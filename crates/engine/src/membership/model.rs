@@ -194,7 +194,7 @@ impl<D> Membership<D> {
     }
 
     /// Sets a device's entry in the roles table.
-    pub(super) fn set_role(&mut self, id: MemberId, role: Role) {
+    pub(crate) fn set_role(&mut self, id: MemberId, role: Role) {
         let number = self.device(id).number();
         if let Some(entry) = self.array.roles.get_mut(number) {
             *entry = role;
@@ -232,7 +232,7 @@ impl<D> Membership<D> {
     /// written, from byte `dirty` of the members on at the earliest, and with a bitmap (`by_bits`) only where
     /// bits are set. What was copied there is no copy any more. True if that concerns a target; then the
     /// superblocks must say so before anything else.
-    pub(super) fn distrust_copies(&mut self, dirty: u64, by_bits: bool) -> bool {
+    pub(crate) fn distrust_copies(&mut self, dirty: u64, by_bits: bool) -> bool {
         let mut any = false;
         for record in self.devices.iter_mut().filter(|record| record.state == MemberState::Replacing) {
             if let Some(offset) = &mut record.superblock.member.recovery_offset
@@ -295,7 +295,7 @@ impl<D> Membership<D> {
     }
 
     /// Gives every member the record as it is.
-    pub(super) fn distribute(&mut self) {
+    pub(crate) fn distribute(&mut self) {
         for record in self.devices.iter_mut().filter(|record| record.is_active()) {
             record.superblock.array = self.array.clone();
             // A superblock that needs the log must name its place. So a spare that has no log says that it

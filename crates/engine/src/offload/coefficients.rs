@@ -4,8 +4,8 @@ use pinstripe_parity::{divide, multiply, power_of_two};
 
 use crate::{
     geometry::{MEMBERS_MAX, MemberSlot, Role, Set64, StripeMap},
-    io::decode::exponent,
     mutants::{Mutant, active},
+    stripe::decode::exponent,
 };
 
 /// The coefficient that a data column has in Q.
@@ -16,7 +16,7 @@ pub fn in_q(map: StripeMap, column: usize) -> u8 {
 /// What the member `wanted` holds in a stripe as a sum of what others hold: the members, ascending, each with
 /// its coefficient. Of those only `readable` ones are used; `None` if they don't suffice.
 ///
-/// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::io::decode)
+/// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::stripe::decode)
 /// does.
 pub fn combination(map: StripeMap, wanted: MemberSlot, readable: Set64) -> Option<Vec<(MemberSlot, u8)>> {
     let readable = readable.without(Set64::only(wanted.index()));
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use crate::{
         geometry::{ParityGeometry, ParityLayout, StripeId},
-        io::decode::{Sources, encode},
+        stripe::decode::{Sources, encode},
     };
 
     fn geometries() -> Vec<ParityGeometry> {

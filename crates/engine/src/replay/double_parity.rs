@@ -28,9 +28,9 @@ use crate::{
     assembly::AssembleError,
     consistency::double_parity_log::takes_chunks_of,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    io::decode::exponent,
     members::LogArea,
     mutants::{Mutant, active},
+    stripe::decode::exponent,
 };
 
 /// Two copies of what one batch says of a range of rows: for P and for Q, as far as they were found.

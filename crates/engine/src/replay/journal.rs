@@ -35,13 +35,13 @@ use crate::{
     },
     geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
-        decode::encode,
         row::{RowRange, Want},
         volume::Volume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active},
     replay::members::write_but_for_listed,
+    stripe::decode::encode,
     units::to_u32,
 };
 

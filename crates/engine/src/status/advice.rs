@@ -4,8 +4,8 @@ use pinstripe_runtime::DeviceErrorKind;
 
 use crate::{
     array::Array,
+    controller::superblocks::MemberState,
     error::{IoError, MemberError},
-    membership::superblocks::MemberState,
     status::detail::{FailedMember, SlotDetail},
 };
 

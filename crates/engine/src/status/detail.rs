@@ -4,13 +4,11 @@ use pinstripe_md::superblock::Role;
 
 use crate::{
     array::Array,
+    controller::superblocks::{MemberState, Superblocks},
     error::MemberError,
     maintenance::SyncProgress,
     members::MemberStatistics,
-    membership::{
-        snapshot::Seat,
-        superblocks::{MemberState, Superblocks},
-    },
+    membership::snapshot::Seat,
     statistics::Statistics,
     status::advice::Facts,
 };
@@ -141,7 +139,7 @@ impl Array {
             snapshot.seats.iter().map(|seat| slot_detail(seat, &superblocks)).collect();
         let is_resyncing = intent.resync_count() > 0 && shared.geometry.has_parity();
         for (slot, detail) in slots.iter_mut().enumerate() {
-            detail.offload = self.member_offload(&snapshot, slot);
+            detail.offload = self.controller.member_offload(&snapshot, slot);
             if is_resyncing && detail.state == "in-sync" {
                 detail.state = "resyncing";
             }
@@ -183,7 +181,7 @@ impl Array {
             regions_to_resync: intent.resync_count(),
             sync: self.progress(),
             statistics: Statistics::sum(shared.counters.iter().map(|counters| &**counters)),
-            offload: self.offload_detail(&snapshot),
+            offload: self.controller.offload_detail(&snapshot),
             last_errors,
             advice,
         }

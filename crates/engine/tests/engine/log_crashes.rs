@@ -8,9 +8,8 @@ use crate::arrays::{
     scene::{DATA_SECTOR, lay_out, list_as_bad, plain_disks, superblock_on, wish},
 };
 use pinstripe_engine::{
-    array::{Array, CommandError},
+    array::{Array, CommandError, Policy},
     assembly::AssembleError,
-    controller::policy::Policy,
     geometry::{Geometry, ParityGeometry, StripeId},
     io::volume::Volume,
     options::{ArrayOptions, SyncSpeed},

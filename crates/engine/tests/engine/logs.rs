@@ -8,9 +8,8 @@ use crate::arrays::{
     superblock_of,
 };
 use pinstripe_engine::{
-    array::CommandError,
+    array::{CommandError, Policy},
     assembly::{AssembleError, create::create_with},
-    controller::policy::Policy,
     error::IoError,
     io::volume::Volume,
     options::ArrayOptions,

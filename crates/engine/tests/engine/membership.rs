@@ -11,7 +11,7 @@ use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     assembly::AssembleError,
     error::IoError,
-    membership::superblocks::MemberState,
+    membership::MemberState,
     options::ArrayOptions,
 };
 use pinstripe_md::{

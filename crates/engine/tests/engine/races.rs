@@ -8,8 +8,7 @@ use crate::arrays::{
     scene::{Scene, lay_out, wish, write},
 };
 use pinstripe_engine::{
-    array::{Added, Array, CommandError, Removed},
-    controller::policy::Policy,
+    array::{Added, Array, CommandError, Policy, Removed},
     error::{IoError, MemberError, Operation},
     events::{EventKind, SyncAction},
     io::volume::Volume,

@@ -7,7 +7,7 @@ use crate::arrays::{
     STEPS, assemble, options,
     scene::{Scene, clients, drawn_disks, lay_out, spawn, superblock_on, wish, write},
 };
-use pinstripe_engine::{assembly::AssembleError, controller::policy::Policy, options::ArrayOptions};
+use pinstripe_engine::{array::Policy, assembly::AssembleError, options::ArrayOptions};
 use pinstripe_md::{
     identity::Uuid,
     level::Level,

@@ -19,7 +19,7 @@ use pinstripe_engine::{
     array::{Added, CommandError, Removed},
     error::{IoError, Operation},
     members::MemberId,
-    membership::{snapshot::Seat, superblocks::MemberState},
+    membership::{MemberState, snapshot::Seat},
     options::ArrayOptions,
 };
 use pinstripe_runtime::shard;

@@ -3,8 +3,7 @@
 use std::{cell::RefCell, rc::Rc};
 
 use pinstripe_engine::{
-    array::{Array, CommandError},
-    controller::policy::Policy,
+    array::{Array, CommandError, Policy},
     error::IoError,
     maintenance::{ScrubAction, SyncError},
 };

@@ -23,7 +23,7 @@ use super::{
     ring::{Page, meta_blocks_max},
 };
 use crate::{
-    consistency::{LogError, LogView},
+    consistency::view::{LogError, LogView},
     geometry::ParityGeometry,
     mutants::{Mutant, active},
     options::JournalMode,

@@ -4,8 +4,8 @@
 use std::{rc::Rc, sync::Arc};
 
 use crate::{
-    array::ArrayController,
     consistency::{Log, journal::Journal},
+    controller::ArrayController,
 };
 
 impl ArrayController {

@@ -14,19 +14,18 @@ use pinstripe_md::{bad_block_table::BadBlockTable, superblock::Role};
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
 use crate::{
-    array::{Array, ArrayController, CommandError},
     assembly::{AssembleError, Found, JournalProblem},
     consistency::{
         Log,
         journal::{Journal, check_blocks, write_superblock},
     },
+    controller::{ArrayController, error::CommandError, superblocks::JournalDevice},
     error::{JOURNAL_SLOT, MemberError, Operation},
     events::EventKind,
     geometry::Geometry,
     members::{Health, Member, MemberBadBlocks, MemberId},
-    membership::{control::Command, snapshot::Seat, superblocks::JournalDevice},
+    membership::snapshot::Seat,
     mutants::{Mutant, active},
-    options::JournalMode,
     plan::cost::MemberCost,
     replay::journal::{members_hold_everything, replay},
     supervision::Supervised,
@@ -51,19 +50,6 @@ pub(crate) fn log_of(
         geometry,
         cache_bytes_max,
     ))))
-}
-
-impl Array {
-    /// Takes the journal device out as if it had failed, so that the array is read-only from then on (C18).
-    /// What only the journal has is written to the members first. Refused while the array isn't whole: a
-    /// crash would cost it what a journal is for. The device's name.
-    pub async fn fail_journal(&self) -> Result<String, CommandError> {
-        self.check_change()?;
-        let Some(journal) = self.controller.journal() else { return Err(refused(NO_JOURNAL)) };
-        self.set_journal_mode(JournalMode::WriteThrough).await?;
-        self.controller.command(|reply| Command::FailJournal { reply }).await?;
-        Ok(journal.name().to_owned())
-    }
 }
 
 pub(crate) const NO_JOURNAL: &str = "the array has no journal";

@@ -9,8 +9,8 @@ use std::{rc::Rc, sync::Arc};
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, shard};
 
 use crate::{
-    array::ArrayController,
     consistency::journal::{Journal, write_superblock},
+    controller::ArrayController,
     error::IoError,
     mutants::{Mutant, active},
 };

@@ -6,14 +6,8 @@ use std::{rc::Rc, sync::Arc};
 use pinstripe_runtime::shard;
 
 use crate::{
-    array::{Array, ArrayController, CommandError},
-    consistency::journal::Journal,
-    controller::journal::{NO_JOURNAL, refused},
-    error::IoError,
-    geometry::StripeId,
-    io::fan_out::FanOut,
-    options::JournalMode,
-    stripe::parity_cache::PAGE_BYTES,
+    consistency::journal::Journal, controller::ArrayController, error::IoError, geometry::StripeId,
+    io::fan_out::FanOut, options::JournalMode, stripe::parity_cache::PAGE_BYTES,
 };
 
 /// What is cached is written out when nothing has come for so long.
@@ -78,38 +72,5 @@ impl ArrayController {
         let Some(journal) = self.journal() else { return };
         journal.set_mode(JournalMode::WriteThrough);
         self.shared().drained(&journal).await;
-    }
-}
-
-impl Array {
-    /// The journal's mode, if there is a journal.
-    pub fn journal_mode(&self) -> Option<JournalMode> {
-        self.controller.journal().map(|journal| journal.mode())
-    }
-
-    /// Sets the journal's mode (MD: `journal_mode`). From write-back to write-through it returns when
-    /// everything is on the members. An array that isn't whole can't have write-back.
-    pub async fn set_journal_mode(&self, mode: JournalMode) -> Result<(), CommandError> {
-        let shared = self.shared();
-        if shared.options.read_only {
-            return Err(CommandError::ReadOnly);
-        }
-        let Some(journal) = self.controller.journal().filter(|_| shared.geometry.has_parity()) else {
-            return Err(refused(NO_JOURNAL));
-        };
-        if mode == JournalMode::WriteThrough {
-            journal.set_mode(mode);
-            return if shared.drained(&journal).await { Ok(()) } else { Err(IoError::Failed.into()) };
-        }
-        if journal.failure().is_some() {
-            return Err(IoError::JournalLost.into());
-        }
-        if !shared.snapshot().is_complete() {
-            return Err(refused(
-                "a member is missing or being rebuilt: an array that isn't whole is written through its journal",
-            ));
-        }
-        journal.set_mode(mode);
-        Ok(())
     }
 }

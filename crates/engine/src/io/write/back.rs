@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pinstripe_md::units::{SECTOR_BYTES, Sector};
-use pinstripe_runtime::{Buffer, Slice, shard};
+use pinstripe_runtime::{Slice, shard};
 
 use super::Aborted;
 use crate::{
@@ -167,16 +167,6 @@ impl ShardVolume {
         }
         Some(found)
     }
-}
-
-/// Lays what is cached over what was read. True if that is all of it.
-pub(crate) fn overlay(cached: &[(usize, Slice)], buffer: &mut Buffer) -> bool {
-    let mut bytes = 0;
-    for (at, part) in cached {
-        buffer[*at..*at + part.len()].copy_from_slice(part);
-        bytes += part.len();
-    }
-    bytes == buffer.len()
 }
 
 /// What a batch leaves alone of a page that is cached comes from there.

@@ -6,15 +6,12 @@ use super::{needs_parity_from_data, pre_read::PreRead};
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    io::{
-        decode::{Sources, encode, exponent},
-        volume::ShardVolume,
-        write::context::WriteContext,
-    },
+    io::{volume::ShardVolume, write::context::WriteContext},
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
     plan::{Method, Reconstruction, Run},
     stripe::{
+        decode::{Sources, encode, exponent},
         image::Image,
         parity_cache::{PAGE_BYTES, Parity},
     },

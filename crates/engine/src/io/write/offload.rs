@@ -9,7 +9,6 @@ use crate::{
     error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
     io::{
-        decode::exponent,
         entry::Writing,
         remote::exchange::{Requests, Sent, Step, resolve},
         volume::ShardVolume,
@@ -24,7 +23,7 @@ use crate::{
     },
     options::OffloadMode,
     plan::{Plan, Run, Stripe},
-    stripe::image::Image,
+    stripe::{decode::exponent, image::Image},
 };
 
 /// So long a batch waits for room at the servers before the client does the work itself.

@@ -23,7 +23,7 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 use super::*;
 use crate::{
     assembly::{AssembleError, Assembled, Found, decide::decide},
-    membership::superblocks::assembled,
+    controller::superblocks::assembled,
     options::ArrayOptions,
     supervision::shard_members::Unattached,
 };

@@ -4,11 +4,13 @@ use std::rc::Rc;
 
 use pinstripe_runtime::{Device, DeviceErrorKind};
 
-use super::superblocks::Known;
 use crate::{
-    array::ArrayController,
+    controller::{
+        ArrayController,
+        error::CommandError,
+        superblocks::{Known, MemberState},
+    },
     members::MemberId,
-    membership::{commands::CommandError, superblocks::MemberState},
     mutants::{Mutant, active},
     supervision::shard_members::give_up_everywhere,
 };

@@ -15,16 +15,16 @@ use pinstripe_md::{
 };
 use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 
-pub use super::model::MemberState;
-use super::{
-    model::{DeviceRecord, Membership},
-    snapshot::Seat,
-    transition::{Event, Refusal, Transition},
-};
+pub use crate::membership::model::MemberState;
 use crate::{
     assembly::{Found, FoundMembers},
     error::NO_SLOT,
     members::{LogArea, Member, MemberBadBlocks, MemberId},
+    membership::{
+        model::{DeviceRecord, Membership},
+        snapshot::Seat,
+        transition::{Event, Refusal, Transition},
+    },
     mutants::{Mutant, active},
     supervision::{Supervised, shard_members::Unattached},
 };

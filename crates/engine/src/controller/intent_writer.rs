@@ -6,7 +6,7 @@ use pinstripe_md::bitmap::bit_position;
 use pinstripe_runtime::shard;
 
 use crate::{
-    array::ArrayController,
+    controller::ArrayController,
     intent::IntentTable,
     mutants::{Mutant, active},
     shared::Failure,

@@ -11,6 +11,7 @@
 mod locate;
 mod pace;
 mod rebuild;
+mod requests;
 mod resync;
 mod scrub;
 
@@ -30,17 +31,16 @@ use self::{
     scrub::{Correction, Findings, Scrub},
 };
 use crate::{
-    array::{Array, ArrayController},
+    controller::ArrayController,
     error::IoError,
     events::{EventKind, SyncAction},
     geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
-    io::{decode::encode, row::RowRange, volume::ShardVolume},
+    io::{row::RowRange, volume::ShardVolume},
     members::MemberId,
     membership::snapshot::View,
     mutants::{Mutant, active},
-    options::SyncSpeed,
     shared::Answer,
-    stripe::parity_cache::PAGE_BYTES,
+    stripe::{decode::encode, parity_cache::PAGE_BYTES},
     turn::Turn,
 };
 
@@ -88,8 +88,9 @@ impl SyncProgress {
     }
 }
 
-/// What callers and the maintenance task share.
-pub(crate) struct MaintenanceState {
+/// The maintenance task, and what callers share with it.
+pub(crate) struct Maintenance {
+    controller: Rc<ArrayController>,
     /// Scrubs that were asked for, the one under way first.
     scrubs: RefCell<VecDeque<Rc<Scrub>>>,
     /// Nothing begins and nothing goes on.
@@ -113,9 +114,11 @@ pub(crate) struct MaintenanceState {
     resync_in_vain: Cell<bool>,
 }
 
-impl MaintenanceState {
-    pub(crate) fn new(speed: SyncSpeed) -> Self {
-        Self {
+impl Maintenance {
+    pub(crate) fn new(controller: Rc<ArrayController>) -> Rc<Self> {
+        let speed = controller.shared().options.sync_speed;
+        Rc::new(Self {
+            controller,
             scrubs: RefCell::default(),
             frozen: Cell::new(false),
             pace: RefCell::new(Pace::new(speed)),
@@ -127,7 +130,7 @@ impl MaintenanceState {
             with_errors: Cell::new(false),
             unfinished: Cell::new(None),
             resync_in_vain: Cell::new(false),
-        }
+        })
     }
 }
 
@@ -210,23 +213,23 @@ impl Job {
     }
 }
 
-impl ArrayController {
+impl Maintenance {
     /// The maintenance task's life.
-    pub(crate) async fn maintain(self: Rc<Self>) {
-        if !self.shared().geometry.has_parity() {
+    pub(crate) async fn run(self: Rc<Self>) {
+        if !self.controller.shared().geometry.has_parity() {
             return;
         }
         loop {
-            if matches!(self.work.wait_for(|| self.job()).await, Job::Recover(..)) {
-                self.until_attached().await;
+            if matches!(self.controller.work.wait_for(|| self.job()).await, Job::Recover(..)) {
+                self.controller.until_attached().await;
             }
             // Behind that wait it may be another.
             let Some(job) = self.job() else { continue };
-            let generation = self.shared().snapshot().generation;
-            if !job.is(self.maintenance_state.unfinished.get()) {
-                self.maintenance_state.unfinished.set(None);
+            let generation = self.controller.shared().snapshot().generation;
+            if !job.is(self.unfinished.get()) {
+                self.unfinished.set(None);
             }
-            self.maintenance_state.resync_in_vain.set(false);
+            self.resync_in_vain.set(false);
             let whole = match job {
                 Job::Stop => return,
                 Job::Recover(slot, member) | Job::Replace(slot, member) => self.recover(slot, member).await,
@@ -234,29 +237,29 @@ impl ArrayController {
                 Job::Scrub(scrub) => self.scrub(&scrub).await,
             };
             self.end(whole);
-            if !whole && !self.stopped.get() {
+            if !whole && !self.controller.stopped.get() {
                 // Something was in the way. If it was the membership, the next look sees it; if sectors, not
                 // too soon.
                 let changed = || {
-                    self.stopped.get()
-                        || self.shared().snapshot().generation != generation
-                        || self.maintenance_state.resync_in_vain.get() && self.has_scrubs()
+                    self.controller.stopped.get()
+                        || self.controller.shared().snapshot().generation != generation
+                        || self.resync_in_vain.get() && self.has_scrubs()
                 };
-                shard::timeout(RETRY_NS, self.work.wait_until(changed)).await;
+                shard::timeout(RETRY_NS, self.controller.work.wait_until(changed)).await;
             }
         }
     }
 
     fn job(&self) -> Option<Job> {
-        if self.stopped.get() {
+        if self.controller.stopped.get() {
             return Some(Job::Stop);
         }
-        let shared = self.shared();
-        if shared.has_failed() || self.maintenance_state.frozen.get() {
+        let shared = self.controller.shared();
+        if shared.has_failed() || self.frozen.get() {
             return None;
         }
         let snapshot = shared.snapshot();
-        if !self.is_static() {
+        if !self.controller.is_static() {
             if let Some(slot) = snapshot.recovering.iter().next()
                 && let Some(member) = snapshot.seats[slot].member()
             {
@@ -264,7 +267,7 @@ impl ArrayController {
             }
             // Sectors that a resync can't read don't keep a scrub waiting: it is the one to find more of
             // them. Nor do they keep their member from being replaced.
-            let vain = self.maintenance_state.resync_in_vain.get();
+            let vain = self.resync_in_vain.get();
             let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
             if let Some((slot, target)) = snapshot.targets.first()
                 && (!resync || vain)
@@ -275,11 +278,11 @@ impl ArrayController {
                 return Some(Job::Resync);
             }
         }
-        self.maintenance_state.scrubs.borrow().front().cloned().map(Job::Scrub)
+        self.scrubs.borrow().front().cloned().map(Job::Scrub)
     }
 
     fn has_scrubs(&self) -> bool {
-        !self.maintenance_state.scrubs.borrow().is_empty()
+        !self.scrubs.borrow().is_empty()
     }
 
     fn begin(&self, action: SyncAction, done: u64, total: u64) {
@@ -295,20 +298,20 @@ impl ArrayController {
             finish_seconds: None,
             meter: Meter::default(),
         };
-        *self.maintenance_state.sync.borrow_mut() = Some(progress);
-        if self.maintenance_state.unfinished.get() != Some(action) {
-            self.events.add(EventKind::RebuildStarted { action });
+        *self.sync.borrow_mut() = Some(progress);
+        if self.unfinished.get() != Some(action) {
+            self.controller.events.add(EventKind::RebuildStarted { action });
         }
     }
 
     fn end(&self, whole: bool) {
-        let Some(progress) = self.maintenance_state.sync.take() else { return };
+        let Some(progress) = self.sync.take() else { return };
         let action = progress.action;
-        if whole || self.maintenance_state.unfinished.get() != Some(action) {
+        if whole || self.unfinished.get() != Some(action) {
             let mismatched = action.is_scrub().then_some(progress.mismatched_sectors);
-            self.events.add(EventKind::RebuildFinished { action, whole, mismatched });
+            self.controller.events.add(EventKind::RebuildFinished { action, whole, mismatched });
         }
-        self.maintenance_state.unfinished.set((!whole).then_some(action));
+        self.unfinished.set((!whole).then_some(action));
     }
 
     /// Walks `stripes` with several workers: all of them, errors counted or not, unless it is aborted or due
@@ -324,7 +327,7 @@ impl ArrayController {
         self.walk_along(Walk {
             action,
             target,
-            membership: self.shared().snapshot().membership,
+            membership: self.controller.shared().snapshot().membership,
             correction,
             scrub: None,
             next: Cell::new(stripes.start),
@@ -341,9 +344,9 @@ impl ArrayController {
 
     async fn walk_along(self: &Rc<Self>, walk: Walk) -> Rc<Walk> {
         let walk = Rc::new(walk);
-        self.maintenance_state.walk.replace(Some(Rc::clone(&walk)));
+        self.walk.replace(Some(Rc::clone(&walk)));
         let all = crate::io::fan_out::FanOut::new();
-        for _ in 0..self.shared().options.maintenance_depth.max(1) {
+        for _ in 0..self.controller.shared().options.maintenance_depth.max(1) {
             let (controller, walk, branch) = (Rc::clone(self), Rc::clone(&walk), all.branch());
             shard::spawn(async move {
                 controller.work_along(&walk).await;
@@ -356,15 +359,15 @@ impl ArrayController {
     }
 
     async fn work_along(&self, walk: &Walk) {
-        let volume = &self.volume.inner;
+        let volume = &self.controller.volume.inner;
         let mut row = volume.rows.take();
         while self.may_go_on(walk).await {
             let Some(stripe) = walk.take() else { break };
             let began = shard::now();
             let result = volume.sync_stripe(walk, StripeId(stripe), &mut row).await;
             let now = shard::now();
-            self.maintenance_state.pace.borrow_mut().ended(now, now - began);
-            self.maintenance_state.paced.notify();
+            self.pace.borrow_mut().ended(now, now - began);
+            self.paced.notify();
             match result {
                 Ok(findings) => self.note_stripe(walk, now, findings, 0),
                 Err(IoError::Unreadable { .. }) => self.note_stripe(walk, now, Findings::default(), 1),
@@ -381,19 +384,20 @@ impl ArrayController {
     fn note_stripe(&self, walk: &Walk, now: u64, findings: Findings, errors: u64) {
         let first = findings.mismatched > 0 && walk.findings.borrow().mismatched == 0;
         walk.errors.set(walk.errors.get() + errors);
-        if let Some(progress) = &mut *self.maintenance_state.sync.borrow_mut() {
+        if let Some(progress) = &mut *self.sync.borrow_mut() {
             let before = progress.percent() / PERCENT_STEP;
             progress.done += 1;
             progress.errors += errors;
             progress.mismatched_sectors += findings.mismatched;
-            progress.note(now, self.volume.inner.parity_geometry().chunk_bytes().into());
+            progress.note(now, self.controller.volume.inner.parity_geometry().chunk_bytes().into());
             let percent = progress.percent() / PERCENT_STEP;
             if percent > before && progress.done < progress.total {
-                self.events
+                self.controller
+                    .events
                     .add(EventKind::RebuildProgress { action: walk.action, percent: percent * PERCENT_STEP });
             }
             if first && walk.action.is_scrub() && progress.mismatched_sectors == findings.mismatched {
-                self.events.add(EventKind::MismatchFound { action: walk.action });
+                self.controller.events.add(EventKind::MismatchFound { action: walk.action });
             }
         }
         walk.findings.borrow_mut().add(findings);
@@ -401,9 +405,9 @@ impl ArrayController {
 
     /// Waits until the next stripe may begin. False if the walk is over.
     async fn may_go_on(&self, walk: &Walk) -> bool {
-        let maintenance_state = &self.maintenance_state;
+        let maintenance_state = self;
         let _asking = maintenance_state.asking.take().await;
-        let chunk = self.volume.inner.parity_geometry().chunk_bytes();
+        let chunk = self.controller.volume.inner.parity_geometry().chunk_bytes();
         loop {
             if walk.aborted.get() || walk.is_through() {
                 return false;
@@ -417,7 +421,10 @@ impl ArrayController {
                 return false;
             }
             if maintenance_state.frozen.get() {
-                self.work.wait_until(|| !maintenance_state.frozen.get() || self.shall_end(walk)).await;
+                self.controller
+                    .work
+                    .wait_until(|| !maintenance_state.frozen.get() || self.shall_end(walk))
+                    .await;
                 continue;
             }
             let wait =
@@ -432,16 +439,16 @@ impl ArrayController {
     /// Notes how far a rebuild or resync has come, for the superblocks of a clean stop. They are written
     /// after a flush that begins behind this (C4). What is under way meanwhile is done again.
     pub(crate) fn keep_place(&self) {
-        let walk = self.maintenance_state.walk.borrow();
+        let walk = self.walk.borrow();
         let Some(walk) = walk.as_ref().filter(|walk| walk.errors.get() == 0) else { return };
-        if self.maintenance_state.flushing.get() {
+        if self.flushing.get() {
             return;
         }
-        let offset = walk.place() * u64::from(self.volume.inner.parity_geometry().chunk_bytes());
-        let snapshot = self.shared().snapshot();
+        let offset = walk.place() * u64::from(self.controller.volume.inner.parity_geometry().chunk_bytes());
+        let snapshot = self.controller.shared().snapshot();
         match (walk.action, walk.target) {
             (SyncAction::Rebuild, Some((_, member))) => {
-                let mut superblocks = self.superblocks.borrow_mut();
+                let mut superblocks = self.controller.superblocks.borrow_mut();
                 let membership = &mut superblocks.membership;
                 let recorded = membership.device(member).superblock.member.recovery_offset;
                 if recorded.is_some_and(|sector| sector.0 * SECTOR_BYTES < offset) {
@@ -449,9 +456,7 @@ impl ArrayController {
                 }
             }
             // Another intent table knows nothing of this walk's regions.
-            (SyncAction::Resync, _)
-                if snapshot.membership == walk.membership && !self.maintenance_state.with_errors.get() =>
-            {
+            (SyncAction::Resync, _) if snapshot.membership == walk.membership && !self.with_errors.get() => {
                 resync::note_resynced(&snapshot.intent, offset);
             }
             _ => {}
@@ -461,74 +466,29 @@ impl ArrayController {
     /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush
     /// brings back (C5).
     async fn flush_walked(&self) -> bool {
-        let view = self.volume.inner.members.view();
-        self.maintenance_state.flushing.set(true);
+        let view = self.controller.volume.inner.members.view();
+        self.flushing.set(true);
         let is_flushed = if active(Mutant::WalkForgetsFailedFlush) {
-            self.volume.inner.flush_members(&view).await.is_empty()
+            self.controller.volume.inner.flush_members(&view).await.is_empty()
         } else {
-            self.volume.inner.flush_or_report(&view).await.is_empty()
+            self.controller.volume.inner.flush_or_report(&view).await.is_empty()
         };
-        self.maintenance_state.flushing.set(false);
+        self.flushing.set(false);
         is_flushed
     }
 
     /// Whether a walk has to end although it isn't through.
     fn shall_end(&self, walk: &Walk) -> bool {
-        self.stopped.get()
-            || self.shared().has_failed()
-            || self.shared().snapshot().membership != walk.membership
+        self.controller.stopped.get()
+            || self.controller.shared().has_failed()
+            || self.controller.shared().snapshot().membership != walk.membership
             || walk.scrub.as_ref().is_some_and(|scrub| scrub.is_cancelled())
     }
 
     /// How many requests users made since the assembly.
     fn user_requests(&self) -> u64 {
-        let counters = self.shared().counters.iter();
+        let counters = self.controller.shared().counters.iter();
         counters.map(|shard| shard.reads.value() + shard.writes.value()).sum()
-    }
-}
-
-impl Array {
-    /// What resync, rebuild or scrub is under way.
-    pub fn progress(&self) -> Option<SyncProgress> {
-        let mut progress = self.controller.maintenance_state.sync.borrow().clone();
-        if let Some(progress) = &mut progress
-            && self.controller.maintenance_state.frozen.get()
-        {
-            (progress.paused, progress.speed, progress.finish_seconds) = (true, 0, None);
-        }
-        progress
-    }
-
-    /// Whether maintenance is paused.
-    pub fn is_sync_paused(&self) -> bool {
-        self.controller.maintenance_state.frozen.get()
-    }
-
-    /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action`
-    /// `frozen`). Not remembered when the array stops. While paused, no recovery and no resync begins either.
-    pub fn pause_sync(&self, paused: bool) {
-        let maintenance_state = &self.controller.maintenance_state;
-        if maintenance_state.frozen.replace(paused) != paused {
-            if let Some(progress) = &mut *maintenance_state.sync.borrow_mut() {
-                progress.meter.restart();
-            }
-            self.controller.work.notify();
-        }
-    }
-
-    /// The limits of resync, recovery, check and repair.
-    pub fn sync_speed(&self) -> SyncSpeed {
-        self.controller.maintenance_state.pace.borrow().speed()
-    }
-
-    /// Sets the limits, at once and until the array stops.
-    pub fn set_sync_speed(&self, speed: SyncSpeed) -> Result<(), SyncError> {
-        if speed.min_kib == 0 || speed.max_kib < speed.min_kib {
-            return Err(SyncError::Speed { min_kib: speed.min_kib, max_kib: speed.max_kib });
-        }
-        self.controller.maintenance_state.pace.borrow_mut().set_speed(speed);
-        self.controller.maintenance_state.paced.notify();
-        Ok(())
     }
 }
 

@@ -9,20 +9,23 @@ use std::{cell::Cell, rc::Rc, sync::Arc};
 use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
-use super::{
-    admission::Admission,
-    model::Membership,
-    snapshot::Change,
-    superblocks::{DeviceHandle, Newcomer},
-    transition::{Event, Seating, Transition},
-    update::failure,
-};
 use crate::{
-    array::{ArrayController, CommandError},
-    controller::policy::LogChange,
+    controller::{
+        ArrayController,
+        error::CommandError,
+        policy::LogChange,
+        superblocks::{DeviceHandle, Newcomer},
+        update::failure,
+    },
     error::{IoError, MemberError, Operation},
     events::EventKind,
     members::MemberId,
+    membership::{
+        admission::Admission,
+        model::Membership,
+        snapshot::Change,
+        transition::{Event, Seating, Transition},
+    },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
     supervision::shard_members::adopt_everywhere,
@@ -52,8 +55,9 @@ pub(crate) enum Command {
     Log { change: LogChange, reply: Reply },
     /// The members' servers know the membership of a generation.
     Offload { generation: u64, attached: Arc<crate::membership::attached::Attached>, reply: Reply },
-    /// Writes clean superblocks and ends.
-    Stop { reply: Reply },
+    /// Writes clean superblocks and ends. When no write comes any more, and before the flush that goes before
+    /// those superblocks, `keep_place` notes how far maintenance has come.
+    Stop { keep_place: Box<dyn FnOnce()>, reply: Reply },
 }
 
 /// What happens to the bitmap on disk with a new table.
@@ -186,7 +190,7 @@ impl ArrayController {
             Command::Offload { generation, attached, reply } => {
                 reply.send(self.adopt_attached(generation, attached).await);
             }
-            Command::Stop { reply } => {
+            Command::Stop { keep_place, reply } => {
                 self.refuse_commands();
                 self.shared().admission.close_for_good().await;
                 // What the last writers reported comes first.
@@ -197,7 +201,7 @@ impl ArrayController {
                     self.keep_bad_blocks().await;
                 }
                 self.stopped.set(true);
-                self.keep_place();
+                keep_place();
                 let stopped = self.write_clean().await;
                 self.shared().end();
                 reply.send(stopped);

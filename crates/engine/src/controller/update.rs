@@ -9,15 +9,17 @@ use std::rc::Rc;
 use pinstripe_md::units::{SECTOR_BYTES, Sector};
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, Submission, shard};
 
-use super::{
-    model::{MemberState, Membership},
-    snapshot::Snapshot,
-    superblocks::{DeviceHandle, Known},
-};
 use crate::{
-    array::ArrayController,
+    controller::{
+        ArrayController,
+        superblocks::{DeviceHandle, Known},
+    },
     error::{IoError, MemberError, Operation},
     members::MemberId,
+    membership::{
+        model::{MemberState, Membership},
+        snapshot::Snapshot,
+    },
     shared::Failure,
     units::to_usize,
 };

@@ -1,22 +1,24 @@
 //! How devices come to slots: a spare takes over, a member comes back, a device that was rebuilt or copied to
 //! is whole.
 //!
-//! The controller alone does this, one step after the other. [`transition`](super::transition) says what
+//! The controller alone does this, one step after the other. [`transition`](crate::membership::transition) says what
 //! comes of each step.
 
 use std::sync::Arc;
 
-use super::{
-    model::MemberState,
-    snapshot::Seat,
-    superblocks::{Known, Newcomer},
-    transition::{Event, Seating},
-};
 use crate::{
-    array::ArrayController,
+    controller::{
+        ArrayController,
+        superblocks::{Known, Newcomer},
+    },
     error::{IoError, NO_SLOT},
     events::EventKind,
     members::MemberId,
+    membership::{
+        model::MemberState,
+        snapshot::Seat,
+        transition::{Event, Seating},
+    },
     mutants::{Mutant, active},
 };
 

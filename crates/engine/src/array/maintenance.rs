@@ -1,0 +1,52 @@
+//! What an owner asks of maintenance: how far it is, how fast it may go, checks and repairs.
+
+use super::Array;
+use crate::{
+    maintenance::{CheckReport, ScrubRequest, SyncError, SyncProgress},
+    options::SyncSpeed,
+};
+
+impl Array {
+    /// What resync, rebuild or scrub is under way.
+    pub fn progress(&self) -> Option<SyncProgress> {
+        self.maintenance.progress()
+    }
+
+    /// Whether maintenance is paused.
+    pub fn is_sync_paused(&self) -> bool {
+        self.maintenance.is_paused()
+    }
+
+    /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action`
+    /// `frozen`). Not remembered when the array stops. While paused, no recovery and no resync begins either.
+    pub fn pause_sync(&self, paused: bool) {
+        self.maintenance.pause(paused);
+    }
+
+    /// The limits of resync, recovery, check and repair.
+    pub fn sync_speed(&self) -> SyncSpeed {
+        self.maintenance.speed()
+    }
+
+    /// Sets the limits, at once and until the array stops.
+    pub fn set_sync_speed(&self, speed: SyncSpeed) -> Result<(), SyncError> {
+        self.maintenance.set_speed(speed)
+    }
+
+    /// Compares the parity of every stripe with its data and waits for the result. Progress shows in
+    /// [`Array::progress`].
+    pub async fn check(&self) -> Result<CheckReport, SyncError> {
+        self.scrub(ScrubRequest::default()).await
+    }
+
+    /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the
+    /// walk does goes on if the future is dropped. A scrub that is stopped gives what it found until then.
+    pub async fn scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
+        self.maintenance.request_scrub(request).await
+    }
+
+    /// Ends check and repair, the one under way and those that wait (MD: `sync_action` `idle`).
+    pub fn stop_scrubs(&self) -> Result<(), SyncError> {
+        self.maintenance.stop_scrubs()
+    }
+}
