@@ -4,7 +4,8 @@
 //! that alone changes an array, and [`mod@array`], which is what the owner of an array holds.
 //! `docs/architecture.md` tells the same in pictures.
 //!
-//! From the bottom up; a module uses those above it in this list, and no other (`cargo xtask tidy` checks it):
+//! From the bottom up; a module uses those above it in this list, and no other (`cargo xtask tidy` checks
+//! it):
 //!
 //! - `units`, `turn`, [`mutants`] (defects that tests switch on)
 //! - [`geometry`]: which byte lies on which member

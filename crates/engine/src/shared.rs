@@ -296,8 +296,8 @@ impl Shared {
         (hangs && !active(Mutant::SilentMemberCounted)) || self.is_leaving(member.id)
     }
 
-    /// A member that only had too many errors, each of them mended, stays if the array can't do without it, or
-    /// could not if those that hang are lost.
+    /// A member that only had too many errors, each of them mended, stays if the array can't do without it,
+    /// or could not if those that hang are lost.
     pub(crate) fn spare_the_needed(&self, snapshot: &Snapshot, leaving: &mut Vec<Failure>) {
         let is_tired = |failure: &Failure| failure.error.error.kind == DeviceErrorKind::TooManyErrors;
         loop {

@@ -290,8 +290,8 @@ impl ArrayController {
         is_lost
     }
 
-    /// Attaches the server of a device that is about to join and is [bounded](crate::supervision::bounded): while
-    /// it has an epoch of another time, it takes no write without that.
+    /// Attaches the server of a device that is about to join and is [bounded](crate::supervision::bounded):
+    /// while it has an epoch of another time, it takes no write without that.
     pub(crate) async fn admit_server(&self, device: &dyn Device) -> Result<(), CommandError> {
         let options = &self.shared().options;
         // Where nothing is offloaded the servers take no write without it all the same, once they were

@@ -93,9 +93,9 @@ impl ArrayController {
         }
     }
 
-    /// The highest incarnation of a double-parity log that any member has: the next must be another, or records
-    /// from before would be taken for its own. The superblocks' events alone don't tell, where a crash came
-    /// before they were written.
+    /// The highest incarnation of a double-parity log that any member has: the next must be another, or
+    /// records from before would be taken for its own. The superblocks' events alone don't tell, where a
+    /// crash came before they were written.
     async fn newest_incarnation(&self) -> u64 {
         let set_uuid = self.superblocks.borrow().membership.array.set_uuid;
         let newest = std::cell::Cell::new(0);

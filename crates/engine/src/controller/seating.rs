@@ -1,8 +1,8 @@
 //! How devices come to slots: a spare takes over, a member comes back, a device that was rebuilt or copied to
 //! is whole.
 //!
-//! The controller alone does this, one step after the other. [`transition`](crate::membership::transition) says what
-//! comes of each step.
+//! The controller alone does this, one step after the other. [`transition`](crate::membership::transition)
+//! says what comes of each step.
 
 use std::sync::Arc;
 

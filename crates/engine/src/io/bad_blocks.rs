@@ -80,7 +80,7 @@ impl ShardVolume {
     ) -> bool {
         let Some((member, _)) = view.member(place) else { return false };
         if !self.can_list(member, error) {
-            self.members.report(view, place, Operation::Write, member.data_offset + offset, error);
+            self.members.report_data(view, place, Operation::Write, offset, error);
             return false;
         }
         let slot = view.slot_at(place);

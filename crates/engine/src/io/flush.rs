@@ -11,7 +11,7 @@ use crate::{
         striped::striped_error,
         volume::ShardVolume,
     },
-    members::{MemberId, bad_blocks::Listing, health::FlushTicket},
+    members::{MemberId, health::FlushTicket, missed::Missed},
     membership::snapshot::View,
     mutants::{Mutant, active},
     options::JournalMode,
@@ -165,9 +165,9 @@ impl ShardVolume {
         if !active(Mutant::ZeroesLeaveCache) {
             self.shared.cache.remove_rows(stripe.0, 0, geometry.chunk_bytes());
         }
-        let (unsupported, mut dropped, listings) = self.zero_members(&writing, stripe).await;
+        let (unsupported, mut missed) = self.zero_members(&writing, stripe).await;
         if !log.is_none() {
-            dropped.extend(self.flush_or_report(view).await);
+            missed.add_dropped(self.flush_or_report(view).await);
         }
         if !view.snapshot.absent().is_empty() {
             intent.set_missed(intent.regions(offset, chunk));
@@ -175,12 +175,7 @@ impl ShardVolume {
         let generation = inside.generation();
         drop(writing);
         drop(inside);
-        for member in dropped {
-            self.shared.dropped(member).await?;
-        }
-        for listing in listings {
-            self.listed(stripe.0, &listing).await?;
-        }
+        self.settle_missed(stripe, &mut missed).await?;
         // Only now it is recorded which members missed the zeroes. So the log may forget the stripe.
         drop(logged);
         self.shared.durable(generation).await?;
@@ -190,18 +185,14 @@ impl ShardVolume {
     /// Zeroes a chunk on every member. Where one does not support it, its zeroes are written as bytes, so
     /// that the row stays consistent; then the answer is true. The members that failed, and sectors that
     /// could not be zeroed, come with it.
-    async fn zero_members(
-        &self,
-        writing: &Writing<'_>,
-        stripe: StripeId,
-    ) -> (bool, Vec<MemberId>, Vec<Listing>) {
+    async fn zero_members(&self, writing: &Writing<'_>, stripe: StripeId) -> (bool, Missed) {
         let view = writing.view();
         let geometry = self.parity_geometry();
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let map = geometry.slots(stripe);
         let parity: Set64 =
             [Some(map.p_slot()), map.q_slot()].into_iter().flatten().map(MemberSlot::index).collect();
-        let (mut unsupported, mut dropped, mut listings) = (false, Vec::new(), Vec::new());
+        let (mut unsupported, mut missed) = (false, Missed::default());
         for place in 0..view.devices.len() {
             let Some((member, device)) = view.member(place) else { continue };
             if active(Mutant::ZeroesLeaveParity) && parity.contains(place) {
@@ -215,17 +206,11 @@ impl ShardVolume {
                 let zeroes = pinstripe_runtime::shard::zeroed(to_usize(chunk));
                 result = device.write(at, zeroes.freeze(), false).await.result;
             }
-            match result {
-                Ok(_) => self.note_written(view, place, offset, chunk),
-                Err(error) if self.can_list(member, error) => {
-                    listings.push(self.list_bad(member, view.slot_at(place), (offset, chunk), error));
-                }
-                Err(error) => {
-                    view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
-                    dropped.extend(self.members.report(view, place, Operation::Write, at, error));
-                }
-            }
+            self.note_outcome(view, place, (offset, chunk), result, &mut missed);
         }
-        (unsupported, dropped, listings)
+        if missed.drops() {
+            view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, chunk));
+        }
+        (unsupported, missed)
     }
 }

@@ -54,9 +54,9 @@ impl LogView for ShardLogView<'_> {
 }
 
 impl ShardLogView<'_> {
-    /// What is written without a member is not in that member's log, and a log on the others says nothing of its
-    /// parity. So nothing is, before the superblocks know that it is out: a crash that leaves them calling it
-    /// current would find rows that don't match, and a log that says that all do.
+    /// What is written without a member is not in that member's log, and a log on the others says nothing of
+    /// its parity. So nothing is, before the superblocks know that it is out: a crash that leaves them
+    /// calling it current would find rows that don't match, and a log that says that all do.
     pub(crate) async fn recorded(&self) -> Result<(), LogError> {
         let recorded = active(Mutant::LogBeforeRecord)
             || self.volume.shared.recorded(self.view.snapshot.generation).await;

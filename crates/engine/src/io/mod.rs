@@ -8,6 +8,7 @@ pub(crate) mod entry;
 pub(crate) mod fan_out;
 pub(crate) mod flush;
 pub(crate) mod logging;
+pub(crate) mod missed;
 pub(crate) mod read;
 pub(crate) mod remote;
 pub(crate) mod row;

@@ -184,7 +184,7 @@ impl ShardVolume {
                 Err(_) if active(Mutant::ReadErrorIgnored) => return (Ok(()), buffer),
                 Err(error) => {
                     if error.kind != DeviceErrorKind::Media {
-                        self.members.report(&view, slot, Operation::Read, member.data_offset + offset, error);
+                        self.members.report_data(&view, slot, Operation::Read, offset, error);
                     }
                     let repair = (error.kind == DeviceErrorKind::Media).then_some(slot);
                     return self.read_reconstructed(piece, buffer, repair).await;
@@ -344,6 +344,6 @@ impl ShardVolume {
         // Whether the array can do without it, the controller decides, behind all that was reported before:
         // see [`Shared::spare_the_needed`](crate::shared::Shared::spare_the_needed).
         let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
-        self.members.report(view, slot, Operation::Read, member.data_offset + offset, error);
+        self.members.report_data(view, slot, Operation::Read, offset, error);
     }
 }

@@ -167,7 +167,7 @@ impl ShardVolume {
                 (Err(error), _) => {
                     row.unreadable.insert(slot);
                     if error.kind != DeviceErrorKind::Media {
-                        self.members.report(view, slot, Operation::Read, offset, error);
+                        self.members.report_data(view, slot, Operation::Read, offset, error);
                     }
                 }
                 (Ok(_), None) => row.unreadable.insert(slot),

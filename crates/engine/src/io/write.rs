@@ -22,7 +22,7 @@ mod gather;
 mod offload;
 mod pre_read;
 
-use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet, shard};
+use pinstripe_runtime::{DeviceError, DeviceErrorKind, Slice, SubmissionSet, shard};
 
 use self::pre_read::PreRead;
 
@@ -216,11 +216,11 @@ impl ShardVolume {
             Box::pin(self.write_offloaded(&writing, stripe, context)).await?;
             Logged::Nothing
         };
-        if !context.dropped.is_empty() || !context.listings.is_empty() {
+        if !context.missed.is_empty() {
             context.logged = logged;
         }
         self.keep_parity(&view.snapshot, stripe, context);
-        if !(context.dropped.is_empty() && view.snapshot.absent().is_empty()) {
+        if context.missed.drops() || !view.snapshot.absent().is_empty() {
             let (offset, length) = self.rows(stripe, context);
             view.snapshot.intent.set_missed(view.snapshot.intent.regions(offset, length));
         }
@@ -438,13 +438,8 @@ impl ShardVolume {
                     if let Err(error) = result
                         && error.kind != DeviceErrorKind::Media
                     {
-                        self.members.report(
-                            view,
-                            slot,
-                            Operation::Read,
-                            offset + u64::from(transfer.start),
-                            error,
-                        );
+                        let at = offset + u64::from(transfer.start);
+                        self.members.report_data(view, slot, Operation::Read, at, error);
                     }
                 }
             }
@@ -463,7 +458,7 @@ impl ShardVolume {
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = context.image.fua() || view.snapshot.log.forces_writes();
-        let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, .. } = context;
+        let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, missed, .. } = context;
         let started = start_clock(*timed, set);
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
@@ -501,35 +496,17 @@ impl ShardVolume {
         set.wait().await;
         for (index, transfer) in requests.drain(..).enumerate() {
             let (place, completed) = (transfer.slot.index(), set.completed_at(index));
-            match set.take(index).result {
-                Ok(bytes) => {
-                    self.note_written(view, place, base + u64::from(transfer.start), bytes as u64);
-                    if let (Some(completed), Some((member, _))) = (completed, view.member(place)) {
-                        member.cost.record_write(bytes as u64, completed - started);
-                    }
-                }
-                Err(_) if active(Mutant::WriteErrorIgnored) => {}
-                Err(error)
-                    if active(Mutant::TimeOutAcknowledged) && error.kind == DeviceErrorKind::TimedOut => {}
-                Err(error) => {
-                    let at = base + u64::from(transfer.start);
-                    let member = view.member(place).map(|(member, _)| member);
-                    match member.filter(|member| self.can_list(member, error)) {
-                        Some(member) => {
-                            let range = (at, transfer.length().into());
-                            context.listings.push(self.list_bad(member, view.slot_at(place), range, error));
-                        }
-                        None => {
-                            context.dropped.extend(self.members.report(
-                                view,
-                                place,
-                                Operation::Write,
-                                at,
-                                error,
-                            ));
-                        }
-                    }
-                }
+            let result = set.take(index).result;
+            if let (Ok(bytes), Some(completed), Some((member, _))) = (result, completed, view.member(place)) {
+                member.cost.record_write(bytes as u64, completed - started);
+            }
+            let is_ignored = |error: DeviceError| {
+                active(Mutant::WriteErrorIgnored)
+                    || active(Mutant::TimeOutAcknowledged) && error.kind == DeviceErrorKind::TimedOut
+            };
+            if !result.is_err_and(is_ignored) {
+                let range = (base + u64::from(transfer.start), transfer.length().into());
+                self.note_outcome(view, place, range, result, missed);
             }
         }
         set.clear();
@@ -545,7 +522,7 @@ impl ShardVolume {
 
     /// After success the cache may have the rows that were written whole.
     fn keep_parity(&self, snapshot: &Snapshot, stripe: StripeId, context: &mut WriteContext) {
-        let whole = context.dropped.is_empty() && context.listings.is_empty();
+        let whole = context.missed.is_empty();
         if !self.members.keeps_parity.get() || !whole {
             return;
         }
@@ -580,12 +557,7 @@ impl ShardVolume {
         if active(Mutant::AcknowledgeBeforeSuperblocks) {
             return Ok(());
         }
-        for member in context.dropped.drain(..) {
-            self.shared.dropped(member).await?;
-        }
-        for listing in context.listings.drain(..) {
-            self.listed(stripe.0, &listing).await?;
-        }
+        self.settle_missed(stripe, &mut context.missed).await?;
         context.logged = Logged::Nothing;
         Ok(())
     }

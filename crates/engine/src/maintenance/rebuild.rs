@@ -215,7 +215,7 @@ impl ShardVolume {
         match (outcome.result, outcome.buffer) {
             (Ok(_), Some(buffer)) => Ok(Some(buffer.freeze())),
             (Err(error), _) if error.kind != DeviceErrorKind::Media => {
-                self.members.report(view, slot, Operation::Read, offset, error);
+                self.members.report_data(view, slot, Operation::Read, offset, error);
                 Err(IoError::Stopping)
             }
             _ => Ok(None),

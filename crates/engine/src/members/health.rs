@@ -1,4 +1,5 @@
-//! How a member does, as all shards see it: what was asked of it, whether it is slow or late, and its flushes.
+//! How a member does, as all shards see it: what was asked of it, whether it is slow or late, and its
+//! flushes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -6,6 +6,7 @@
 pub(crate) mod bad_blocks;
 pub(crate) mod health;
 pub(crate) mod log_area;
+pub(crate) mod missed;
 
 use std::{
     rc::Rc,

@@ -16,8 +16,8 @@ pub fn in_q(map: StripeMap, column: usize) -> u8 {
 /// What the member `wanted` holds in a stripe as a sum of what others hold: the members, ascending, each with
 /// its coefficient. Of those only `readable` ones are used; `None` if they don't suffice.
 ///
-/// Where P can be read and one column is lost, it is recovered through P, as [`decode`](crate::stripe::decode)
-/// does.
+/// Where P can be read and one column is lost, it is recovered through P, as
+/// [`decode`](crate::stripe::decode) does.
 pub fn combination(map: StripeMap, wanted: MemberSlot, readable: Set64) -> Option<Vec<(MemberSlot, u8)>> {
     let readable = readable.without(Set64::only(wanted.index()));
     let mut sum = Sum { map, readable, coefficients: [0; MEMBERS_MAX] };

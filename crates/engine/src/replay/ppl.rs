@@ -1,4 +1,5 @@
-//! What a partial parity log says after a crash, put to use. The cases are argued in [`consistency::ppl`](crate::consistency::ppl).
+//! What a partial parity log says after a crash, put to use. The cases are argued in
+//! [`consistency::ppl`](crate::consistency::ppl).
 
 use pinstripe_md::ppl::{FoundRecord, HEADER_BYTES, PplEntry, PplHeader, newest_record, signature};
 use pinstripe_md::units::SECTOR_BYTES;

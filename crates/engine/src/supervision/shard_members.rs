@@ -168,7 +168,21 @@ impl ShardMembers {
         count.is_multiple_of(SAMPLE_EVERY)
     }
 
-    /// Drops the member of a place because it failed. Returns which it is.
+    /// Drops the member of a place because a request to its data failed, at `offset` there. Returns which it
+    /// is.
+    pub(crate) fn report_data(
+        &self,
+        view: &View,
+        place: usize,
+        operation: Operation,
+        offset: u64,
+        error: DeviceError,
+    ) -> Option<MemberId> {
+        let (member, _) = view.member(place)?;
+        self.report(view, place, operation, member.data_offset + offset, error)
+    }
+
+    /// Drops the member of a place because it failed, at `offset` of the device. Returns which it is.
     pub(crate) fn report(
         &self,
         view: &View,

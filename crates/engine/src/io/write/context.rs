@@ -6,7 +6,7 @@ use super::pre_read::PreRead;
 use crate::{
     consistency::Logged,
     geometry::Set64,
-    members::{MemberId, bad_blocks::Listing},
+    members::missed::Missed,
     offload::assign::Assignment,
     plan::{Plan, Transfer},
     stripe::image::{Image, Parts},
@@ -30,10 +30,8 @@ pub(crate) struct WriteContext {
     pub(super) set: SubmissionSet,
     /// The transfer of each request in the set; of a write, with its place in the view.
     pub(super) requests: Vec<Transfer>,
-    /// Members that failed a write and must be out before the acknowledgement.
-    pub(super) dropped: Vec<MemberId>,
-    /// Sectors that a member refused, which must be in its log before the acknowledgement.
-    pub(super) listings: Vec<Listing>,
+    /// What members have not taken.
+    pub(super) missed: Missed,
     /// The log can't take the batch in one: what comes after the image, last first. No write joins any more.
     pub(super) rest: Vec<Parts>,
     pub(super) is_split: bool,
@@ -82,8 +80,7 @@ impl Default for WriteContext {
             avoid: Set64::EMPTY,
             set: SubmissionSet::with_room(ROOM_FOR_TRANSFERS),
             requests: Vec::with_capacity(ROOM_FOR_TRANSFERS),
-            dropped: Vec::new(),
-            listings: Vec::new(),
+            missed: Missed::default(),
             rest: Vec::new(),
             is_split: false,
             is_written_out: false,
@@ -111,8 +108,7 @@ impl WriteContext {
         self.avoid = Set64::EMPTY;
         self.set.clear();
         self.requests.clear();
-        self.dropped.clear();
-        self.listings.clear();
+        self.missed.clear();
         self.rest.clear();
         self.logged = Logged::Nothing;
         self.remote.clear();

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use pinstripe_runtime::{DeviceError, Slice, shard};
+use pinstripe_runtime::{Slice, shard};
 
 use super::Aborted;
 use crate::{
-    error::Operation,
     geometry::{MemberSlot, StripeId, StripeMap},
     io::{
         entry::Writing,
@@ -251,7 +250,8 @@ impl ShardVolume {
         sent: &[Sent],
         context: &mut WriteContext,
     ) {
-        let map = self.parity_geometry().slots(stripe);
+        let geometry = self.parity_geometry();
+        let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         let fua = context.image.fua();
         let mut requests = Requests::new();
         if !active(Mutant::OffloadKeepsParity) {
@@ -273,7 +273,10 @@ impl ShardVolume {
         self.counters().offloaded_runs.add(context.remote.jobs.len() as u64);
         requests.wait().await;
         for (written, outcome) in requests.take() {
-            self.note_outcome(view, stripe, written, outcome.result, context);
+            if outcome.result.is_ok() || !active(Mutant::OffloadCommitErrorIgnored) {
+                let range = (base + u64::from(written.start), written.length.into());
+                self.note_outcome(view, written.slot, range, outcome.result, &mut context.missed);
+            }
         }
     }
 
@@ -309,31 +312,6 @@ impl ShardVolume {
                     submit(slot, run, bytes.clone());
                 }
             }
-        }
-    }
-
-    /// A member that has not taken a write has missed it (C2).
-    fn note_outcome(
-        &self,
-        view: &View,
-        stripe: StripeId,
-        written: Written,
-        result: Result<usize, DeviceError>,
-        context: &mut WriteContext,
-    ) {
-        let Written { slot, start, length } = written;
-        let at = self.parity_geometry().member_offset(stripe) + u64::from(start);
-        let error = match result {
-            Ok(_) => return self.note_written(view, slot, at, length.into()),
-            Err(_) if active(Mutant::OffloadCommitErrorIgnored) => return,
-            Err(error) => error,
-        };
-        let member = view.member(slot).map(|(member, _)| member);
-        match member.filter(|member| self.can_list(member, error)) {
-            Some(member) => {
-                context.listings.push(self.list_bad(member, slot, (at, length.into()), error));
-            }
-            None => context.dropped.extend(self.members.report(view, slot, Operation::Write, at, error)),
         }
     }
 }
