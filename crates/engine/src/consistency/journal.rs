@@ -407,7 +407,7 @@ impl Journal {
                 return Some(Ok(ticket));
             }
             if let Some(failure) = view.failure() {
-                return state.withdraw(ticket).then(|| Err(LogError::Fatal(failure)));
+                return state.withdraw(ticket).then_some(Err(LogError::Fatal(failure)));
             }
             (moved && state.withdraw(ticket)).then_some(Err(LogError::Moved))
         };

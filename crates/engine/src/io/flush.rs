@@ -51,7 +51,7 @@ impl ShardVolume {
                 // All that was acknowledged is durable in the log, or has left it after a flush.
                 return self.shared.durable(view.snapshot.generation).await;
             }
-            if journal.failure().is_some() && !self.shared.drained(&journal).await {
+            if journal.failure().is_some() && !self.shared.drained(journal).await {
                 return Err(IoError::JournalLost);
             }
         }

@@ -21,10 +21,7 @@ impl ShardVolume {
         result: Result<usize, DeviceError>,
         missed: &mut Missed,
     ) {
-        let error = match result {
-            Ok(_) => return self.note_written(view, place, offset, length),
-            Err(error) => error,
-        };
+        let Err(error) = result else { return self.note_written(view, place, offset, length) };
         match view.member(place).filter(|(member, _)| self.can_list(member, error)) {
             Some((member, _)) => {
                 missed.listings.push(self.list_bad(member, view.slot_at(place), (offset, length), error));
