@@ -6,6 +6,7 @@
 //! images that tests compare with.
 #![forbid(unsafe_code)]
 
+mod defects;
 mod diagram;
 mod documents;
 mod fuzz;

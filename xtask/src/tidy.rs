@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{diagram, documents, imports};
+use crate::{defects, diagram, documents, imports};
 
 /// Lines of a file, its tests not counted.
 const FILE_LINES_MAX: usize = 800;
@@ -73,6 +73,7 @@ pub fn run(root: &Path) -> Result<()> {
         }
     }
     findings.extend(imports::check(&sources)?);
+    findings.extend(defects::check(&sources)?);
     findings.extend(documents::check(root, &documents, &files)?);
     findings.extend(diagram::check(root)?);
     let count = files.len() + documents.len();

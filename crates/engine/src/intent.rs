@@ -180,9 +180,8 @@ impl IntentTable {
                             self.request(region);
                         }
                     }
-                    CLEARING if active(Mutant::ClearingIgnored) => break,
-                    _ => {
-                        durable = false;
+                    state => {
+                        durable &= state == CLEARING && active(Mutant::ClearingIgnored);
                         break;
                     }
                 }

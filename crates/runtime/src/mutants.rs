@@ -5,6 +5,9 @@
 //! has, can one be turned on; otherwise every question is `false` at compile time.
 
 /// Makes the invoking module a list of defects: `Mutant`, `activate` and `active`.
+///
+/// A defect adds an expression to the product and no branch of its own (`cargo xtask tidy` checks it): it
+/// changes a condition or a value, or does something `early`.
 #[macro_export]
 macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -34,6 +37,20 @@ macro_rules! mutants {
         #[cfg(feature = "mutants")]
         pub fn active(mutant: Mutant) -> bool {
             ACTIVE.with(|active| active.get() == Some(mutant))
+        }
+
+        /// With the defect, does what is to come later, or not at all.
+        #[allow(dead_code, reason = "not every crate has such a defect")]
+        pub async fn early(mutant: Mutant, act: impl AsyncFnOnce()) {
+            if active(mutant) {
+                Box::pin(act()).await;
+            }
+        }
+
+        /// `result`, which is a success with the defect, whatever it says.
+        #[allow(dead_code, reason = "not every crate has such a defect")]
+        pub fn ignoring<E>(mutant: Mutant, result: Result<usize, E>) -> Result<usize, E> {
+            result.or_else(|error| if active(mutant) { Ok(0) } else { Err(error) })
         }
 
         /// Never, in a product build.

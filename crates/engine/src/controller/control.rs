@@ -356,9 +356,7 @@ impl ArrayController {
         if self.forget_old_log().await.is_err() || !self.empty_log(true).await {
             return;
         }
-        if active(Mutant::GateOpenBeforeDirty) {
-            self.shared().admission.open();
-        }
+        active(Mutant::GateOpenBeforeDirty).then(|| self.shared().admission.open());
         if active(Mutant::NeverDirty) || self.update_superblocks().await.is_ok() {
             self.shared().admission.take_wanted();
             self.shared().admission.open();

@@ -36,12 +36,9 @@ impl ArrayController {
             |record: &&mut Known| record.state == MemberState::Spare && record.handle.waiting.is_none();
         for record in superblocks.membership.devices.iter_mut().filter(waits) {
             let handle = &mut record.handle;
-            if active(Mutant::SpareUnsupervised) {
-                handle.device = handle.member.attach().unwrap_or_else(|_| Rc::clone(&handle.device));
-                continue;
-            }
             let device = self.volume.inner.members.supervised(&handle.member);
-            handle.device = Rc::clone(&device) as Rc<dyn Device>;
+            let plain = active(Mutant::SpareUnsupervised).then(|| handle.member.attach().ok()).flatten();
+            handle.device = plain.unwrap_or_else(|| Rc::clone(&device) as Rc<dyn Device>);
             handle.waiting = Some(device);
         }
     }

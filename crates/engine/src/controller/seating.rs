@@ -19,7 +19,7 @@ use crate::{
         snapshot::Seat,
         transition::{Event, Seating},
     },
-    mutants::{Mutant, active},
+    mutants::{Mutant, active, early},
 };
 
 impl ArrayController {
@@ -120,13 +120,14 @@ impl ArrayController {
                 self.drop_failed().await;
             }
         }
-        if active(Mutant::BitsClearedBeforeRecorded) {
+        let clear = async || {
             let intent = Arc::clone(&self.shared().snapshot().intent);
             intent.recovered();
             // What was touched is cleared by the second.
             self.sweep_once(&intent).await;
             self.sweep_once(&intent).await;
-        }
+        };
+        early(Mutant::BitsClearedBeforeRecorded, clear).await;
         self.enact(Event::Rebuilt(id)).await?;
         let (slot, device) = {
             let superblocks = self.superblocks.borrow();

@@ -12,7 +12,7 @@ use crate::{
         volume::ShardVolume,
     },
     membership::snapshot::View,
-    mutants::{Mutant, active},
+    mutants::{Mutant, active, ignoring},
     stripe::parity_cache::PAGE_BYTES,
 };
 
@@ -173,7 +173,7 @@ impl ShardVolume {
             let outcome = self.submit_piece(geometry, &view, piece, buffer).await;
             let Some(back) = outcome.buffer else { unreachable!("a read gives its buffer back") };
             buffer = back;
-            match outcome.result {
+            match ignoring(Mutant::ReadErrorIgnored, outcome.result) {
                 Ok(_) if self.still_holds(&view, slot) => {
                     if let Some(started) = started {
                         member.cost.record_read(piece.length.into(), shard::now() - started);
@@ -181,7 +181,6 @@ impl ShardVolume {
                     return (Ok(()), buffer);
                 }
                 Ok(_) => {}
-                Err(_) if active(Mutant::ReadErrorIgnored) => return (Ok(()), buffer),
                 Err(error) => {
                     if error.kind != DeviceErrorKind::Media {
                         self.members.report_data(&view, slot, Operation::Read, offset, error);
@@ -241,9 +240,7 @@ impl ShardVolume {
         {
             self.counters().reconstructed_reads.add(1);
             buffer.copy_from_slice(&bytes);
-            if active(Mutant::RepairOutsideClaim) {
-                claim = None;
-            }
+            drop(claim.take_if(|_| active(Mutant::RepairOutsideClaim)));
             if let Some(slot) = repair {
                 self.rewrite(&view, slot, piece, bytes).await;
             }

@@ -10,7 +10,7 @@ use crate::{
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
     io::volume::ShardVolume,
     membership::snapshot::View,
-    mutants::{Mutant, active},
+    mutants::{Mutant, ignoring},
     stripe::decode::Sources,
 };
 
@@ -159,11 +159,8 @@ impl ShardVolume {
         set.wait().await;
         for (index, slot) in asked.drain(..).enumerate() {
             let outcome = set.take(index);
-            match (outcome.result, outcome.buffer) {
+            match (ignoring(Mutant::RowErrorIgnored, outcome.result), outcome.buffer) {
                 (Ok(_), Some(buffer)) => row.put(map, slot, buffer.freeze()),
-                (Err(_), Some(buffer)) if active(Mutant::RowErrorIgnored) => {
-                    row.put(map, slot, buffer.freeze());
-                }
                 (Err(error), _) => {
                     row.unreadable.insert(slot);
                     if error.kind != DeviceErrorKind::Media {

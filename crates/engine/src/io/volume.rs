@@ -170,10 +170,7 @@ impl Volume {
                 volume.inner.branches.set(volume.inner.branches.get() - 1);
             });
         }
-        if active(Mutant::StripesNotAwaited) {
-            return Ok(());
-        }
-        all.wait().await
+        if active(Mutant::StripesNotAwaited) { Ok(()) } else { all.wait().await }
     }
 
     /// Makes every write that was acknowledged before this call durable.
@@ -224,10 +221,11 @@ impl Volume {
     async fn zero_whole_stripes(&self, offset: u64, length: u64) -> Result<(u64, u64), IoError> {
         let Some(geometry) = self.inner.shared.geometry.parity() else { return Ok((offset, offset)) };
         let stripe_bytes = u64::from(geometry.stripe_bytes());
-        let (mut first, mut last) = (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes);
-        if active(Mutant::TrimRoundedOutward) {
-            (first, last) = (offset / stripe_bytes, (offset + length).div_ceil(stripe_bytes));
-        }
+        let (first, last) = if active(Mutant::TrimRoundedOutward) {
+            (offset / stripe_bytes, (offset + length).div_ceil(stripe_bytes))
+        } else {
+            (offset.div_ceil(stripe_bytes), (offset + length) / stripe_bytes)
+        };
         if first >= last || !self.inner.can_zero() {
             return Ok((offset, offset));
         }

@@ -38,7 +38,7 @@ use crate::{
     },
     members::MemberId,
     membership::snapshot::{Snapshot, View},
-    mutants::{Mutant, active},
+    mutants::{Mutant, active, early},
     plan::{
         Facts, Method, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
         cost::UNKNOWN, plan_into,
@@ -201,12 +201,11 @@ impl ShardVolume {
         let view = writing.view();
         let logged = if context.remote.is_empty() {
             self.encode(stripe, &view.snapshot, context)?;
-            if active(Mutant::LogAfterData) {
-                self.write_members(&writing, stripe, context).await;
-            }
             let logged = if view.snapshot.log.is_none() {
                 Logged::Nothing
             } else {
+                let write = async || self.write_members(&writing, stripe, context).await;
+                early(Mutant::LogAfterData, write).await;
                 // A future of its own: inlined, it would make every write larger.
                 Box::pin(self.write_ahead(&writing, stripe, context)).await?
             };
@@ -484,11 +483,9 @@ impl ShardVolume {
         for (run, parity) in plan.runs().iter().zip(parity.iter()) {
             self.forget_parity(stripe, run);
             let lost = |column| view.member(map.data_slot(column).index()).is_none();
-            if active(Mutant::DegradedParityNotWritten) && run.written.iter().any(lost) {
-                continue;
-            }
+            let is_left = active(Mutant::DegradedParityNotWritten) && run.written.iter().any(lost);
             for (bytes, slot) in parity.iter().zip([Some(map.p_slot()), map.q_slot()]) {
-                if let (Some(bytes), Some(slot)) = (bytes, slot) {
+                if let (Some(bytes), Some(slot), false) = (bytes, slot, is_left) {
                     submit(slot, run.start, bytes, fua && !active(Mutant::FuaOnDataOnly));
                 }
             }
@@ -551,14 +548,11 @@ impl ShardVolume {
     /// Only then may the log forget the batch: a crash before finds the member current, with rows that don't
     /// match.
     async fn settle(&self, stripe: StripeId, context: &mut WriteContext) -> Result<(), IoError> {
-        if active(Mutant::LogForgetsFailure) {
+        active(Mutant::LogForgetsFailure).then(|| context.logged = Logged::Nothing);
+        if !active(Mutant::AcknowledgeBeforeSuperblocks) {
+            self.settle_missed(stripe, &mut context.missed).await?;
             context.logged = Logged::Nothing;
         }
-        if active(Mutant::AcknowledgeBeforeSuperblocks) {
-            return Ok(());
-        }
-        self.settle_missed(stripe, &mut context.missed).await?;
-        context.logged = Logged::Nothing;
         Ok(())
     }
 
@@ -566,9 +560,10 @@ impl ShardVolume {
     /// (C2).
     async fn acknowledge(&self, generation: u64) -> Answer {
         if active(Mutant::AcknowledgeBeforeSuperblocks) {
-            return Ok(());
+            Ok(())
+        } else {
+            self.shared.durable(generation).await
         }
-        self.shared.durable(generation).await
     }
 }
 

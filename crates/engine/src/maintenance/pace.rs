@@ -86,9 +86,7 @@ impl Pace {
             self.busy_until_ns = now + BUSY_NS;
         }
         if now < self.held_until_ns {
-            if active(Mutant::PaceNeverLetsGo) {
-                self.held_until_ns += SECOND;
-            }
+            self.held_until_ns += SECOND * u64::from(active(Mutant::PaceNeverLetsGo));
             return Some(self.held_until_ns - now);
         }
         if now < self.busy_until_ns && now < self.due_ns {

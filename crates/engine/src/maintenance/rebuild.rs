@@ -40,18 +40,14 @@ impl Maintenance {
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
             self.controller.shared().admission.drained().await;
         }
-        let mut todo = self.left_to_recover(&self.controller.shared().snapshot(), member);
-        if active(Mutant::RebuildEndsEarly)
-            && let Some(last) = todo.last_mut()
-        {
-            last.end -= 1;
-        }
+        let todo = self.left_to_recover(&self.controller.shared().snapshot(), member);
         let left: u64 = todo.iter().map(|range| range.end - range.start).sum();
         self.begin(SyncAction::Rebuild, stripes - left, stripes);
         let checkpoint_ns = self.controller.shared().options.checkpoint_ns;
         let mut recorded = shard::now();
         for range in todo {
             let mut next = range.start;
+            let range = range.start..range.end - u64::from(active(Mutant::RebuildEndsEarly));
             while next < range.end {
                 let step =
                     next..range.end.min(next + self.controller.shared().options.checkpoint_stripes.max(1));

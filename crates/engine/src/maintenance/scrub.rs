@@ -311,10 +311,7 @@ impl Maintenance {
 
     /// What was corrected is on the medium before it is reported.
     async fn flush_repairs(&self) -> bool {
-        if active(Mutant::RepairWithoutFlush) {
-            return true;
-        }
-        self.flush_walked().await
+        active(Mutant::RepairWithoutFlush) || self.flush_walked().await
     }
 
     pub(super) fn finish_scrub(&self, scrub: &Rc<Scrub>, result: Result<CheckReport, IoError>) {

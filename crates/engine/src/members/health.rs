@@ -88,10 +88,8 @@ pub struct Health {
 impl Health {
     /// Whether nothing may be asked of it (C16).
     pub(crate) fn refuses(&self) -> bool {
-        if active(Mutant::LateMemberAsked) {
-            return false;
-        }
-        self.out.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0
+        let is_refusing = self.out.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0;
+        is_refusing && !active(Mutant::LateMemberAsked)
     }
 
     /// Requests that were given up and are not over: its device may still do what they asked for.
@@ -179,9 +177,10 @@ impl FlushState {
     /// Whether every flush is over that had a ticket when `begun` was the latest one.
     fn are_over(&self, begun: u64) -> bool {
         if active(Mutant::FlushesCounted) {
-            return self.begun - self.under_way.len() as u64 >= begun;
+            self.begun - self.under_way.len() as u64 >= begun
+        } else {
+            self.under_way.iter().all(|&ticket| ticket > begun)
         }
-        self.under_way.iter().all(|&ticket| ticket > begun)
     }
 }
 

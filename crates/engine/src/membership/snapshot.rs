@@ -257,10 +257,9 @@ impl View {
     /// What one sector's parity makes of a member must not stand in for sectors that the member has (C10).
     pub fn uniform(&self, base: u64, (from, to): (u32, u32), grain: u32) -> u32 {
         let mut end = to;
-        if active(Mutant::ListedTakesChunk) {
-            return end;
-        }
-        for slot in self.snapshot.with_bad_blocks.without(self.snapshot.missing) {
+        let listed = self.snapshot.with_bad_blocks.without(self.snapshot.missing);
+        let listed = if active(Mutant::ListedTakesChunk) { Set64::EMPTY } else { listed };
+        for slot in listed {
             let bad = self.snapshot.first_bad(slot, base + u64::from(from), (end - from).into());
             let Some(bad) = bad else { continue };
             let change = if bad.start > 0 { bad.start } else { bad.end };

@@ -46,11 +46,9 @@ impl Assignment {
     pub fn reducers(&self, map: StripeMap, column: usize) -> [Option<Reducer>; 2] {
         let to =
             |slot: Option<MemberSlot>, coefficient| slot.map(|slot| Reducer { place: slot.0, coefficient });
-        let [mut p, mut q] = self.parities;
+        let [p, q] = self.parities;
         let is_behind = p.zip(q).is_some_and(|(p, q)| q.0 == p.0 + 1);
-        if is_behind && active(Mutant::OffloadPartsCrossed) {
-            std::mem::swap(&mut p, &mut q);
-        }
+        let (p, q) = if is_behind && active(Mutant::OffloadPartsCrossed) { (q, p) } else { (p, q) };
         let in_p = if active(Mutant::OffloadQForP) { in_q(map, column) } else { 1 };
         [to(p, in_p), to(q, in_q(map, column))]
     }

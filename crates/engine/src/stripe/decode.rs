@@ -68,10 +68,8 @@ impl Sources<'_> {
                 self.survivors(kernel, out_a);
                 out_b.copy_from_slice(q);
                 self.q_of_survivors(kernel, map, out_b);
+                let (a, b) = if active(Mutant::RecoverTwoSwapped) { (b, a) } else { (a, b) };
                 kernel.reconstruct_two(out_a, out_b, exponent(map, a), exponent(map, b));
-                if active(Mutant::RecoverTwoSwapped) {
-                    out_a.swap_with_slice(out_b);
-                }
                 Ok(())
             }
             _ => Err(Insufficient),

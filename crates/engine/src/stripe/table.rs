@@ -339,10 +339,8 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
     fn take_arrivals(&mut self) {
         #[expect(clippy::cast_possible_truncation, reason = "the low half of the word is the head")]
         let number = self.table.slots[self.slot].swap(HELD, Ordering::AcqRel) as u32;
-        let mut turned = self.turn(number);
-        if active(Mutant::ArrivalsNotTurned) {
-            turned = self.turn(turned);
-        }
+        let turned = self.turn(number);
+        let mut turned = if active(Mutant::ArrivalsNotTurned) { self.turn(turned) } else { turned };
         while turned != END {
             let after = self.table.node(turned).next.load(Ordering::Relaxed);
             Self::append(self.table, &mut self.queue, turned);

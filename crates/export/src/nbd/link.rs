@@ -154,9 +154,7 @@ impl<T: Stream + ?Sized> Link<T> {
         if self.broken.get() {
             return self.share.give_back(held);
         }
-        if active(Mutant::AnswersUncounted) {
-            self.share.give_back(std::mem::take(&mut held));
-        }
+        active(Mutant::AnswersUncounted).then(|| self.share.give_back(std::mem::take(&mut held)));
         push(&mut self.outgoing.borrow_mut(), held);
         self.sender.wake();
     }

@@ -20,7 +20,7 @@ use super::{
     ExportInfo, Handshake, HandshakeEnd, Negotiated, Operation, Replies, Reply, Request, Transmission,
     TransmissionEvent,
 };
-use pinstripe_block::mutants::{Mutant, active};
+use pinstripe_block::mutants::{Mutant, active, early};
 use pinstripe_block::outgoing::PEER_TIMEOUT_NANOSECONDS;
 use pinstripe_block::service::{BlockService, ServiceError};
 
@@ -235,9 +235,10 @@ impl<T: Stream + ?Sized + 'static, S: BlockService> Receiver<T, S> {
                 let length = u64::from(length);
                 shard::spawn(async move {
                     if fast_only && !requests.service.zeroes_fast(offset, length, may_punch) {
-                        if active(Mutant::SlowZeroesDone) {
+                        let zero = async || {
                             let _ = requests.service.write_zeroes(offset, length, fua, may_punch).await;
-                        }
+                        };
+                        early(Mutant::SlowZeroesDone, zero).await;
                         requests.refuse(
                             cookie,
                             ErrorCode::Unsupported,

@@ -243,11 +243,9 @@ fn challenge(
         authentication.random().fill(&mut value)?;
         Ok((value, KeyPair::new(*group, authentication.random())?, authentication.next_sequence()?))
     };
-    let (mut value, pair, mut sequence) = drawn().map_err(|_: NoRandom| Failed::AUTHENTICATION)?;
-    if active(Mutant::ChallengeRepeated) {
-        value.fill(0);
-        sequence = 1;
-    }
+    let (value, pair, sequence) = drawn().map_err(|_: NoRandom| Failed::AUTHENTICATION)?;
+    let repeats = active(Mutant::ChallengeRepeated);
+    let (value, sequence) = if repeats { (vec![0; value.len()], 1) } else { (value, sequence) };
     let message = Message::Challenge {
         hash: hash.id(),
         group: group.id(),

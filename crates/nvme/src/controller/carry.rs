@@ -23,10 +23,14 @@ use super::offload::{Guarded, Pipeline, RANGE_BYTES_MAX, Server, Turn};
 use super::reservation::Access;
 use super::session::Session;
 use super::subsystem::Namespace;
-use crate::mutants::{Mutant, active};
-use crate::wire::command::{Command, DataPlace};
-use crate::wire::offload::{Blocks, Outcome, PEER_UNIT_BYTES, Request};
-use crate::wire::status::Status;
+use crate::{
+    mutants::{Mutant, active, early},
+    wire::{
+        command::{Command, DataPlace},
+        offload::{Blocks, Outcome, PEER_UNIT_BYTES, Request},
+        status::Status,
+    },
+};
 
 /// Time for a part to reach its reducer (section 8).
 const PEER_NANOSECONDS: u64 = 5_000_000_000;
@@ -238,9 +242,8 @@ impl<'a, S: BlockService> Carrier<'a, S> {
                 None => self.forward(&ways, &[&new]).await?,
             }
             let new = new.freeze();
-            if active(Mutant::WrittenBeforeCommit) {
-                let _ = self.service.write(span.offset, new.clone(), false).await;
-            }
+            let write = async || self.service.write(span.offset, new.clone(), false).await.unwrap_or(());
+            early(Mutant::WrittenBeforeCommit, write).await;
             Ok(self.guarded.with(|state| state.table.prepared(key, span.offset, new))?)
         };
         self.under(key, prepare).await?;

@@ -258,8 +258,11 @@ impl<S: BlockService> Session<S> {
             };
             match news {
                 Some(News::Ended) => return,
-                Some(News::Dead) if self.queue > 0 && active(Mutant::QueuesOutliveController) => return,
-                Some(News::Dead) => return self.link.cut(),
+                Some(News::Dead) => {
+                    let outlives = self.queue > 0 && active(Mutant::QueuesOutliveController);
+                    (!outlives).then(|| self.link.cut());
+                    return;
+                }
                 Some(News::Event(id, result)) => self.respond(id, Status::SUCCESS, result),
                 // The host may have been heard of meanwhile.
                 None if self.silence_left() == Some(0) => self.controller.kill(),

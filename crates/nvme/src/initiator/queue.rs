@@ -441,7 +441,7 @@ impl Queue {
         self.lost.set(true);
         let in_flight: Vec<Pending> =
             self.in_flight.borrow_mut().iter_mut().filter_map(Option::take).collect();
-        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        let mut waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         if self.number > 0 && !in_flight.is_empty() {
             // Also when no task waits for the answers any more: a device that was dropped with writes under
             // way.
@@ -451,9 +451,8 @@ impl Queue {
         for pending in in_flight {
             pending.request.command_ended(lost);
         }
-        if active(Mutant::WaitingForgotten) {
-            return std::mem::forget(waiting);
-        }
+        let forgets = active(Mutant::WaitingForgotten);
+        std::mem::forget(if forgets { std::mem::take(&mut waiting) } else { VecDeque::new() });
         for pending in waiting {
             pending.request.command_ended(Err(Failure::Lost));
         }
@@ -474,10 +473,12 @@ impl Queue {
             // A host that stood still has not waited for its server (C29).
             let now = shard::waited();
             let late = |pending: &Pending| now.saturating_sub(pending.since) > patience;
-            if active(Mutant::IdentifierReused) {
-                self.forget_late(late);
-            } else if self.in_flight.borrow().iter().flatten().any(late) {
-                self.association.end(Loss::Timeout);
+            if self.in_flight.borrow().iter().flatten().any(late) {
+                if active(Mutant::IdentifierReused) {
+                    self.forget_late(late);
+                } else {
+                    self.association.end(Loss::Timeout);
+                }
             }
         }
         if let Some(connected) = self.connected.borrow().as_ref() {

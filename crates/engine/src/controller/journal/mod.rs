@@ -20,7 +20,7 @@ use crate::{
         journal::{Journal, check_blocks, write_superblock},
     },
     controller::{ArrayController, error::CommandError, superblocks::JournalDevice},
-    error::{JOURNAL_SLOT, MemberError, Operation},
+    error::{IoError, JOURNAL_SLOT, MemberError, Operation},
     events::EventKind,
     geometry::Geometry,
     members::{Health, Member, MemberBadBlocks, MemberId},
@@ -184,14 +184,15 @@ impl ArrayController {
     /// in the log already go on; no other is taken.
     pub(crate) async fn record_journal_loss(&self) {
         let Some(journal) = self.journal() else { return };
-        if active(Mutant::JournalLossUnrecorded) {
-            return journal.set_loss_durable();
-        }
-        self.note_journal_loss(&journal);
         // If that fails, the array has failed, and says so.
-        if self.update_superblocks().await.is_ok() {
+        if active(Mutant::JournalLossUnrecorded) || self.write_journal_loss(&journal).await.is_ok() {
             journal.set_loss_durable();
         }
+    }
+
+    async fn write_journal_loss(&self, journal: &Journal) -> Result<(), IoError> {
+        self.note_journal_loss(journal);
+        self.update_superblocks().await
     }
 
     /// Has the next superblocks say that the journal is lost.

@@ -42,10 +42,8 @@ impl ArrayController {
         }
         let view = self.volume.inner.members.view();
         shared.durable(view.snapshot.generation).await?;
-        if active(Mutant::TailBeforeFlush) {
-            return self.move_tail(journal, from).await;
-        }
-        if !self.volume.inner.flush_or_report(&view).await.is_empty() {
+        let unflushed = active(Mutant::TailBeforeFlush);
+        if !unflushed && !self.volume.inner.flush_or_report(&view).await.is_empty() {
             return Err(IoError::Failed);
         }
         self.move_tail(journal, from).await

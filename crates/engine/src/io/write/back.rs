@@ -67,9 +67,10 @@ impl ShardVolume {
             }
         }
         if active(Mutant::CachedLeftBehind) {
-            return None;
+            None
+        } else {
+            self.write_out_claimed(stripe).await.err().map(Err)
         }
-        self.write_out_claimed(stripe).await.err().map(Err)
     }
 
     /// The generation under which the batch was logged; `None` if it can't be cached.
@@ -151,10 +152,7 @@ impl ShardVolume {
         offset: u64,
         length: u64,
     ) -> Option<Vec<(usize, Slice)>> {
-        let journal = self.caching_journal()?;
-        if active(Mutant::CacheNotRead) {
-            return None;
-        }
+        let journal = self.caching_journal().filter(|_| !active(Mutant::CacheNotRead))?;
         let mut found = Vec::new();
         for part in geometry.stripe_pieces(offset, length).ok()? {
             let (from, to) = (part.start, part.start + part.length);

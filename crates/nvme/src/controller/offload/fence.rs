@@ -17,9 +17,7 @@ use crate::wire::status::Status;
 /// The owner that attaches: a process of the host if Attach says which one, else the host. Instances are
 /// random, so that no two processes have the same.
 pub(crate) fn owner(host: HostId, instance: [u8; 16]) -> HostId {
-    if active(Mutant::ProcessesTakenForOne) {
-        return host;
-    }
+    let instance = if active(Mutant::ProcessesTakenForOne) { [0; 16] } else { instance };
     std::array::from_fn(|index| host[index] ^ instance[index])
 }
 
@@ -109,13 +107,11 @@ impl Fence {
 
     /// Whether a controller may change the namespace.
     pub fn admits(&self, controller: u16) -> Admits {
-        if active(Mutant::PlainWritesUnfenced) {
-            return Admits::Now;
-        }
-        if self.has_ended(controller) && (self.is_up() || !active(Mutant::FencedReadmitted)) {
+        let unfenced = active(Mutant::PlainWritesUnfenced);
+        if self.has_ended(controller) && (self.is_up() || !active(Mutant::FencedReadmitted)) && !unfenced {
             return Admits::Never;
         }
-        if !self.is_up() || self.is_attached(controller) {
+        if !self.is_up() || self.is_attached(controller) || unfenced {
             Admits::Now
         } else if self.staying.iter().any(|staying| staying.controller == controller) {
             Admits::Soon
@@ -264,12 +260,10 @@ impl Fence {
 
     /// Ends the controllers that are attached, but for those of `host`; with `alone` for `controller` only.
     fn end_hosts(&mut self, controller: u16, host: HostId, alone: bool) {
-        if active(Mutant::OldHostKept) {
-            return;
-        }
         let stays =
             |attached: &Attached| attached.controller == controller || (attached.host == host && !alone);
-        let (staying, ended) = std::mem::take(&mut self.hosts).into_iter().partition(stays);
+        let hosts = if active(Mutant::OldHostKept) { Vec::new() } else { std::mem::take(&mut self.hosts) };
+        let (staying, ended) = hosts.into_iter().partition(stays);
         self.staying = staying;
         self.ended.extend(ended.into_iter().map(|attached: Attached| attached.controller));
     }

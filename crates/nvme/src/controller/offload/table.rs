@@ -286,14 +286,11 @@ impl Table {
         self.make_room(ticket, now)?;
         let number = ticket.operation.0;
         let length = u32::try_from(part.len()).map_err(|_| Status::INVALID_FIELD)?;
-        match self.operations.get(&number) {
-            None => self.insert(ticket, length, now)?,
-            Some(Operation { stage: Stage::Dropped, .. }) if active(Mutant::LatePeerAdded) => {
-                self.operations.remove(&number);
-                self.insert(ticket, length, now)?;
-            }
-            Some(Operation { stage: Stage::Dropped, .. }) => return Err(Status::DROPPED),
-            Some(_) => {}
+        let is_dropped = |operation: &Operation| matches!(operation.stage, Stage::Dropped);
+        match self.operations.get(&number).map(is_dropped) {
+            Some(false) => {}
+            Some(true) if !active(Mutant::LatePeerAdded) => return Err(Status::DROPPED),
+            Some(true) | None => self.insert(ticket, length, now)?,
         }
         let key = self.key(ticket);
         let Some(operation) = self.operations.get_mut(&number) else { return Err(Status::INTERNAL) };
@@ -314,11 +311,9 @@ impl Table {
             self.end(number, Stage::Dropped);
             return Err(Status::INVALID_FIELD);
         }
-        let mut part = part;
-        if operation.controller.is_none() && active(Mutant::EarlyPeerNotAdded) {
-            part.fill(0);
-        }
-        let work = operation.sum.take(part);
+        let is_lost = operation.controller.is_none() && active(Mutant::EarlyPeerNotAdded);
+        let work =
+            operation.sum.take(if is_lost { pinstripe_runtime::shard::zeroed(part.len()) } else { part });
         if work.is_none() {
             // It may be the last one.
             operation.wake();
@@ -417,15 +412,13 @@ impl Table {
 
     /// What a Commit must do. A task that has to write must say what came of it: [`Table::written`].
     pub fn commit(&mut self, ticket: Ticket, now: u64) -> Result<Commit, Status> {
+        let unprepared =
+            if active(Mutant::UnpreparedCommitted) { Ok(Commit::Done) } else { Err(Status::UNPREPARED) };
         // Looked at before `oldest` is: a repeated one may be late.
         let key = self.key(ticket);
         let Some(operation) = self.operations.get_mut(&ticket.operation.0) else {
             self.admit(ticket, now)?;
-            return if active(Mutant::UnpreparedCommitted) {
-                Ok(Commit::Done)
-            } else {
-                Err(Status::UNPREPARED)
-            };
+            return unprepared;
         };
         match &operation.stage {
             Stage::Prepared(..) => {}
@@ -433,8 +426,7 @@ impl Table {
             Stage::Applied => return Ok(Commit::Done),
             Stage::InDoubt => return Err(Status::WRITE_FAULT),
             Stage::Dropped => return Err(Status::DROPPED),
-            Stage::Open if active(Mutant::UnpreparedCommitted) => return Ok(Commit::Done),
-            Stage::Open | Stage::Over => return Err(Status::UNPREPARED),
+            Stage::Open | Stage::Over => return unprepared,
         }
         let before = std::mem::replace(&mut operation.stage, Stage::Committing);
         let Stage::Prepared(offset, data) = before else { return Err(Status::INTERNAL) };
