@@ -20,11 +20,48 @@ pub enum Operation {
     Replacement,
 }
 
-/// What stands for a slot where a device has none: a spare.
-pub const NO_SLOT: usize = usize::MAX;
+/// What a device is to its array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceRole {
+    /// It holds this slot, or is to take it.
+    Slot(usize),
+    /// It waits for a slot.
+    Spare,
+    /// It has the journal.
+    Journal,
+}
 
-/// What stands for the slot of the journal device.
-pub const JOURNAL_SLOT: usize = NO_SLOT - 1;
+impl DeviceRole {
+    /// The slot, if it is one.
+    pub fn slot(self) -> Option<usize> {
+        match self {
+            Self::Slot(slot) => Some(slot),
+            Self::Spare | Self::Journal => None,
+        }
+    }
+}
+
+impl From<usize> for DeviceRole {
+    fn from(slot: usize) -> Self {
+        Self::Slot(slot)
+    }
+}
+
+impl From<Option<usize>> for DeviceRole {
+    fn from(slot: Option<usize>) -> Self {
+        slot.map_or(Self::Spare, Self::Slot)
+    }
+}
+
+impl std::fmt::Display for DeviceRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Slot(slot) => write!(f, "slot {slot}"),
+            Self::Spare => f.write_str("spare"),
+            Self::Journal => f.write_str("the journal"),
+        }
+    }
+}
 
 impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -40,10 +77,10 @@ impl std::fmt::Display for Operation {
 
 /// A request on a member that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{} ({name}) {}", slot_words(*slot), self.words())]
+#[error("{role} ({name}) {}", self.words())]
 pub struct MemberError {
-    /// The member's slot in the array; [`NO_SLOT`] for a spare, [`JOURNAL_SLOT`] for the journal device.
-    pub slot: usize,
+    /// What the device is to the array.
+    pub role: DeviceRole,
     /// The member's device.
     pub name: String,
     /// What was being done.
@@ -61,14 +98,6 @@ impl MemberError {
             return if replaced { "was replaced" } else { "was taken out by command" }.to_owned();
         }
         format!("failed: {} at byte {} of the device: {}", self.operation, self.offset, self.error)
-    }
-}
-
-fn slot_words(slot: usize) -> String {
-    match slot {
-        NO_SLOT => "spare".to_owned(),
-        JOURNAL_SLOT => "the journal".to_owned(),
-        slot => format!("slot {slot}"),
     }
 }
 

@@ -55,11 +55,13 @@ fn part_named(array: &Array, names: &Names) -> Option<String> {
         return Some("the array's journal".to_owned());
     }
     array.members().into_iter().find_map(|(_, name, slot, state)| {
-        let words = match state {
-            MemberState::InSync | MemberState::Recovering => format!("the member in slot {slot}"),
-            MemberState::Replacing => format!("the replacement for slot {slot}"),
-            MemberState::Spare => "a spare of the array".to_owned(),
-            MemberState::Failed(_) | MemberState::Removed => return None,
+        let words = match (state, slot) {
+            (MemberState::InSync | MemberState::Recovering, Some(slot)) => {
+                format!("the member in slot {slot}")
+            }
+            (MemberState::Replacing, Some(slot)) => format!("the replacement for slot {slot}"),
+            (MemberState::Failed(_) | MemberState::Removed, _) => return None,
+            _ => "a spare of the array".to_owned(),
         };
         names.has(&name).then_some(words)
     })
@@ -71,7 +73,7 @@ pub async fn slot_of(array: &Array, device: &str) -> Result<usize, String> {
     let seated = array.members().into_iter().find(|(_, name, _, state)| {
         matches!(state, MemberState::InSync | MemberState::Recovering) && names.has(name)
     });
-    seated.map(|(_, _, slot, _)| slot).ok_or_else(|| match part_named(array, &names) {
+    seated.and_then(|(_, _, slot, _)| slot).ok_or_else(|| match part_named(array, &names) {
         Some(part) => format!("{device} is {part}, and holds no slot; nothing was done"),
         None => format!("{device} is no member of this array; `pinstripe detail` shows them"),
     })

@@ -1,7 +1,7 @@
 //! The engine's state in the words of the control protocol.
 
 use pinstripe_engine::{
-    array::Array, error::NO_SLOT, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
+    array::Array, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
 };
 use pinstripe_md::level::Level;
 
@@ -59,7 +59,7 @@ pub fn detail(array: &Array, addresses: Vec<Address>) -> Detail {
     let members = now.slots.into_iter().enumerate();
     let members = members.map(|(slot, detail)| member(slot, detail, epoch, array_plain.as_deref()));
     let failed = now.failed.into_iter().map(|failed| Failed {
-        slot: (failed.slot != NO_SLOT).then_some(failed.slot),
+        slot: failed.slot,
         device: failed.device,
         error: failed.error.to_string(),
         late_requests: failed.late_requests,

@@ -84,8 +84,13 @@ impl Array {
         });
         let Some((slot, member)) = found else { return Ok(false) };
         let error = DeviceError::of(DeviceErrorKind::Gone);
-        let error =
-            MemberError { slot, name: device.to_owned(), operation: Operation::Metadata, offset: 0, error };
+        let error = MemberError {
+            role: slot.into(),
+            name: device.to_owned(),
+            operation: Operation::Metadata,
+            offset: 0,
+            error,
+        };
         self.shared().report(member.id, error);
         self.shared().dropped(member.id).await?;
         Ok(true)
@@ -106,11 +111,10 @@ impl Array {
         let superblocks = self.superblocks();
         let mut known = superblocks.membership.find(identity);
         let record = known.find(|record| record.is_active()).ok_or(IoError::MembershipChanged)?;
-        let slot = record.slot;
-        Ok(match record.state {
-            MemberState::Spare => Added::Spare,
-            _ if record.superblock.member.recovery_by_bitmap => Added::Bitmap { slot },
-            _ => Added::Full { slot },
+        Ok(match record.slot {
+            None => Added::Spare,
+            Some(slot) if record.superblock.member.recovery_by_bitmap => Added::Bitmap { slot },
+            Some(slot) => Added::Full { slot },
         })
     }
 
@@ -199,18 +203,18 @@ impl Array {
 
     fn removable(&self, which: &Removed) -> Result<(MemberId, String), CommandError> {
         let superblocks = self.superblocks();
-        let is_meant = |name: &str, slot: usize| match which {
+        let is_meant = |name: &str, slot: Option<usize>| match which {
             Removed::Device(device) => device == name,
-            Removed::Slot(number) => *number == slot,
+            Removed::Slot(number) => Some(*number) == slot,
         };
         let mut in_use = None;
         let devices = superblocks.membership.devices().rev();
         for (id, record) in devices.filter(|(_, record)| is_meant(&record.name, record.slot)) {
             let name = record.name.clone();
-            match record.state {
-                MemberState::Spare | MemberState::Failed(_) => return Ok((id, name)),
-                MemberState::Removed => {}
-                _ => in_use = Some(CommandError::InUse { name, slot: record.slot }),
+            match (&record.state, record.slot) {
+                (MemberState::Spare | MemberState::Failed(_), _) => return Ok((id, name)),
+                (MemberState::Removed, _) | (_, None) => {}
+                (_, Some(slot)) => in_use = Some(CommandError::InUse { name, slot }),
             }
         }
         Err(in_use.unwrap_or_else(|| match which {

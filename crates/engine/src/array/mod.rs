@@ -209,7 +209,7 @@ impl Array {
     }
 
     /// The devices that were ever attached: name, slot and state, by id.
-    pub fn members(&self) -> Vec<(MemberId, String, usize, MemberState)> {
+    pub fn members(&self) -> Vec<(MemberId, String, Option<usize>, MemberState)> {
         let superblocks = self.superblocks();
         let devices = superblocks.membership.devices();
         devices.map(|(id, record)| (id, record.name.clone(), record.slot, record.state.clone())).collect()

@@ -25,6 +25,7 @@ pub(crate) mod double_parity_log;
 pub(crate) mod journal;
 pub(crate) mod ppl;
 mod queue;
+mod traits;
 mod view;
 
 use std::sync::{
@@ -47,6 +48,7 @@ use crate::{
 };
 pub use double_parity_log::DoubleParityLog;
 pub use ppl::Ppl;
+pub(crate) use traits::{Batches, Traits};
 pub(crate) use view::{Batch, LogDevice, LogError, LogView};
 
 /// The log of an array, if it has one. Cheap to clone; lives in the membership snapshot.
@@ -114,23 +116,20 @@ impl Log {
         matches!(self, Self::None)
     }
 
-    /// MD's word for the policy, or ours where MD has none. `None` if that is for the bitmap to say.
-    pub(crate) fn policy(&self) -> Option<&'static str> {
+    /// What kind of log it is.
+    pub(crate) fn traits(&self) -> &'static Traits {
         match self {
-            Self::None => None,
-            Self::Ppl(_) => Some("ppl"),
-            Self::DoubleParity(_) => Some("double-parity-log"),
-            Self::Journal(_) => Some("journal"),
+            Self::None => &Traits::NONE,
+            Self::Ppl(_) => &Traits::PPL,
+            Self::Journal(_) => &Traits::JOURNAL,
+            Self::DoubleParity(_) => &Traits::DOUBLE_PARITY,
         }
     }
 
-    /// Whether superblocks need not say *dirty* while writes are under way, because no crash leaves a row
-    /// that replay doesn't put right. A journal that failed doesn't do that any more (C18).
+    /// Whether superblocks need not say *dirty* while writes are under way. A log that is lost doesn't keep
+    /// them clean any more (C18).
     pub(crate) fn keeps_clean(&self) -> bool {
-        match self {
-            Self::None | Self::Ppl(_) | Self::DoubleParity(_) => false,
-            Self::Journal(journal) => journal.failure().is_none(),
-        }
+        self.traits().keeps_clean && !self.is_lost()
     }
 
     /// Whether the log is lost: then the superblocks say dirty until a resync.
@@ -139,11 +138,6 @@ impl Log {
             Self::None | Self::Ppl(_) | Self::DoubleParity(_) => false,
             Self::Journal(journal) => journal.failure().is_some(),
         }
-    }
-
-    /// Whether a batch must be made of whole pages of 4 KiB, and every stripe written through the log.
-    pub(crate) fn takes_whole_pages(&self) -> bool {
-        matches!(self, Self::Journal(_))
     }
 
     /// The membership has changed or the array has failed: every task that waits for the log looks again.
@@ -158,15 +152,7 @@ impl Log {
 
     /// Whether the batch's writes to members must be durable when they complete.
     pub(crate) fn forces_writes(&self) -> bool {
-        match self {
-            Self::None | Self::Journal(_) => false,
-            Self::Ppl(_) | Self::DoubleParity(_) => !active(Mutant::LogWithoutForcing),
-        }
-    }
-
-    /// Whether a batch must be whole rows of [`PAGE_BYTES`] with the same consecutive columns in each.
-    pub(crate) fn takes_rows(&self) -> bool {
-        matches!(self, Self::Ppl(_))
+        self.traits().forces_writes && !active(Mutant::LogWithoutForcing)
     }
 
     /// Whether what a batch of so many parts has to say fits the log, wherever in the stripe they lie. Else
@@ -199,7 +185,7 @@ impl Log {
         rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
         match self {
-            // No stripe is written so past a journal: see `takes_whole_pages`.
+            // No stripe is written so past a journal: see `Batches::WholePages`.
             Self::None | Self::Journal(_) => Ok(Logged::Nothing),
             // That it is made once more for others does no harm.
             Self::Ppl(log) => log.write_whole(view, stripe).await,
@@ -210,7 +196,12 @@ impl Log {
     /// Whether superblocks that say *dirty* must keep MD from assembling the array, and say that the log
     /// makes it good. Not before it has begun.
     pub(crate) fn keeps_md_out(&self) -> bool {
-        matches!(self, Self::DoubleParity(log) if log.gate().is_open())
+        let has_begun = match self {
+            Self::None | Self::Journal(_) => true,
+            Self::Ppl(log) => log.gate().is_open(),
+            Self::DoubleParity(log) => log.gate().is_open(),
+        };
+        self.traits().keeps_md_out && has_begun
     }
 
     /// Readies the log of a device that joins. Its superblock isn't on it yet.

@@ -57,7 +57,7 @@ impl ArrayController {
         }
         let failed = |operation, offset| {
             let name = member.name.clone();
-            move |error| MemberError { slot, name, operation, offset, error }
+            move |error| MemberError { role: slot.into(), name, operation, offset, error }
         };
         if report.bad.is_none() && !active(Mutant::BadBlockFreedEarly) {
             let flushes = &member.health.flushes;

@@ -118,7 +118,7 @@ impl ArrayController {
         let members: Vec<_> = {
             let superblocks = self.superblocks.borrow();
             let seated = superblocks.seated();
-            seated.map(|(_, record)| (record.slot, record.handle.clone())).collect()
+            seated.filter_map(|(_, record)| Some((record.slot?, record.handle.clone()))).collect()
         };
         let mut failures = Vec::new();
         for (slot, DeviceHandle { member, device, .. }) in members {
@@ -128,7 +128,7 @@ impl ArrayController {
                 let (name, offset, operation) = (member.name.clone(), area.offset, Operation::Metadata);
                 failures.push(Failure {
                     member: member.id,
-                    error: MemberError { slot, name, operation, offset, error },
+                    error: MemberError { role: slot.into(), name, operation, offset, error },
                 });
             }
         }

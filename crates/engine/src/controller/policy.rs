@@ -38,7 +38,8 @@ impl ArrayController {
             let record = self.superblocks.borrow().membership.device(*id).clone();
             if let Err(error) = make_empty(&record.superblock, &*record.handle.device).await {
                 let (slot, name) = (record.slot, record.name);
-                let error = MemberError { slot, name, operation: Operation::Metadata, offset: 0, error };
+                let error =
+                    MemberError { role: slot.into(), name, operation: Operation::Metadata, offset: 0, error };
                 failures.push(Failure { member: *id, error });
             }
         }

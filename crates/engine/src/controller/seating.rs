@@ -11,7 +11,7 @@ use crate::{
         ArrayController,
         superblocks::{Known, Newcomer},
     },
-    error::{IoError, NO_SLOT},
+    error::IoError,
     events::EventKind,
     members::MemberId,
     membership::{
@@ -43,7 +43,7 @@ impl ArrayController {
         };
         self.spares_rest.set(false);
         let spare = self.superblocks.borrow().membership.next_id();
-        let device = Box::new(newcomer.record(spare, NO_SLOT, MemberState::Spare));
+        let device = Box::new(newcomer.record(spare, None, MemberState::Spare));
         let transition = self.superblocks.borrow().after(Event::Join { device, formerly })?;
         self.adopt(transition.membership).await;
         self.supervise_members();
@@ -134,7 +134,9 @@ impl ArrayController {
             let record = superblocks.membership.device(id);
             (record.slot, record.name.clone())
         };
-        self.events.add(EventKind::SpareActive { slot, device });
+        if let Some(slot) = slot {
+            self.events.add(EventKind::SpareActive { slot, device });
+        }
         self.clear_missed();
         Ok(())
     }

@@ -18,7 +18,6 @@ use pinstripe_runtime::{Device, DeviceError, DeviceErrorKind, DeviceSource};
 pub use crate::membership::model::MemberState;
 use crate::{
     assembly::{Found, FoundMembers},
-    error::NO_SLOT,
     members::{LogArea, Member, MemberBadBlocks, MemberId},
     membership::{
         model::{DeviceRecord, Membership},
@@ -198,7 +197,7 @@ impl Superblocks {
 pub(crate) fn assembled<D>(
     array: ArrayRecord,
     found: FoundMembers,
-    record: impl Fn(Found, MemberId, usize, MemberState) -> DeviceRecord<D>,
+    record: impl Fn(Found, MemberId, Option<usize>, MemberState) -> DeviceRecord<D>,
 ) -> Membership<D> {
     let mut membership = Membership::new(array);
     let FoundMembers { seats, targets, spares, .. } = found;
@@ -206,10 +205,10 @@ pub(crate) fn assembled<D>(
         let found = found?;
         let recovering = found.superblock.member.recovery_offset.is_some();
         let state = if recovering { MemberState::Recovering } else { MemberState::InSync };
-        Some((slot, found, state))
+        Some((Some(slot), found, state))
     });
-    let targets = targets.into_iter().map(|(slot, target)| (slot, target, MemberState::Replacing));
-    let spares = spares.into_iter().map(|spare| (NO_SLOT, spare, MemberState::Spare));
+    let targets = targets.into_iter().map(|(slot, target)| (Some(slot), target, MemberState::Replacing));
+    let spares = spares.into_iter().map(|spare| (None, spare, MemberState::Spare));
     for (slot, found, state) in seats.chain(targets).chain(spares) {
         let id = membership.next_id();
         membership.devices.push(record(found, id, slot, state));
@@ -222,7 +221,7 @@ pub(crate) fn assembled<D>(
 
 impl Newcomer {
     /// The record of the device, as the one with this identity.
-    pub(crate) fn record(self, id: MemberId, slot: usize, state: MemberState) -> Known {
+    pub(crate) fn record(self, id: MemberId, slot: Option<usize>, state: MemberState) -> Known {
         let Self { source, device, superblock, bad_blocks, .. } = self;
         let name = device.info().name.clone();
         let member = Arc::new(Member {

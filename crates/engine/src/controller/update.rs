@@ -14,7 +14,7 @@ use crate::{
         ArrayController,
         superblocks::{DeviceHandle, Known},
     },
-    error::{IoError, MemberError, Operation},
+    error::{DeviceRole, IoError, MemberError, Operation},
     members::MemberId,
     membership::{
         model::{MemberState, Membership},
@@ -26,7 +26,7 @@ use crate::{
 
 /// A write of metadata that is under way, or why there is none.
 struct MetadataWrite {
-    slot: usize,
+    role: DeviceRole,
     member: MemberId,
     name: String,
     offset: u64,
@@ -39,7 +39,7 @@ impl MetadataWrite {
         let submission = bytes
             .map(|bytes| record.handle.device.write(offset, copy(bytes), true))
             .ok_or(DeviceError::of(DeviceErrorKind::Invalid));
-        Self { slot: record.slot, member: id, name: record.name.clone(), offset, submission }
+        Self { role: record.slot.into(), member: id, name: record.name.clone(), offset, submission }
     }
 
     /// The superblock that a record has for its device.
@@ -55,7 +55,7 @@ impl MetadataWrite {
             Err(error) => Err(error),
         };
         result.map_err(|error| {
-            failure(self.slot, self.member, &self.name, Operation::Metadata, self.offset, error)
+            failure(self.role, self.member, &self.name, Operation::Metadata, self.offset, error)
         })
     }
 }
@@ -239,14 +239,17 @@ impl ArrayController {
 }
 
 pub(crate) fn failure(
-    slot: usize,
+    role: impl Into<DeviceRole>,
     member: MemberId,
     name: &str,
     operation: Operation,
     offset: u64,
     error: DeviceError,
 ) -> Failure {
-    Failure { member, error: MemberError { slot, name: name.to_owned(), operation, offset, error } }
+    Failure {
+        member,
+        error: MemberError { role: role.into(), name: name.to_owned(), operation, offset, error },
+    }
 }
 
 fn copy(bytes: &[u8]) -> pinstripe_runtime::Slice {

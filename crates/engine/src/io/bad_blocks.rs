@@ -48,8 +48,13 @@ impl ShardVolume {
         error: DeviceError,
     ) -> Listing {
         let at = member.data_offset + offset;
-        let error =
-            MemberError { slot, name: member.name.clone(), operation: Operation::Write, offset: at, error };
+        let error = MemberError {
+            role: slot.into(),
+            name: member.name.clone(),
+            operation: Operation::Write,
+            offset: at,
+            error,
+        };
         let ticket = self.shared.bad_reports.push(member.id, sectors(at, length), Some(error));
         self.shared.controller_wake.notify();
         Listing { ticket, offset, length }

@@ -3,7 +3,7 @@
 use pinstripe_runtime::{DeviceErrorKind, ZeroedReads};
 
 use crate::{
-    consistency::{Log, LogError},
+    consistency::{Batches, Log, LogError},
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId},
     io::{
@@ -124,7 +124,7 @@ impl ShardVolume {
     pub(crate) fn can_zero(&self) -> bool {
         let view = self.members.view();
         // Zeroed past a log, a stripe would get its older content back from it.
-        !view.snapshot.log.takes_whole_pages()
+        view.snapshot.log.traits().batches != Batches::WholePages
             && view.devices.iter().flatten().all(|device| device.info().zeroes == ZeroedReads::Zero)
     }
 

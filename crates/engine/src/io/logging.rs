@@ -3,7 +3,7 @@
 use pinstripe_runtime::DeviceError;
 
 use crate::{
-    consistency::{LogDevice, LogError, LogView, Logged},
+    consistency::{Batches, LogDevice, LogError, LogView, Logged},
     error::{IoError, Operation},
     geometry::{MemberSlot, ParityGeometry, StripeId},
     io::volume::ShardVolume,
@@ -78,7 +78,7 @@ impl ShardVolume {
         rows: &[(u32, u32)],
     ) -> Result<Logged, LogError> {
         let log = &view.snapshot.log;
-        if log.is_none() || log.takes_whole_pages() {
+        if log.is_none() || log.traits().batches == Batches::WholePages {
             return Ok(Logged::Nothing);
         }
         let view = self.log_view(view);

@@ -100,7 +100,7 @@ pub(crate) fn striped_error(
 ) -> IoError {
     let Some((member, _)) = view.member(slot) else { return IoError::Failed };
     let offset = member.data_offset + at;
-    IoError::Member(MemberError { slot, name: member.name.clone(), operation, offset, error })
+    IoError::Member(MemberError { role: slot.into(), name: member.name.clone(), operation, offset, error })
 }
 
 fn join(whole: Option<Buffer>, next: Option<Buffer>) -> Option<Buffer> {

@@ -27,7 +27,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, Slice, SubmissionSet, shar
 use self::pre_read::PreRead;
 
 use crate::{
-    consistency::{self, Batch, LogError, Logged},
+    consistency::{self, Batch, Batches, LogError, Logged},
     error::{IoError, Operation},
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
     io::{
@@ -250,12 +250,12 @@ impl ShardVolume {
     ) -> Result<Intended<'i>, Aborted> {
         let view = inside.view();
         self.cut_at_bad_blocks(view, stripe, context);
-        if view.snapshot.log.takes_rows() {
-            Box::pin(self.cut_to_rows(view, stripe, context)).await?;
-        } else if view.snapshot.log.takes_whole_pages() {
-            Box::pin(self.widen(view, stripe, &mut context.image)).await?;
-        } else if !view.snapshot.log.has_room_for(&self.log_view(view), stripe, context.image.parts()) {
-            context.split(self.parity_geometry().chunk_bytes());
+        let log = &view.snapshot.log;
+        match log.traits().batches {
+            Batches::WholeRows => Box::pin(self.cut_to_rows(view, stripe, context)).await?,
+            Batches::WholePages => Box::pin(self.widen(view, stripe, &mut context.image)).await?,
+            Batches::Any if log.has_room_for(&self.log_view(view), stripe, context.image.parts()) => {}
+            Batches::Any => context.split(self.parity_geometry().chunk_bytes()),
         }
         let facts = self.facts(view, stripe, context);
         let servers = self.servers_for(view, &facts, context);
@@ -316,7 +316,7 @@ impl ShardVolume {
             return;
         }
         let log = &view.snapshot.log;
-        let by_rows = log.takes_rows() || log.takes_whole_pages();
+        let by_rows = log.traits().batches != Batches::Any;
         let grain = if by_rows { PAGE_BYTES } else { geometry.logical_block() };
         let end_of = |from| view.uniform(base, (from, chunk), grain);
         if end_of(0) < chunk {
@@ -571,7 +571,8 @@ impl ShardVolume {
 /// read, so both are computed from data then.
 fn needs_parity_from_data(snapshot: &Snapshot, map: StripeMap) -> bool {
     let absent = |slot: MemberSlot| snapshot.absent().contains(slot.index());
-    snapshot.log.takes_whole_pages() && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
+    snapshot.log.traits().batches == Batches::WholePages
+        && map.q_slot().is_some_and(|q| absent(q) != absent(map.p_slot()))
 }
 
 /// The generation in the keys of cached parity (C13).

@@ -26,7 +26,7 @@ use super::{
     locate::{Culprit, locate},
 };
 use crate::{
-    consistency::{LogError, Logged},
+    consistency::{Batches, LogError, Logged},
     controller::error::CommandError,
     error::IoError,
     events::SyncAction,
@@ -633,7 +633,7 @@ impl Suspects<'_> {
 /// members have: a replay would bring it back. Parity of rows that wait for a resync is made of data alone.
 fn is_journaled(view: &View, offset: u64, length: u32) -> bool {
     let intent = &view.snapshot.intent;
-    view.snapshot.log.takes_whole_pages()
+    view.snapshot.log.traits().batches == Batches::WholePages
         && !intent.needs_resync(intent.regions(offset, length.into()))
         && !active(Mutant::RepairPastJournal)
 }

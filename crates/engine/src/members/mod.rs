@@ -26,6 +26,11 @@ use crate::plan::cost::MemberCost;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub usize);
 
+impl MemberId {
+    /// The journal device's. It holds no slot and is in no list of members.
+    pub(crate) const JOURNAL: Self = Self(usize::MAX);
+}
+
 /// What all shards know of a member. Constant but for its measurements.
 pub struct Member {
     /// Which device.

@@ -39,8 +39,8 @@ pub(crate) struct DeviceRecord<D> {
     pub(crate) name: String,
     /// What its next superblock will say; of one that holds no slot any more, what its last one said.
     pub(crate) superblock: Superblock,
-    /// [`NO_SLOT`](crate::error::NO_SLOT) for a spare. A failed device keeps the slot that it had.
-    pub(crate) slot: usize,
+    /// None of a spare. A failed device keeps the slot that it had.
+    pub(crate) slot: Option<usize>,
     pub(crate) state: MemberState,
     /// Between its recovery offset and this byte only what regions with set bits hold is still to be
     /// recovered.
@@ -143,7 +143,7 @@ impl<D> Membership<D> {
     pub(crate) fn holders(&self) -> Vec<Holders> {
         let mut slots = vec![Holders::default(); self.slots()];
         for (id, record) in self.active() {
-            let Some(slot) = slots.get_mut(record.slot) else { continue };
+            let Some(slot) = record.slot.and_then(|slot| slots.get_mut(slot)) else { continue };
             if record.state == MemberState::Replacing {
                 slot.target = Some(id);
             } else {

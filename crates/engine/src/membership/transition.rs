@@ -20,7 +20,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
 use super::model::{DeviceRecord, MemberState, Membership};
 use crate::{
-    error::{IoError, MemberError, NO_SLOT, Operation},
+    error::{IoError, MemberError, Operation},
     members::MemberId,
     mutants::{Mutant, active},
 };
@@ -101,9 +101,7 @@ impl<D: Clone> Membership<D> {
             }
             self.set_role(id, Role::Faulty);
             let record = self.device_mut(id);
-            if record.slot == NO_SLOT {
-                record.slot = error.slot;
-            }
+            record.slot = record.slot.or(error.role.slot());
             record.state = MemberState::Failed(error);
         }
         let holders = self.holders();
@@ -129,7 +127,7 @@ impl<D: Clone> Membership<D> {
         for id in formerly {
             self.forget(id);
         }
-        self.devices.push(DeviceRecord { slot: NO_SLOT, state: MemberState::Spare, ..device });
+        self.devices.push(DeviceRecord { slot: None, state: MemberState::Spare, ..device });
         None
     }
 
@@ -143,7 +141,7 @@ impl<D: Clone> Membership<D> {
         }
         self.set_role(spare, in_slot(slot));
         let record = self.device_mut(spare);
-        record.slot = slot;
+        record.slot = Some(slot);
         record.state = if replaces { MemberState::Replacing } else { MemberState::Recovering };
         let member = &mut record.superblock.member;
         member.recovery_offset = Some(Sector(0)).filter(|_| !active(Mutant::SpareCalledInSync));
@@ -161,12 +159,13 @@ impl<D: Clone> Membership<D> {
             MemberState::Replacing => true,
             _ => return Err(Refusal::Changed),
         };
-        let slot = self.device(id).slot;
+        let slot = self.device(id).slot.ok_or(Refusal::Changed)?;
         if replaces && let Some(former) = self.holders()[slot].member {
             let error = DeviceError::of(DeviceErrorKind::Removed);
             let record = self.device_mut(former);
             let (name, operation) = (record.name.clone(), Operation::Replacement);
-            record.state = MemberState::Failed(MemberError { slot, name, operation, offset: 0, error });
+            record.state =
+                MemberState::Failed(MemberError { role: slot.into(), name, operation, offset: 0, error });
         }
         let record = self.device_mut(id);
         record.state = MemberState::InSync;

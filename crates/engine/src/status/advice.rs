@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_full_file_system_is_called_that_and_no_connection_is_to_be_checked() {
         let error = |kind| MemberError {
-            slot: 0,
+            role: 0.into(),
             name: "/dev/x".to_owned(),
             operation: Operation::Write,
             offset: 0,

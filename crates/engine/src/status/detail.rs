@@ -103,7 +103,7 @@ pub struct FailedMember {
     /// The device.
     pub device: String,
     /// The slot that it held.
-    pub slot: usize,
+    pub slot: Option<usize>,
     /// Why it was dropped.
     pub error: MemberError,
     /// Requests that were given up and are not over; until they are, it can't be added again.
@@ -189,7 +189,7 @@ impl Array {
 
     /// MD's word for what keeps parity consistent over a crash. A log that waits for the initial sync counts.
     pub fn consistency_policy(&self) -> &'static str {
-        let log = self.controller.wanted_log.borrow().policy();
+        let log = self.controller.wanted_log.borrow().traits().policy;
         if !self.shared().geometry.has_parity() {
             ""
         } else if self.shared().snapshot().intent.is_persistent() {

@@ -209,7 +209,7 @@ impl Core {
             };
             let error = DeviceError::of(DeviceErrorKind::TimedOut);
             let (name, offset) = (self.member.name.clone(), about.offset);
-            shared.report(self.member.id, MemberError { slot, name, operation, offset, error });
+            shared.report(self.member.id, MemberError { role: slot.into(), name, operation, offset, error });
         }
         give_up_everywhere(shared, self.member.id, DeviceErrorKind::TimedOut);
     }

@@ -193,7 +193,7 @@ impl ShardMembers {
     ) -> Option<MemberId> {
         let (member, _) = view.member(place)?;
         let slot = view.slot_at(place);
-        let error = MemberError { slot, name: member.name.clone(), operation, offset, error };
+        let error = MemberError { role: slot.into(), name: member.name.clone(), operation, offset, error };
         self.shared.report(member.id, error);
         Some(member.id)
     }

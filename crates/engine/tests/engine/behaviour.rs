@@ -252,7 +252,7 @@ fn a_write_error_fails_the_member_before_the_write_is_acknowledged() {
         assert!(superblock.array.events > before.array.events);
     }
     assert_eq!(scene.array.detail().missing, 1);
-    assert_eq!(scene.array.detail().failed[0].slot, disk);
+    assert_eq!(scene.array.detail().failed[0].slot, Some(disk));
     assert!(scene.superblock(disk).array.events <= before.array.events + 1, "its own is left alone");
     scene.read_all();
     clients(&mut scene, 4, 20, 100);

@@ -297,7 +297,7 @@ fn a_request_that_finds_the_device_busy_is_tried_again_but_a_flush_is_not() {
     assert_eq!((now.missing, now.slots[1].statistics.retries, now.slots[2].statistics.retries), (0, 3, 2));
     scene.disks[0].fault(&Fault::RefuseRequests(1));
     scene.flush().unwrap();
-    assert_eq!(detail(&scene).failed[0].slot, 0, "C5");
+    assert_eq!(detail(&scene).failed[0].slot, Some(0), "C5");
     // Busy for longer than it is borne with.
     let mut scene = raid5(6);
     fill(&mut scene);
@@ -519,7 +519,7 @@ fn a_log_that_is_full_or_can_not_be_written_costs_the_member_its_place() {
     scene.disks[disk].fault(&Fault::UnwritableRange(log..log + 4096));
     scene.disks[disk].fault(&Fault::UnwritableRange(bytes));
     scene.write(40, 1, true).unwrap();
-    assert_eq!(detail(&scene).failed[0].slot, disk);
+    assert_eq!(detail(&scene).failed[0].slot, Some(disk));
     scene.read_all();
 
     let mut scene = raid5(23);
@@ -534,7 +534,7 @@ fn a_log_that_is_full_or_can_not_be_written_costs_the_member_its_place() {
             break;
         }
     }
-    assert_eq!(detail(&scene).failed[0].slot, 2);
+    assert_eq!(detail(&scene).failed[0].slot, Some(2));
     scene.read_all();
 }
 
@@ -642,7 +642,7 @@ fn a_member_that_has_failed_is_not_spared_for_having_been_worn_out_before() {
     scene.run(async move { array.fail(3).await }).unwrap();
     let id = scene.array.members()[1].0;
     let error = |kind| MemberError {
-        slot: 1,
+        role: 1.into(),
         name: "disk1".to_owned(),
         operation: Operation::Write,
         offset: 0,

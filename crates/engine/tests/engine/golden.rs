@@ -158,7 +158,7 @@ fn level_0_does_not_read_what_the_bad_block_log_lists() {
     add_bad_blocks(&golden, 0, 0..8);
     let mut served = golden.serve(&golden.all(), read_only()).unwrap();
     let refused = served.read(0, 4096).unwrap_err();
-    assert!(matches!(&refused, IoError::Member(error) if error.slot == 0), "{refused}");
+    assert!(matches!(&refused, IoError::Member(error) if error.role.slot() == Some(0)), "{refused}");
     served.read(4096, 4096).unwrap();
 }
 

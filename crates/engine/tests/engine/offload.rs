@@ -345,7 +345,7 @@ fn a_server_that_loses_what_it_was_to_write_is_dropped_before_the_write_is_ackno
         fill(&mut net);
         net.servers[usize::try_from(seed).unwrap()].refuses_commit.set(1);
         (0..5).for_each(|stripe| net.scene.write(stripe * 3 * CHUNK_SECTORS + 5, 40, true).unwrap());
-        let dropped = net.scene.array.detail().failed[0].slot;
+        let dropped = net.scene.array.detail().failed[0].slot.unwrap();
         for disk in (0..5).filter(|&disk| disk != dropped) {
             assert_eq!(superblock_on(&net.scene.disks[disk]).array.roles[dropped], Role::Faulty, "C2");
         }

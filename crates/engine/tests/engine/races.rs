@@ -311,8 +311,13 @@ fn a_command_is_decided_behind_the_failures_that_were_reported_before_it() {
         let snapshot = owner.shared().snapshot();
         let member = snapshot.seats[2].member().unwrap();
         let error = DeviceError::of(DeviceErrorKind::Gone);
-        let error =
-            MemberError { slot: 2, name: member.name.clone(), operation: Operation::Write, offset: 0, error };
+        let error = MemberError {
+            role: 2.into(),
+            name: member.name.clone(),
+            operation: Operation::Write,
+            offset: 0,
+            error,
+        };
         owner.shared().report(member.id, error);
         owner.fail(0).await
     });

@@ -20,7 +20,7 @@ use crate::{
         journal::{Journal, check_blocks, write_superblock},
     },
     controller::{ArrayController, error::CommandError, superblocks::JournalDevice},
-    error::{IoError, JOURNAL_SLOT, MemberError, Operation},
+    error::{DeviceRole, IoError, MemberError, Operation},
     events::EventKind,
     geometry::Geometry,
     members::{Health, Member, MemberBadBlocks, MemberId},
@@ -128,7 +128,7 @@ impl ArrayController {
             .attach()
             .map_err(|error| AssembleError::Device { name: found.source.name(), error })?;
         let member = Arc::new(Member {
-            id: MemberId(usize::MAX),
+            id: MemberId::JOURNAL,
             name: device.info().name.clone(),
             source: Mutex::default(),
             data_offset: 0,
@@ -200,7 +200,8 @@ impl ArrayController {
         journal.set_loss_recorded();
         let error = journal.failure().unwrap_or(DeviceError::of(DeviceErrorKind::Other));
         let name = journal.name().to_owned();
-        let error = MemberError { slot: JOURNAL_SLOT, name, operation: Operation::Write, offset: 0, error };
+        let error =
+            MemberError { role: DeviceRole::Journal, name, operation: Operation::Write, offset: 0, error };
         self.note(&error);
         self.events.add(EventKind::Fail(error));
         self.dirty.set(true);

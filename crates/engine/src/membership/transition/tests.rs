@@ -61,9 +61,9 @@ fn device(number: usize) -> NewDevice {
     NewDevice { sectors: 1 << 14, uuid: Uuid([u8::try_from(number).unwrap() + 1; 16]) }
 }
 
-fn failed(slot: usize) -> MemberError {
+fn failed(slot: Option<usize>) -> MemberError {
     let (name, error) = (String::new(), DeviceError::of(DeviceErrorKind::Gone));
-    MemberError { slot, name, operation: Operation::Write, offset: 0, error }
+    MemberError { role: slot.into(), name, operation: Operation::Write, offset: 0, error }
 }
 
 impl World {
@@ -156,7 +156,11 @@ impl World {
                     MemberState::Failed(_) => 4,
                     MemberState::Removed => 5,
                 };
-                key.extend([200 + state, u8::try_from(known.handle).unwrap(), known.slot.to_le_bytes()[0]]);
+                key.extend([
+                    200 + state,
+                    u8::try_from(known.handle).unwrap(),
+                    known.slot.unwrap_or(255).to_le_bytes()[0],
+                ]);
                 record(&known.superblock, &mut key);
             }
         }
@@ -273,7 +277,7 @@ impl World {
             let has_failed = |record: &DeviceRecord<usize>| matches!(record.state, MemberState::Failed(_));
             let former = serving.devices().filter(|(_, record)| is_it(record) && has_failed(record));
             let formerly = former.map(|(id, _)| id).collect();
-            let device = Box::new(known(superblock, NO_SLOT, MemberState::Spare));
+            let device = Box::new(known(superblock, None, MemberState::Spare));
             events.push(Event::Join { device, formerly });
         }
         events
@@ -351,7 +355,7 @@ impl World {
     }
 }
 
-fn known(superblock: Superblock, slot: usize, state: MemberState) -> DeviceRecord<usize> {
+fn known(superblock: Superblock, slot: Option<usize>, state: MemberState) -> DeviceRecord<usize> {
     let handle = usize::from(superblock.member.device_uuid.0[0]) - 1;
     DeviceRecord { name: handle.to_string(), superblock, slot, state, valid_but_for_bits: 0, handle }
 }
@@ -369,10 +373,10 @@ impl Membership<usize> {
             let member = &record.superblock.member;
             let says = (record.superblock.own_role(), member.recovery_offset.is_some(), member.replacement);
             let meant = match record.state {
-                MemberState::Recovering => (in_slot(record.slot), true, false),
-                MemberState::Replacing => (in_slot(record.slot), true, true),
+                MemberState::Recovering => (in_slot(record.slot.unwrap()), true, false),
+                MemberState::Replacing => (in_slot(record.slot.unwrap()), true, true),
                 MemberState::Spare => (Role::Spare, false, false),
-                _ => (in_slot(record.slot), false, false),
+                _ => (in_slot(record.slot.unwrap()), false, false),
             };
             assert_eq!(says, meant, "disk {}: the superblock says what the device is", record.handle);
         }

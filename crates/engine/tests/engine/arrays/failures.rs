@@ -72,7 +72,7 @@ pub fn worn_out_beside_a_silent_one(seed: u64) {
     // Also where it is reported all the same: the controller decides.
     let (id, name, ..) = scene.array.members()[1].clone();
     let error = DeviceError::of(DeviceErrorKind::TooManyErrors);
-    let error = MemberError { slot: 1, name, operation: Operation::Read, offset: 0, error };
+    let error = MemberError { role: 1.into(), name, operation: Operation::Read, offset: 0, error };
     if array.detail().slots[2].slow {
         let array = array.clone();
         scene.run(async move {
