@@ -83,7 +83,8 @@ pub struct Mark<'t> {
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
         for region in self.regions.clone() {
-            self.table.lane(region, self.lane).fetch_sub(1, Ordering::SeqCst);
+            let before = self.table.lane(region, self.lane).fetch_sub(1, Ordering::SeqCst);
+            assert!(before > 0, "C7: region {region} is unmarked more often than it was marked");
         }
     }
 }

@@ -183,6 +183,7 @@ impl Shared {
     pub fn publish(&self, snapshot: Snapshot) {
         let generation = snapshot.generation;
         let old = std::mem::replace(&mut *locked(&self.current), Arc::new(snapshot));
+        assert_eq!(generation, old.generation + 1, "C1: every membership has a generation of its own");
         self.admission.publish(generation);
         // Tasks that wait under the old one give way.
         old.log.wake();
@@ -198,6 +199,10 @@ impl Shared {
 
     /// The superblocks on disk know the membership of `generation`.
     pub fn set_durable(&self, generation: u64) {
+        assert!(
+            generation <= self.admission.generation(),
+            "C2: no membership is durable before it is published"
+        );
         self.durable.store(generation, Ordering::SeqCst);
         self.durable_changed.notify();
     }

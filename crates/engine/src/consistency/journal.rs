@@ -283,6 +283,7 @@ impl Journal {
     /// The log begins at `from` now, durably.
     pub(crate) fn tail_moved(&self, from: u64) {
         let mut state = self.state();
+        assert!(from <= state.needed_from(), "C4: block {from} of the log is given up and still needed");
         state.tail = state.tail.max(from);
         drop(state);
         self.wanted.notify();

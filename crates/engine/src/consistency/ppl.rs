@@ -128,10 +128,7 @@ impl Ppl {
     /// Makes a batch known, durably.
     pub(crate) async fn write_ahead(self: &Arc<Self>, batch: &Batch<'_>) -> Result<Logged, LogError> {
         let map = batch.view.geometry().slots(batch.stripe);
-        if !has_entry_for_every_run(batch.plan.runs()) {
-            // Never: batches are cut before they are planned.
-            return Err(LogError::Fatal(IoError::Failed));
-        }
+        assert!(has_entry_for_every_run(batch.plan.runs()), "C17: a batch is cut before it is planned");
         let parts: Vec<Part> = batch
             .plan
             .runs()

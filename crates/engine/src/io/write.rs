@@ -455,6 +455,7 @@ impl ShardVolume {
     async fn write_members(&self, writing: &Writing<'_>, stripe: StripeId, context: &mut WriteContext) {
         let (view, geometry) = (writing.view(), self.parity_geometry());
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
+        let chunk = geometry.chunk_bytes();
         // What a log forgets when the members have answered is durable by then (C4).
         let fua = context.image.fua() || view.snapshot.log.forces_writes();
         let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, missed, .. } = context;
@@ -466,8 +467,9 @@ impl ShardVolume {
                 let Some((member, device)) = view.member(place).filter(|_| !skip) else { continue };
                 self.counters().member_writes.add(1);
                 self.counters().member_write_bytes.add(data.len() as u64);
-                set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
                 let end = start + to_u32(data.len());
+                assert!(end <= chunk, "a stripe's write stays in its chunk: {start} to {end} of {chunk}");
+                set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
                 requests.push(Transfer { slot: MemberSlot(place.to_le_bytes()[0]), start, end });
             }
         };

@@ -132,7 +132,8 @@ impl Admission {
     }
 
     fn leave(&self, shard: usize, generation: u64) {
-        self.counts[shard].inside[parity(generation)].fetch_sub(1, Ordering::SeqCst);
+        let before = self.counts[shard].inside[parity(generation)].fetch_sub(1, Ordering::SeqCst);
+        assert!(before > 0, "C1: more writers left generation {generation} than had entered");
         let word = self.word.load(Ordering::SeqCst);
         if word >> 1 != generation || word & OPEN == 0 {
             self.left.notify();

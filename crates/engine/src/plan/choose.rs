@@ -323,19 +323,19 @@ pub(super) struct Bill {
 }
 
 impl Bill {
-    /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^63.
+    /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^62, and 64 times one of them is as much again.
     pub(super) fn add(&mut self, price: Price, bytes: u64) {
         self.bytes += bytes;
         let time = u64::from(price.latency_ns) * 1024 + bytes * u64::from(price.ns_per_kib);
         self.longest = self.longest.max(time);
-        self.sum = self.sum.saturating_add(time);
+        self.sum += time;
     }
 
     /// What [`WritePolicy::Cost`] wants to be small. The price is multiplied by the number of members, so
     /// that there is no rounding.
     pub(super) fn weight(&self, members: u64, compute_bytes: u64, facts: &impl Facts) -> Weight {
         let compute = compute_bytes * COMPUTE_NS_PER_KIB;
-        let price = (self.longest + compute).saturating_mul(members).saturating_add(self.sum);
+        let price = (self.longest + compute) * members + self.sum;
         Weight { bytes: if facts.shares_link() { self.bytes } else { 0 }, price }
     }
 }

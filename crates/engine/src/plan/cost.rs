@@ -36,7 +36,8 @@ pub(crate) fn read_prices<'m>(
     for (price, member) in prices.iter().zip(members) {
         let class = |average: &AtomicU32, least: u32| {
             let times = average.load(Ordering::Relaxed) / least;
-            least.saturating_mul(1 << times.max(1).ilog2())
+            // At most the average itself.
+            least * (1 << times.max(1).ilog2())
         };
         let reads = member.map(|member| &member.reads);
         price.set(Price {

@@ -141,6 +141,7 @@ impl Cache {
 
     /// The pages didn't get into the log.
     pub(crate) fn give_back(&mut self, promise: Promise) {
+        assert!(self.reserved >= promise.reserve, "room in the log is given back once");
         self.reserved -= promise.reserve;
         self.coming -= promise.pages + 1;
     }
@@ -180,7 +181,9 @@ impl Cache {
     /// A stripe is on the members.
     pub(crate) fn remove(&mut self, key: Key, shape: Shape) {
         let Some(stripe) = self.stripes.remove(&key) else { return };
-        self.reserved -= shape.record(stripe.pages.keys().copied());
+        let record = shape.record(stripe.pages.keys().copied());
+        assert!(self.reserved >= record, "room in the log is given back once");
+        self.reserved -= record;
         self.pages -= stripe.pages.len();
         for page in stripe.pages.values() {
             release(&mut self.positions, page.position);

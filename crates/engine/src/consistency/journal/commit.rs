@@ -96,6 +96,7 @@ impl Journal {
         let mut state = self.state();
         state.last = state.head;
         state.head += blocks;
+        assert!(state.used() <= self.ring.blocks(), "C4: the log has overwritten what it holds");
         state.seq = state.seq.wrapping_add(1);
     }
 

@@ -42,6 +42,7 @@ struct Reservation<'j> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let mut state = self.journal.state();
+        assert!(state.promised >= self.blocks, "room in the log is given back once");
         state.promised -= self.blocks;
         if let Some(promise) = self.promise.take() {
             state.cache.give_back(promise);
