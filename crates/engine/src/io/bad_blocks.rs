@@ -96,9 +96,16 @@ impl ShardVolume {
     }
 
     /// A write of this range succeeded: if some of it was listed as bad, it is good again.
+    #[inline]
     pub(crate) fn note_written(&self, view: &View, place: usize, offset: u64, length: u64) {
         // The target of a replacement is behind the slots; its log counts when it takes over.
         let is_target = place >= view.snapshot.seats.len();
+        if is_target || view.snapshot.with_bad_blocks.contains(place) {
+            self.note_good(view, place, offset, length, is_target);
+        }
+    }
+
+    fn note_good(&self, view: &View, place: usize, offset: u64, length: u64, is_target: bool) {
         if !is_target && !view.snapshot.is_bad(place, offset, length) {
             return;
         }

@@ -13,6 +13,7 @@ use crate::{
 impl ShardVolume {
     /// Notes what became of a write of a range (in bytes, relative to the data) to the member of a place. One
     /// that failed has the sectors listed as bad, or the member reported.
+    #[inline]
     pub(crate) fn note_outcome(
         &self,
         view: &View,

@@ -250,12 +250,8 @@ impl ShardVolume {
     ) -> Result<Intended<'i>, Aborted> {
         let view = inside.view();
         self.cut_at_bad_blocks(view, stripe, context);
-        let log = &view.snapshot.log;
-        match log.traits().batches {
-            Batches::WholeRows => Box::pin(self.cut_to_rows(view, stripe, context)).await?,
-            Batches::WholePages => Box::pin(self.widen(view, stripe, &mut context.image)).await?,
-            Batches::Any if log.has_room_for(&self.log_view(view), stripe, context.image.parts()) => {}
-            Batches::Any => context.split(self.parity_geometry().chunk_bytes()),
+        if !view.snapshot.log.is_none() {
+            Box::pin(self.fit_to_log(view, stripe, context)).await?;
         }
         let facts = self.facts(view, stripe, context);
         let servers = self.servers_for(view, &facts, context);
@@ -269,8 +265,27 @@ impl ShardVolume {
         Ok(marked.durable(Mutant::DataBeforeIntent).await)
     }
 
-    /// Makes the image one that the log can take: cuts it, if it must be, and fills up rows that are written
-    /// in part with what they have.
+    /// Makes the image one that the log can take.
+    async fn fit_to_log(
+        &self,
+        view: &View,
+        stripe: StripeId,
+        context: &mut WriteContext,
+    ) -> Result<(), Aborted> {
+        let log = &view.snapshot.log;
+        match log.traits().batches {
+            Batches::WholeRows => self.cut_to_rows(view, stripe, context).await,
+            Batches::WholePages => Ok(self.widen(view, stripe, &mut context.image).await?),
+            Batches::Any => {
+                if !log.has_room_for(&self.log_view(view), stripe, context.image.parts()) {
+                    context.split(self.parity_geometry().chunk_bytes());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Cuts the image, if it must be, and fills up rows that are written in part with what they have.
     async fn cut_to_rows(
         &self,
         view: &View,

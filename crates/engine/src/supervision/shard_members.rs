@@ -107,10 +107,20 @@ impl ShardMembers {
 
     /// The membership as this shard sees it, brought up to date.
     pub(crate) fn view(&self) -> Rc<View> {
+        self.catch_up();
+        Rc::clone(&self.view.borrow())
+    }
+
+    /// Asks that membership something.
+    pub(crate) fn ask<R>(&self, question: impl FnOnce(&View) -> R) -> R {
+        self.catch_up();
+        question(&self.view.borrow())
+    }
+
+    fn catch_up(&self) {
         if self.view.borrow().snapshot.generation != self.shared.admission.generation() {
             self.adopt();
         }
-        Rc::clone(&self.view.borrow())
     }
 
     fn adopt(&self) {

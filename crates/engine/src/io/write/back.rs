@@ -33,10 +33,10 @@ use crate::{
 impl ShardVolume {
     /// The journal, if anything is cached or may be.
     pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
-        match &self.members.view().snapshot.log {
+        self.members.ask(|view| match &view.snapshot.log {
             Log::Journal(journal) if journal.caches() => Some(Arc::clone(journal)),
             _ => None,
-        }
+        })
     }
 
     fn cache_key(&self, stripe: StripeId) -> Key {
