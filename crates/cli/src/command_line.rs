@@ -18,7 +18,7 @@ use thiserror::Error;
 
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 
-use crate::{control::upkeep::SyncChange, output::is_unseen};
+use crate::{control::maintenance::SyncChange, output::is_unseen};
 use pinstripe_bench::size::ByteSize;
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.

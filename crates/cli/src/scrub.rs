@@ -15,7 +15,7 @@ use crate::{
     control::{
         client::{Client, ClientError},
         detail::Sync,
-        upkeep::{CheckParameters, CheckResult, RepairParameters, SyncParameters, SyncResult},
+        maintenance::{CheckParameters, CheckResult, RepairParameters, SyncParameters, SyncResult},
     },
     failure::Failure,
     output::{self, printable},

@@ -11,10 +11,10 @@
 //! | `remove` | [`MemberName`] | [`DeviceResult`] |
 //! | `replace` | `slot` or `device`, `with` (absolute path; a spare without), `force` | [`DeviceResult`], when the copying has begun |
 //! | `bitmap` | `internal`, `chunk_bytes` | null |
-//! | `check` | `from`, `to` (sectors) | [`CheckResult`](upkeep::CheckResult), when the check has ended |
-//! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](upkeep::CheckResult), when the repair has ended |
-//! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](upkeep::SyncResult) |
-//! | `events` | `after`, `wait_ms` | [`EventsResult`](upkeep::EventsResult), when there are some or the time is over |
+//! | `check` | `from`, `to` (sectors) | [`CheckResult`](maintenance::CheckResult), when the check has ended |
+//! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](maintenance::CheckResult), when the repair has ended |
+//! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](maintenance::SyncResult) |
+//! | `events` | `after`, `wait_ms` | [`EventsResult`](maintenance::EventsResult), when there are some or the time is over |
 //! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
 //! | `journal_mode` | `journal_mode` | [`JournalModeParameters`], as it is now; `write-through` when all is on the members |
 //! | `stop` | `force` | null, when the superblocks are clean and the devices are closed |
@@ -22,13 +22,13 @@
 pub mod client;
 pub mod detail;
 pub mod fuzz;
+pub mod maintenance;
 pub mod place;
-pub mod upkeep;
 
 pub use detail::Detail;
+use maintenance::{CheckParameters, EventsParameters, RepairParameters, SyncParameters};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use upkeep::{CheckParameters, EventsParameters, RepairParameters, SyncParameters};
 
 /// Bytes of a request with its newline; a longer one ends its connection.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;

@@ -17,7 +17,7 @@ pub struct Server {
     child: Child,
     size_bytes: u64,
     /// What it has told since it was ready.
-    told: Arc<Mutex<Vec<String>>>,
+    output: Arc<Mutex<Vec<String>>>,
     ended_well: bool,
 }
 
@@ -39,12 +39,12 @@ impl Server {
             .arg(format!("unix:{}", socket.display()));
         let child =
             command.args(options).args(members).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let told = Arc::<Mutex<Vec<String>>>::default();
-        let mut server = Self { child, size_bytes: 0, told: Arc::clone(&told), ended_well: false };
-        let Some(output) = server.child.stdout.take() else {
+        let output = Arc::<Mutex<Vec<String>>>::default();
+        let mut server = Self { child, size_bytes: 0, output: Arc::clone(&output), ended_well: false };
+        let Some(stdout) = server.child.stdout.take() else {
             return Err(Failure::new("no output of the server"));
         };
-        let mut lines = BufReader::new(output).lines();
+        let mut lines = BufReader::new(stdout).lines();
         for line in lines.by_ref() {
             let line: Value = serde_json::from_str(&line?)?;
             if line["event"] == "ready" {
@@ -53,7 +53,8 @@ impl Server {
                 let begun = Instant::now();
                 std::thread::spawn(move || {
                     for line in lines.map_while(Result::ok) {
-                        told.lock()
+                        output
+                            .lock()
                             .unwrap_or_else(PoisonError::into_inner)
                             .push(format!("{:.1} s: {line}", begun.elapsed().as_secs_f64()));
                     }
@@ -87,7 +88,7 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if !self.ended_well {
-            for line in self.told.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            for line in self.output.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                 eprintln!("    {line}");
             }
         }

@@ -21,7 +21,7 @@ use crate::{
     command_line::MonitorArguments,
     control::{
         client::{Client, ClientError},
-        upkeep::{Event, EventsParameters, EventsResult},
+        maintenance::{Event, EventsParameters, EventsResult},
     },
     failure::Failure,
 };
@@ -58,9 +58,9 @@ enum ArrayState {
     /// It was not reached yet.
     Unknown,
     /// It is followed: the server's run, and the last event that was told.
-    Followed { instance: String, told: u64 },
+    Followed { instance: String, last_reported: u64 },
     /// It was followed, and its server ended.
-    Gone { instance: String, told: u64 },
+    Gone { instance: String, last_reported: u64 },
     /// It was not there at the beginning, and that was told.
     Missing,
 }
@@ -106,9 +106,10 @@ impl Watch {
         let now: EventsResult = client.call("events", EventsParameters { after: u64::MAX, wait_ms: 0 })?;
         self.appeared(client, now)?;
         loop {
-            let ArrayState::Followed { told, .. } = self.state else { return Ok(()) };
+            let ArrayState::Followed { last_reported, .. } = self.state else { return Ok(()) };
             let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(u64::MAX);
-            let next: EventsResult = client.call("events", EventsParameters { after: told, wait_ms })?;
+            let next: EventsResult =
+                client.call("events", EventsParameters { after: last_reported, wait_ms })?;
             self.tell_all(next);
             self.look_at_spares(client)?;
         }
@@ -116,11 +117,12 @@ impl Watch {
 
     /// A server is there: the one that was followed, another one, or the first.
     fn appeared(&mut self, client: &mut Client, now: EventsResult) -> Result<(), ClientError> {
-        let told = match std::mem::replace(&mut self.state, ArrayState::Unknown) {
-            ArrayState::Followed { instance, told } | ArrayState::Gone { instance, told }
+        let last_reported = match std::mem::replace(&mut self.state, ArrayState::Unknown) {
+            ArrayState::Followed { instance, last_reported }
+            | ArrayState::Gone { instance, last_reported }
                 if instance == now.instance =>
             {
-                told
+                last_reported
             }
             ArrayState::Unknown => {
                 // What happened before is history; what is wrong now is told.
@@ -132,14 +134,14 @@ impl Watch {
                 0
             }
         };
-        self.state = ArrayState::Followed { instance: now.instance, told };
+        self.state = ArrayState::Followed { instance: now.instance, last_reported };
         self.look_at_spares(client)
     }
 
     fn disappeared(&mut self, error: &ClientError) {
         match std::mem::replace(&mut self.state, ArrayState::Missing) {
-            ArrayState::Followed { instance, told } => {
-                self.state = ArrayState::Gone { instance, told };
+            ArrayState::Followed { instance, last_reported } => {
+                self.state = ArrayState::Gone { instance, last_reported };
                 self.tell(
                     "DeviceDisappeared",
                     None,
@@ -194,14 +196,14 @@ impl Watch {
     }
 
     fn tell_all(&mut self, next: EventsResult) {
-        let ArrayState::Followed { instance, told } = &mut self.state else { return };
+        let ArrayState::Followed { instance, last_reported } = &mut self.state else { return };
         if *instance != next.instance {
             // Another server took the socket over within one connection: that can't be; begin anew.
-            self.state = ArrayState::Gone { instance: next.instance, told: 0 };
+            self.state = ArrayState::Gone { instance: next.instance, last_reported: 0 };
             return;
         }
-        let before = *told;
-        *told = next.events.last().map_or(before, |event| event.number);
+        let before = *last_reported;
+        *last_reported = next.events.last().map_or(before, |event| event.number);
         if let Some(first) = next.events.first()
             && first.number > before + 1
         {

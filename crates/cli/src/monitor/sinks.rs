@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::{
     command_line::MonitorArguments,
-    control::upkeep::Event,
+    control::maintenance::Event,
     failure::Failure,
     output::{self, printable},
 };

@@ -14,8 +14,8 @@ use pinstripe_runtime::{
 use serde_json::Value;
 
 use super::{
-    Served, clients, devices, front::FrontEnds, grow, journal::ServerLog, names, reconnect::Reconnector,
-    report, stopping::Stopping, upkeep,
+    Served, clients, devices, front::FrontEnds, grow, journal::ServerLog, maintenance, names,
+    reconnect::Reconnector, report, stopping::Stopping,
 };
 use crate::{
     control::{
@@ -68,7 +68,7 @@ impl ControlServer {
             memory: served.memory,
             reconnector,
             stopping: Rc::clone(&served.stopping),
-            instance: upkeep::instance(),
+            instance: maintenance::instance(),
             connections: RefCell::default(),
             busy: Cell::new(0),
             answered: Signal::default(),
@@ -223,18 +223,18 @@ impl Inner {
             Command::JournalMode(parameters) => {
                 serde_json::to_value(grow::journal_mode(&array, parameters, &self.journal).await?)
             }
-            Command::Check(parameters) => {
-                serde_json::to_value(upkeep::check(&array, parameters).await.map_err(|error| failed(&error))?)
-            }
+            Command::Check(parameters) => serde_json::to_value(
+                maintenance::check(&array, parameters).await.map_err(|error| failed(&error))?,
+            ),
             Command::Repair(parameters) => serde_json::to_value(
-                upkeep::repair(&array, parameters).await.map_err(|error| failed(&error))?,
+                maintenance::repair(&array, parameters).await.map_err(|error| failed(&error))?,
             ),
             Command::Sync(parameters) => {
-                serde_json::to_value(upkeep::sync(&array, parameters).map_err(|error| failed(&error))?)
+                serde_json::to_value(maintenance::sync(&array, parameters).map_err(|error| failed(&error))?)
             }
-            Command::Events(parameters) => {
-                serde_json::to_value(upkeep::events(&array, parameters, &self.instance, &self.stopping).await)
-            }
+            Command::Events(parameters) => serde_json::to_value(
+                maintenance::events(&array, parameters, &self.instance, &self.stopping).await,
+            ),
             Command::Stop(_) => Ok(Value::Null),
         };
         result.map_err(|error| failed(&error))

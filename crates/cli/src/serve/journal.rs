@@ -18,7 +18,7 @@ use pinstripe_engine::array::Array;
 use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
-use super::{stopping::Stopping, upkeep};
+use super::{maintenance, stopping::Stopping};
 use crate::{
     first_of::{First, first_of},
     output::printable,
@@ -100,23 +100,23 @@ impl ServerLog {
     }
 
     /// Tells of what happens to `array` after event number `told`, until the end is wanted.
-    pub fn watch(&self, array: Array, mut told: u64, stopping: Rc<Stopping>) {
+    pub fn watch(&self, array: Array, mut last_reported: u64, stopping: Rc<Stopping>) {
         let journal = self.clone();
         shard::spawn(async move {
-            while let First::Other(()) = first_of(stopping.wanted(), array.event_after(told)).await {
-                told = journal.tell_events(&array, told);
+            while let First::Other(()) = first_of(stopping.wanted(), array.event_after(last_reported)).await {
+                last_reported = journal.tell_events(&array, last_reported);
             }
-            journal.tell_events(&array, told);
+            journal.tell_events(&array, last_reported);
         });
     }
 
     /// Tells of the events after number `after`. The number of the last one.
     pub fn tell_events(&self, array: &Array, after: u64) -> u64 {
-        let mut told = after;
+        let mut last_reported = after;
         for event in array.events(after) {
-            told = event.number;
+            last_reported = event.number;
             let line = if self.json {
-                let mut line = json!(upkeep::event(&event));
+                let mut line = json!(maintenance::event(&event));
                 line["array"] = json!(*self.array);
                 Line::Output(line.to_string())
             } else {
@@ -124,7 +124,7 @@ impl ServerLog {
             };
             let _ = self.lines.try_send(line);
         }
-        told
+        last_reported
     }
 
     /// A line for people: seconds since 1970, the array, a sentence.

@@ -20,6 +20,7 @@ mod devices;
 mod front;
 mod grow;
 mod journal;
+mod maintenance;
 mod names;
 mod nbd;
 mod nvme;
@@ -28,7 +29,6 @@ mod reconnect;
 mod report;
 mod service;
 mod stopping;
-mod upkeep;
 
 use std::{path::PathBuf, pin::pin, rc::Rc};
 
@@ -258,8 +258,8 @@ impl Served {
         accepting.push(shard::spawn_joined(async move {
             accept(&socket.listener, stopping.wanted(), |connection| control.spawn(connection)).await;
         }));
-        let told = self.journal.tell_events(&self.array, 0);
-        self.journal.watch(self.array.clone(), told, Rc::clone(&self.stopping));
+        let last_reported = self.journal.tell_events(&self.array, 0);
+        self.journal.watch(self.array.clone(), last_reported, Rc::clone(&self.stopping));
         self.announce();
         let why = match first_of(order, self.stopping.wanted()).await {
             First::One(()) => "by a signal",

@@ -87,7 +87,7 @@ impl Reconnector {
 
     async fn watch(self: &Rc<Self>, array: Array, stopping: Rc<Stopping>) {
         loop {
-            let told = array.last_event();
+            let last_reported = array.last_event();
             drop_gone(&array).await;
             let lost = lost(&array);
             self.members.borrow_mut().retain(|device, _| lost.iter().any(|(name, _)| name == device));
@@ -102,7 +102,7 @@ impl Reconnector {
                     shard::spawn(async move { own.wait_for(&server(&address), &array, &stopping).await });
                 }
             }
-            let news = shard::timeout(LOOK_NANOSECONDS, array.event_after(told));
+            let news = shard::timeout(LOOK_NANOSECONDS, array.event_after(last_reported));
             if let First::One(()) = first_of(stopping.wanted(), news).await {
                 return;
             }

@@ -24,7 +24,7 @@ use crate::{
         admission::Admission,
         model::Membership,
         snapshot::Change,
-        transition::{Event, Seating, Transition},
+        transition::{Event, JoinKind, Transition},
     },
     mutants::{Mutant, active},
     shared::{Failure, Shared},
@@ -166,7 +166,7 @@ impl ArrayController {
                 reply.send(self.enter(*newcomer, comes_back).await);
             }
             Command::Replace { slot, spare, reply } => {
-                let how = Seating::Replacement;
+                let how = JoinKind::Replacement;
                 reply.send(self.enact(Event::Seat { spare, slot, how }).await);
             }
             Command::Fail { slot, member, reply } => {

@@ -17,7 +17,7 @@ use crate::{
     membership::{
         model::MemberState,
         snapshot::Seat,
-        transition::{Event, Seating},
+        transition::{Event, JoinKind},
     },
     mutants::{Mutant, active, early},
 };
@@ -48,7 +48,7 @@ impl ArrayController {
         self.adopt(transition.membership).await;
         self.supervise_members();
         if let Some(slot) = slot {
-            return self.enact(Event::Seat { spare, slot, how: Seating::Bitmap }).await;
+            return self.enact(Event::Seat { spare, slot, how: JoinKind::Bitmap }).await;
         }
         self.update_superblocks().await?;
         self.take_over().await;
@@ -100,7 +100,7 @@ impl ArrayController {
         while let Some((spare, slot)) = self.spare_wanted() {
             // One that can't be written is no spare any more, and the next one is tried; where the array has
             // failed, none is wanted.
-            let how = if active(Mutant::SpareTakenForFormer) { Seating::Bitmap } else { Seating::Full };
+            let how = if active(Mutant::SpareTakenForFormer) { JoinKind::Bitmap } else { JoinKind::Full };
             let _ = self.enact(Event::Seat { spare, slot, how }).await;
         }
     }

@@ -34,7 +34,7 @@ impl VolumeService {
 
     fn answer(&self, result: Result<(), IoError>) -> Result<(), ServiceError> {
         result.map_err(|error| {
-            let told = match &error {
+            let answer = match &error {
                 IoError::ReadOnly => return ServiceError::ReadOnly,
                 IoError::Stopping => return ServiceError::Stopping,
                 IoError::Member(member) if member.error.kind == DeviceErrorKind::NoSpace => {
@@ -43,7 +43,7 @@ impl VolumeService {
                 _ => ServiceError::Io,
             };
             (self.complain)(&error);
-            told
+            answer
         })
     }
 }

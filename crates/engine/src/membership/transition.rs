@@ -27,7 +27,7 @@ use crate::{
 
 /// How a device comes to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seating {
+pub enum JoinKind {
     /// All of it is rebuilt.
     Full,
     /// It was a member: only what was dirtied since is rebuilt.
@@ -44,7 +44,7 @@ pub(crate) enum Event<D> {
     /// A device is taken in. It waits for a slot, and what it was before is forgotten.
     Join { device: Box<DeviceRecord<D>>, formerly: Vec<MemberId> },
     /// A spare takes a slot, or is to take it over.
-    Seat { spare: MemberId, slot: usize, how: Seating },
+    Seat { spare: MemberId, slot: usize, how: JoinKind },
     /// A device that was being rebuilt, or copied to, has everything.
     Rebuilt(MemberId),
     /// Nothing is to be known any more of a device that holds no slot.
@@ -132,8 +132,8 @@ impl<D: Clone> Membership<D> {
     }
 
     /// Nothing of the device is valid yet, or, by bitmap, all but what the set bits cover.
-    fn seat(&mut self, spare: MemberId, slot: usize, how: Seating) -> Result<Option<MemberId>, Refusal> {
-        let replaces = how == Seating::Replacement;
+    fn seat(&mut self, spare: MemberId, slot: usize, how: JoinKind) -> Result<Option<MemberId>, Refusal> {
+        let replaces = how == JoinKind::Replacement;
         let holders = self.holders().get(slot).copied().ok_or(Refusal::Changed)?;
         let is_free = if replaces { holders.is_whole } else { holders.member.is_none() };
         if !is_free || holders.target.is_some() || self.device(spare).state != MemberState::Spare {
@@ -145,7 +145,7 @@ impl<D: Clone> Membership<D> {
         record.state = if replaces { MemberState::Replacing } else { MemberState::Recovering };
         let member = &mut record.superblock.member;
         member.recovery_offset = Some(Sector(0)).filter(|_| !active(Mutant::SpareCalledInSync));
-        member.recovery_by_bitmap = how == Seating::Bitmap;
+        member.recovery_by_bitmap = how == JoinKind::Bitmap;
         member.replacement = replaces;
         Ok(Some(spare))
     }

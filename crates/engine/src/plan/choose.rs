@@ -323,7 +323,8 @@ pub(super) struct Bill {
 }
 
 impl Bill {
-    /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^62, and 64 times one of them is as much again.
+    /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^62, and 64
+    /// times one of them is as much again.
     pub(super) fn add(&mut self, price: Price, bytes: u64) {
         self.bytes += bytes;
         let time = u64::from(price.latency_ns) * 1024 + bytes * u64::from(price.ns_per_kib);

@@ -13,7 +13,7 @@ use pinstripe_engine::{error::IoError, options::JournalMode};
 use pinstripe_md::superblock::{ResyncOffset, Role};
 use pinstripe_runtime::shard;
 
-use super::{Consistency, Swarm, Verdict, life::PATIENCE};
+use super::{Consistency, Swarm, Verdict, life::STEPS_MAX};
 use crate::{Fault, checks::survey};
 
 /// Writes that are tried until one must have been refused.
@@ -55,7 +55,7 @@ impl Swarm {
         if self.rng.chance(1, 2) {
             return Ok(false);
         }
-        let stopped = self.world.block_on(0, "stop", PATIENCE, async move { array.stop().await })?;
+        let stopped = self.world.block_on(0, "stop", STEPS_MAX, async move { array.stop().await })?;
         stopped.map_err(|error| Verdict::Refused(format!("stop without the journal: {error}")))?;
         Ok(true)
     }
@@ -65,7 +65,7 @@ impl Swarm {
         for _ in 0..TRIES {
             let (volume, shop) = (self.array().volume().clone(), std::rc::Rc::clone(&self.shop));
             let block = self.setup.block as usize;
-            let written = self.world.block_on(0, "write", PATIENCE, async move {
+            let written = self.world.block_on(0, "write", STEPS_MAX, async move {
                 let mut data = shard::buffer(block);
                 let id = shop.ledger.borrow_mut().begin_write(0, &mut data, false);
                 let written = volume.write(0, data.freeze(), false).await;
@@ -78,7 +78,7 @@ impl Swarm {
                 Err(error) => return Err(Verdict::Refused(format!("write without the journal: {error}"))),
             }
             let (volume, shop) = (self.array().volume().clone(), std::rc::Rc::clone(&self.shop));
-            let flushed = self.world.block_on(0, "flush", PATIENCE, async move {
+            let flushed = self.world.block_on(0, "flush", STEPS_MAX, async move {
                 let id = shop.ledger.borrow_mut().begin_flush();
                 let flushed = volume.flush().await;
                 shop.ledger.borrow_mut().complete_flush(id, flushed.is_ok());

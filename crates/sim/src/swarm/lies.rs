@@ -23,7 +23,7 @@ use pinstripe_engine::{
 use super::{
     Swarm, Verdict, client,
     front::FrontEnd,
-    life::{PATIENCE, sector_of},
+    life::{STEPS_MAX, sector_of},
 };
 use crate::{
     Fault, SECTOR,
@@ -104,7 +104,7 @@ impl Swarm {
     fn lie_under_load(&mut self, geometry: &ParityGeometry) -> Result<(), Verdict> {
         let Some(liar) = self.mislead(geometry, u64::from(self.setup.block)) else { return Ok(()) };
         self.spawn_clients();
-        let limit = self.world.steps() + PATIENCE;
+        let limit = self.world.steps() + STEPS_MAX;
         let shared = std::sync::Arc::clone(self.array().shared());
         let busy = |swarm: &Self| {
             swarm.shop.open.get() > 0 || shared.admission.writers() > 0 || !shared.stripes.is_idle()
@@ -142,7 +142,7 @@ impl Swarm {
     fn scrub_by(&mut self, action: ScrubAction) -> Result<CheckReport, Verdict> {
         let array = self.array();
         let request = ScrubRequest { action, ..ScrubRequest::default() };
-        let report = self.world.block_on(0, "scrub", PATIENCE, async move { array.scrub(request).await })?;
+        let report = self.world.block_on(0, "scrub", STEPS_MAX, async move { array.scrub(request).await })?;
         report.map_err(|error| Verdict::Refused(format!("{action:?}: {error}")))
     }
 

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Steps after which a run that should have come to rest counts as stuck.
-pub(crate) const PATIENCE: u64 = 1_000_000;
+pub(crate) const STEPS_MAX: u64 = 1_000_000;
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl Swarm {
         let placed = self.setup.place(&mut self.rng);
         let placed = placed.map_err(|error| Verdict::Refused(format!("placement: {error}")))?;
         let disks = self.disks.clone();
-        let placed = self.world.block_on(0, "create", PATIENCE, async move {
+        let placed = self.world.block_on(0, "create", STEPS_MAX, async move {
             let devices: Vec<_> = disks.iter().map(SimDisk::attach).collect();
             create_placed(placed, &devices).await
         })?;
@@ -294,7 +294,7 @@ impl Swarm {
             deadline = self.world.steps() + (1 << self.rng.range(6..11));
         }
         let mut events = 80;
-        let limit = self.world.steps() + PATIENCE;
+        let limit = self.world.steps() + STEPS_MAX;
         while self.shop.open.get() > 0 && self.world.steps() < deadline {
             let gap = 1 << if self.net.is_some() { self.rng.range(6..13) } else { self.rng.range(3..11) };
             self.step_on(gap.min(deadline - self.world.steps()))?;
@@ -390,7 +390,7 @@ impl Swarm {
             // Whatever has gone, every request ends, and so does a stop; how, is the array's affair.
             self.wait(|swarm| swarm.shop.open.get() == 0)?;
             let array = self.array();
-            let _ = self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
+            let _ = self.world.block_on(self.home(), "stop", STEPS_MAX, async move { array.stop().await })?;
         }
         Ok(())
     }
@@ -430,7 +430,7 @@ impl Swarm {
 
     /// Waits until `done`, which is asked after every step.
     fn wait_in_steps(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Verdict> {
-        for _ in 0..PATIENCE {
+        for _ in 0..STEPS_MAX {
             if done(self) {
                 return Ok(());
             }
@@ -450,7 +450,7 @@ impl Swarm {
 
     /// Waits until `done`, which is asked now and then, or until the oracle has seen enough.
     pub(crate) fn wait(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Verdict> {
-        let limit = self.world.steps() + PATIENCE;
+        let limit = self.world.steps() + STEPS_MAX;
         loop {
             self.verdict()?;
             if done(self) {
@@ -473,7 +473,7 @@ impl Swarm {
     pub(crate) fn stuck(&self) -> Verdict {
         let array = self.array.as_ref().map(|array| format!("{:?}", array.detail()));
         let report = format!("{}\n{}", array.unwrap_or_default(), self.world.report());
-        Stuck::StepsUsedUp { steps: PATIENCE, report }.into()
+        Stuck::StepsUsedUp { steps: STEPS_MAX, report }.into()
     }
 
     pub(crate) fn spawn_clients(&mut self) {
@@ -635,7 +635,7 @@ impl Swarm {
 
     /// Rebuilds until every slot is held by a whole member and every region is in sync.
     fn make_whole(&mut self) -> Result<(), Verdict> {
-        let limit = self.world.steps() + PATIENCE;
+        let limit = self.world.steps() + STEPS_MAX;
         loop {
             if self.world.steps() > limit {
                 return Err(self.stuck());
@@ -652,7 +652,7 @@ impl Swarm {
             if let Some(slot) = seats.clone().find(gone) {
                 let failed = self
                     .world
-                    .block_on(self.home(), "fail", PATIENCE, async move { array.fail(slot).await })?;
+                    .block_on(self.home(), "fail", STEPS_MAX, async move { array.fail(slot).await })?;
                 if let Err(error) = failed {
                     // It may have been noticed meanwhile.
                     let now = self.array().shared().snapshot();
@@ -684,7 +684,7 @@ impl Swarm {
                 if is_whole(&array.shared().snapshot()) {
                     let Some(slot) = self.listed_slot() else { return Ok(()) };
                     let failed = async move { array.fail(slot).await };
-                    let failed = self.world.block_on(self.home(), "fail", PATIENCE, failed)?;
+                    let failed = self.world.block_on(self.home(), "fail", STEPS_MAX, failed)?;
                     failed.map_err(|error| Verdict::Refused(format!("fail: {error}")))?;
                 }
             }
@@ -704,12 +704,12 @@ impl Swarm {
         let geometry = self.shape();
         self.shop.closing.set(true);
         let stopped =
-            self.world.block_on(self.home(), "stop", PATIENCE, async move { array.stop().await })?;
+            self.world.block_on(self.home(), "stop", STEPS_MAX, async move { array.stop().await })?;
         stopped.map_err(|error| Verdict::Refused(format!("stop: {error}")))?;
         self.drop_array();
         self.provoke_stale()?;
         self.stop_servers()?;
-        self.world.run_until_idle(PATIENCE)?;
+        self.world.run_until_idle(STEPS_MAX)?;
         let report = self.world.leak_report();
         if !report.is_clean() {
             return Err(Verdict::Leak(report.to_string()));

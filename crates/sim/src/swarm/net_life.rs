@@ -29,7 +29,7 @@ use pinstripe_runtime::shard;
 use super::{
     Consistency, Setup, Swarm, Verdict,
     client::UserState,
-    life::PATIENCE,
+    life::STEPS_MAX,
     net::{self, Net, NetSetup, Presences, Reach, SPARES},
 };
 use crate::{Rng, SimStreamConfig, checks::survey};
@@ -241,7 +241,7 @@ impl Swarm {
                 return Err(Verdict::Leak(format!("servers hold {left:?} operations at rest")));
             }
             let pause = async { shard::sleep(500_000_000).await };
-            self.world.block_on(control, "settle", PATIENCE, pause)?;
+            self.world.block_on(control, "settle", STEPS_MAX, pause)?;
         }
     }
 
@@ -261,7 +261,7 @@ impl Swarm {
         }
         let world = &mut self.world;
         let stops: Vec<_> = net.servers.iter().map(|server| server.stop(world)).collect();
-        Ok(world.run_until(PATIENCE, |_| stops.iter().all(|over| over.get()))?)
+        Ok(world.run_until(STEPS_MAX, |_| stops.iter().all(|over| over.get()))?)
     }
 
     /// All that the run has on shards is let go of.

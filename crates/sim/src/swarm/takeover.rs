@@ -12,7 +12,7 @@ use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
 use pinstripe_engine::{array::Array, io::volume::Volume};
 use pinstripe_runtime::shard;
 
-use super::{Swarm, Verdict, client::UserState, life::PATIENCE};
+use super::{Swarm, Verdict, client::UserState, life::STEPS_MAX};
 use crate::{Fault, checks::survey};
 
 /// What the stale client writes: no stamp of the ledger's.
@@ -47,7 +47,7 @@ impl Swarm {
         self.wait(|swarm| swarm.shop.open.get() == 0)?;
         let time = self.rng.below(2_000_000_000);
         let home = self.home();
-        Ok(self.world.block_on(home, "idle", PATIENCE, async move { shard::sleep(time).await })?)
+        Ok(self.world.block_on(home, "idle", STEPS_MAX, async move { shard::sleep(time).await })?)
     }
 
     /// The other client is about to take over.
@@ -208,7 +208,7 @@ impl Swarm {
             // It ends as any does, and gives up what it has; that is nothing.
             let (home, array) =
                 (self.net.as_ref().map_or(0, |net| net.shards_of(stale.client).start), array.clone());
-            let stopped = self.world.block_on(home, "stop", PATIENCE, async move { array.stop().await })?;
+            let stopped = self.world.block_on(home, "stop", STEPS_MAX, async move { array.stop().await })?;
             if stopped.is_ok() {
                 return Err(Verdict::Scene("a client without an array has stopped it".to_owned()));
             }

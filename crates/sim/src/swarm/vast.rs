@@ -20,7 +20,7 @@ use pinstripe_md::{
     superblock::MetadataVersion,
 };
 
-use super::{Consistency, Setup, Swarm, Verdict, atlas, client, draw::FRONT_SECTORS, life::PATIENCE};
+use super::{Consistency, Setup, Swarm, Verdict, atlas, client, draw::FRONT_SECTORS, life::STEPS_MAX};
 use crate::{Fault, Rng, SECTOR, Trigger, checks::survey};
 
 /// What a vast member has besides its data.
@@ -302,7 +302,7 @@ impl Swarm {
         for request in requests {
             let array = self.array();
             let work = async move { array.scrub(request).await };
-            let report = self.world.block_on(self.home(), "check", PATIENCE, work)?;
+            let report = self.world.block_on(self.home(), "check", STEPS_MAX, work)?;
             let report = report.map_err(|error| Verdict::Refused(format!("check: {error}")))?;
             if report.mismatched_sectors > 0 || report.unreadable_stripes > 0 {
                 return Ok(report);

@@ -259,7 +259,7 @@ impl World {
             events.push(Event::Rebuilt(id));
             events.push(Event::Remove(id));
             for slot in 0..serving.slots() {
-                for how in [Seating::Full, Seating::Replacement] {
+                for how in [JoinKind::Full, JoinKind::Replacement] {
                     events.push(Event::Seat { spare: id, slot, how });
                 }
             }

@@ -10,7 +10,7 @@ use pinstripe_engine::{
 use pinstripe_runtime::shard;
 
 use super::{report, stopping::Stopping};
-use crate::control::upkeep::{
+use crate::control::maintenance::{
     CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
     SyncChange, SyncParameters, SyncResult,
 };
