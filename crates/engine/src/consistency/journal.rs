@@ -10,7 +10,7 @@
 //! queue, packs it behind a meta block and writes it, forced to the medium ([`commit`]); others gather
 //! meanwhile. Then the batch goes to the members, and when they have answered, its guard is dropped: the log
 //! doesn't need to hold it any longer than until the members' next flush. Another task does that flush and
-//! moves the tail ([`reclaim`]).
+//! moves the tail ([`controller::journal`](crate::controller::journal)).
 //!
 //! # Why no batch waits for ever (C12)
 //!
@@ -26,11 +26,11 @@
 //!
 //! # What is in the log
 //!
-//! Every written page in full: a batch is widened to whole pages ([`widen`]) by reading what it leaves alone.
-//! And both parities, even where one of their members is missing: it may be there again after a crash, and if
-//! then a data member isn't, parity must be right. So with a parity member missing, level 6 reconstructs
-//! parity from data rather than updating it. Only where there is no parity left to be written, data is logged
-//! without; replay then computes it.
+//! Every written page in full: a batch is widened to whole pages (`io/widen.rs`) by reading what it leaves
+//! alone. And both parities, even where one of their members is missing: it may be there again after a crash,
+//! and if then a data member isn't, parity must be right. So with a parity member missing, level 6
+//! reconstructs parity from data rather than updating it. Only where there is no parity left to be written,
+//! data is logged without; replay then computes it.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -9,15 +9,19 @@
 //! by publishing another snapshot, and no write waits for a lock. What a log is asked, in the order of a
 //! session:
 //!
-//! 1. [`replay`], once, after assembly has decided which members are current and before anything else is read
-//!    or written. What it has made good is not dirty any more, and dirty and degraded is no reason to refuse.
-//! 2. [`Log::open`], before the superblocks say *dirty* for the first time: the log holds nothing from
-//!    before.
+//! 1. [`replay`](crate::replay), once, after assembly has decided which members are current and before
+//!    anything else is read or written. What it has made good is not dirty any more, and dirty and degraded
+//!    is no reason to refuse.
+//! 2. The [controller](crate::controller)'s `open_log`, before the superblocks say *dirty* for the first
+//!    time: the log holds nothing from before.
 //! 3. [`Log::write_ahead`], in every stripe write, when parity is known and before any member changes. It
 //!    answers with a guard that is dropped when every member has answered: from then on the log may forget
 //!    the write. A log that may forget only durable writes has all writes of the batch forced to the medium
 //!    ([`Log::forces_writes`], C4).
-//! 4. [`Log::close`], after a stop has flushed every member and before the superblocks say *clean*.
+//! 4. The controller's `close_log`, after a stop has flushed every member and before the superblocks say
+//!    *clean*.
+//!
+//! What it sees of the array meanwhile is a [`LogView`]; how the kinds differ is in their [`Traits`].
 //!
 //! A member that joins gets an empty log before its superblock names it ([`Log::prepare`]).
 
@@ -243,7 +247,7 @@ pub(crate) async fn make_empty(superblock: &Superblock, device: &dyn Device) -> 
     }
 }
 
-/// Whether a log may make a dirty array safe to start with members missing (C19): [`replay`] then decides.
+/// Whether a log may make a dirty array safe to start with members missing (C19): replay then decides.
 pub(crate) fn is_logged(freshest: &Superblock) -> bool {
     freshest.member.ppl.is_some() || freshest.array.needs_double_parity_log
 }

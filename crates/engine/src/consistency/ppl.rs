@@ -3,8 +3,8 @@
 //!
 //! MD replays the newest record of each member and no other. So a record may follow another only when
 //! everything that the other covers is on the members for good: one record is live per member, all that comes
-//! meanwhile gathers in the next one ([`Queue`]), and the writes that a record covers are forced to the
-//! medium (C4). The kernel flushes every member after each record for the same reason.
+//! meanwhile gathers in the next one ([`queue`](super::queue)), and the writes that a record covers are
+//! forced to the medium (C4). The kernel flushes every member after each record for the same reason.
 //!
 //! An entry covers whole rows of 4 KiB, in which the same consecutive columns are written (C17). What a batch
 //! writes of a row is filled up with what the row has, and a batch with other rows is written piece by piece

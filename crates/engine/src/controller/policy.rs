@@ -1,4 +1,4 @@
-//! The controller's part in a change of the consistency policy; see [`array::policy`](crate::array::policy).
+//! The controller's part in a change of the consistency policy; see `array/policy.rs`.
 
 use std::sync::PoisonError;
 

@@ -27,8 +27,8 @@ pub(crate) struct BadBlockArea {
     pub(crate) size: SectorCount,
 }
 
-/// The bad blocks of a member: part of [`Member`]. Only the controller changes them; the snapshot says what
-/// counts.
+/// The bad blocks of a member: part of [`Member`](super::Member). Only the controller changes them; the
+/// snapshot says what counts.
 pub struct MemberBadBlocks {
     table: Mutex<Arc<BadBlockTable>>,
     /// Nothing where the member has no log that we could write.
@@ -78,7 +78,7 @@ pub(crate) struct Report {
     pub(crate) bad: Option<MemberError>,
 }
 
-/// Reports on their way to the controller: part of [`Shared`].
+/// Reports on their way to the controller: part of [`Shared`](crate::shared::Shared).
 #[derive(Default)]
 pub struct Reports {
     queue: Mutex<(VecDeque<Report>, u64)>,
@@ -110,7 +110,7 @@ impl Reports {
         self.done.load(Ordering::SeqCst) >= ticket
     }
 
-    /// Every report up to this ticket is dealt with. To be told by [`Shared::settle_bad`].
+    /// Every report up to this ticket is dealt with. To be told by `Shared::settle_bad`.
     pub(crate) fn settle(&self, ticket: u64) {
         self.done.store(ticket, Ordering::SeqCst);
     }

@@ -68,7 +68,7 @@ member_counters! {
     received_bytes,
 }
 
-/// How a member does. Part of [`Member`]; all shards see it.
+/// How a member does. Part of [`Member`](super::Member); all shards see it.
 #[derive(Default)]
 pub struct Health {
     /// Requests that were given up and are not over.

@@ -17,7 +17,7 @@ pub enum Standing {
     Refused(DeviceError),
 }
 
-/// Which members take part under a membership. Part of the [`Snapshot`].
+/// Which members take part under a membership. Part of the [`Snapshot`](super::snapshot::Snapshot).
 #[derive(Clone, Debug)]
 pub struct Attached {
     /// Slots of the members that take part.

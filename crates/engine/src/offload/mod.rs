@@ -22,15 +22,15 @@
 //!
 //! # Lost bytes
 //!
-//! They are summed up by one of the servers that are left ([`reduce`], [`coefficients`], [`reducer`]), under
-//! the stripe's claim like any reconstruction. If that fails, for whatever reason, the client reads and
-//! decodes as it would without servers.
+//! They are summed up by one of the servers that are left (`io/remote/reduce.rs`, [`coefficients`],
+//! [`reducer`]), under the stripe's claim like any reconstruction. If that fails, for whatever reason, the
+//! client reads and decodes as it would without servers.
 //!
 //! # Membership
 //!
-//! Which members take part is in the membership snapshot ([`Attached`]). A new membership has none;
-//! [`attach`] makes the table of peers known to the servers and publishes them. Until then the client does
-//! the work.
+//! Which members take part is in the membership snapshot ([`Attached`]). A new membership has none:
+//! the controller (`controller/attach.rs`) makes the table of peers known to the servers and publishes them.
+//! Until then the client does the work.
 
 pub mod assign;
 pub mod coefficients;
