@@ -19,9 +19,9 @@ use crate::{Ledger, Rng, WriteId, rng::index};
 pub(crate) struct UserState {
     pub(crate) ledger: Rc<RefCell<Ledger>>,
     /// The first thing that went wrong.
-    pub(crate) verdict: Rc<RefCell<Option<Verdict>>>,
+    verdict: Rc<RefCell<Option<Verdict>>>,
     /// Clients and commands that are not done.
-    pub(crate) open: Cell<usize>,
+    open: Cell<usize>,
     /// Spares on their way in.
     pub(crate) adds: Cell<usize>,
     /// Members that went on by the bitmap.
@@ -36,9 +36,15 @@ pub(crate) struct UserState {
 }
 
 impl UserState {
+    /// Of an array of so many sectors of zeroes.
     pub(crate) fn new(sectors: u64) -> Rc<Self> {
+        Self::with(Ledger::new(sectors))
+    }
+
+    /// Of an array of which the ledger says what it holds.
+    pub(crate) fn with(ledger: Ledger) -> Rc<Self> {
         Rc::new(Self {
-            ledger: Rc::new(RefCell::new(Ledger::new(sectors))),
+            ledger: Rc::new(RefCell::new(ledger)),
             verdict: Rc::default(),
             open: Cell::new(0),
             adds: Cell::new(0),
@@ -50,7 +56,7 @@ impl UserState {
         })
     }
 
-    /// The shop of the client that takes the array over: the ledger, the verdict and the counts go on.
+    /// The users of the client that takes the array over: the ledger, the verdict and the counts go on.
     pub(crate) fn succeed(&self) -> Rc<Self> {
         Rc::new(Self {
             ledger: Rc::clone(&self.ledger),
@@ -65,8 +71,41 @@ impl UserState {
         })
     }
 
+    /// A life begins, with no task of the one before.
+    pub(crate) fn begin_life(&self) {
+        self.open.set(0);
+        self.adds.set(0);
+        self.closing.set(false);
+    }
+
+    /// A client or a command begins.
+    pub(crate) fn begin_task(&self) {
+        self.open.set(self.open.get() + 1);
+    }
+
+    /// It is done.
+    pub(crate) fn end_task(&self) {
+        self.open.set(self.open.get() - 1);
+    }
+
+    /// Whether all clients and commands are done.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.open.get() == 0
+    }
+
+    /// The process died, and with it what it had under way; `loses` says whether caches were lost too.
+    pub(crate) fn cut_off(&self, loses: bool) {
+        let mut ledger = self.ledger.borrow_mut();
+        if loses { ledger.crash() } else { ledger.kill() }
+    }
+
     pub(crate) fn accuse(&self, verdict: Verdict) {
         self.verdict.borrow_mut().get_or_insert(verdict);
+    }
+
+    /// The first thing that went wrong.
+    pub(crate) fn verdict(&self) -> Result<(), Verdict> {
+        self.verdict.borrow_mut().take().map_or(Ok(()), Err)
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -191,35 +230,35 @@ impl Habits {
 }
 
 /// A client's life.
-pub(crate) async fn client(front_end: FrontEnd, shop: Rc<UserState>, habits: Habits, mut rng: Rng) {
+pub(crate) async fn client(front_end: FrontEnd, users: Rc<UserState>, habits: Habits, mut rng: Rng) {
     let mut at = 0;
     for _ in 0..habits.requests {
-        if shop.is_over() {
+        if users.is_over() {
             break;
         }
-        shop.requests.set(shop.requests.get() + 1);
+        users.requests.set(users.requests.get() + 1);
         let sectors = habits.next(&mut rng, &mut at);
         let h = &habits;
         front_end.cut(&mut rng);
         let going = match rng.below(16) {
-            n if n < h.reads => read(&front_end, &shop, sectors).await,
-            n if n < h.reads + h.flushes => flush(&front_end, &shop).await,
+            n if n < h.reads => read(&front_end, &users, sectors).await,
+            n if n < h.reads + h.flushes => flush(&front_end, &users).await,
             n if n < h.reads + h.flushes + h.zeroes => {
                 let forced = rng.chance(h.forced, 16);
                 let keeps = h.all_flags && rng.chance(1, 2);
                 let fast = h.fast_zeroes && rng.chance(1, 2);
-                zero(&front_end, &shop, sectors, Zeroing { forced, keeps, fast }).await
+                zero(&front_end, &users, sectors, Zeroing { forced, keeps, fast }).await
             }
             n if n < h.reads + h.flushes + h.zeroes + h.discards => {
                 let forced = h.all_flags && rng.chance(h.forced.max(4), 16);
-                discard(&front_end, &shop, sectors, forced).await
+                discard(&front_end, &users, sectors, forced).await
             }
             15 if h.ordered && sectors.end <= (sectors.start / h.stripe + 1) * h.stripe => {
-                write_pair(&front_end, &shop, sectors).await
+                write_pair(&front_end, &users, sectors).await
             }
             _ => {
                 let forced = rng.chance(h.forced, 16);
-                write(&front_end, &shop, sectors, forced).await
+                write(&front_end, &users, sectors, forced).await
             }
         };
         if !going {
@@ -229,7 +268,7 @@ pub(crate) async fn client(front_end: FrontEnd, shop: Rc<UserState>, habits: Hab
             shard::sleep(rng.below(habits.pause_ns)).await;
         }
     }
-    shop.open.set(shop.open.get() - 1);
+    users.end_task();
 }
 
 fn bytes(sectors: &Range<u64>) -> u64 {
@@ -237,38 +276,43 @@ fn bytes(sectors: &Range<u64>) -> u64 {
 }
 
 /// Reads and checks. False after an error.
-pub(crate) async fn read(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>) -> bool {
-    let id = shop.ledger.borrow_mut().begin_read(sectors.clone());
+pub(crate) async fn read(front_end: &FrontEnd, users: &UserState, sectors: Range<u64>) -> bool {
+    let id = users.ledger.borrow_mut().begin_read(sectors.clone());
     let result = front_end.read(sectors.start * 512, index(bytes(&sectors))).await;
     if let Ok(bytes) = &result {
-        if let Err(violation) = shop.ledger.borrow_mut().check_read(id, bytes) {
-            shop.accuse(Verdict::Value(Box::new(violation)));
+        if let Err(violation) = users.ledger.borrow_mut().check_read(id, bytes) {
+            users.accuse(Verdict::Value(Box::new(violation)));
             return false;
         }
     } else {
-        shop.ledger.borrow_mut().abandon_read(id);
+        users.ledger.borrow_mut().abandon_read(id);
     }
-    shop.goes_on(&format!("read of sectors {sectors:?}"), result)
+    users.goes_on(&format!("read of sectors {sectors:?}"), result)
 }
 
-fn stamped(shop: &UserState, sectors: &Range<u64>, forced: bool) -> (WriteId, Buffer) {
+fn stamped(users: &UserState, sectors: &Range<u64>, forced: bool) -> (WriteId, Buffer) {
     let mut data = shard::buffer(index(bytes(sectors)));
-    let id = shop.ledger.borrow_mut().begin_write(sectors.start, &mut data, forced);
+    let id = users.ledger.borrow_mut().begin_write(sectors.start, &mut data, forced);
     (id, data)
 }
 
-pub(crate) async fn write(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>, forced: bool) -> bool {
-    let (id, data) = stamped(shop, &sectors, forced);
+pub(crate) async fn write(
+    front_end: &FrontEnd,
+    users: &UserState,
+    sectors: Range<u64>,
+    forced: bool,
+) -> bool {
+    let (id, data) = stamped(users, &sectors, forced);
     let result = front_end.write(sectors.start * 512, data, forced).await;
-    shop.written(id, &result);
-    shop.goes_on(&format!("write of sectors {sectors:?}"), result)
+    users.written(id, &result);
+    users.goes_on(&format!("write of sectors {sectors:?}"), result)
 }
 
 /// Two writes of the same sectors of one stripe, submitted one after the other: the second one must win
 /// (C11).
-async fn write_pair(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>) -> bool {
-    let [(first, one), (second, two)] = [0; 2].map(|_| stamped(shop, &sectors, false));
-    shop.ledger.borrow_mut().order(first, second);
+async fn write_pair(front_end: &FrontEnd, users: &UserState, sectors: Range<u64>) -> bool {
+    let [(first, one), (second, two)] = [0; 2].map(|_| stamped(users, &sectors, false));
+    users.ledger.borrow_mut().order(first, second);
     let mut writes = [(first, one), (second, two)]
         .map(|(id, data)| (id, Some(Box::pin(front_end.write(sectors.start * 512, data, false)))));
     let mut fine = true;
@@ -278,8 +322,8 @@ async fn write_pair(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>)
                 && let Poll::Ready(result) = pending.as_mut().poll(cx)
             {
                 *write = None;
-                shop.written(*id, &result);
-                fine &= shop.goes_on(&format!("write of sectors {sectors:?}"), result);
+                users.written(*id, &result);
+                fine &= users.goes_on(&format!("write of sectors {sectors:?}"), result);
             }
         }
         if writes.iter().all(|(_, write)| write.is_none()) { Poll::Ready(()) } else { Poll::Pending }
@@ -288,41 +332,41 @@ async fn write_pair(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>)
     fine
 }
 
-async fn zero(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>, how: Zeroing) -> bool {
-    let id = shop.ledger.borrow_mut().begin_zeroes(sectors.clone(), how.forced);
+async fn zero(front_end: &FrontEnd, users: &UserState, sectors: Range<u64>, how: Zeroing) -> bool {
+    let id = users.ledger.borrow_mut().begin_zeroes(sectors.clone(), how.forced);
     let result = front_end.zero(sectors.start * 512, bytes(&sectors), how).await;
     if how.fast && matches!(result, Err(Trouble::NotFast)) {
         // It has not even begun.
-        shop.ledger.borrow_mut().revoke(id);
+        users.ledger.borrow_mut().revoke(id);
         return true;
     }
-    shop.written(id, &result);
-    shop.goes_on(&format!("zeroing of sectors {sectors:?}"), result)
+    users.written(id, &result);
+    users.goes_on(&format!("zeroing of sectors {sectors:?}"), result)
 }
 
-async fn discard(front_end: &FrontEnd, shop: &UserState, sectors: Range<u64>, forced: bool) -> bool {
-    let id = shop.ledger.borrow_mut().begin_discard(sectors.clone(), forced);
+async fn discard(front_end: &FrontEnd, users: &UserState, sectors: Range<u64>, forced: bool) -> bool {
+    let id = users.ledger.borrow_mut().begin_discard(sectors.clone(), forced);
     let result = front_end.discard(sectors.start * 512, bytes(&sectors), forced).await;
-    shop.written(id, &result);
-    shop.goes_on(&format!("discard of sectors {sectors:?}"), result)
+    users.written(id, &result);
+    users.goes_on(&format!("discard of sectors {sectors:?}"), result)
 }
 
-pub(crate) async fn flush(front_end: &FrontEnd, shop: &UserState) -> bool {
-    let id = shop.ledger.borrow_mut().begin_flush();
+pub(crate) async fn flush(front_end: &FrontEnd, users: &UserState) -> bool {
+    let id = users.ledger.borrow_mut().begin_flush();
     let result = front_end.flush().await;
-    shop.ledger.borrow_mut().complete_flush(id, result.is_ok());
-    shop.goes_on("flush", result)
+    users.ledger.borrow_mut().complete_flush(id, result.is_ok());
+    users.goes_on("flush", result)
 }
 
 /// Reads and checks these sectors, in pieces of some rows.
-pub(crate) async fn read_all(front_end: FrontEnd, shop: Rc<UserState>, ranges: Vec<Range<u64>>) {
+pub(crate) async fn read_all(front_end: FrontEnd, users: Rc<UserState>, ranges: Vec<Range<u64>>) {
     const STEP: u64 = 128;
     let pieces =
         |range: Range<u64>| range.clone().step_by(index(STEP)).map(move |at| at..range.end.min(at + STEP));
     for piece in ranges.into_iter().flat_map(pieces) {
-        if shop.is_over() || !read(&front_end, &shop, piece).await {
+        if users.is_over() || !read(&front_end, &users, piece).await {
             break;
         }
     }
-    shop.open.set(shop.open.get() - 1);
+    users.end_task();
 }

@@ -37,9 +37,12 @@ use pinstripe_md::{
     units::Sector,
 };
 
-use super::{Consistency, Summary, Swarm, Verdict, client::UserState, life::sector_of};
+use super::{
+    Consistency, Swarm, Testbed, Verdict, assembly, client::UserState, doubts::sector_of, hosts::Hosts,
+    marks, rest, service::Service,
+};
 use crate::{
-    CrashImage, CrashPoint, Outcome, Rng, SECTOR, SimDisk, Stage, World, WorldConfig,
+    CrashImage, CrashPoint, Outcome, Rng, SECTOR, SimDisk, Stage,
     checks::{Damage, Survey, superblock, survey},
     rng::index,
     stamp,
@@ -100,14 +103,48 @@ impl Explorer {
     pub(crate) fn new(seed: u64, depth: Depth) -> Self {
         Self { states: States::default(), depth, rng: Rng::new(!seed), next: 0 }
     }
-}
 
-/// What the array is about, told without names.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Phase {
-    Starting,
-    Serving,
-    Stopping,
+    /// Looks at the crashes that could happen now, if it is time.
+    pub(super) fn look_if_due(&mut self, bed: &Testbed) -> Result<(), Verdict> {
+        let steps = bed.hosts.world.steps();
+        if steps < self.next {
+            return Ok(());
+        }
+        self.next = steps + 1 + self.rng.below(2 * self.depth.gap);
+        // Without its journal the array is refused, and after that by force it is what its members say.
+        let geometry = bed.setup.geometry().filter(|_| !bed.journal_lost && !marks::is_marring(bed));
+        let looked = geometry.map_or(Ok(()), |geometry| self.look(bed, &geometry));
+        looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
+    }
+
+    fn look(&mut self, bed: &Testbed, geometry: &ParityGeometry) -> Result<(), Verdict> {
+        let points: Vec<CrashPoint> = bed.hosts.disks.iter().map(SimDisk::crash_point).collect();
+        let settled = points.iter().all(CrashPoint::is_settled);
+        for _ in 0..if settled { 1 } else { self.depth.losses } {
+            let rng = &mut self.rng;
+            let images: Vec<CrashImage<'_>> = points.iter().map(|point| point.lose(rng)).collect();
+            let comes_back = |number: &usize, rng: &mut Rng| {
+                !bed.hosts.disks[*number].is_gone() || bed.faults.is_in_outage(*number) || rng.chance(1, 2)
+            };
+            let here: Vec<usize> = (0..images.len())
+                .filter(|number| comes_back(number, rng))
+                .filter(|number| *number < bed.setup.disks() || superblock(&images[*number]).is_some())
+                .collect();
+            let survey = survey(here.iter().map(|number| (*number, &images[*number])))?;
+            let bitmap = survey.bitmap(&images)?;
+            self.states.count(bed, geometry, &survey, bitmap.as_ref(), &images);
+            judge(bed, geometry, &survey, &points, &images)?;
+            self.states.images += 1;
+            // A log is worth nothing before it is replayed.
+            let logged = !bed.setup.consistency.settles_by_parity();
+            let every = self.depth.assemble_every.div_ceil(if logged { 8 } else { 1 });
+            if every > 0 && self.states.images.is_multiple_of(every) {
+                try_image(bed, &images, &here, &mut self.rng)?;
+                self.states.assembled += 1;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A seat as a crash leaves it.
@@ -128,160 +165,15 @@ type Fate = (Stage, Outcome);
 /// A member of a stripe: what it holds there, its seat, and its writes.
 type Part = (u8, SeatState, Vec<Fate>);
 
-impl Swarm {
-    /// Looks at the crashes that could happen now, if it is time.
-    pub(crate) fn explore(&mut self) -> Result<(), Verdict> {
-        let steps = self.world.steps();
-        let Some(explorer) = self.explorer.as_mut().filter(|explorer| steps >= explorer.next) else {
-            return Ok(());
-        };
-        explorer.next = steps + 1 + explorer.rng.below(2 * explorer.depth.gap);
-        let Some(mut explorer) = self.explorer.take() else { return Ok(()) };
-        // Without its journal the array is refused, and after that by force it is what its members say.
-        let looked = self
-            .shape()
-            .filter(|_| !self.journal_lost && !self.is_marring())
-            .map_or(Ok(()), |geometry| self.look(&geometry, &mut explorer));
-        self.explorer = Some(explorer);
-        looked.map_err(|verdict| Verdict::AfterCrash { step: steps, verdict: Box::new(verdict) })
-    }
-
-    fn look(&self, geometry: &ParityGeometry, explorer: &mut Explorer) -> Result<(), Verdict> {
-        let points: Vec<CrashPoint> = self.disks.iter().map(SimDisk::crash_point).collect();
-        let settled = points.iter().all(CrashPoint::is_settled);
-        for _ in 0..if settled { 1 } else { explorer.depth.losses } {
-            let rng = &mut explorer.rng;
-            let images: Vec<CrashImage<'_>> = points.iter().map(|point| point.lose(rng)).collect();
-            let comes_back = |number: &usize, rng: &mut Rng| {
-                !self.disks[*number].is_gone() || self.outage.contains(number) || rng.chance(1, 2)
-            };
-            let here: Vec<usize> = (0..images.len())
-                .filter(|number| comes_back(number, rng))
-                .filter(|number| self.initiated.contains(number) || superblock(&images[*number]).is_some())
-                .collect();
-            let survey = survey(here.iter().map(|number| (*number, &images[*number])))?;
-            let bitmap = survey.bitmap(&images)?;
-            self.count(geometry, &survey, bitmap.as_ref(), &images, &mut explorer.states);
-            self.judge(geometry, &survey, &points, &images)?;
-            explorer.states.images += 1;
-            // A log is worth nothing before it is replayed.
-            let logged = !self.setup.consistency.settles_by_parity();
-            let every = explorer.depth.assemble_every.div_ceil(if logged { 8 } else { 1 });
-            if every > 0 && explorer.states.images.is_multiple_of(every) {
-                self.try_image(&images, &here, &mut explorer.rng)?;
-                explorer.states.assembled += 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Looks at the images past the engine.
-    fn judge(
-        &self,
-        geometry: &ParityGeometry,
-        survey: &Survey,
-        points: &[CrashPoint],
-        images: &[CrashImage<'_>],
-    ) -> Result<(), Verdict> {
-        let (whole, members) = (survey.whole(), survey.seats.len());
-        if whole + geometry.redundancy() < members {
-            let words = format!("{whole} of {members} members are current: that is data loss");
-            return Err(Damage::Members(words).into());
-        }
-        if self.setup.consistency == Consistency::Journal {
-            // What was acknowledged may be in the journal alone: only an engine that replays it can tell.
-            return Ok(());
-        }
-        let chunk = u64::from(geometry.chunk_bytes());
-        let ledger = self.shop.ledger.borrow();
-        let mut stripes = BTreeSet::new();
-        let members = survey.members(images)?;
-        for (slot, seat) in survey.seats.iter().enumerate() {
-            let Some((number, superblock)) = seat else { continue };
-            let data = superblock.member.data_offset.0;
-            for sector in points[*number].sectors() {
-                let Some(at) = sector.checked_sub(data).map(|at| at * SECTOR) else { continue };
-                if at >= geometry.member_bytes() {
-                    continue;
-                }
-                let (stripe, row) = (at / chunk, at % chunk / SECTOR);
-                stripes.insert(stripe);
-                let role = geometry.slots(StripeId(stripe)).role(low(slot));
-                let is_listed = members[slot].as_ref().is_some_and(|held| held.is_listed(at, SECTOR));
-                if let (Role::Data(column), None, false) =
-                    (role, superblock.member.recovery_offset, is_listed)
-                {
-                    let found = stamp::decode(&images[*number].peek(sector * SECTOR, index(SECTOR)));
-                    let sector = sector_of(geometry, stripe, column, row);
-                    if !ledger.survives(sector, found) {
-                        return Err(Damage::Lost { sector, found }.into());
-                    }
-                }
-            }
-        }
-        if self.setup.consistency.settles_by_parity() {
-            survey.check_stripes_covered(images, geometry, stripes.into_iter())?;
-        }
-        Ok(())
-    }
-
-    /// Has an engine start on the images, mend what is to be mended, and come to rest.
-    fn try_image(&self, images: &[CrashImage<'_>], here: &[usize], rng: &mut Rng) -> Result<(), Verdict> {
-        let mut world = World::new(WorldConfig::new(rng.draw(), self.setup.shards));
-        let disks: Vec<SimDisk> = (0..images.len())
-            .map(|number| {
-                let disk = world.add_disk(self.setup.disk(number));
-                disk.load(&images[number]);
-                if !here.contains(&number) {
-                    disk.fault(&crate::Fault::Gone);
-                }
-                disk
-            })
-            .collect();
-        let shop = UserState::new(0);
-        let mut ledger = self.shop.ledger.borrow().clone();
-        let unsettled = ledger.unsettled(true);
-        let suspects = self.suspects_after(&unsettled);
-        let cut_off = &self.cut_off | &unsettled;
-        ledger.crash();
-        *shop.ledger.borrow_mut() = ledger;
-        let mut child = Self {
-            setup: self.setup.clone(),
-            rng: rng.fork(1),
-            world,
-            disks,
-            doomed: BTreeSet::new(),
-            outage: BTreeSet::new(),
-            initiated: self.initiated.clone(),
-            afflicted: super::atlas::InjectedFaults::default(),
-            array: None,
-            shop,
-            suspects,
-            cut_off,
-            lost_at_start: self.lost_at_start.clone(),
-            unsynced: self.unsynced,
-            ends_in_peace: false,
-            journal_lost: self.journal_lost,
-            summary: Summary { assemblies: 1, ..Summary::default() },
-            phase: Phase::Starting,
-            front: None,
-            net: None,
-            stale: None,
-            explorer: None,
-        };
-        let result = child.assemble().and_then(|started| if started { child.rest() } else { Ok(()) });
-        child.bury();
-        result
-    }
-
+impl States {
     /// Enters the state into the books.
     fn count(
-        &self,
+        &mut self,
+        bed: &Testbed,
         geometry: &ParityGeometry,
         survey: &Survey,
         bitmap: Option<&BitmapImage>,
         images: &[CrashImage<'_>],
-        states: &mut States,
     ) {
         let seats: Vec<SeatState> =
             survey.seats.iter().map(|seat| seat_state(survey, seat.as_ref())).collect();
@@ -307,9 +199,16 @@ impl Swarm {
         let array = {
             let mut sorted = seats.clone();
             sorted.sort_unstable();
-            let level = self.setup.level.number();
-            let policy = (level, survey.seats.len(), bitmap.is_some(), self.setup.consistency.number());
-            hash(&(policy, sorted, metadata, self.phase, self.doing(), self.shop.adds.get() > 0))
+            let level = bed.setup.level.number();
+            let policy = (level, survey.seats.len(), bitmap.is_some(), bed.setup.consistency.number());
+            hash(&(
+                policy,
+                sorted,
+                metadata,
+                bed.service.phase(),
+                doing(bed),
+                bed.service.users.adds.get() > 0,
+            ))
         };
         let mut rows = BTreeSet::new();
         for group in written.chunk_by(|a, b| a.0 == b.0) {
@@ -330,24 +229,83 @@ impl Swarm {
             let is_set = bitmap.map(|bitmap| bitmap.is_set(bitmap.header().bit_of(sector)));
             rows.insert(hash(&(parts, is_set)));
         }
-        states.rows.extend(rows.iter().map(|row| hash(&(array, row))));
-        states.whole.insert(hash(&(array, rows)));
+        self.rows.extend(rows.iter().map(|row| hash(&(array, row))));
+        self.whole.insert(hash(&(array, rows)));
     }
+}
 
-    /// What maintenance is at, and how many eighths of it are done.
-    fn doing(&self) -> Option<(&'static str, u64)> {
-        let progress = self.array.as_ref()?.progress()?;
-        Some((SyncAction::name(progress.action), progress.done * 8 / progress.total.max(1)))
+/// What maintenance is at, and how many eighths of it are done.
+fn doing(bed: &Testbed) -> Option<(&'static str, u64)> {
+    let progress = bed.service.served()?.progress()?;
+    Some((SyncAction::name(progress.action), progress.done * 8 / progress.total.max(1)))
+}
+
+/// Looks at the images past the engine.
+fn judge(
+    bed: &Testbed,
+    geometry: &ParityGeometry,
+    survey: &Survey,
+    points: &[CrashPoint],
+    images: &[CrashImage<'_>],
+) -> Result<(), Verdict> {
+    let (whole, members) = (survey.whole(), survey.seats.len());
+    if whole + geometry.redundancy() < members {
+        let words = format!("{whole} of {members} members are current: that is data loss");
+        return Err(Damage::Members(words).into());
     }
-
-    /// The sector rows that may be half written after a crash now, with those of earlier crashes.
-    pub(crate) fn suspects_after(&self, unsettled: &BTreeSet<u64>) -> BTreeSet<(u64, u64)> {
-        let mut suspects = self.suspects.clone();
-        if let Some(geometry) = self.shape() {
-            suspects.extend(unsettled.iter().map(|&sector| super::life::row_of(&geometry, sector)));
+    if bed.setup.consistency == Consistency::Journal {
+        // What was acknowledged may be in the journal alone: only an engine that replays it can tell.
+        return Ok(());
+    }
+    let chunk = u64::from(geometry.chunk_bytes());
+    let ledger = bed.service.users.ledger.borrow();
+    let mut stripes = BTreeSet::new();
+    let members = survey.members(images)?;
+    for (slot, seat) in survey.seats.iter().enumerate() {
+        let Some((number, superblock)) = seat else { continue };
+        let data = superblock.member.data_offset.0;
+        for sector in points[*number].sectors() {
+            let Some(at) = sector.checked_sub(data).map(|at| at * SECTOR) else { continue };
+            if at >= geometry.member_bytes() {
+                continue;
+            }
+            let (stripe, row) = (at / chunk, at % chunk / SECTOR);
+            stripes.insert(stripe);
+            let role = geometry.slots(StripeId(stripe)).role(low(slot));
+            let is_listed = members[slot].as_ref().is_some_and(|held| held.is_listed(at, SECTOR));
+            if let (Role::Data(column), None, false) = (role, superblock.member.recovery_offset, is_listed) {
+                let found = stamp::decode(&images[*number].peek(sector * SECTOR, index(SECTOR)));
+                let sector = sector_of(geometry, stripe, column, row);
+                if !ledger.survives(sector, found) {
+                    return Err(Damage::Lost { sector, found }.into());
+                }
+            }
         }
-        suspects
     }
+    if bed.setup.consistency.settles_by_parity() {
+        survey.check_stripes_covered(images, geometry, stripes.into_iter())?;
+    }
+    Ok(())
+}
+
+/// Has an engine start on the images, mend what is to be mended, and come to rest.
+fn try_image(bed: &Testbed, images: &[CrashImage<'_>], here: &[usize], rng: &mut Rng) -> Result<(), Verdict> {
+    let hosts = Hosts::after_crash(rng.draw(), &bed.setup, images, here);
+    let mut ledger = bed.service.users.ledger.borrow().clone();
+    let unsettled = ledger.unsettled(true);
+    let mut doubts = bed.doubts.clone();
+    doubts.suspect(bed.setup.geometry().as_ref(), &unsettled);
+    doubts.cut_off(unsettled);
+    ledger.crash();
+    let service = Service::new(UserState::with(ledger));
+    let mut child = Testbed::new(bed.setup.clone(), rng.fork(1), hosts, service, doubts);
+    // It isn't the array's first start.
+    child.summary.assemblies = 1;
+    let mut child = Swarm::new(child, None);
+    let result = assembly::assemble(&mut child)
+        .and_then(|started| if started { rest::rest(&mut child) } else { Ok(()) });
+    child.bed.bury();
+    result
 }
 
 fn low(slot: usize) -> MemberSlot {

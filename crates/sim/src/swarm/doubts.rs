@@ -1,20 +1,47 @@
 //! Sectors of which nothing is promised any more, and why.
 
-use pinstripe_engine::geometry::StripeId;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Swarm, Verdict, life::sector_of};
-use crate::{SECTOR, checks::survey};
+use pinstripe_engine::geometry::{ParityGeometry, StripeId};
 
-impl Swarm {
+use crate::{Ledger, SECTOR, checks::Survey};
+
+/// What crashes and lost members have left uncertain. The ledger is told when it becomes known what an
+/// assembly makes of it.
+#[derive(Clone, Default)]
+pub(crate) struct Doubts {
+    /// Sector rows, as stripe and sector in the chunk, that a crash may have left half written.
+    half_written: BTreeSet<(u64, u64)>,
+    /// Sectors of writes that crashes have cut off since the array last started.
+    cut_off: BTreeSet<u64>,
+    /// Slots that had no whole member when a dirty array was started since then, and whether a member was
+    /// being rebuilt there.
+    lost_at_start: BTreeMap<usize, bool>,
+    /// Parity of rows without a write is unknown.
+    unsynced: bool,
+}
+
+impl Doubts {
+    /// Of a new array, which has to be resynced if it is `unsynced`.
+    pub(crate) fn new(unsynced: bool) -> Self {
+        Self { unsynced, ..Self::default() }
+    }
+
+    /// The rows of these sectors may be half written after a crash.
+    pub(crate) fn suspect(&mut self, geometry: Option<&ParityGeometry>, unsettled: &BTreeSet<u64>) {
+        let Some(geometry) = geometry else { return };
+        self.half_written.extend(unsettled.iter().map(|&sector| row_of(geometry, sector)));
+    }
+
+    /// A crash has cut off the writes of these sectors.
+    pub(crate) fn cut_off(&mut self, unsettled: BTreeSet<u64>) {
+        self.cut_off.extend(unsettled);
+    }
+
     /// Notes the slots that have no whole member in a dirty array, if a log may let it start all the same.
     /// Such a start may have to make their chunks of others although they were being written. It may be cut
     /// off itself, and the next one finds a clean array, with what this one has made of the rows.
-    pub(super) fn note_lost(&mut self) -> Result<(), Verdict> {
-        if !self.setup.consistency.bears_degraded_start() {
-            return Ok(());
-        }
-        let present = self.present();
-        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
+    pub(crate) fn note_lost(&mut self, survey: &Survey) {
         for (slot, seat) in survey.seats.iter().enumerate() {
             let is_recovering = match seat {
                 None => false,
@@ -30,18 +57,21 @@ impl Swarm {
                 *self.lost_at_start.entry(slot).or_default() |= is_recovering;
             }
         }
-        Ok(())
     }
 
-    /// C19: a sector that was in flight on a lost member may be neither old nor new, since it is what parity
-    /// says, and parity of the row may be of any mixture of the row's writes. That is so only where a crash
-    /// has cut a write off (it was not acknowledged and flushed), and only where no member is there that has
-    /// the sector itself. All others are what they were.
-    pub(crate) fn doubt_cut_off(&mut self) {
+    /// These slots were empty when the array was taken over.
+    pub(crate) fn note_lost_in_takeover(&mut self, slots: impl Iterator<Item = usize>) {
+        self.lost_at_start.extend(slots.map(|slot| (slot, true)));
+    }
+
+    /// The array has started. C19: a sector that was in flight on a lost member may be neither old nor new,
+    /// since it is what parity says, and parity of the row may be of any mixture of the row's writes. That is
+    /// so only where a crash has cut a write off (it was not acknowledged and flushed), and only where no
+    /// member is there that has the sector itself. All others are what they were.
+    pub(crate) fn started(&mut self, geometry: Option<&ParityGeometry>, ledger: &mut Ledger) {
         let cut_off = std::mem::take(&mut self.cut_off);
         let lost = std::mem::take(&mut self.lost_at_start);
-        let Some(geometry) = self.shape() else { return };
-        let mut ledger = self.shop.ledger.borrow_mut();
+        let Some(geometry) = geometry else { return };
         for sector in cut_off {
             let (stripe, within) = geometry.locate(sector * SECTOR);
             let (column, _) = geometry.column_of(within);
@@ -51,28 +81,47 @@ impl Swarm {
         }
     }
 
-    /// Nothing is promised any more of what a forced start takes from parity of half-written rows.
-    pub(crate) fn doubt_suspects(&mut self, here: &[bool]) {
-        let Some(geometry) = self.shape() else { return };
-        let mut ledger = self.shop.ledger.borrow_mut();
-        for &(stripe, row) in &self.suspects {
+    /// Nothing is promised any more of what a forced start takes from parity of half-written rows. `here`
+    /// says which slots have a member.
+    pub(crate) fn forced(&self, geometry: Option<&ParityGeometry>, here: &[bool], ledger: &mut Ledger) {
+        let Some(geometry) = geometry else { return };
+        for &(stripe, row) in &self.half_written {
             let map = geometry.slots(StripeId(stripe));
             for column in 0..map.columns() {
                 // With two parities that disagree, other columns hang on which of them is believed.
                 if geometry.redundancy() == 2 || !here[map.data_slot(column).index()] {
-                    let sector = sector_of(&geometry, stripe, column, row);
+                    let sector = sector_of(geometry, stripe, column, row);
                     ledger.doubt(sector..sector + 1);
                 }
             }
         }
-        drop(ledger);
+        self.lose_member(ledger);
+    }
+
+    /// A member is lost. Where parity of rows without a write is unknown, so are its sectors there.
+    pub(crate) fn lose_member(&self, ledger: &mut Ledger) {
         if self.unsynced {
-            self.doubt_unwritten();
+            ledger.doubt_unwritten();
         }
     }
 
-    /// Parity of rows without a write is unknown, so a lost member's sectors there are, too.
-    pub(crate) fn doubt_unwritten(&mut self) {
-        self.shop.ledger.borrow_mut().doubt_unwritten();
+    /// The array is whole and was stopped in order: every row is in sync.
+    pub(crate) fn settle(&mut self) {
+        self.half_written.clear();
+        self.cut_off.clear();
+        self.unsynced = false;
     }
+}
+
+/// The sector row of an array sector: stripe, and sector in the chunk.
+fn row_of(geometry: &ParityGeometry, sector: u64) -> (u64, u64) {
+    let (stripe, within) = geometry.locate(sector * SECTOR);
+    let (_, offset) = geometry.column_of(within);
+    (stripe.0, u64::from(offset) / SECTOR)
+}
+
+/// The array sector of a sector row in a data column.
+pub(crate) fn sector_of(geometry: &ParityGeometry, stripe: u64, column: usize, row: u64) -> u64 {
+    let chunk = u64::from(geometry.chunk_bytes()) / SECTOR;
+    geometry.array_offset(StripeId(stripe), 0) / SECTOR + column as u64 * chunk + row
 }

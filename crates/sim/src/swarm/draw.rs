@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use pinstripe_engine::{
+    geometry::{self, ParityGeometry},
     options::{ArrayOptions, JournalMode},
     plan::WritePolicy,
 };
@@ -227,6 +228,43 @@ impl Setup {
     /// Whether faults are planned for later, which a crash or the end must forget.
     pub fn plans_faults(&self) -> bool {
         self.atlas.is_some() || self.wide.is_some() || self.vast.is_some() || self.marks.is_some()
+    }
+
+    /// The geometry of levels 4, 5 and 6.
+    pub fn geometry(&self) -> Option<ParityGeometry> {
+        let word = match self.layout {
+            Layout::Parity(layout) => layout.number(),
+            Layout::None => 0,
+            _ => return None,
+        };
+        let layout = geometry::ParityLayout::from_md(self.level.number(), word).ok()?;
+        let (chunk, bytes) = (u32::try_from(self.chunk).ok()?, self.chunk * self.stripes);
+        ParityGeometry::new(layout, self.members, chunk, bytes, self.block).ok()
+    }
+
+    /// The stripes that users of a vast array write; none if all of them are written.
+    pub fn windows(&self) -> &[Range<u64>] {
+        self.vast.as_ref().map_or(&[], |habits| &habits.windows)
+    }
+
+    /// Whether members are too large to be looked at, or to be rebuilt, as a whole.
+    pub fn is_vast(&self) -> bool {
+        !self.windows().is_empty()
+    }
+
+    /// Whether it is a small array on large members.
+    pub fn is_far(&self) -> bool {
+        self.vast.is_some() && !self.is_vast()
+    }
+
+    /// Whether the array can do without its bitmap for a while.
+    pub fn may_change_bitmap(&self) -> bool {
+        self.consistency.settles_by_parity() && !self.is_vast() && self.marks.is_none()
+    }
+
+    /// Members that the level can do without.
+    pub fn redundancy(&self) -> usize {
+        usize::from(self.level.parity_count())
     }
 
     /// Where the members' data begins, in bytes.

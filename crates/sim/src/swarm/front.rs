@@ -18,11 +18,10 @@ use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::{Buffer, Signal, shard};
 
 use super::{
-    Swarm,
     client::UserState,
     nbd::{self, Command, FAST_ZERO, FORCED, Line, NO_HOLE},
 };
-use crate::{Rng, SimStream, SimStreamConfig, WriteId};
+use crate::{Rng, SimStream, SimStreamConfig, World, WriteId};
 
 /// Dialled anew so often, a connection is given up.
 const LINES: usize = 4;
@@ -179,9 +178,9 @@ pub(crate) struct Session {
 
 impl Session {
     /// `write` was given up by its client: it is over when the session is.
-    pub(crate) fn give_up(&self, shop: &UserState, write: WriteId) {
+    pub(crate) fn give_up(&self, users: &UserState, write: WriteId) {
         if self.over.get() {
-            shop.ledger.borrow_mut().complete_write(write, false);
+            users.ledger.borrow_mut().complete_write(write, false);
         } else {
             self.orphans.borrow_mut().push(write);
         }
@@ -253,20 +252,26 @@ pub(crate) struct Front {
 
 impl Front {
     /// Starts the servers and lays the lines.
-    pub(crate) fn open(swarm: &mut Swarm, setup: &NbdSetup) -> Self {
+    pub(crate) fn open(
+        setup: &NbdSetup,
+        world: &mut World,
+        rng: &mut Rng,
+        shared: &Arc<Shared>,
+        users: &Rc<UserState>,
+    ) -> Self {
         let exchange = Rc::new(Exchange {
             stopping: Cell::new(false),
             servers: Cell::new(0),
             changed: Signal::default(),
         });
-        let shards = swarm.world.shards();
+        let shards = world.shards();
         let mut sessions: Vec<Vec<(Rc<SimStream>, Rc<Session>)>> = vec![Vec::new(); shards];
         let mut connections = Vec::new();
         for _ in 0..setup.connections {
-            let (client, server) = (swarm.rng.index(shards), swarm.rng.index(shards));
+            let (client, server) = (rng.index(shards), rng.index(shards));
             let mut spare = VecDeque::new();
             for _ in 0..LINES {
-                let (here, there) = swarm.world.add_stream((client, server), setup.link.clone());
+                let (here, there) = world.add_stream((client, server), setup.link.clone());
                 let session = Rc::new(Session::default());
                 sessions[server].push((there, Rc::clone(&session)));
                 spare.push_back((here, session));
@@ -282,13 +287,12 @@ impl Front {
             };
             connections.push((client, Rc::new(connection)));
         }
-        let shared = Arc::clone(swarm.array().shared());
         for (shard, sessions) in sessions.into_iter().enumerate() {
             exchange.servers.set(exchange.servers.get() + 1);
-            let (shared, shop) = (Arc::clone(&shared), Rc::clone(&swarm.shop));
+            let (shared, users) = (Arc::clone(shared), Rc::clone(users));
             let exchange = Rc::clone(&exchange);
-            swarm.world.spawn(shard, "nbd server", async move {
-                serve(shared, &shop, sessions, &exchange).await;
+            world.spawn(shard, "nbd server", async move {
+                serve(shared, &users, sessions, &exchange).await;
             });
         }
         Self { exchange, connections }
@@ -320,7 +324,7 @@ impl Front {
 /// A shard's server, from its start to its stop.
 async fn serve(
     shared: Arc<Shared>,
-    shop: &Rc<UserState>,
+    users: &Rc<UserState>,
     sessions: Vec<(Rc<SimStream>, Rc<Session>)>,
     exchange: &Rc<Exchange>,
 ) {
@@ -329,7 +333,7 @@ async fn serve(
     let Ok(server) = Server::new(vec![export]) else { unreachable!("the array can be exported") };
     let open = Rc::new(Cell::new(sessions.len()));
     for (stream, session) in sessions {
-        let (server, shop) = (server.clone(), Rc::clone(shop));
+        let (server, users) = (server.clone(), Rc::clone(users));
         let (exchange, open) = (Rc::clone(exchange), Rc::clone(&open));
         shard::spawn(async move {
             exchange.changed.wait_until(|| session.dialled.get() || exchange.stopping.get()).await;
@@ -338,7 +342,7 @@ async fn serve(
             }
             session.over.set(true);
             for write in session.orphans.take() {
-                shop.ledger.borrow_mut().complete_write(write, false);
+                users.ledger.borrow_mut().complete_write(write, false);
             }
             open.set(open.get() - 1);
             exchange.changed.notify();

@@ -9,16 +9,16 @@
 //! holds what it held before, and its list alone says that this is worth nothing. Each quiet stripe has one
 //! member to which this happens, so that its row can always be read.
 
-use std::{ops::Range, rc::Rc, sync::Arc};
+use std::{ops::Range, rc::Rc};
 
-use pinstripe_engine::{geometry::StripeId, io::volume::Volume};
+use pinstripe_engine::geometry::StripeId;
 use pinstripe_md::{
     bitmap::{BitmapHeader, BitmapImage},
     units::Sector,
 };
 
 use super::{
-    Consistency, Setup, Swarm, Verdict,
+    Consistency, Setup, Swarm, Testbed, Verdict,
     client::{self, UserState},
     front::{FrontEnd, NbdSetup},
 };
@@ -72,102 +72,101 @@ pub(crate) fn shape(setup: &Setup, habits: &mut client::Habits, rng: &mut Rng, s
     }
 }
 
-impl Swarm {
-    fn lists(&self) -> bool {
-        self.setup.marks.as_ref().is_some_and(|marks| marks.lists)
-    }
+/// Whether sectors of quiet stripes are listed as bad.
+fn lists(setup: &Setup) -> bool {
+    setup.marks.as_ref().is_some_and(|marks| marks.lists)
+}
 
-    fn quiet(&self) -> Range<u64> {
-        self.setup.stripes - QUIET..self.setup.stripes
-    }
+/// The quiet stripes.
+fn quiet(setup: &Setup) -> Range<u64> {
+    setup.stripes - QUIET..setup.stripes
+}
 
-    /// One event of these lives, or none.
-    pub(crate) fn marks_event(&mut self) {
-        let Some(marks) = self.setup.marks.clone().filter(|marks| marks.lists) else { return };
-        if self.rng.chance(marks.liveliness, 16) {
-            self.write_quiet();
-        }
+/// One event of these lives, or none.
+pub(super) fn event(bed: &mut Testbed) {
+    let Some(marks) = bed.setup.marks.clone().filter(|marks| marks.lists) else { return };
+    if bed.rng.chance(marks.liveliness, 16) {
+        write_quiet(bed);
     }
+}
 
-    /// A quiet stripe is written whole, and some of it, perhaps, can't be.
-    fn write_quiet(&mut self) {
-        let Some(geometry) = self.shape() else { return };
-        let stripe = self.quiet().start + self.rng.below(QUIET);
-        let slot = index(stripe) % self.setup.members;
-        let snapshot = self.array().shared().snapshot();
-        let (Some(disk), Some(member)) = (self.disk_in(slot), snapshot.seats[slot].member()) else { return };
-        if self.rng.chance(2, 3) {
-            let block = u64::from(self.setup.block);
-            let at = geometry.member_offset(StripeId(stripe))
-                + self.rng.below(u64::from(geometry.chunk_bytes()) / block) * block;
-            let from = member.data_offset + at;
-            self.disks[disk].fault(&Fault::UnwritableRange(from..from + block));
-        }
-        let from = geometry.array_offset(StripeId(stripe), 0) / SECTOR;
-        let sectors = from..from + u64::from(geometry.stripe_bytes()) / SECTOR;
-        let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
-        begin_quiet_write(&shop);
-        self.world.spawn(self.home(), "quiet write", async move {
-            let front_end = FrontEnd::Direct(Volume::new(shared));
-            client::write(&front_end, &shop, sectors, true).await;
-            end_quiet_write(&shop);
+/// A quiet stripe is written whole, and some of it, perhaps, can't be.
+fn write_quiet(bed: &mut Testbed) {
+    let Some(geometry) = bed.setup.geometry() else { return };
+    let stripe = quiet(&bed.setup).start + bed.rng.below(QUIET);
+    let slot = index(stripe) % bed.setup.members;
+    let snapshot = bed.snapshot();
+    let (Some(disk), Some(member)) = (bed.disk_in(slot), snapshot.seats[slot].member()) else { return };
+    if bed.rng.chance(2, 3) {
+        let block = u64::from(bed.setup.block);
+        let at = geometry.member_offset(StripeId(stripe))
+            + bed.rng.below(u64::from(geometry.chunk_bytes()) / block) * block;
+        let from = member.data_offset + at;
+        bed.hosts.disks[disk].fault(&Fault::UnwritableRange(from..from + block));
+    }
+    let from = geometry.array_offset(StripeId(stripe), 0) / SECTOR;
+    let sectors = from..from + u64::from(geometry.stripe_bytes()) / SECTOR;
+    spawn_quietly(bed, "quiet write", move |front_end, users| async move {
+        client::write(&front_end, &users, sectors, true).await;
+    });
+}
+
+/// Whether a crash now could leave a listed sector in a row that may be torn.
+pub(super) fn is_marring(bed: &Testbed) -> bool {
+    bed.faults.has_scratched() || lists(&bed.setup) && (is_quiet_marked(bed) || is_quiet_marked_durably(bed))
+}
+
+/// Whether quiet stripes are being written, or were just now.
+fn is_quiet_marked(bed: &Testbed) -> bool {
+    let Some(array) = bed.service.served() else { return false };
+    let (snapshot, quiet, chunk) = (array.shared().snapshot(), quiet(&bed.setup), bed.setup.chunk);
+    let mut regions = snapshot.intent.regions(quiet.start * chunk, QUIET * chunk);
+    bed.service.users.quiet_writes.get() > 0
+        || regions
+            .any(|region| snapshot.intent.is_set(region) || snapshot.intent.needs_resync(region..=region))
+}
+
+/// Whether a member may have a bit of a quiet stripe after a power loss.
+fn is_quiet_marked_durably(bed: &Testbed) -> bool {
+    let (from, to) = (quiet(&bed.setup).start * bed.setup.chunk, quiet(&bed.setup).end * bed.setup.chunk);
+    bed.hosts.disks[..bed.setup.members].iter().any(|disk| {
+        let Some(sector) = superblock(disk).and_then(|superblock| superblock.bitmap_sector()) else {
+            return false;
+        };
+        let at = sector.0 * SECTOR;
+        let Ok(header) = BitmapHeader::decode(&disk.peek(at, 512)) else { return false };
+        let bytes = disk.peek_durable(at, index(header.sectors().0 * SECTOR));
+        let Ok(image) = BitmapImage::decode(&bytes) else { return true };
+        let bit = |byte: u64| header.bit_of(Sector(byte / SECTOR));
+        (bit(from)..=bit(to - 1)).any(|bit| image.is_set(bit))
+    })
+}
+
+/// A crash is to come: what is listed by then isn't to be torn by it. Bits that were cleared may be back
+/// after a power loss, until the next flush.
+pub(super) fn settle(swarm: &mut Swarm) -> Result<(), Verdict> {
+    while lists(&swarm.bed.setup) && is_marring(&swarm.bed) {
+        swarm.wait(|bed| !is_quiet_marked(bed))?;
+        spawn_quietly(&mut swarm.bed, "flush", |front_end, users| async move {
+            client::flush(&front_end, &users).await;
         });
+        swarm.wait(|bed| bed.service.users.quiet_writes.get() == 0)?;
     }
-
-    /// Whether a crash now could leave a listed sector in a row that may be torn.
-    pub(crate) fn is_marring(&self) -> bool {
-        self.afflicted.scratched || self.lists() && (self.is_quiet_marked() || self.is_quiet_marked_durably())
-    }
-
-    /// Whether quiet stripes are being written, or were just now.
-    fn is_quiet_marked(&self) -> bool {
-        let Some(array) = &self.array else { return false };
-        let (snapshot, quiet, chunk) = (array.shared().snapshot(), self.quiet(), self.setup.chunk);
-        let mut regions = snapshot.intent.regions(quiet.start * chunk, QUIET * chunk);
-        self.shop.quiet_writes.get() > 0
-            || regions
-                .any(|region| snapshot.intent.is_set(region) || snapshot.intent.needs_resync(region..=region))
-    }
-
-    /// Whether a member may have a bit of a quiet stripe after a power loss.
-    fn is_quiet_marked_durably(&self) -> bool {
-        let (from, to) = (self.quiet().start * self.setup.chunk, self.quiet().end * self.setup.chunk);
-        self.disks[..self.setup.members].iter().any(|disk| {
-            let Some(sector) = superblock(disk).and_then(|superblock| superblock.bitmap_sector()) else {
-                return false;
-            };
-            let at = sector.0 * SECTOR;
-            let Ok(header) = BitmapHeader::decode(&disk.peek(at, 512)) else { return false };
-            let bytes = disk.peek_durable(at, index(header.sectors().0 * SECTOR));
-            let Ok(image) = BitmapImage::decode(&bytes) else { return true };
-            let bit = |byte: u64| header.bit_of(Sector(byte / SECTOR));
-            (bit(from)..=bit(to - 1)).any(|bit| image.is_set(bit))
-        })
-    }
-
-    /// A crash is to come: what is listed by then isn't to be torn by it. Bits that were cleared may be back
-    /// after a power loss, until the next flush.
-    pub(crate) fn settle_marks(&mut self) -> Result<(), Verdict> {
-        while self.lists() && self.is_marring() {
-            self.wait(|swarm| !swarm.is_quiet_marked())?;
-            let (shared, shop) = (Arc::clone(self.array().shared()), Rc::clone(&self.shop));
-            begin_quiet_write(&shop);
-            self.world.spawn(self.home(), "flush", async move {
-                client::flush(&FrontEnd::Direct(Volume::new(shared)), &shop).await;
-                end_quiet_write(&shop);
-            });
-            self.wait(|swarm| swarm.shop.quiet_writes.get() == 0)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
-fn begin_quiet_write(shop: &UserState) {
-    shop.quiet_writes.set(shop.quiet_writes.get() + 1);
-    shop.open.set(shop.open.get() + 1);
-}
-
-fn end_quiet_write(shop: &UserState) {
-    shop.quiet_writes.set(shop.quiet_writes.get() - 1);
-    shop.open.set(shop.open.get() - 1);
+/// Has a user do something that leaves its mark on quiet stripes until it is done.
+fn spawn_quietly<F>(
+    bed: &mut Testbed,
+    name: &'static str,
+    act: impl FnOnce(FrontEnd, Rc<UserState>) -> F + 'static,
+) where
+    F: Future<Output = ()> + 'static,
+{
+    let users = &bed.service.users;
+    users.quiet_writes.set(users.quiet_writes.get() + 1);
+    bed.service.spawn_user(&mut bed.hosts, name, |front_end, users| async move {
+        act(front_end, Rc::clone(&users)).await;
+        users.quiet_writes.set(users.quiet_writes.get() - 1);
+    });
 }

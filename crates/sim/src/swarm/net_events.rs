@@ -1,195 +1,118 @@
 //! What happens to clients, servers and the network while the array is served.
 
-use std::rc::Rc;
-
-use pinstripe_runtime::shard;
-
 use super::{
-    Swarm,
-    net::{COMMAND_NS, Node, Wire},
+    Testbed,
+    hosts::server_node,
+    net::{COMMAND_NS, Node},
+    owner, wild,
 };
-use crate::Event;
 
 /// A break too short for a node to have to notice.
 const BLINK_NS: u64 = 300_000_000;
 /// How late at most comes what an association carried that the client has lost: before the server gives it
 /// up.
-const LATE_NS: u64 = 5_000_000_000;
-/// How long a server has for what came late.
-const WORK_NS: u64 = 100_000_000;
+pub(super) const LATE_NS: u64 = 5_000_000_000;
 /// Longer than a client bears.
 const LONG_NS: u64 = 2 * COMMAND_NS;
 
-impl Swarm {
-    /// One event, or none.
-    pub(crate) fn net_event(&mut self) {
-        let Some(setup) = self.setup.net.clone() else { return };
-        if !self.rng.chance(setup.liveliness, 8) {
-            return;
-        }
-        if setup.wild && self.rng.chance(1, 2) {
-            return self.wild_event();
-        }
-        match self.rng.below(16) {
-            0 | 1 if self.setup.failures => self.server_dies(),
-            2 if self.setup.failures => self.client_is_cut_off(),
-            3 if self.setup.failures => self.association_is_reset(),
-            4 | 5 => self.peers_are_reset(),
-            6..=8 => self.peers_are_parted(),
-            9 => self.client_blinks(),
-            10..=12 => self.give_back(),
-            13 => self.begin_replacement(),
-            _ => {}
-        }
+/// One event, or none.
+pub(super) fn event(bed: &mut Testbed) {
+    let Some(setup) = bed.setup.net.clone() else { return };
+    if !bed.rng.chance(setup.liveliness, 8) {
+        return;
     }
+    if setup.wild && bed.rng.chance(1, 2) {
+        return wild::event(bed);
+    }
+    match bed.rng.below(16) {
+        0 | 1 if bed.setup.failures => server_dies(bed),
+        2 if bed.setup.failures => client_is_cut_off(bed),
+        3 if bed.setup.failures => association_is_reset(bed),
+        4 | 5 => peers_are_reset(bed),
+        6..=8 => peers_are_parted(bed),
+        9 => client_blinks(bed),
+        10..=12 => owner::give_back(bed),
+        13 => owner::replace(bed),
+        _ => {}
+    }
+}
 
-    pub(super) fn note(&self, what: &'static str, server: usize) {
-        self.world.trace().record(Event::Note { what, value: server as u64 });
+/// A server dies, with what its disk's cache holds.
+fn server_dies(bed: &mut Testbed) {
+    let Some((_, disk)) = bed.victim() else { return };
+    if bed.hosts.is_down(disk) {
+        return;
     }
+    bed.summary.servers_lost += 1;
+    bed.doom(disk);
+    let silent = bed.rng.chance(1, 4);
+    bed.hosts.note("server dies", disk);
+    bed.hosts.kill_server(disk, silent);
+    let after = bed.rng.pick(&[1_000_000, 50_000_000, 3_000_000_000]);
+    let at = bed.hosts.world.now() + bed.rng.below(after);
+    if bed.rng.chance(3, 4) {
+        bed.hosts.revive_at(at, disk);
+    }
+}
 
-    fn some_server(&mut self) -> usize {
-        self.rng.index(self.disks.len())
+/// A server loses the client, which is one member less.
+fn association_is_reset(bed: &mut Testbed) {
+    let Some((_, disk)) = bed.victim() else { return };
+    bed.summary.links_cut += 1;
+    lose_server(bed, disk);
+    bed.hosts.note("association is reset", disk);
+    let mut wires = bed.hosts.wires(bed.hosts.link_to(disk));
+    if wires.is_empty() {
+        return;
     }
+    let reset = wires.remove(bed.rng.index(wires.len()));
+    if bed.hosts.is_hasty() && bed.rng.chance(1, 2) {
+        // What the other connections carry arrives when the client has long been there again over new
+        // ones.
+        let time = bed.rng.below(LATE_NS);
+        bed.hosts.hold(wires, time, false);
+    }
+    reset.near.reset();
+}
 
-    /// A server dies, with what its disk's cache holds.
-    fn server_dies(&mut self) {
-        let Some((_, disk)) = self.victim() else { return };
-        if self.is_down(disk) {
-            return;
-        }
-        self.summary.failures += 1;
-        self.summary.servers_lost += 1;
-        self.doomed.insert(disk);
-        let silent = self.rng.chance(1, 4);
-        self.note("server dies", disk);
-        self.kill_server(disk, silent);
-        let after = self.rng.pick(&[1_000_000, 50_000_000, 3_000_000_000]);
-        let at = self.world.now() + self.rng.below(after);
-        if let Some(net) = self.net.as_mut().filter(|_| self.rng.chance(3, 4)) {
-            net.revivals.push((at, disk));
-        }
-    }
+/// A member is to lose its server, or the client is to think so.
+pub(super) fn lose_server(bed: &mut Testbed, disk: usize) {
+    bed.doom(disk);
+    bed.hosts.strike(disk);
+}
 
-    fn kill_server(&mut self, number: usize, silent: bool) {
-        let Some(net) = &mut self.net else { return };
-        net.strike(number);
-        net.emptied.insert(number);
-        let server = &net.servers[number];
-        server.forget(&self.world);
-        let shard = server.port.shard;
-        let disk = std::slice::from_ref(&self.disks[number]);
-        self.world.end_shards(&(shard..shard + 1), disk, true, silent);
-    }
+/// Client and server don't hear each other for longer than they wait.
+fn client_is_cut_off(bed: &mut Testbed) {
+    let Some((_, disk)) = bed.victim() else { return };
+    bed.summary.partitions += 1;
+    lose_server(bed, disk);
+    bed.hosts.note("client is cut off from", disk);
+    bed.hosts.part(bed.hosts.link_to(disk), LONG_NS);
+}
 
-    /// A server loses the client, which is one member less.
-    fn association_is_reset(&mut self) {
-        let Some((_, disk)) = self.victim() else { return };
-        self.summary.links_cut += 1;
-        self.doom(disk);
-        let Some(net) = &self.net else { return };
-        self.note("association is reset", disk);
-        let mut wires = net.network.between((net.client, 2 + disk));
-        if wires.is_empty() {
-            return;
-        }
-        let reset = wires.remove(self.rng.index(wires.len()));
-        if net.hasty && self.rng.chance(1, 2) {
-            // What the other connections carry arrives when the client has long been there again over new
-            // ones.
-            self.hold(wires, false);
-        }
-        reset.near.reset();
-    }
+/// The same, too short for a node to have to notice.
+fn client_blinks(bed: &mut Testbed) {
+    let server = bed.some_disk();
+    bed.summary.partitions += 1;
+    let time = bed.rng.below(BLINK_NS);
+    bed.hosts.part(bed.hosts.link_to(server), time);
+}
 
-    /// A member is to lose its server, or the client is to think so.
-    pub(super) fn doom(&mut self, disk: usize) {
-        self.summary.failures += 1;
-        self.doomed.insert(disk);
-        if let Some(net) = &self.net {
-            net.strike(disk);
-        }
-    }
+fn two_servers(bed: &mut Testbed) -> Option<(Node, Node)> {
+    let (one, other) = (bed.some_disk(), bed.some_disk());
+    (one != other).then_some((server_node(one), server_node(other)))
+}
 
-    /// What connections carry arrives late; with `ends` they are reset when the server has had time for it.
-    pub(super) fn hold(&mut self, wires: Vec<Rc<Wire>>, ends: bool) {
-        let Some(net) = &self.net else { return };
-        let (control, time) = (net.control(), self.rng.below(LATE_NS));
-        for wire in &wires {
-            wire.hold(true);
-        }
-        self.world.spawn(control, "late", async move {
-            shard::sleep(time).await;
-            for wire in &wires {
-                wire.hold(false);
-            }
-            if ends {
-                shard::sleep(WORK_NS).await;
-                for wire in &wires {
-                    wire.near.reset();
-                }
-            }
-        });
-    }
+fn peers_are_reset(bed: &mut Testbed) {
+    let Some(pair) = two_servers(bed) else { return };
+    bed.summary.links_cut += 1;
+    bed.hosts.wires(pair).iter().for_each(|wire| wire.near.reset());
+}
 
-    /// Client and server don't hear each other for longer than they wait.
-    fn client_is_cut_off(&mut self) {
-        let Some((_, disk)) = self.victim() else { return };
-        self.summary.partitions += 1;
-        self.doom(disk);
-        let Some(net) = &self.net else { return };
-        let pair = (net.client, 2 + disk);
-        self.note("client is cut off from", disk);
-        self.part(pair, LONG_NS);
-    }
-
-    /// The same, too short for a node to have to notice.
-    fn client_blinks(&mut self) {
-        let server = self.some_server();
-        let Some(net) = &self.net else { return };
-        let pair = (net.client, 2 + server);
-        self.summary.partitions += 1;
-        let time = self.rng.below(BLINK_NS);
-        self.part(pair, time);
-    }
-
-    fn two_servers(&mut self) -> Option<(Node, Node)> {
-        let (one, other) = (self.some_server(), self.some_server());
-        (one != other).then_some((2 + one, 2 + other))
-    }
-
-    fn peers_are_reset(&mut self) {
-        let Some(pair) = self.two_servers() else { return };
-        let Some(net) = &self.net else { return };
-        self.summary.links_cut += 1;
-        net.network.between(pair).iter().for_each(|wire| wire.near.reset());
-    }
-
-    fn peers_are_parted(&mut self) {
-        let Some(pair) = self.two_servers() else { return };
-        self.summary.partitions += 1;
-        let time = self.rng.pick(&[1_000_000, 100_000_000, LONG_NS]);
-        let time = 1 + self.rng.below(time);
-        self.part(pair, time);
-    }
-
-    /// Two don't hear each other for so long.
-    pub(super) fn part(&mut self, pair: (Node, Node), nanoseconds: u64) {
-        let Some(net) = &self.net else { return };
-        let (network, control) = (Rc::clone(&net.network), net.control());
-        network.part(pair);
-        self.world.spawn(control, "partition", async move {
-            shard::sleep(nanoseconds).await;
-            network.rejoin(pair);
-        });
-    }
-
-    /// Between some little goes through in this life.
-    pub(super) fn draw_bandwidth(&mut self) {
-        let nodes = 2 + self.disks.len();
-        for pair in (0..nodes).flat_map(|one| (one + 1..nodes).map(move |other| (one, other))) {
-            let rate = if self.rng.chance(1, 6) { self.rng.range(4_000_000..40_000_000) } else { 0 };
-            let Some(net) = &self.net else { return };
-            net.network.throttle(pair, rate);
-        }
-    }
+fn peers_are_parted(bed: &mut Testbed) {
+    let Some(pair) = two_servers(bed) else { return };
+    bed.summary.partitions += 1;
+    let time = bed.rng.pick(&[1_000_000, 100_000_000, LONG_NS]);
+    let time = 1 + bed.rng.below(time);
+    bed.hosts.part(pair, time);
 }

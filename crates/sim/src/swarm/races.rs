@@ -15,7 +15,7 @@ use std::rc::Rc;
 use pinstripe_engine::array::CommandError;
 use pinstripe_runtime::ZeroedReads;
 
-use super::{Consistency, Setup, Swarm, Verdict, client};
+use super::{Consistency, Setup, Testbed, Verdict, client, owner};
 use crate::{Interruptions, Rng};
 
 /// How much of what there is.
@@ -46,7 +46,7 @@ impl Races {
     }
 
     /// Makes a user one that zeroes whole stripes, or flushes often.
-    pub(crate) fn shape(rng: &mut Rng, habits: &mut client::Habits, (stripe, sectors): (u64, u64)) {
+    pub(super) fn shape(rng: &mut Rng, habits: &mut client::Habits, (stripe, sectors): (u64, u64)) {
         if rng.chance(1, 2) {
             habits.range = 0..sectors;
             (habits.unit, habits.units_max) = (stripe, rng.pick(&[1, 2]));
@@ -57,61 +57,56 @@ impl Races {
     }
 }
 
-impl Swarm {
-    /// One event of this kind, or none.
-    pub(crate) fn race_event(&mut self) {
-        let Some(races) = self.setup.races.clone() else { return };
-        if self.setup.level.parity_count() == 0 || !self.rng.chance(races.liveliness, 8) {
-            return;
+/// One event of this kind, or none.
+pub(super) fn event(bed: &mut Testbed) {
+    let Some(races) = bed.setup.races.clone() else { return };
+    if bed.setup.level.parity_count() == 0 || !bed.rng.chance(races.liveliness, 8) {
+        return;
+    }
+    match bed.rng.below(8) {
+        0 => owner::bounce(bed),
+        1 | 2 => {
+            owner::scrub(bed);
+            owner::bounce(bed);
         }
-        match self.rng.below(8) {
-            0 => self.bounce(),
-            1 | 2 => {
-                self.spawn_scrub();
-                self.bounce();
-            }
-            3 => self.give_back(),
-            4 if self.setup.failures => self.fail_too_many(),
-            _ => {}
+        3 => owner::give_back(bed),
+        4 if bed.setup.failures => fail_too_many(bed),
+        _ => {}
+    }
+}
+
+/// One member more than may go is taken out by hand, all at once.
+fn fail_too_many(bed: &mut Testbed) {
+    // The engine doesn't know yet that a doomed disk is about to fail.
+    if !bed.faults.doomed().is_empty() {
+        return;
+    }
+    let most = bed.setup.redundancy();
+    let Some((slot, disk)) = bed.victim() else { return };
+    let snapshot = bed.snapshot();
+    let mut leaving = vec![(slot, disk)];
+    for slot in 0..snapshot.seats.len() {
+        let disk = bed.disk_in(slot).filter(|disk| !bed.faults.is_joining(*disk));
+        if let Some(disk) = disk.filter(|disk| *disk != leaving[0].1 && snapshot.seats[slot].is_whole()) {
+            leaving.push((slot, disk));
         }
     }
-
-    /// One member more than may go is taken out by hand, all at once.
-    fn fail_too_many(&mut self) {
-        // The engine doesn't know yet that a doomed disk is about to fail.
-        if !self.doomed.is_empty() {
-            return;
-        }
-        let most = usize::from(self.setup.level.parity_count());
-        let Some((slot, disk)) = self.victim() else { return };
-        let snapshot = self.array().shared().snapshot();
-        let mut leaving = vec![(slot, disk)];
-        for slot in 0..snapshot.seats.len() {
-            let disk = self.disk_in(slot).filter(|disk| !self.afflicted.is_joining(*disk));
-            if let Some(disk) = disk.filter(|disk| *disk != leaving[0].1 && snapshot.seats[slot].is_whole()) {
-                leaving.push((slot, disk));
+    leaving.truncate(most.saturating_sub(bed.broken()) + 1);
+    bed.lose_member();
+    for &(slot, disk) in &leaving {
+        bed.doom(disk);
+        let (users, spared) = (Rc::clone(&bed.service.users), bed.faults.spared());
+        bed.command("fail", move |array| async move {
+            let failed = array.fail(slot).await;
+            if array.shared().has_failed() && !users.closing.get() {
+                users.accuse(Verdict::Scene("commands took the array past redundancy".to_owned()));
             }
-        }
-        leaving.truncate(most.saturating_sub(self.broken()) + 1);
-        if self.unsynced {
-            self.doubt_unwritten();
-        }
-        for &(slot, disk) in &leaving {
-            self.summary.failures += 1;
-            self.doomed.insert(disk);
-            let (shop, spared) = (Rc::clone(&self.shop), Rc::clone(&self.afflicted.spared));
-            self.command("fail", move |array| async move {
-                let failed = array.fail(slot).await;
-                if array.shared().has_failed() && !shop.closing.get() {
-                    shop.accuse(Verdict::Scene("commands took the array past redundancy".to_owned()));
-                }
-                match failed {
-                    Err(CommandError::SlotNeeded(_)) => _ = spared.borrow_mut().insert(disk),
-                    Ok(()) | Err(CommandError::SlotEmpty(_)) => {}
-                    Err(error) => return Err(error.to_string()),
-                }
-                Ok(())
-            });
-        }
+            match failed {
+                Err(CommandError::SlotNeeded(_)) => _ = spared.borrow_mut().insert(disk),
+                Ok(()) | Err(CommandError::SlotEmpty(_)) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+            Ok(())
+        });
     }
 }

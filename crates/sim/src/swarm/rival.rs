@@ -4,94 +4,72 @@
 //! the array. If both think so, the servers say which is right, and the other one is like any from which the
 //! array was taken.
 
-use std::{cell::RefCell, rc::Rc};
-
-use pinstripe_engine::{array::Array, assembly::AssembleError, offload::fence::FenceError};
+use pinstripe_engine::{assembly::AssembleError, offload::fence::FenceError};
 use pinstripe_runtime::DeviceErrorKind;
 
-use super::{Swarm, Verdict, takeover::Stale};
+use super::{
+    Testbed, Verdict,
+    assembly::{self, Awaited, Outcome},
+    takeover::Stale,
+};
 
-/// What becomes of an assembly.
-pub(crate) type Outcome = Result<Array, AssembleError>;
-
-impl Swarm {
-    /// Whether the other host is to attach at the same time as the next one that does. Then either takes
-    /// over.
-    pub(crate) fn draw_rivals(&mut self) -> bool {
-        let Some(net) = self.net.as_mut().filter(|net| net.wild && self.stale.is_none()) else {
-            return false;
-        };
-        let is_drawn = self.summary.assemblies > 0 && self.rng.chance(1, 2);
-        net.takes_over |= is_drawn;
-        is_drawn
+/// Whether the other host is to attach at the same time as the next one that does. Then either takes
+/// over.
+pub(super) fn is_drawn(bed: &mut Testbed) -> bool {
+    let is_wild = bed.setup.net.as_ref().is_some_and(|net| net.wild);
+    let may_meet = is_wild && bed.stale.is_none() && bed.summary.assemblies > 0;
+    let is_drawn = may_meet && bed.rng.chance(1, 2);
+    if is_drawn {
+        bed.hosts.take_over_next();
     }
+    is_drawn
+}
 
-    /// The other host attaches, too.
-    pub(crate) fn start_rival(&mut self) -> Rc<RefCell<Option<Outcome>>> {
-        self.summary.takeovers += 1;
-        self.exchange_clients();
-        let outcome = self.start_assembly(false);
-        self.exchange_clients();
-        outcome
-    }
+/// The other host attaches, too.
+pub(super) fn start(bed: &mut Testbed) -> Awaited {
+    bed.summary.takeovers += 1;
+    bed.hosts.exchange_clients();
+    let outcome = assembly::start(bed, false);
+    bed.hosts.exchange_clients();
+    outcome
+}
 
-    fn exchange_clients(&mut self) {
-        if let Some(net) = &mut self.net {
-            net.client = 1 - net.client;
+/// Both are done. What came of the assembly of the host that goes on.
+pub(super) fn settle(bed: &mut Testbed, ours: Outcome, theirs: Outcome) -> Result<Outcome, Verdict> {
+    let (client, other) = (bed.hosts.client(), 1 - bed.hosts.client());
+    match (ours, theirs) {
+        (Ok(ours), Ok(theirs)) => {
+            let swap = bed.hosts.owned_by(other) > bed.hosts.owned_by(client);
+            let (winner, loser) = if swap { (theirs, ours) } else { (ours, theirs) };
+            if swap {
+                bed.hosts.exchange_clients();
+            }
+            let users = bed.service.users.succeed();
+            bed.stale = Some(Stale::of(Some(loser), users, if swap { client } else { other }));
+            Ok(Ok(winner))
         }
-    }
-
-    /// Both are done. What came of the assembly of the host that goes on.
-    pub(crate) fn settle_rivals(&mut self, ours: Outcome, theirs: Outcome) -> Result<Outcome, Verdict> {
-        let Some(net) = &self.net else { return Ok(ours) };
-        let ours_number = net.client;
-        match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) => {
-                let swap = net.owned_by(1 - net.client) > net.owned_by(net.client);
-                let (winner, loser) = if swap { (theirs, ours) } else { (ours, theirs) };
-                if swap {
-                    self.exchange_clients();
-                }
-                let shop = self.shop.succeed();
-                self.stale = self.net.as_ref().map(|net| Stale::of(loser, shop, 1 - net.client));
-                Ok(Ok(winner))
-            }
-            (Ok(ours), Err(_)) => {
-                self.end_rival();
-                Ok(Ok(ours))
-            }
-            (Err(_), Ok(theirs)) => {
-                self.exchange_clients();
-                self.end_rival();
-                Ok(Ok(theirs))
-            }
-            (Err(ours), Err(theirs)) => {
-                if was_taken(&ours) && was_taken(&theirs) {
-                    return Err(Verdict::Scene(format!(
-                        "of two hosts that take over at once neither gets the array: {ours}; {theirs}"
-                    )));
-                }
-                // One had it, and could not start it. The other one may have been fenced, and a process that
-                // was stays so (C28).
-                let taken = was_taken(&ours);
-                self.end_rival();
-                self.end_process(ours_number);
-                Ok(Err(if taken { theirs } else { ours }))
-            }
+        (Ok(ours), Err(_)) => {
+            bed.hosts.end_process(other, ());
+            Ok(Ok(ours))
         }
-    }
-
-    /// The process of the host that doesn't go on is over.
-    fn end_rival(&mut self) {
-        if let Some(client) = self.net.as_ref().map(|net| net.client) {
-            self.end_process(1 - client);
+        (Err(_), Ok(theirs)) => {
+            bed.hosts.exchange_clients();
+            bed.hosts.end_process(client, ());
+            Ok(Ok(theirs))
         }
-    }
-
-    fn end_process(&mut self, client: usize) {
-        let Some(net) = &mut self.net else { return };
-        self.world.end_shards(&net.shards_of(client), &[], false, false);
-        net.renew(client, &self.world);
+        (Err(ours), Err(theirs)) => {
+            if was_taken(&ours) && was_taken(&theirs) {
+                return Err(Verdict::Scene(format!(
+                    "of two hosts that take over at once neither gets the array: {ours}; {theirs}"
+                )));
+            }
+            // One had it, and could not start it. The other one may have been fenced, and a process that
+            // was stays so (C28).
+            let taken = was_taken(&ours);
+            bed.hosts.end_process(other, ());
+            bed.hosts.end_process(client, ());
+            Ok(Err(if taken { theirs } else { ours }))
+        }
     }
 }
 

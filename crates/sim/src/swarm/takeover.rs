@@ -7,13 +7,17 @@
 //! Some old clients are idle then, and begin to write only when their successor has stopped cleanly and has
 //! given the members up (C28): that must have no effect either.
 
-use std::{cell::Cell, ops::Range, rc::Rc, sync::Arc};
+use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use pinstripe_engine::{array::Array, io::volume::Volume};
 use pinstripe_runtime::shard;
 
-use super::{Swarm, Verdict, client::UserState, life::STEPS_MAX};
-use crate::{Fault, checks::survey};
+use super::{
+    Swarm, Testbed, Verdict,
+    client::UserState,
+    hosts::{STEPS_MAX, server_node},
+};
+use crate::Fault;
 
 /// What the stale client writes: no stamp of the ledger's.
 const FOREIGN: u8 = 0xee;
@@ -23,8 +27,8 @@ const DEAF_NS: u64 = 8_000_000_000;
 /// A client that the array was taken from.
 pub(crate) struct Stale {
     array: Option<Array>,
-    shop: Rc<UserState>,
-    client: usize,
+    users: Rc<UserState>,
+    pub(super) client: usize,
     /// It does nothing before its successor has left.
     is_patient: bool,
     /// Its writers that aren't done.
@@ -35,198 +39,150 @@ pub(crate) struct Stale {
 
 impl Stale {
     /// A client that goes on as if it had the array.
-    pub(super) fn of(array: Array, shop: Rc<UserState>, client: usize) -> Self {
+    pub(super) fn of(array: Option<Array>, users: Rc<UserState>, client: usize) -> Self {
         let (writers, tried) = (Rc::default(), Rc::default());
-        Self { array: Some(array), shop, client, is_patient: false, writers, tried }
+        Self { array, users, client, is_patient: false, writers, tried }
     }
 }
 
-impl Swarm {
-    /// No request comes for a while, so that the superblocks may say clean.
-    fn idle_awhile(&mut self) -> Result<(), Verdict> {
-        self.wait(|swarm| swarm.shop.open.get() == 0)?;
-        let time = self.rng.below(2_000_000_000);
-        let home = self.home();
-        Ok(self.world.block_on(home, "idle", STEPS_MAX, async move { shard::sleep(time).await })?)
+/// The other client is about to take over.
+pub(super) fn hand_over(swarm: &mut Swarm) -> Result<(), Verdict> {
+    let is_patient = swarm.bed.rng.chance(1, 3);
+    if is_patient {
+        // No request comes for a while, so that the superblocks may say clean.
+        swarm.wait_for_users()?;
+        let time = swarm.bed.rng.below(2_000_000_000);
+        swarm.bed.hosts.block_on("idle", async move { shard::sleep(time).await })?;
     }
+    begin(&mut swarm.bed, is_patient);
+    Ok(())
+}
 
-    /// The other client is about to take over.
-    pub(crate) fn hand_over(&mut self) -> Result<(), Verdict> {
-        let is_patient = self.rng.chance(1, 3);
-        if is_patient {
-            self.idle_awhile()?;
-        }
-        self.begin_takeover(is_patient);
-        Ok(())
-    }
-
-    fn begin_takeover(&mut self, is_patient: bool) {
-        self.bury_stale();
-        let Some(net) = &mut self.net else { return };
-        self.summary.takeovers += 1;
-        self.shop.closing.set(true);
-        let successor = self.shop.succeed();
-        let shop = std::mem::replace(&mut self.shop, successor);
-        let old = net.client;
-        let (array, writers, tried) = (self.array.take(), Rc::default(), Rc::default());
-        self.stale = Some(Stale { array, shop, client: old, is_patient, writers, tried });
-        (net.client, net.takes_over) = (1 - old, true);
-        net.renew(1 - old, &self.world);
-        for (server, disk) in self.disks.iter().enumerate() {
-            // What the old client hasn't noticed yet isn't to meet the new one while rows are torn.
-            disk.fault(&Fault::Heal);
-            disk.fault(&Fault::Release);
-            net.network.rejoin((1 - old, 2 + server));
-        }
-        self.doomed.clear();
-        if self.rng.chance(1, 2) {
-            for server in 0..self.disks.len() {
-                if self.rng.chance(1, 2) {
-                    let time = 1 + self.rng.below(DEAF_NS);
-                    self.part((old, 2 + server), time);
-                }
+fn begin(bed: &mut Testbed, is_patient: bool) {
+    bed.bury_stale();
+    bed.summary.takeovers += 1;
+    let old = bed.hosts.client();
+    let (array, users) = bed.service.hand_over();
+    bed.stale = Some(Stale { is_patient, ..Stale::of(array, users, old) });
+    bed.hosts.hand_over();
+    bed.faults.heal();
+    if bed.rng.chance(1, 2) {
+        for server in 0..bed.hosts.disks.len() {
+            if bed.rng.chance(1, 2) {
+                let time = 1 + bed.rng.below(DEAF_NS);
+                bed.hosts.part((old, server_node(server)), time);
             }
         }
     }
+}
 
-    /// Whether another client goes on with an array that it hasn't any more.
-    pub(crate) fn is_contended(&self) -> bool {
-        self.stale.is_some()
+/// A takeover was refused for want of members (C23): they are brought. If so few are members still that
+/// it must be forced: which slots have a member.
+pub(super) fn is_hopeless(bed: &mut Testbed) -> Result<Option<Vec<bool>>, Verdict> {
+    bed.hosts.start_servers();
+    bed.hosts.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
+    let survey = bed.hosts.survey()?;
+    if 2 * survey.seats.iter().flatten().count() > survey.seats.len() {
+        return Ok(None);
     }
+    suspect(bed);
+    bed.forced_start(&survey).map(Some)
+}
 
-    /// A takeover was refused for want of members (C23): they are brought. If so few are members still that
-    /// it must be forced: which slots have a member.
-    pub(crate) fn is_takeover_hopeless(&mut self) -> Result<Option<Vec<bool>>, Verdict> {
-        self.start_servers();
-        self.disks.iter().for_each(|disk| disk.fault(&Fault::Return));
-        let survey = survey(self.present().iter().map(|(number, disk)| (*number, disk)))?;
-        if 2 * survey.seats.iter().flatten().count() > survey.seats.len() {
-            return Ok(None);
-        }
-        self.summary.forced += 1;
-        self.suspect_stale();
-        let here: Vec<bool> = survey.members(&self.disks)?.iter().map(Option::is_some).collect();
-        self.doubt_suspects(&here);
-        Ok(Some(here))
+/// Rows that the old client may leave half written.
+pub(super) fn suspect(bed: &mut Testbed) {
+    if bed.is_contended() {
+        let unsettled = bed.service.users.ledger.borrow().unsettled(false);
+        bed.suspect(&unsettled);
     }
+}
 
-    /// Rows that the old client may leave half written.
-    pub(crate) fn suspect_stale(&mut self) {
-        if self.is_contended() {
-            let unsettled = self.shop.ledger.borrow().unsettled(false);
-            self.suspects = self.suspects_after(&unsettled);
-        }
+/// The new client has the array: what the old one's users have under way is cut off, and it goes on
+/// without a right.
+pub(super) fn retire(bed: &mut Testbed) {
+    suspect(bed);
+    let emptied = bed.hosts.has_emptied_member();
+    let Some(stale) = &bed.stale else { return };
+    stale.users.retired.set(true);
+    let unsettled = bed.service.users.ledger.borrow().unsettled(emptied);
+    bed.service.users.cut_off(emptied);
+    if bed.setup.consistency.bears_degraded_start() {
+        bed.doubts.cut_off(unsettled);
+        let snapshot = bed.snapshot();
+        bed.doubts.note_lost_in_takeover(snapshot.missing.iter());
+        bed.settle_cut_off();
     }
-
-    /// The new client has the array: what the old one's users have under way is cut off, and it goes on
-    /// without a right.
-    pub(super) fn retire_stale(&mut self) {
-        self.suspect_stale();
-        let emptied = self.has_emptied_member();
-        let Some(net) = &self.net else { return };
-        let Some(stale) = &self.stale else { return };
-        let shards = net.shards_of(stale.client);
-        stale.shop.retired.set(true);
-        let unsettled = self.shop.ledger.borrow().unsettled(emptied);
-        if emptied {
-            self.shop.ledger.borrow_mut().crash();
-        } else {
-            self.shop.ledger.borrow_mut().kill();
-        }
-        if self.setup.consistency.bears_degraded_start() {
-            self.cut_off.extend(unsettled);
-            self.lost_at_start
-                .extend(self.array().shared().snapshot().missing.iter().map(|slot| (slot, true)));
-            self.doubt_cut_off();
-        }
-        if self.stale.as_ref().is_some_and(|stale| !stale.is_patient) {
-            self.spawn_stale_writers(&shards);
-        }
+    if bed.stale.as_ref().is_some_and(|stale| !stale.is_patient) {
+        spawn_writers(bed);
     }
+}
 
-    /// The old client's users write.
-    fn spawn_stale_writers(&mut self, shards: &Range<usize>) {
-        let Some(Stale { array: Some(array), writers, tried, .. }) = &self.stale else { return };
-        let (shared, block) = (Arc::clone(array.shared()), u64::from(self.setup.block));
-        let stripe = array.volume().size() / self.setup.stripes;
-        for number in 0..2 {
-            let mut rng = self.rng.fork(number);
-            let (shared, shop) = (Arc::clone(&shared), Rc::clone(&self.shop));
-            let (writers, tried) = (Rc::clone(writers), Rc::clone(tried));
-            writers.set(writers.get() + 1);
-            let shard = shards.start + rng.index(shards.len());
-            self.world.spawn(shard, "stale client", async move {
-                let volume = Volume::new(shared);
-                for _ in 0..4 {
-                    let pause = rng.pick(&[0, 100_000, 10_000_000, 2_000_000_000]);
-                    shard::sleep(rng.below(pause + 1)).await;
-                    let length = rng.pick(&[block, stripe]).min(1 << 20);
-                    let at = rng.below((volume.size() - length) / length + 1) * length;
-                    let mut data = shard::buffer(crate::rng::index(length));
-                    data.fill(FOREIGN);
-                    let forced = rng.chance(1, 4);
-                    let written = volume.write(at, data.freeze(), forced).await;
-                    tried.set(true);
-                    if written.is_ok() {
-                        shop.accuse(Verdict::Scene(format!(
-                            "a client whose array was taken over has written {length} bytes at {at}"
-                        )));
-                        break;
-                    }
+/// The old client's users write.
+fn spawn_writers(bed: &mut Testbed) {
+    let Some(Stale { array: Some(array), client, writers, tried, .. }) = &bed.stale else { return };
+    let shards = bed.hosts.shards_of(*client);
+    let (shared, block) = (Arc::clone(array.shared()), u64::from(bed.setup.block));
+    let stripe = array.volume().size() / bed.setup.stripes;
+    for number in 0..2 {
+        let mut rng = bed.rng.fork(number);
+        let (shared, users) = (Arc::clone(&shared), Rc::clone(&bed.service.users));
+        let (writers, tried) = (Rc::clone(writers), Rc::clone(tried));
+        writers.set(writers.get() + 1);
+        let shard = shards.start + rng.index(shards.len());
+        bed.hosts.world.spawn(shard, "stale client", async move {
+            let volume = Volume::new(shared);
+            for _ in 0..4 {
+                let pause = rng.pick(&[0, 100_000, 10_000_000, 2_000_000_000]);
+                shard::sleep(rng.below(pause + 1)).await;
+                let length = rng.pick(&[block, stripe]).min(1 << 20);
+                let at = rng.below((volume.size() - length) / length + 1) * length;
+                let mut data = shard::buffer(crate::rng::index(length));
+                data.fill(FOREIGN);
+                let forced = rng.chance(1, 4);
+                let written = volume.write(at, data.freeze(), forced).await;
+                tried.set(true);
+                if written.is_ok() {
+                    users.accuse(Verdict::Scene(format!(
+                        "a client whose array was taken over has written {length} bytes at {at}"
+                    )));
+                    break;
                 }
-                writers.set(writers.get() - 1);
-            });
-        }
-    }
-
-    /// The array was stopped, and its members were given up: an old client that was idle until now begins to
-    /// write.
-    pub(crate) fn provoke_stale(&mut self) -> Result<(), Verdict> {
-        let Some(net) = &mut self.net else { return Ok(()) };
-        let Some(stale) = &mut self.stale else { return Ok(()) };
-        stale.is_patient = false;
-        let client = stale.client;
-        let shards = net.shards_of(client);
-        self.spawn_stale_writers(&shards);
-        self.await_stale()
-    }
-
-    /// Waits until the old client has tried in vain. It must have noticed.
-    pub(super) fn await_stale(&mut self) -> Result<(), Verdict> {
-        if self.stale.as_ref().is_some_and(|stale| stale.is_patient) {
-            return Ok(());
-        }
-        let writers = |swarm: &Self| swarm.stale.as_ref().map_or(0, |stale| stale.writers.get());
-        self.wait(|swarm| writers(swarm) == 0)?;
-        let Some(stale) = self.stale.as_ref() else { return Ok(()) };
-        let Some(array) = stale.array.as_ref().filter(|_| stale.tried.get()) else { return Ok(()) };
-        if !array.shared().has_failed() {
-            let words = "a client whose array was taken over goes on".to_owned();
-            return Err(Verdict::Scene(words));
-        }
-        if self.rng.chance(1, 2) {
-            // It ends as any does, and gives up what it has; that is nothing.
-            let (home, array) =
-                (self.net.as_ref().map_or(0, |net| net.shards_of(stale.client).start), array.clone());
-            let stopped = self.world.block_on(home, "stop", STEPS_MAX, async move { array.stop().await })?;
-            if stopped.is_ok() {
-                return Err(Verdict::Scene("a client without an array has stopped it".to_owned()));
             }
-        }
-        self.bury_stale();
-        Ok(())
+            writers.set(writers.get() - 1);
+        });
     }
+}
 
-    /// The old client is gone.
-    pub(crate) fn bury_stale(&mut self) {
-        let Some(net) = &mut self.net else { return };
-        let Some(stale) = self.stale.take() else { return };
-        let shards = net.shards_of(stale.client);
-        {
-            let _entered = self.world.enter(shards.start);
-            drop(stale);
-        }
-        self.world.end_shards(&shards, &[], false, false);
-        net.renew(1 - net.client, &self.world);
+/// The array was stopped, and its members were given up: an old client that was idle until now begins to
+/// write.
+pub(super) fn provoke(swarm: &mut Swarm) -> Result<(), Verdict> {
+    let Some(stale) = &mut swarm.bed.stale else { return Ok(()) };
+    stale.is_patient = false;
+    spawn_writers(&mut swarm.bed);
+    await_end(swarm)
+}
+
+/// Waits until the old client has tried in vain. It must have noticed.
+pub(super) fn await_end(swarm: &mut Swarm) -> Result<(), Verdict> {
+    if swarm.bed.stale.as_ref().is_some_and(|stale| stale.is_patient) {
+        return Ok(());
     }
+    swarm.wait(|bed| bed.stale.as_ref().is_none_or(|stale| stale.writers.get() == 0))?;
+    let bed = &mut swarm.bed;
+    let Some(stale) = bed.stale.as_ref() else { return Ok(()) };
+    let Some(array) = stale.array.as_ref().filter(|_| stale.tried.get()) else { return Ok(()) };
+    if !array.shared().has_failed() {
+        let words = "a client whose array was taken over goes on".to_owned();
+        return Err(Verdict::Scene(words));
+    }
+    if bed.rng.chance(1, 2) {
+        // It ends as any does, and gives up what it has; that is nothing.
+        let (home, array) = (bed.hosts.shards_of(stale.client).start, array.clone());
+        let stopped = bed.hosts.world.block_on(home, "stop", STEPS_MAX, async move { array.stop().await })?;
+        if stopped.is_ok() {
+            return Err(Verdict::Scene("a client without an array has stopped it".to_owned()));
+        }
+    }
+    bed.bury_stale();
+    Ok(())
 }

@@ -20,8 +20,8 @@ use pinstripe_md::{
     superblock::MetadataVersion,
 };
 
-use super::{Consistency, Setup, Swarm, Verdict, atlas, client, draw::FRONT_SECTORS, life::STEPS_MAX};
-use crate::{Fault, Rng, SECTOR, Trigger, checks::survey};
+use super::{Consistency, Setup, Testbed, Verdict, atlas, client, draw::FRONT_SECTORS, owner, wide};
+use crate::{Fault, Rng, SECTOR, SimDisk};
 
 /// What a vast member has besides its data.
 const ROOM_BYTES: u64 = 8 << 20;
@@ -42,7 +42,7 @@ pub struct Habits {
     /// Of 16 events, how many are of these.
     liveliness: u64,
     /// The stripes that users of a vast array write. None if it is far.
-    windows: Vec<Range<u64>>,
+    pub(super) windows: Vec<Range<u64>>,
 }
 
 impl Habits {
@@ -137,7 +137,7 @@ fn windows(rng: &mut Rng, setup: &Setup, region: u64) -> Vec<Range<u64>> {
 
 /// Makes a user one of the window that its number says.
 pub(crate) fn place(setup: &Setup, habits: &mut client::Habits, number: u64, sectors: u64) {
-    let windows = windows_of(setup);
+    let windows = setup.windows();
     if windows.is_empty() {
         return;
     }
@@ -152,163 +152,143 @@ fn in_sectors(window: &Range<u64>, stripe: u64, sectors: u64) -> Range<u64> {
     at(window.start)..at(window.end)
 }
 
-fn windows_of(setup: &Setup) -> &[Range<u64>] {
-    setup.vast.as_ref().map_or(&[], |habits| &habits.windows)
+/// The stripes that may hold anything but zeroes.
+pub(crate) fn stripes_in_use(setup: &Setup, disks: &[SimDisk], geometry: &ParityGeometry) -> Vec<u64> {
+    if !setup.is_vast() {
+        return (0..geometry.stripes()).collect();
+    }
+    let (data, chunk) = (setup.data_byte(), setup.chunk);
+    let mut stripes = BTreeSet::new();
+    for disk in &disks[..setup.members] {
+        for page in disk.touched().iter().filter(|page| page.end > data) {
+            let (first, last) = (page.start.max(data) - data, page.end - 1 - data);
+            stripes.extend((first / chunk..=last / chunk).filter(|stripe| *stripe < geometry.stripes()));
+        }
+    }
+    stripes.into_iter().collect()
 }
 
-impl Swarm {
-    /// Whether members are too large to be looked at, or to be rebuilt, as a whole.
-    pub(crate) fn is_vast(&self) -> bool {
-        !windows_of(&self.setup).is_empty()
+/// Which of so many sectors of the array may hold anything but zeroes, and the windows.
+pub(crate) fn sectors_in_use(setup: &Setup, disks: &[SimDisk], sectors: u64) -> Vec<Range<u64>> {
+    if !setup.is_vast() {
+        let all = 0..sectors;
+        return vec![all];
     }
+    let geometry = setup.geometry();
+    let stripe = geometry
+        .as_ref()
+        .map_or(sectors / setup.stripes, |geometry| u64::from(geometry.stripe_bytes()) / SECTOR);
+    let mut stripes: BTreeSet<u64> = setup.windows().iter().cloned().flatten().collect();
+    stripes.extend(geometry.iter().flat_map(|geometry| stripes_in_use(setup, disks, geometry)));
+    stripes.into_iter().map(|number| in_sectors(&(number..number + 1), stripe, sectors)).collect()
+}
 
-    /// Whether it is a small array on large members.
-    pub(crate) fn is_far(&self) -> bool {
-        self.setup.vast.is_some() && !self.is_vast()
+/// What to scrub: everything, or a window.
+pub(crate) fn scrub_request(setup: &Setup, rng: &mut Rng, action: ScrubAction) -> ScrubRequest {
+    let windows = setup.windows();
+    if windows.is_empty() {
+        return ScrubRequest { action, ..ScrubRequest::default() };
     }
+    scrub_of(setup, action, &windows[rng.index(windows.len())])
+}
 
-    /// One event of these lives, or none.
-    pub(crate) fn vast_event(&mut self) {
-        let Some(habits) = &self.setup.vast else { return };
-        if !self.rng.chance(habits.liveliness, 16) || self.setup.level.parity_count() == 0 {
-            return;
-        }
-        if self.is_far() {
-            if self.setup.failures {
-                self.scratch();
-            }
-            return;
-        }
-        if !matches!(self.setup.consistency, Consistency::Bitmap(_)) {
-            return;
-        }
-        match self.rng.below(8) {
-            0 => self.lose_for_a_while(),
-            1 | 2 => self.bounce(),
-            3 | 4 => self.give_back(),
-            5 | 6 => self.damage_window(),
-            _ => {}
-        }
-    }
+fn scrub_of(setup: &Setup, action: ScrubAction, window: &Range<u64>) -> ScrubRequest {
+    let at = |stripe: u64| stripe * setup.chunk / SECTOR;
+    ScrubRequest { action, from: at(window.start), to: Some(at(window.end)) }
+}
 
-    /// A member goes, and will come back with what it has.
-    fn lose_for_a_while(&mut self) {
-        let Some((_, disk)) = self.victim() else { return };
-        self.summary.failures += 1;
-        self.doomed.insert(disk);
-        let taken = self.disks[disk].counters();
-        let soon = taken.reads + taken.writes + taken.flushes + self.rng.below(24);
-        match self.rng.below(3) {
-            0 => self.disks[disk].fault(&Fault::Gone),
-            1 => self.disks[disk].fault(&Fault::FailFlushes(1)),
-            _ => self.disks[disk].plan(Trigger::AtRequest(soon), Fault::Gone),
-        }
+/// One event of these lives, or none.
+pub(super) fn event(bed: &mut Testbed) {
+    let Some(habits) = &bed.setup.vast else { return };
+    if !bed.rng.chance(habits.liveliness, 16) || bed.setup.level.parity_count() == 0 {
+        return;
     }
+    if bed.setup.is_far() {
+        if bed.setup.failures {
+            wide::scratch(bed);
+        }
+        return;
+    }
+    if !matches!(bed.setup.consistency, Consistency::Bitmap(_)) {
+        return;
+    }
+    match bed.rng.below(8) {
+        0 => lose_for_a_while(bed),
+        1 | 2 => owner::bounce(bed),
+        3 | 4 => owner::give_back(bed),
+        5 | 6 => damage_window(bed),
+        _ => {}
+    }
+}
 
-    /// Some sectors of a member in a window can't be read any more, or, where no crash will come, not be
-    /// written.
-    fn damage_window(&mut self) {
-        let Some((_, disk)) = self.victim() else { return };
-        self.doomed.insert(disk);
-        let windows = windows_of(&self.setup).to_vec();
-        let window = &windows[self.rng.index(windows.len())];
-        let bytes = (window.end - window.start) * self.setup.chunk;
-        let unwritable = self.ends_in_peace && self.rng.chance(1, 2);
-        self.afflicted.scratched |= unwritable;
-        for _ in 0..=self.rng.below(3) {
-            let block = u64::from(self.setup.block);
-            let at = window.start * self.setup.chunk + self.rng.below(bytes / block) * block;
-            let from = self.setup.data_byte() + at;
-            let range = from..from + block;
-            let fault =
-                if unwritable { Fault::UnwritableRange(range) } else { Fault::UnreadableRange(range) };
-            self.disks[disk].fault(&fault);
-        }
+/// A member goes, and will come back with what it has.
+fn lose_for_a_while(bed: &mut Testbed) {
+    let Some((_, disk)) = bed.doom_victim() else { return };
+    let soon = bed.drawn_request(disk, 24);
+    match bed.rng.below(3) {
+        0 => bed.hosts.disks[disk].fault(&Fault::Gone),
+        1 => bed.hosts.disks[disk].fault(&Fault::FailFlushes(1)),
+        _ => bed.hosts.disks[disk].plan(soon, Fault::Gone),
     }
+}
 
-    /// Whether a member is being rebuilt as a whole.
-    pub(crate) fn is_endless(&self) -> bool {
-        let Some(array) = self.array.as_ref().filter(|_| self.is_vast()) else { return false };
-        let left = array.progress().map_or(0, |progress| progress.total - progress.done);
-        left > REBUILD_STRIPES_MAX || left * self.setup.chunk > REBUILD_BYTES_MAX
+/// Some sectors of a member in a window can't be read any more, or, where no crash will come, not be
+/// written.
+fn damage_window(bed: &mut Testbed) {
+    let Some((_, disk)) = bed.victim() else { return };
+    bed.faults.doom(disk);
+    let windows = bed.setup.windows().to_vec();
+    let window = &windows[bed.rng.index(windows.len())];
+    let bytes = (window.end - window.start) * bed.setup.chunk;
+    let unwritable = bed.ends_in_peace && bed.rng.chance(1, 2);
+    if unwritable {
+        bed.faults.scratch();
     }
+    for _ in 0..=bed.rng.below(3) {
+        let block = u64::from(bed.setup.block);
+        let at = window.start * bed.setup.chunk + bed.rng.below(bytes / block) * block;
+        let from = bed.setup.data_byte() + at;
+        let range = from..from + block;
+        let fault = if unwritable { Fault::UnwritableRange(range) } else { Fault::UnreadableRange(range) };
+        bed.hosts.disks[disk].fault(&fault);
+    }
+}
 
-    /// At rest a vast member that lists sectors is not rebuilt, and bears no other loss in their rows: the
-    /// run ends.
-    pub(crate) fn end_if_listed(&self) -> Result<(), Verdict> {
-        if !self.is_vast() {
-            return Ok(());
-        }
-        let present = self.present();
-        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-        let listed = survey.members(&self.disks)?.into_iter().flatten().any(|held| !held.listed.is_empty());
-        if listed { Err(Verdict::Abandoned) } else { Ok(()) }
-    }
+/// Whether a member is being rebuilt as a whole.
+pub(crate) fn is_endless(bed: &Testbed) -> bool {
+    let Some(array) = bed.service.served().filter(|_| bed.setup.is_vast()) else { return false };
+    let left = array.progress().map_or(0, |progress| progress.total - progress.done);
+    left > REBUILD_STRIPES_MAX || left * bed.setup.chunk > REBUILD_BYTES_MAX
+}
 
-    /// The stripes that may hold anything but zeroes.
-    pub(crate) fn stripes_in_use(&self, geometry: &ParityGeometry) -> Vec<u64> {
-        if !self.is_vast() {
-            return (0..geometry.stripes()).collect();
-        }
-        let (data, chunk) = (self.setup.data_byte(), self.setup.chunk);
-        let mut stripes = BTreeSet::new();
-        for disk in &self.disks[..self.setup.members] {
-            for page in disk.touched().iter().filter(|page| page.end > data) {
-                let (first, last) = (page.start.max(data) - data, page.end - 1 - data);
-                stripes.extend((first / chunk..=last / chunk).filter(|stripe| *stripe < geometry.stripes()));
-            }
-        }
-        stripes.into_iter().collect()
+/// At rest a vast member that lists sectors is not rebuilt, and bears no other loss in their rows: the
+/// run ends.
+pub(crate) fn end_if_listed(bed: &Testbed) -> Result<(), Verdict> {
+    if !bed.setup.is_vast() {
+        return Ok(());
     }
+    let survey = bed.hosts.survey()?;
+    let listed = survey.members(&bed.hosts.disks)?.into_iter().flatten().any(|held| !held.listed.is_empty());
+    if listed { Err(Verdict::Abandoned) } else { Ok(()) }
+}
 
-    /// The sectors of the array that may hold anything but zeroes, and the windows.
-    pub(crate) fn sectors_in_use(&self, sectors: u64) -> Vec<Range<u64>> {
-        if !self.is_vast() {
-            let all = 0..sectors;
-            return vec![all];
-        }
-        let geometry = self.shape();
-        let stripe = geometry
-            .as_ref()
-            .map_or(sectors / self.setup.stripes, |geometry| u64::from(geometry.stripe_bytes()) / SECTOR);
-        let mut stripes: BTreeSet<u64> = windows_of(&self.setup).iter().cloned().flatten().collect();
-        stripes.extend(geometry.iter().flat_map(|geometry| self.stripes_in_use(geometry)));
-        stripes.into_iter().map(|number| in_sectors(&(number..number + 1), stripe, sectors)).collect()
+/// Checks everything that users work with.
+pub(crate) fn check_in_use(bed: &mut Testbed) -> Result<CheckReport, Verdict> {
+    let mut requests = vec![ScrubRequest { action: ScrubAction::Check, ..ScrubRequest::default() }];
+    if bed.setup.is_vast() {
+        let of = |window: &Range<u64>| scrub_of(&bed.setup, ScrubAction::Check, window);
+        requests = bed.setup.windows().iter().map(of).collect();
     }
-
-    /// What to scrub: everything, or a window.
-    pub(crate) fn scrub_request(&mut self, action: ScrubAction) -> ScrubRequest {
-        let windows = windows_of(&self.setup).to_vec();
-        if windows.is_empty() {
-            return ScrubRequest { action, ..ScrubRequest::default() };
+    let mut worst = CheckReport::default();
+    for request in requests {
+        let array = bed.service.array();
+        let work = async move { array.scrub(request).await };
+        let report = bed.hosts.block_on("check", work)?;
+        let report = report.map_err(|error| Verdict::Refused(format!("check: {error}")))?;
+        if report.mismatched_sectors > 0 || report.unreadable_stripes > 0 {
+            return Ok(report);
         }
-        let window = windows[self.rng.index(windows.len())].clone();
-        self.scrub_of(action, &window)
+        worst = report;
     }
-
-    fn scrub_of(&self, action: ScrubAction, window: &Range<u64>) -> ScrubRequest {
-        let at = |stripe: u64| stripe * self.setup.chunk / SECTOR;
-        ScrubRequest { action, from: at(window.start), to: Some(at(window.end)) }
-    }
-
-    /// Checks everything that users work with.
-    pub(crate) fn check_in_use(&mut self) -> Result<CheckReport, Verdict> {
-        let mut requests = vec![ScrubRequest { action: ScrubAction::Check, ..ScrubRequest::default() }];
-        if self.is_vast() {
-            let of = |window: &Range<u64>| self.scrub_of(ScrubAction::Check, window);
-            requests = windows_of(&self.setup).iter().map(of).collect();
-        }
-        let mut worst = CheckReport::default();
-        for request in requests {
-            let array = self.array();
-            let work = async move { array.scrub(request).await };
-            let report = self.world.block_on(self.home(), "check", STEPS_MAX, work)?;
-            let report = report.map_err(|error| Verdict::Refused(format!("check: {error}")))?;
-            if report.mismatched_sectors > 0 || report.unreadable_stripes > 0 {
-                return Ok(report);
-            }
-            worst = report;
-        }
-        Ok(worst)
-    }
+    Ok(worst)
 }

@@ -14,8 +14,8 @@
 
 use pinstripe_md::bitmap::HEADER_BYTES;
 
-use super::{Consistency, Setup, Swarm, Verdict, atlas, client};
-use crate::{Fault, Rng, SECTOR, Trigger, checks::survey};
+use super::{Consistency, Setup, Testbed, Verdict, atlas, client};
+use crate::{Fault, Rng, SECTOR, Trigger};
 
 /// How much of what there is.
 #[derive(Clone, Debug)]
@@ -59,129 +59,121 @@ pub(crate) fn widen(habits: &mut client::Habits, rng: &mut Rng, sectors: u64) {
     }
 }
 
-impl Swarm {
-    /// One event of these lives, or none.
-    pub(crate) fn wide_event(&mut self) {
-        let Some(habits) = self.setup.wide.clone() else { return };
-        if !self.rng.chance(habits.liveliness, 16) {
-            return;
-        }
-        let parity = self.setup.level.parity_count() > 0;
-        match self.rng.below(8) {
-            0..=2 => self.stand_still(habits.timeout_ns),
-            3 if parity => self.fall_silent(habits.timeout_ns),
-            4 | 5 if parity && self.setup.failures => self.trip(),
-            6 if parity && self.setup.failures => self.scratch(),
-            _ => {}
-        }
+/// One event of these lives, or none.
+pub(super) fn event(bed: &mut Testbed) {
+    let Some(habits) = bed.setup.wide.clone() else { return };
+    if !bed.rng.chance(habits.liveliness, 16) {
+        return;
     }
+    let parity = bed.setup.level.parity_count() > 0;
+    match bed.rng.below(8) {
+        0..=2 => stand_still(bed, habits.timeout_ns),
+        3 if parity => fall_silent(bed, habits.timeout_ns),
+        4 | 5 if parity && bed.setup.failures => trip(bed),
+        6 if parity && bed.setup.failures => scratch(bed),
+        _ => {}
+    }
+}
 
-    fn silence(&self, until: u64) {
-        for disk in self.disks.iter().filter(|disk| !disk.is_gone() && !disk.is_hung()) {
-            disk.fault(&Fault::Hang);
-            disk.plan(Trigger::AtTime(until), Fault::Release);
-        }
+fn silence(bed: &Testbed, until: u64) {
+    for disk in bed.hosts.disks.iter().filter(|disk| !disk.is_gone() && !disk.is_hung()) {
+        disk.fault(&Fault::Hang);
+        disk.plan(Trigger::AtTime(until), Fault::Release);
     }
+}
 
-    /// Nothing of the process runs for a while, or only one of its shards doesn't.
-    fn stand_still(&mut self, timeout_ns: u64) {
-        self.summary.stalls += 1;
-        let nanoseconds = timeout_ns / 4 + self.rng.below(4 * timeout_ns);
-        let shards = self.home()..self.home() + self.setup.shards;
-        if self.rng.chance(1, 3) {
-            let one = shards.start + self.rng.index(self.setup.shards);
-            return self.world.stall(one..one + 1, nanoseconds);
-        }
-        if self.rng.chance(1, 2) {
-            // What the kernel does for files is done by workers of the process; and a machine may be
-            // suspended.
-            self.silence(self.world.now() + nanoseconds);
-        }
-        self.world.stall(shards, nanoseconds);
+/// Nothing of the process runs for a while, or only one of its shards doesn't.
+fn stand_still(bed: &mut Testbed, timeout_ns: u64) {
+    bed.summary.stalls += 1;
+    let nanoseconds = timeout_ns / 4 + bed.rng.below(4 * timeout_ns);
+    let shards = bed.hosts.home_shards();
+    if bed.rng.chance(1, 3) {
+        let one = shards.start + bed.rng.index(bed.setup.shards);
+        return bed.hosts.world.stall(one..one + 1, nanoseconds);
     }
+    if bed.rng.chance(1, 2) {
+        // What the kernel does for files is done by workers of the process; and a machine may be
+        // suspended.
+        silence(bed, bed.hosts.world.now() + nanoseconds);
+    }
+    bed.hosts.world.stall(shards, nanoseconds);
+}
 
-    /// All disks are out of reach for a while. As many as the level bears may be dropped for it.
-    fn fall_silent(&mut self, timeout_ns: u64) {
-        let array = self.array();
-        let is_steady = self.broken() == 0 && self.doomed.is_empty() && array.shared().is_recorded();
-        if self.setup.failures || self.setup.atlas.is_some() || !is_steady || self.is_torn() {
-            return;
-        }
-        if self.unsynced {
-            self.doubt_unwritten();
-        }
-        self.summary.outages += 1;
-        self.afflicted.excuse(0..self.disks.len());
-        let longer = timeout_ns / 10 + self.rng.below(timeout_ns / 3);
-        self.silence(self.world.now() + timeout_ns + longer);
+/// All disks are out of reach for a while. As many as the level bears may be dropped for it.
+fn fall_silent(bed: &mut Testbed, timeout_ns: u64) {
+    let array = bed.service.array();
+    let is_steady = bed.broken() == 0 && bed.faults.doomed().is_empty() && array.shared().is_recorded();
+    if bed.setup.failures || bed.setup.atlas.is_some() || !is_steady || bed.service.is_torn() {
+        return;
     }
+    bed.lose_member();
+    bed.summary.outages += 1;
+    bed.faults.excuse(0..bed.hosts.disks.len());
+    let longer = timeout_ns / 10 + bed.rng.below(timeout_ns / 3);
+    silence(bed, bed.hosts.world.now() + timeout_ns + longer);
+}
 
-    /// A member fails in some way at some request of the near future.
-    fn trip(&mut self) {
-        let Some((_, disk)) = self.victim() else { return };
-        self.summary.failures += 1;
-        self.doomed.insert(disk);
-        let taken = self.disks[disk].counters();
-        let soon = taken.reads + taken.writes + taken.flushes + self.rng.below(16);
-        let whole = 0..self.setup.disk.size;
-        let fault = match self.rng.below(4) {
-            0 => Fault::Gone,
-            1 => Fault::FailFlushes(1),
-            2 => Fault::RefuseRequests(64),
-            // The list of bad sectors can't be written either: the member must go.
-            _ => Fault::UnwritableRange(whole),
-        };
-        self.disks[disk].plan(Trigger::AtRequest(soon), fault);
-    }
+/// A member fails in some way at some request of the near future.
+fn trip(bed: &mut Testbed) {
+    let Some((_, disk)) = bed.doom_victim() else { return };
+    let soon = bed.drawn_request(disk, 16);
+    let whole = 0..bed.setup.disk.size;
+    let fault = match bed.rng.below(4) {
+        0 => Fault::Gone,
+        1 => Fault::FailFlushes(1),
+        2 => Fault::RefuseRequests(64),
+        // The list of bad sectors can't be written either: the member must go.
+        _ => Fault::UnwritableRange(whole),
+    };
+    bed.hosts.disks[disk].plan(soon, fault);
+}
 
-    /// Some sectors of a member can't be written any more. It lists them, and stays until the end of the
-    /// life.
-    pub(crate) fn scratch(&mut self) {
-        let Some(geometry) = self.shape() else { return };
-        if !self.ends_in_peace || !self.setup.consistency.settles_by_parity() {
-            return;
-        }
-        let Some((slot, disk)) = self.victim() else { return };
-        let snapshot = self.array().shared().snapshot();
-        let Some(member) = snapshot.seats[slot].member() else { return };
-        self.doomed.insert(disk);
-        self.afflicted.scratched = true;
-        for _ in 0..=self.rng.below(3) {
-            let block = u64::from(self.setup.block);
-            let from = member.data_offset + self.rng.below(geometry.member_bytes() / block) * block;
-            self.disks[disk].fault(&Fault::UnwritableRange(from..from + block));
-        }
+/// Some sectors of a member can't be written any more. It lists them, and stays until the end of the
+/// life.
+pub(crate) fn scratch(bed: &mut Testbed) {
+    let Some(geometry) = bed.setup.geometry() else { return };
+    if !bed.ends_in_peace || !bed.setup.consistency.settles_by_parity() {
+        return;
     }
+    let Some((slot, disk)) = bed.victim() else { return };
+    let snapshot = bed.snapshot();
+    let Some(member) = snapshot.seats[slot].member() else { return };
+    bed.faults.doom(disk);
+    bed.faults.scratch();
+    for _ in 0..=bed.rng.below(3) {
+        let block = u64::from(bed.setup.block);
+        let from = member.data_offset + bed.rng.below(geometry.member_bytes() / block) * block;
+        bed.hosts.disks[disk].fault(&Fault::UnwritableRange(from..from + block));
+    }
+}
 
-    /// A slot with a member that lists bad sectors: no check of bytes on disks knows of them.
-    pub(crate) fn listed_slot(&self) -> Option<usize> {
-        if self.setup.wide.is_none() && !self.is_far() {
-            return None;
-        }
-        self.array().detail().slots.iter().position(|slot| slot.bad_sectors > 0)
+/// A slot with a member that lists bad sectors: no check of bytes on disks knows of them.
+pub(crate) fn listed_slot(bed: &Testbed) -> Option<usize> {
+    if bed.setup.wide.is_none() && !bed.setup.is_far() {
+        return None;
     }
+    bed.service.array().detail().slots.iter().position(|slot| slot.bad_sectors > 0)
+}
 
-    /// Once in a run, between two lives, a whole member's copy of the bitmap has no bit set. The others'
-    /// have.
-    pub(crate) fn lose_bits(&mut self) -> Result<(), Verdict> {
-        let present = self.present();
-        let survey = survey(present.iter().map(|(number, disk)| (*number, disk)))?;
-        let Some(habits) = self.setup.wide.as_mut().filter(|habits| habits.loses_bits) else { return Ok(()) };
-        if !survey.is_dirty() || survey.whole() < 2 {
-            return Ok(());
-        }
-        habits.loses_bits = false;
-        let holders: Vec<_> = survey.seats.iter().flatten().collect();
-        let (number, superblock) = holders[self.rng.index(holders.len())];
-        if let Some(sector) = superblock.bitmap_sector()
-            && superblock.member.recovery_offset.is_none()
-        {
-            // These arrays have fewer regions than a sector has bits.
-            let at = sector.0 * SECTOR;
-            let mut bytes = self.disks[*number].peek(at, 512);
-            bytes[HEADER_BYTES..].fill(0);
-            self.disks[*number].poke(at, &bytes);
-        }
-        Ok(())
+/// Once in a run, between two lives, a whole member's copy of the bitmap has no bit set. The others'
+/// have.
+pub(crate) fn lose_bits(bed: &mut Testbed) -> Result<(), Verdict> {
+    let survey = bed.hosts.survey()?;
+    let Some(habits) = bed.setup.wide.as_mut().filter(|habits| habits.loses_bits) else { return Ok(()) };
+    if !survey.is_dirty() || survey.whole() < 2 {
+        return Ok(());
     }
+    habits.loses_bits = false;
+    let holders: Vec<_> = survey.seats.iter().flatten().collect();
+    let (number, superblock) = holders[bed.rng.index(holders.len())];
+    if let Some(sector) = superblock.bitmap_sector()
+        && superblock.member.recovery_offset.is_none()
+    {
+        // These arrays have fewer regions than a sector has bits.
+        let at = sector.0 * SECTOR;
+        let mut bytes = bed.hosts.disks[*number].peek(at, 512);
+        bytes[HEADER_BYTES..].fill(0);
+        bed.hosts.disks[*number].poke(at, &bytes);
+    }
+    Ok(())
 }

@@ -100,8 +100,6 @@ pub(crate) struct Net {
     processes: u64,
     /// See [`NetSetup::hasty`].
     pub(super) hasty: bool,
-    /// See [`NetSetup::wild`].
-    pub(super) wild: bool,
     /// Until when a server stands still.
     pub(super) standing_until: u64,
     /// The client that serves the array.
@@ -133,7 +131,6 @@ impl Net {
             clients: [0, 1].map(|number| Client::new(number, 1, world.shards(), net.hasty)),
             processes: 1,
             hasty: net.hasty,
-            wild: net.wild,
             standing_until: 0,
             client: 0,
             takes_over: false,
@@ -160,11 +157,6 @@ impl Net {
 
     pub(super) fn home(&self) -> usize {
         self.shards_of(self.client).start
-    }
-
-    /// Whether the next assembly is a takeover.
-    pub(super) fn takes_over(&self) -> bool {
-        self.takes_over
     }
 
     pub(super) fn is_up(&self, number: usize) -> bool {
@@ -198,6 +190,11 @@ impl Net {
     pub(super) fn owned_by(&self, client: usize) -> usize {
         let owner = self.clients[client].owner;
         self.servers.iter().filter(|server| server.is_owned_by(&owner)).count()
+    }
+
+    /// By server: operations that it holds.
+    pub(super) fn operations_held(&self) -> Vec<u64> {
+        self.servers.iter().map(|server| server.statistics().held).collect()
     }
 
     /// Something is done to a server.
