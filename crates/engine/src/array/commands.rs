@@ -22,6 +22,7 @@ use crate::{
     },
     error::{IoError, MemberError, Operation},
     intent::{IntentTable, REGION_BYTES_WITHOUT_BITMAP},
+    io::parity::ParityVolume,
     members::MemberId,
     membership::{model::MemberState, snapshot::Seat},
     mutants::{Mutant, active},
@@ -34,11 +35,10 @@ use crate::{
 const LOOK_NS: u64 = 100_000_000;
 
 impl Array {
-    pub(crate) fn check_change(&self) -> Result<(), CommandError> {
-        if !self.shared().geometry.has_parity() {
-            return Err(CommandError::NoRedundancy);
-        }
-        if self.shared().options.read_only { Err(CommandError::ReadOnly) } else { Ok(()) }
+    /// Whether its members may be changed at all. The volume of the level that can.
+    pub(crate) fn check_change(&self) -> Result<&Rc<ParityVolume>, CommandError> {
+        let volume = self.controller.volume.parity().ok_or(CommandError::NoRedundancy)?;
+        if self.shared().options.read_only { Err(CommandError::ReadOnly) } else { Ok(volume) }
     }
 
     /// Drops the member of a slot, as if it had failed. Refused if the array can't do without it.
@@ -383,13 +383,14 @@ impl Array {
 
     /// Removes the bitmap from a live array.
     pub async fn remove_bitmap(&self) -> Result<(), CommandError> {
-        self.check_change()?;
+        let member_bytes = self.check_change()?.geometry.member_bytes();
         let _changing = self.controller.changes.take().await;
         let now = self.shared().snapshot();
         if !now.intent.is_persistent() {
             return Err(CommandError::Bitmap("the array has no bitmap".to_owned()));
         }
-        let intent = Arc::new(self.other_table(REGION_BYTES_WITHOUT_BITMAP, false));
+        // A table with other regions inherits the marks of the old one when it takes over.
+        let intent = Arc::new(IntentTable::new(member_bytes, REGION_BYTES_WITHOUT_BITMAP, false));
         Ok(self
             .controller
             .command(|reply| Command::Intent { intent, change: IntentChange::Remove, reply })
@@ -398,7 +399,7 @@ impl Array {
 
     /// Adds a bitmap with regions of `region_bytes` to a live array that has none.
     pub async fn add_bitmap(&self, region_bytes: u32) -> Result<(), CommandError> {
-        self.check_change()?;
+        let member_bytes = self.check_change()?.geometry.member_bytes();
         let _changing = self.controller.changes.take().await;
         let now = self.shared().snapshot();
         if now.intent.is_persistent() {
@@ -410,7 +411,7 @@ impl Array {
             ));
         }
         let (offset, image) = self.new_bitmap(region_bytes)?;
-        let intent = self.other_table(region_bytes.into(), true);
+        let intent = IntentTable::new(member_bytes, region_bytes.into(), true);
         // Everything is set until the sweeper has seen it idle: writers under the old table are not counted
         // in this one.
         (0..intent.len()).for_each(|region| intent.load_set(region));
@@ -419,12 +420,6 @@ impl Array {
             .controller
             .command(|reply| Command::Intent { intent: Arc::new(intent), change, reply })
             .await?)
-    }
-
-    /// A table with other regions; it inherits the marks of the old one when it takes over.
-    fn other_table(&self, region_bytes: u64, persistent: bool) -> IntentTable {
-        let geometry = self.controller.volume.inner.parity_geometry();
-        IntentTable::new(geometry.member_bytes(), region_bytes, persistent)
     }
 
     /// Where a new bitmap goes, and its first content. The array has none; a log that it has is as good as

@@ -2,35 +2,42 @@
 
 use super::Array;
 use crate::{
-    maintenance::{CheckReport, ScrubRequest, SyncError, SyncProgress},
+    controller::error::CommandError,
+    maintenance::{CheckReport, Maintenance, ScrubRequest, SyncError, SyncProgress},
     options::SyncSpeed,
 };
 
 impl Array {
+    fn maintenance(&self) -> Result<&Maintenance, SyncError> {
+        Ok(self.maintenance.as_deref().ok_or(CommandError::NoRedundancy)?)
+    }
+
     /// What resync, rebuild or scrub is under way.
     pub fn progress(&self) -> Option<SyncProgress> {
-        self.maintenance.progress()
+        self.maintenance.as_ref()?.progress()
     }
 
     /// Whether maintenance is paused.
     pub fn is_sync_paused(&self) -> bool {
-        self.maintenance.is_paused()
+        self.maintenance.as_ref().is_some_and(|maintenance| maintenance.is_paused())
     }
 
     /// Pauses resync, recovery, check and repair where they are, or lets them go on (MD: `sync_action`
     /// `frozen`). Not remembered when the array stops. While paused, no recovery and no resync begins either.
     pub fn pause_sync(&self, paused: bool) {
-        self.maintenance.pause(paused);
+        if let Some(maintenance) = &self.maintenance {
+            maintenance.pause(paused);
+        }
     }
 
     /// The limits of resync, recovery, check and repair.
     pub fn sync_speed(&self) -> SyncSpeed {
-        self.maintenance.speed()
+        self.maintenance.as_ref().map_or(self.shared().options.sync_speed, |maintenance| maintenance.speed())
     }
 
     /// Sets the limits, at once and until the array stops.
     pub fn set_sync_speed(&self, speed: SyncSpeed) -> Result<(), SyncError> {
-        self.maintenance.set_speed(speed)
+        self.maintenance()?.set_speed(speed)
     }
 
     /// Compares the parity of every stripe with its data and waits for the result. Progress shows in
@@ -42,11 +49,11 @@ impl Array {
     /// Checks or repairs a range and waits for the result, after scrubs that were asked for before. What the
     /// walk does goes on if the future is dropped. A scrub that is stopped gives what it found until then.
     pub async fn scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
-        self.maintenance.request_scrub(request).await
+        self.maintenance()?.request_scrub(request).await
     }
 
     /// Ends check and repair, the one under way and those that wait (MD: `sync_action` `idle`).
     pub fn stop_scrubs(&self) -> Result<(), SyncError> {
-        self.maintenance.stop_scrubs()
+        self.maintenance()?.stop_scrubs()
     }
 }

@@ -38,7 +38,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Array {
     pub(crate) controller: Rc<ArrayController>,
-    maintenance: Rc<Maintenance>,
+    /// Only of a level with parity.
+    maintenance: Option<Rc<Maintenance>>,
 }
 
 impl Array {
@@ -114,7 +115,9 @@ impl Array {
             shard::spawn(Rc::clone(controller).write_intent());
             shard::spawn(Rc::clone(controller).sweep(sweep_ns));
         }
-        shard::spawn(Rc::clone(&array.maintenance).run());
+        if let Some(maintenance) = &array.maintenance {
+            shard::spawn(Rc::clone(maintenance).run());
+        }
         if refreshes && !controller.is_static() {
             // Parity matches now, or the array is dirty and without its journal. If that can't be written
             // down, the array has failed, and takes no writes.
@@ -169,8 +172,9 @@ impl Array {
         // At once: the controller may be waiting for a device that hangs, and comes to the stop after that.
         self.controller.bound_waits();
         self.controller.drain_journal().await;
-        let maintenance = Rc::clone(&self.maintenance);
-        let keep_place = Box::new(move || maintenance.keep_place());
+        let maintenance = self.maintenance.clone();
+        let keep_place =
+            Box::new(move || maintenance.iter().for_each(|maintenance| maintenance.keep_place()));
         let result = self.controller.command(|reply| Command::Stop { keep_place, reply }).await;
         if matches!(result, Err(IoError::Stopping)) {
             // The rest is for the stop that came first.

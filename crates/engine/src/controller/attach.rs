@@ -89,7 +89,7 @@ impl ArrayController {
         {
             return false;
         }
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         (0..view.snapshot.seats.len())
             .any(|slot| view.member(slot).is_some_and(|(_, device)| device.offload().is_some()))
     }
@@ -155,7 +155,7 @@ impl ArrayController {
         if self.attaching.epoch.get() == 0 || active(Mutant::TakeoverUnnoticed) {
             return Vec::new();
         }
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         let slots = offers(&view).slots;
         let answers = ask(&view, slots, |server| server.epoch()).await;
         let own = self.attaching.epoch.get();
@@ -185,7 +185,7 @@ impl ArrayController {
             if std::mem::replace(&mut seen, turns) == turns {
                 continue;
             }
-            let view = self.volume.inner.members.view();
+            let view = self.volume.base().members.view();
             let Some(attached) = view.snapshot.attached().cloned() else { continue };
             let answers = ask(&view, attached.slots, |server| server.free_to_receive()).await;
             for (slot, answer) in attached.slots.iter().zip(answers) {
@@ -227,7 +227,7 @@ impl ArrayController {
         if !shared.recorded(snapshot.generation).await {
             return lost;
         }
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         if view.snapshot.generation != snapshot.generation {
             return lost;
         }
@@ -284,7 +284,7 @@ impl ArrayController {
             // A fenced member is reported like one that is gone: the array stops.
             if matches!(error.kind, Gone | TimedOut | Removed | Fenced) {
                 is_lost = true;
-                self.volume.inner.members.report(view, slot, Operation::Metadata, 0, error);
+                self.volume.base().members.report(view, slot, Operation::Metadata, 0, error);
             }
         }
         is_lost
@@ -306,7 +306,7 @@ impl ArrayController {
         let failed = |error| CommandError::Device { name: name(), error };
         let answer = server.epoch().await.result.map_err(failed)?;
         let (known, own) = (answer as u64, self.attaching.epoch.get());
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         // What this host began over a connection that it has lost must not land on what it writes from now
         // on.
         let mut attachment = self.next_attachment(&view, offers(&view).slots, true);
@@ -401,7 +401,7 @@ impl ArrayController {
         if self.attaching.epoch.get() == 0 {
             return;
         }
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         let slots = offers(&view).slots;
         // A server that doesn't answer keeps its epoch, and the next host raises it.
         ask(&view, slots, |server| server.detach(give_up)).await;

@@ -396,8 +396,8 @@ impl ArrayController {
         }
         shared.check()?;
         if !active(Mutant::CleanWithoutFlush) {
-            let view = self.volume.inner.members.view();
-            let failed = self.volume.inner.flush_members(&view).await;
+            let view = self.volume.base().members.view();
+            let failed = self.volume.base().flush_members(&view).await;
             if !failed.is_empty() {
                 let failures = failed.into_iter().filter_map(|(slot, error)| {
                     let (member, _) = view.member(slot)?;

@@ -23,7 +23,7 @@ impl ArrayController {
     /// membership, and when a device has joined: one that holds no slot gets superblocks, and must not hold
     /// the controller for ever either.
     pub(crate) fn supervise_members(&self) {
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         let mut superblocks = self.superblocks.borrow_mut();
         for slot in 0..view.devices.len() {
             if let Some((member, device)) = view.member(slot) {
@@ -36,7 +36,7 @@ impl ArrayController {
             |record: &&mut Known| record.state == MemberState::Spare && record.handle.waiting.is_none();
         for record in superblocks.membership.devices.iter_mut().filter(waits) {
             let handle = &mut record.handle;
-            let device = self.volume.inner.members.supervised(&handle.member);
+            let device = self.volume.base().members.supervised(&handle.member);
             let plain = active(Mutant::SpareUnsupervised).then(|| handle.member.attach().ok()).flatten();
             handle.device = plain.unwrap_or_else(|| Rc::clone(&device) as Rc<dyn Device>);
             handle.waiting = Some(device);

@@ -95,9 +95,9 @@ impl ArrayController {
         if candidates.is_empty() {
             return;
         }
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         let flushes = !early && !active(Mutant::SweepWithoutFlush);
-        if flushes && !self.volume.inner.flush_or_report(&view).await.is_empty() {
+        if flushes && !self.volume.base().flush_or_report(&view).await.is_empty() {
             return;
         }
         candidates.retain(|&region| early || intent.try_clear(region));

@@ -43,8 +43,8 @@ impl ArrayController {
             } else if !shared.bad_reports.is_empty() {
                 self.keep_bad_blocks().await;
             } else {
-                let view = self.volume.inner.members.view();
-                if self.volume.inner.flush_or_report(&view).await.is_empty() {
+                let view = self.volume.base().members.view();
+                if self.volume.base().flush_or_report(&view).await.is_empty() {
                     break;
                 }
             }

@@ -113,9 +113,9 @@ impl ArrayController {
         } else {
             active(Mutant::RecoveryWithoutFlush)
         };
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         if !unflushed {
-            self.volume.inner.flush_or_report(&view).await;
+            self.volume.base().flush_or_report(&view).await;
             if self.shared().has_failures() {
                 self.drop_failed().await;
             }

@@ -23,23 +23,22 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind};
 
 use crate::{
     error::{IoError, MemberError, Operation},
-    io::volume::ShardVolume,
+    io::parity::ParityVolume,
     members::{Member, bad_blocks::Listing},
     membership::snapshot::View,
     shared::Shared,
 };
 
-impl ShardVolume {
+impl ParityVolume {
     /// Whether sectors that a member refuses can be listed instead of dropping the member.
     pub(crate) fn can_list(&self, member: &Member, error: DeviceError) -> bool {
         error.kind == DeviceErrorKind::Media
             && member.bad_blocks.place().is_some()
             && !self.shared.options.read_only
-            && self.shared.geometry.has_parity()
     }
 
     /// Has the range of a member (in bytes, relative to its data) listed as bad. To be followed by
-    /// [`ShardVolume::listed`] before anything that rests on it is acknowledged.
+    /// [`ParityVolume::listed`] before anything that rests on it is acknowledged.
     pub(crate) fn list_bad(
         &self,
         member: &Member,

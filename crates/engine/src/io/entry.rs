@@ -23,7 +23,7 @@ use crate::{
     error::IoError,
     geometry::StripeId,
     intent::{IntentTable, Mark},
-    io::volume::ShardVolume,
+    io::parity::ParityVolume,
     membership::{
         admission::{Admission, Pass},
         snapshot::View,
@@ -61,7 +61,7 @@ pub(crate) struct Writing<'i> {
     intended: (Intended<'i>, Option<Intended<'i>>),
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Waits until stripes may be changed.
     pub(crate) async fn enter(&self) -> Result<Inside<'_>, IoError> {
         let shared = &*self.shared;

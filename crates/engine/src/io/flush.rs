@@ -8,11 +8,9 @@ use crate::{
     geometry::{MemberSlot, Set64, StripeId},
     io::{
         entry::{Moved, Writing},
-        striped::striped_error,
-        volume::ShardVolume,
+        parity::ParityVolume,
     },
-    members::{MemberId, health::FlushTicket, missed::Missed},
-    membership::snapshot::View,
+    members::missed::Missed,
     mutants::{Mutant, active},
     options::JournalMode,
     units::to_usize,
@@ -37,11 +35,10 @@ impl From<IoError> for NotZeroed {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Flushes every member, with requests that are submitted now (C5). A member that can't flush is dropped
     /// before this returns: the kernel reports lost writes once, so the flush is never tried again.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
-        self.shared.check()?;
         let view = self.members.view();
         if let Log::Journal(journal) = &view.snapshot.log {
             if journal.mode() == JournalMode::WriteBack {
@@ -53,12 +50,6 @@ impl ShardVolume {
             }
         }
         let failed = if active(Mutant::FlushSkipped) { Vec::new() } else { self.flush_members(&view).await };
-        if !self.shared.geometry.has_parity() {
-            return failed
-                .into_iter()
-                .next()
-                .map_or(Ok(()), |slot| Err(striped_error(&view, slot.0, Operation::Flush, 0, slot.1)));
-        }
         for (slot, error) in failed {
             if let Some(member) = self.members.report(&view, slot, Operation::Flush, 0, error)
                 && !active(Mutant::FailedFlushNotAwaited)
@@ -69,55 +60,6 @@ impl ShardVolume {
         // Writes that this flush covers may have been made without a member that the superblocks still call
         // current (C2).
         self.shared.durable(view.snapshot.generation).await
-    }
-
-    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only
-    /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
-    /// that failed before is never tried again.
-    pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, pinstripe_runtime::DeviceError)> {
-        let again = !self.shared.geometry.has_parity();
-        let mut set = self.sets.take();
-        // A slot may have two: its member and the target of its replacement.
-        let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];
-        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
-            let Some((member, device)) = view.member(place) else { continue };
-            let ticket = member.health.flushes.begin();
-            asked[set.push(device.flush())] = (place, ticket);
-        }
-        set.wait().await;
-        let asked = &asked[..set.len()];
-        let mut failed = Vec::new();
-        for (index, &(place, ticket)) in asked.iter().enumerate() {
-            let Some((member, device)) = view.member(place) else { continue };
-            let result = set.take(index).result;
-            let repeats = result.is_err() && active(Mutant::FlushTriedAgain);
-            // What is tried again is believed, whatever it says.
-            let result = if repeats { device.flush().await.result.or(Ok(0)) } else { result };
-            let error = result.err();
-            member.health.flushes.end(ticket, error);
-            failed.extend(error.map(|error| (place, error)));
-        }
-        for &(place, ticket) in asked {
-            let before = if again { ticket.failed_before } else { 0 };
-            let told = failed.iter().any(|(other, _)| *other == place);
-            if let Some((member, _)) = view.member(place)
-                && !told
-                && !active(Mutant::FailedFlushForgotten)
-            {
-                failed.extend(member.health.flushes.failed_since(before).await.map(|error| (place, error)));
-            }
-        }
-        set.clear();
-        self.sets.give(set);
-        failed
-    }
-
-    /// The same, and reports those that failed. Returns those members.
-    pub(crate) async fn flush_or_report(&self, view: &View) -> Vec<MemberId> {
-        let failed = self.flush_members(view).await.into_iter();
-        failed
-            .filter_map(|(place, error)| self.members.report(view, place, Operation::Flush, 0, error))
-            .collect()
     }
 
     /// Whether every member can make ranges read back zero (C6).
@@ -145,7 +87,7 @@ impl ShardVolume {
     }
 
     async fn zero_claimed(&self, stripe: StripeId) -> Result<bool, NotZeroed> {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let inside = self.enter().await?;
         let intended = inside.mark(stripe, (offset, chunk)).durable(Mutant::ZeroesBeforeIntent).await;
@@ -183,7 +125,7 @@ impl ShardVolume {
     /// could not be zeroed, come with it.
     async fn zero_members(&self, writing: &Writing<'_>, stripe: StripeId) -> (bool, Missed) {
         let view = writing.view();
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (offset, chunk) = (geometry.member_offset(stripe), u64::from(geometry.chunk_bytes()));
         let map = geometry.slots(stripe);
         let parity: Set64 =

@@ -6,7 +6,7 @@ use crate::{
     consistency::{Batches, LogDevice, LogError, LogView, Logged},
     error::{IoError, Operation},
     geometry::{MemberSlot, ParityGeometry, StripeId},
-    io::volume::ShardVolume,
+    io::parity::ParityVolume,
     membership::snapshot::View,
     mutants::{Mutant, active},
     statistics::Counters,
@@ -14,13 +14,13 @@ use crate::{
 
 /// What the log sees of a shard under a membership.
 pub(crate) struct ShardLogView<'a> {
-    volume: &'a ShardVolume,
+    volume: &'a ParityVolume,
     view: &'a View,
 }
 
 impl LogView for ShardLogView<'_> {
     fn geometry(&self) -> &ParityGeometry {
-        self.volume.parity_geometry()
+        &self.volume.geometry
     }
 
     fn devices(&self, slot: MemberSlot) -> [Option<LogDevice<'_>>; 2] {
@@ -64,7 +64,7 @@ impl ShardLogView<'_> {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// What the log sees of this shard under a membership.
     pub(crate) fn log_view<'a>(&'a self, view: &'a View) -> ShardLogView<'a> {
         ShardLogView { volume: self, view }

@@ -5,12 +5,12 @@ use pinstripe_runtime::DeviceError;
 use crate::{
     error::{IoError, Operation},
     geometry::StripeId,
-    io::volume::ShardVolume,
+    io::parity::ParityVolume,
     members::missed::Missed,
     membership::snapshot::View,
 };
 
-impl ShardVolume {
+impl ParityVolume {
     /// Notes what became of a write of a range (in bytes, relative to the data) to the member of a place. One
     /// that failed has the sectors listed as bad, or the member reported.
     #[inline]

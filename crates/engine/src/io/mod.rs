@@ -4,11 +4,13 @@
 //! Begin with [`volume`], then [`write`](mod@write), whose module text has the whole way of a stripe write.
 
 pub mod bad_blocks;
+pub(crate) mod base;
 pub(crate) mod entry;
 pub(crate) mod fan_out;
 pub(crate) mod flush;
 pub(crate) mod logging;
 pub(crate) mod missed;
+pub(crate) mod parity;
 pub(crate) mod read;
 pub(crate) mod remote;
 pub(crate) mod row;

@@ -5,42 +5,36 @@ use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Submission, shard}
 
 use crate::{
     error::{IoError, Operation},
-    geometry::{ParityGeometry, Piece, Set64},
+    geometry::{Piece, Set64},
     io::{
+        parity::ParityVolume,
         remote::exchange::Requests,
         row::{RowRange, Want},
-        volume::ShardVolume,
     },
     membership::snapshot::View,
     mutants::{Mutant, active, ignoring},
     stripe::parity_cache::PAGE_BYTES,
 };
 
-impl ShardVolume {
+impl ParityVolume {
     /// Reads from a parity array: every chunk at once, and then one by one what could not be answered.
-    pub(crate) async fn read_parity(
-        &self,
-        geometry: &ParityGeometry,
-        offset: u64,
-        mut rest: Buffer,
-    ) -> (Result<(), IoError>, Buffer) {
-        let Ok(mut pieces) = geometry.pieces(offset, rest.len() as u64) else {
+    pub(crate) async fn read_parity(&self, offset: u64, mut rest: Buffer) -> (Result<(), IoError>, Buffer) {
+        let Ok(mut pieces) = self.geometry.pieces(offset, rest.len() as u64) else {
             unreachable!("the range was checked");
         };
         let Some(first) = pieces.next() else { return (Ok(()), rest) };
         if first.length as usize == rest.len() {
-            return self.read_piece(geometry, &first, rest).await;
+            return self.read_piece(&first, rest).await;
         }
         let view = self.members.view();
         if !view.snapshot.missing.is_empty() && self.may_reduce(&view) {
-            return Box::pin(self.read_by_stripes(geometry, std::iter::once(first).chain(pieces), rest))
-                .await;
+            return Box::pin(self.read_by_stripes(std::iter::once(first).chain(pieces), rest)).await;
         }
         let mut set = self.sets.take();
         for piece in std::iter::once(first).chain(pieces.clone()) {
             let buffer = rest.split_to(piece.length as usize);
             // Inline answers of a memory device make this a plain loop.
-            set.push(self.submit_piece(geometry, &view, &piece, buffer));
+            set.push(self.submit_piece(&view, &piece, buffer));
         }
         set.wait().await;
         let mut whole: Option<Buffer> = None;
@@ -48,11 +42,11 @@ impl ShardVolume {
         for (index, piece) in std::iter::once(first).chain(pieces).enumerate() {
             let outcome = set.take(index);
             let Some(buffer) = outcome.buffer else { unreachable!("a read gives its buffer back") };
-            let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
+            let slot = self.geometry.slots(piece.stripe).data_slot(piece.column).index();
             let buffer = if outcome.result.is_ok() && self.still_holds(&view, slot) {
                 buffer
             } else {
-                let (again, buffer) = self.read_piece(geometry, &piece, buffer).await;
+                let (again, buffer) = self.read_piece(&piece, buffer).await;
                 result = result.and(again);
                 buffer
             };
@@ -70,7 +64,6 @@ impl ShardVolume {
     /// that up while the others are on their way.
     async fn read_by_stripes(
         &self,
-        geometry: &ParityGeometry,
         pieces: impl Iterator<Item = Piece>,
         mut rest: Buffer,
     ) -> (Result<(), IoError>, Buffer) {
@@ -89,7 +82,7 @@ impl ShardVolume {
             }
             for index in range {
                 if let Some(buffer) = buffers[index].take() {
-                    whole.push(index, self.submit_piece(geometry, &view, &pieces[index], buffer));
+                    whole.push(index, self.submit_piece(&view, &pieces[index], buffer));
                 }
             }
         }
@@ -103,7 +96,7 @@ impl ShardVolume {
         }
         whole.wait().await;
         for (index, outcome) in whole.take() {
-            let slot = geometry.slots(pieces[index].stripe).data_slot(pieces[index].column).index();
+            let slot = self.geometry.slots(pieces[index].stripe).data_slot(pieces[index].column).index();
             is_read[index] = outcome.result.is_ok() && self.still_holds(&view, slot);
             buffers[index] = outcome.buffer;
         }
@@ -111,7 +104,7 @@ impl ShardVolume {
         for ((piece, buffer), is_read) in pieces.iter().zip(buffers).zip(is_read) {
             let Some(mut buffer) = buffer else { unreachable!("a read gives its buffer back") };
             if !is_read {
-                let (again, back) = self.read_piece(geometry, piece, buffer).await;
+                let (again, back) = self.read_piece(piece, buffer).await;
                 (result, buffer) = (result.and(again), back);
             }
             match &mut joined {
@@ -122,15 +115,9 @@ impl ShardVolume {
         (result, joined.unwrap_or(rest))
     }
 
-    pub(crate) fn submit_piece(
-        &self,
-        geometry: &ParityGeometry,
-        view: &View,
-        piece: &Piece,
-        buffer: Buffer,
-    ) -> Submission {
-        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
-        let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+    pub(crate) fn submit_piece(&self, view: &View, piece: &Piece, buffer: Buffer) -> Submission {
+        let slot = self.geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         match view.readable(slot, offset, piece.length.into()) {
             Some((member, device)) => {
                 self.counters().member_reads.add(1);
@@ -156,21 +143,16 @@ impl ShardVolume {
     }
 
     /// Reads a part of one chunk.
-    async fn read_piece(
-        &self,
-        geometry: &ParityGeometry,
-        piece: &Piece,
-        mut buffer: Buffer,
-    ) -> (Result<(), IoError>, Buffer) {
-        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
-        let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+    async fn read_piece(&self, piece: &Piece, mut buffer: Buffer) -> (Result<(), IoError>, Buffer) {
+        let slot = self.geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         loop {
             let view = self.members.view();
             let Some((member, _)) = view.readable(slot, offset, piece.length.into()) else {
                 return self.read_reconstructed(piece, buffer, None).await;
             };
             let started = if self.members.sample() { Some(shard::now()) } else { None };
-            let outcome = self.submit_piece(geometry, &view, piece, buffer).await;
+            let outcome = self.submit_piece(&view, piece, buffer).await;
             let Some(back) = outcome.buffer else { unreachable!("a read gives its buffer back") };
             buffer = back;
             match ignoring(Mutant::ReadErrorIgnored, outcome.result) {
@@ -255,9 +237,8 @@ impl ShardVolume {
     /// refused it. Only the rest is to be made from the others then, for they may be wrong where nothing has
     /// read them yet.
     pub(crate) fn is_partly_there(&self, view: &View, piece: &Piece, is_refused: bool) -> bool {
-        let geometry = self.parity_geometry();
-        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
-        let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+        let slot = self.geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         let is_listed = view.snapshot.is_bad(slot, offset, piece.length.into());
         !view.snapshot.missing.contains(slot)
             && (is_refused || is_listed)
@@ -268,11 +249,10 @@ impl ShardVolume {
     /// Whether a part of a piece may be read where the whole of it can't be: it lies in several rows, or what
     /// members list as bad changes in it.
     fn is_divisible(&self, view: &View, piece: &Piece) -> bool {
-        let geometry = self.parity_geometry();
         let (from, end) = (piece.chunk_offset, piece.chunk_offset + piece.length);
         let several = (from / PAGE_BYTES + 1) * PAGE_BYTES < end;
-        let base = geometry.member_offset(piece.stripe);
-        several || view.uniform(base, (from, end), geometry.logical_block()) < end
+        let base = self.geometry.member_offset(piece.stripe);
+        several || view.uniform(base, (from, end), self.geometry.logical_block()) < end
     }
 
     /// Reads a part of one chunk row by row: sectors that several members can't read are lost only where they
@@ -284,9 +264,8 @@ impl ShardVolume {
         buffer: &mut Buffer,
         row: &mut RowRange,
     ) -> Result<(), IoError> {
-        let geometry = self.parity_geometry();
-        let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
-        let (base, block) = (geometry.member_offset(piece.stripe), geometry.logical_block());
+        let slot = self.geometry.slots(piece.stripe).data_slot(piece.column).index();
+        let (base, block) = (self.geometry.member_offset(piece.stripe), self.geometry.logical_block());
         let end = piece.chunk_offset + piece.length;
         let mut from = piece.chunk_offset;
         while from < end {
@@ -314,7 +293,7 @@ impl ShardVolume {
         if self.shared.options.read_only || !self.still_holds(view, slot) {
             return;
         }
-        let offset = self.parity_geometry().member_offset(piece.stripe) + u64::from(piece.chunk_offset);
+        let offset = self.geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         if view.readable(slot, offset, piece.length.into()).is_none() {
             return;
         }
@@ -327,7 +306,7 @@ impl ShardVolume {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Sectors of a member (at an offset in bytes, relative to its data) could not be read, and are written
     /// anew. A member that has too many of these is dropped, if the array can do without it.
     pub(crate) fn corrected(&self, view: &View, slot: usize, offset: u64) {

@@ -3,12 +3,12 @@
 //! This is the one place that decodes. Degraded reads, reconstruct-writes, read repair, resync, rebuild and
 //! scrub all use it, each under the claim of the stripe.
 
-use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice, SubmissionSet};
+use pinstripe_runtime::{DeviceErrorKind, Slice, SubmissionSet};
 
 use crate::{
     error::{IoError, Operation},
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    io::volume::ShardVolume,
+    io::parity::ParityVolume,
     membership::snapshot::View,
     mutants::{Mutant, ignoring},
     stripe::decode::Sources,
@@ -74,7 +74,7 @@ fn low(slot: usize) -> MemberSlot {
     MemberSlot::at(slot)
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Reads the chunk range `from..to` of `stripe` into `row` until every column of `want` is known. The
     /// caller holds the claim.
     pub(crate) async fn read_row(
@@ -85,7 +85,7 @@ impl ShardVolume {
         want: Want,
         row: &mut RowRange,
     ) -> Result<(), IoError> {
-        let map = self.parity_geometry().slots(stripe);
+        let map = self.geometry.slots(stripe);
         row.clear(map.columns());
         loop {
             let slots = self.slots_to_read(view, map, stripe, (from, to), want, row)?;
@@ -109,7 +109,7 @@ impl ShardVolume {
         want: Want,
         row: &RowRange,
     ) -> Result<Set64, IoError> {
-        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let offset = self.geometry.member_offset(stripe) + u64::from(from);
         let readable = |slot: usize| {
             !want.avoid.contains(slot)
                 && !row.unreadable.contains(slot)
@@ -146,7 +146,7 @@ impl ShardVolume {
         map: StripeMap,
         row: &mut RowRange,
     ) {
-        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let offset = self.geometry.member_offset(stripe) + u64::from(from);
         let (mut set, mut asked) = (std::mem::take(&mut row.set), std::mem::take(&mut row.asked));
         for slot in slots {
             if let Some(submission) =
@@ -172,20 +172,6 @@ impl ShardVolume {
         }
         set.clear();
         (row.set, row.asked) = (set, asked);
-    }
-
-    /// Submits a read of a member, at an offset relative to its data.
-    pub(crate) fn submit_read(
-        &self,
-        view: &View,
-        slot: usize,
-        offset: u64,
-        buffer: Buffer,
-    ) -> Option<pinstripe_runtime::Submission> {
-        let (member, device) = view.member(slot)?;
-        self.counters().member_reads.add(1);
-        self.counters().member_read_bytes.add(buffer.len() as u64);
-        Some(device.read(member.data_offset + offset, buffer))
     }
 
     fn reconstruct(

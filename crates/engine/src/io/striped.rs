@@ -1,25 +1,40 @@
 //! Level 0: no redundancy, no stripes to keep consistent, no state on disk that changes. A member's error is
 //! the request's error.
 
+use std::{ops::Deref, rc::Rc};
+
 use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Slice, Submission};
 
 use crate::{
     error::{IoError, MemberError, Operation},
     geometry::Raid0Geometry,
-    io::volume::ShardVolume,
+    io::base::VolumeBase,
     membership::snapshot::View,
     mutants::{Mutant, active},
     units::to_usize,
 };
 
-impl ShardVolume {
-    pub(crate) async fn read_striped(
-        &self,
-        geometry: &Raid0Geometry,
-        offset: u64,
-        mut rest: Buffer,
-    ) -> (Result<(), IoError>, Buffer) {
-        let Ok(extents) = geometry.extents(offset, rest.len() as u64) else {
+/// The volume of an array of level 0 on one shard.
+pub(crate) struct StripedVolume {
+    base: VolumeBase,
+    geometry: Raid0Geometry,
+}
+
+impl Deref for StripedVolume {
+    type Target = VolumeBase;
+
+    fn deref(&self) -> &VolumeBase {
+        &self.base
+    }
+}
+
+impl StripedVolume {
+    pub(crate) fn new(base: VolumeBase, geometry: Raid0Geometry) -> Rc<Self> {
+        Rc::new(Self { base, geometry })
+    }
+
+    pub(crate) async fn read(&self, offset: u64, mut rest: Buffer) -> (Result<(), IoError>, Buffer) {
+        let Ok(extents) = self.geometry.extents(offset, rest.len() as u64) else {
             unreachable!("the range was checked")
         };
         let view = self.members.view();
@@ -53,18 +68,12 @@ impl ShardVolume {
         (result, whole.unwrap_or(rest))
     }
 
-    pub(crate) async fn write_striped(
-        &self,
-        geometry: &Raid0Geometry,
-        offset: u64,
-        data: Slice,
-        fua: bool,
-    ) -> Result<(), IoError> {
+    pub(crate) async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), IoError> {
         let view = self.members.view();
         let mut set = self.sets.take();
         let mut places = Vec::new();
         let mut done = 0;
-        for extent in geometry.extents(offset, data.len() as u64)? {
+        for extent in self.geometry.extents(offset, data.len() as u64)? {
             let length = to_usize(extent.length);
             if let Some((member, device)) = view.member(extent.slot.index()) {
                 self.counters().member_writes.add(1);
@@ -88,16 +97,20 @@ impl ShardVolume {
         self.sets.give(set);
         result
     }
+
+    /// Flushes every member. The first error is the request's.
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        let view = self.members.view();
+        let failed = if active(Mutant::FlushSkipped) { Vec::new() } else { self.flush_members(&view).await };
+        match failed.first() {
+            None => Ok(()),
+            Some(&(slot, error)) => Err(striped_error(&view, slot, Operation::Flush, 0, error)),
+        }
+    }
 }
 
 /// The error of a request that a member failed.
-pub(crate) fn striped_error(
-    view: &View,
-    slot: usize,
-    operation: Operation,
-    at: u64,
-    error: DeviceError,
-) -> IoError {
+fn striped_error(view: &View, slot: usize, operation: Operation, at: u64, error: DeviceError) -> IoError {
     let Some((member, _)) = view.member(slot) else { return IoError::Failed };
     let offset = member.data_offset + at;
     IoError::Member(MemberError { role: slot.into(), name: member.name.clone(), operation, offset, error })

@@ -8,7 +8,7 @@
 use crate::{
     error::IoError,
     geometry::{Set64, StripeId},
-    io::{row::Want, volume::ShardVolume},
+    io::{parity::ParityVolume, row::Want},
     membership::snapshot::View,
     stripe::{
         image::{Extent, Image, Piece},
@@ -25,7 +25,7 @@ struct Gap {
     end: u32,
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Fills `image` up to whole pages. Extents must be built anew afterwards.
     pub(crate) async fn widen(
         &self,
@@ -33,7 +33,7 @@ impl ShardVolume {
         stripe: StripeId,
         image: &mut Image,
     ) -> Result<(), IoError> {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         if geometry.logical_block() >= PAGE_BYTES {
             return Ok(());
         }

@@ -32,8 +32,8 @@ use crate::{
     geometry::{MemberSlot, Set64, StripeId, StripeMap},
     io::{
         entry::{Inside, Intended, Moved, Writing},
+        parity::ParityVolume,
         row::Want,
-        volume::ShardVolume,
         write::context::WriteContext,
     },
     members::MemberId,
@@ -86,7 +86,7 @@ impl From<IoError> for Aborted {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Writes a piece of one stripe: as the owner of the stripe, or in the owner's batch.
     pub(crate) async fn write_stripe(&self, stripe: StripeId, piece: Piece) -> Answer {
         self.shared.recent.note(stripe.0, piece.data.len() as u64);
@@ -134,7 +134,7 @@ impl ShardVolume {
         if !is_error || !self.shared.has_failed() || active(Mutant::FailedRowsTrusted) {
             return;
         }
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let intent = &self.members.view().snapshot.intent;
         let regions = intent.regions(geometry.member_offset(stripe), geometry.chunk_bytes().into());
         regions.for_each(|region| intent.set_needs_resync(region, true));
@@ -278,7 +278,7 @@ impl ShardVolume {
             Batches::WholePages => Ok(self.widen(view, stripe, &mut context.image).await?),
             Batches::Any => {
                 if !log.has_room_for(&self.log_view(view), stripe, context.image.parts()) {
-                    context.split(self.parity_geometry().chunk_bytes());
+                    context.split(self.geometry.chunk_bytes());
                 }
                 Ok(())
             }
@@ -292,7 +292,7 @@ impl ShardVolume {
         stripe: StripeId,
         context: &mut WriteContext,
     ) -> Result<(), Aborted> {
-        let chunk = self.parity_geometry().chunk_bytes();
+        let chunk = self.geometry.chunk_bytes();
         context.image.build_extents(chunk);
         if consistency::takes_several_entries(context.image.extents()) {
             context.split(chunk);
@@ -322,7 +322,7 @@ impl ShardVolume {
     /// Where a member has bad blocks, rows are written by themselves: what parity makes of them there isn't
     /// what the member has elsewhere in its chunk.
     fn cut_at_bad_blocks(&self, view: &View, stripe: StripeId, context: &mut WriteContext) {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         // A full-stripe write reads nothing.
         if view.snapshot.with_bad_blocks.is_empty()
@@ -343,7 +343,7 @@ impl ShardVolume {
 
     /// The state of a stripe's members in the rows that a batch writes.
     fn facts(&self, view: &View, stripe: StripeId, context: &WriteContext) -> Stripe {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (snapshot, map) = (&view.snapshot, geometry.slots(stripe));
         let (offset, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         let regions = snapshot.intent.regions(offset, chunk.into());
@@ -392,7 +392,7 @@ impl ShardVolume {
         let recovers = |run: &Run| {
             matches!(run.method, Method::Rcw(Reconstruction::One { .. } | Reconstruction::Two { .. }))
         };
-        let (offset, intent) = (self.parity_geometry().member_offset(stripe), &view.snapshot.intent);
+        let (offset, intent) = (self.geometry.member_offset(stripe), &view.snapshot.intent);
         let torn = !facts.in_sync && intent.is_torn(intent.regions(offset, facts.chunk_bytes.into()));
         if torn && context.plan.runs().iter().any(recovers) {
             // C10: parity of torn rows can't stand in for data.
@@ -404,7 +404,7 @@ impl ShardVolume {
     /// The member range that the batch touches: offset and length.
     fn rows(&self, stripe: StripeId, context: &WriteContext) -> (u64, u64) {
         let (start, end) = context.plan.span();
-        (self.parity_geometry().member_offset(stripe) + u64::from(start), u64::from(end - start))
+        (self.geometry.member_offset(stripe) + u64::from(start), u64::from(end - start))
     }
 
     /// Reads what the plan needs and what is not there yet. A member that can't be read is avoided in the
@@ -421,7 +421,7 @@ impl ShardVolume {
         if context.plan.needs_no_reads() {
             return Ok(());
         }
-        let offset = self.parity_geometry().member_offset(stripe);
+        let offset = self.geometry.member_offset(stripe);
         let started = start_clock(context.timed, &mut context.set);
         for &transfer in context.plan.reads() {
             let buffer = shard::buffer(transfer.length() as usize);
@@ -468,7 +468,7 @@ impl ShardVolume {
     /// Writes data and parity to every member that is there, and waits for all. Members that fail are noted
     /// and reported.
     async fn write_members(&self, writing: &Writing<'_>, stripe: StripeId, context: &mut WriteContext) {
-        let (view, geometry) = (writing.view(), self.parity_geometry());
+        let (view, geometry) = (writing.view(), &self.geometry);
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         let chunk = geometry.chunk_bytes();
         // What a log forgets when the members have answered is durable by then (C4).
@@ -608,7 +608,7 @@ fn start_clock(timed: bool, set: &mut SubmissionSet) -> u64 {
 
 /// What the planner asks: prices of members, and what the parity cache has.
 struct PlanFacts<'a> {
-    volume: &'a ShardVolume,
+    volume: &'a ParityVolume,
     view: &'a View,
     stripe: StripeId,
     rows: &'a mut Vec<(Parity, u32, Slice)>,

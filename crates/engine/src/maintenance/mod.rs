@@ -35,7 +35,7 @@ use crate::{
     error::IoError,
     events::{EventKind, SyncAction},
     geometry::{MEMBERS_MAX, MemberSlot, Role, StripeId, StripeMap},
-    io::{row::RowRange, volume::ShardVolume},
+    io::{parity::ParityVolume, row::RowRange},
     members::MemberId,
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -91,6 +91,7 @@ impl SyncProgress {
 /// The maintenance task, and what callers share with it.
 pub(crate) struct Maintenance {
     controller: Rc<ArrayController>,
+    volume: Rc<ParityVolume>,
     /// Scrubs that were asked for, the one under way first.
     scrubs: RefCell<VecDeque<Rc<Scrub>>>,
     /// Nothing begins and nothing goes on.
@@ -115,10 +116,13 @@ pub(crate) struct Maintenance {
 }
 
 impl Maintenance {
-    pub(crate) fn new(controller: Rc<ArrayController>) -> Rc<Self> {
+    /// For the array of this controller, on its home shard. `None` if its level keeps nothing in sync.
+    pub(crate) fn new(controller: Rc<ArrayController>) -> Option<Rc<Self>> {
+        let volume = Rc::clone(controller.volume.parity()?);
         let speed = controller.shared().options.sync_speed;
-        Rc::new(Self {
+        Some(Rc::new(Self {
             controller,
+            volume,
             scrubs: RefCell::default(),
             frozen: Cell::new(false),
             pace: RefCell::new(Pace::new(speed)),
@@ -130,7 +134,7 @@ impl Maintenance {
             with_errors: Cell::new(false),
             unfinished: Cell::new(None),
             resync_in_vain: Cell::new(false),
-        })
+        }))
     }
 }
 
@@ -216,9 +220,6 @@ impl Job {
 impl Maintenance {
     /// The maintenance task's life.
     pub(crate) async fn run(self: Rc<Self>) {
-        if !self.controller.shared().geometry.has_parity() {
-            return;
-        }
         loop {
             if matches!(self.controller.work.wait_for(|| self.job()).await, Job::Recover(..)) {
                 self.controller.until_attached().await;
@@ -359,7 +360,7 @@ impl Maintenance {
     }
 
     async fn work_along(&self, walk: &Walk) {
-        let volume = &self.controller.volume.inner;
+        let volume = &self.volume;
         let mut row = volume.rows.take();
         while self.may_go_on(walk).await {
             let Some(stripe) = walk.take() else { break };
@@ -389,7 +390,7 @@ impl Maintenance {
             progress.done += 1;
             progress.errors += errors;
             progress.mismatched_sectors += findings.mismatched;
-            progress.note(now, self.controller.volume.inner.parity_geometry().chunk_bytes().into());
+            progress.note(now, self.volume.geometry.chunk_bytes().into());
             let percent = progress.percent() / PERCENT_STEP;
             if percent > before && progress.done < progress.total {
                 self.controller
@@ -407,7 +408,7 @@ impl Maintenance {
     async fn may_go_on(&self, walk: &Walk) -> bool {
         let maintenance_state = self;
         let _asking = maintenance_state.asking.take().await;
-        let chunk = self.controller.volume.inner.parity_geometry().chunk_bytes();
+        let chunk = self.volume.geometry.chunk_bytes();
         loop {
             if walk.aborted.get() || walk.is_through() {
                 return false;
@@ -444,7 +445,7 @@ impl Maintenance {
         if self.flushing.get() {
             return;
         }
-        let offset = walk.place() * u64::from(self.controller.volume.inner.parity_geometry().chunk_bytes());
+        let offset = walk.place() * u64::from(self.volume.geometry.chunk_bytes());
         let snapshot = self.controller.shared().snapshot();
         match (walk.action, walk.target) {
             (SyncAction::Rebuild, Some((_, member))) => {
@@ -466,12 +467,12 @@ impl Maintenance {
     /// Flushes every member after a walk. A member that can't is dropped: what it has lost, no later flush
     /// brings back (C5).
     async fn flush_walked(&self) -> bool {
-        let view = self.controller.volume.inner.members.view();
+        let view = self.volume.members.view();
         self.flushing.set(true);
         let is_flushed = if active(Mutant::WalkForgetsFailedFlush) {
-            self.controller.volume.inner.flush_members(&view).await.is_empty()
+            self.volume.flush_members(&view).await.is_empty()
         } else {
-            self.controller.volume.inner.flush_or_report(&view).await.is_empty()
+            self.volume.flush_or_report(&view).await.is_empty()
         };
         self.flushing.set(false);
         is_flushed
@@ -492,7 +493,7 @@ impl Maintenance {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Does one stripe of a walk, under its claim.
     async fn sync_stripe(
         &self,
@@ -533,7 +534,7 @@ impl ShardVolume {
         stripe: StripeId,
         row: &mut RowRange,
     ) -> Result<Findings, IoError> {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (base, chunk) = (geometry.member_offset(stripe), geometry.chunk_bytes());
         let end_of = |from, to| match walk.target {
             Some(_) => to,
@@ -625,7 +626,7 @@ impl ShardVolume {
     pub(crate) async fn heal_stripe(&self, stripe: StripeId) {
         let view = self.members.view();
         let mut row = self.rows.take();
-        for from in (0..self.parity_geometry().chunk_bytes()).step_by(PAGE_BYTES as usize) {
+        for from in (0..self.geometry.chunk_bytes()).step_by(PAGE_BYTES as usize) {
             // A row that can't be made stays as it is, and requests that need it get the error.
             let _ = self
                 .compare_rows(&view, stripe, (from, from + PAGE_BYTES), Correction::Nothing, &mut row)
@@ -646,7 +647,7 @@ impl ShardVolume {
         if row.unreadable.is_empty() {
             return Ok(());
         }
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         if self.shared.options.read_only {
             return Err(IoError::Unreadable { stripe: stripe.0, missing: row.unreadable.len() });
         }

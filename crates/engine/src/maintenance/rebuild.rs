@@ -16,9 +16,9 @@ use crate::{
     events::SyncAction,
     geometry::{MemberSlot, Role, Set64, StripeId},
     io::{
+        parity::ParityVolume,
         remote::reduce::Lost,
         row::{RowRange, Want},
-        volume::ShardVolume,
     },
     maintenance::Maintenance,
     members::MemberId,
@@ -34,7 +34,7 @@ pub(super) const LEG_NS_MIN: u64 = 1_000_000_000;
 impl Maintenance {
     /// Rebuilds a device from where its superblock says. True if it is whole now.
     pub(super) async fn recover(self: &Rc<Self>, slot: usize, member: MemberId) -> bool {
-        let geometry = self.controller.volume.inner.parity_geometry();
+        let geometry = &self.volume.geometry;
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
         // C27: a write under an earlier membership may be about to set a bit that this device needs.
         if !active(Mutant::BitsReadUndrained) && !active(Mutant::EarlierMembershipTrusted) {
@@ -70,7 +70,7 @@ impl Maintenance {
 
     /// The stripes that a device lacks, ascending. What is between them is valid.
     fn left_to_recover(&self, snapshot: &Snapshot, member: MemberId) -> Vec<Range<u64>> {
-        let geometry = self.controller.volume.inner.parity_geometry();
+        let geometry = &self.volume.geometry;
         let (chunk, stripes) = (u64::from(geometry.chunk_bytes()), geometry.stripes());
         let (from, by_bits_to) = {
             let superblocks = self.controller.superblocks.borrow();
@@ -108,12 +108,12 @@ impl Maintenance {
     /// dropped, and no other spare is tried: it would end in the same way.
     fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
-            let view = self.controller.volume.inner.members.view();
+            let view = self.volume.members.view();
             let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
                 self.controller.spares_rest.set(true);
                 let place = view.target_place(slot).unwrap_or(slot);
-                self.controller.volume.inner.members.report(&view, place, Operation::Read, 0, unreadable);
+                self.volume.members.report(&view, place, Operation::Read, 0, unreadable);
             }
         }
         false
@@ -128,11 +128,11 @@ impl Maintenance {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Whether a row that could not be read is really lost: the membership under which it was tried is still
     /// the current one, and the row is not only one that parity can't vouch for (C10).
     fn is_lost(&self, view: &View, stripe: StripeId, from: u32) -> bool {
-        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from);
+        let offset = self.geometry.member_offset(stripe) + u64::from(from);
         let intent = &view.snapshot.intent;
         self.shared.admission.generation() == view.snapshot.generation
             && !intent.is_torn(intent.regions(offset, PAGE_BYTES.into()))
@@ -148,7 +148,7 @@ impl ShardVolume {
         slot: usize,
         row: &mut RowRange,
     ) -> Result<(), IoError> {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let offset = geometry.member_offset(stripe) + u64::from(from);
         let target = view.target_place(slot);
         if let Some(target) = target

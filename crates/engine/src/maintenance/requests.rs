@@ -55,7 +55,7 @@ impl Maintenance {
     /// walk does goes on if the future is dropped. A scrub that is stopped gives what it found until then.
     pub(crate) async fn request_scrub(&self, request: ScrubRequest) -> Result<CheckReport, SyncError> {
         let controller = &self.controller;
-        let scrub = Rc::new(Scrub::new(request, &self.controller.shared().geometry)?);
+        let scrub = Rc::new(Scrub::new(request, &self.volume.geometry)?);
         if scrub.correction != Correction::Nothing && self.controller.shared().options.read_only {
             return Err(CommandError::ReadOnly.into());
         }

@@ -26,7 +26,7 @@ struct Aborted;
 impl Maintenance {
     /// Resyncs every region that needs it. True if none is left.
     pub(super) async fn resync(self: &Rc<Self>) -> bool {
-        let geometry = self.controller.volume.inner.parity_geometry();
+        let geometry = &self.volume.geometry;
         let chunk = u64::from(geometry.chunk_bytes());
         let snapshot = self.controller.shared().snapshot();
         let intent = &snapshot.intent;
@@ -77,7 +77,7 @@ impl Maintenance {
         stripes: Range<u64>,
         recorded: &mut u64,
     ) -> Result<(), Aborted> {
-        let chunk = u64::from(self.controller.volume.inner.parity_geometry().chunk_bytes());
+        let chunk = u64::from(self.volume.geometry.chunk_bytes());
         let options = &self.controller.shared().options;
         let (checkpoint_ns, step) = (options.checkpoint_ns, options.checkpoint_stripes.max(1));
         let mut next = stripes.start;

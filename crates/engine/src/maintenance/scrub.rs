@@ -30,10 +30,10 @@ use crate::{
     controller::error::CommandError,
     error::IoError,
     events::SyncAction,
-    geometry::{Geometry, MEMBERS_MAX, MemberSlot, Role, Set64, StripeId, StripeMap},
+    geometry::{MEMBERS_MAX, MemberSlot, ParityGeometry, Role, Set64, StripeId, StripeMap},
     io::{
+        parity::ParityVolume,
         row::{RowRange, Want},
-        volume::ShardVolume,
     },
     maintenance::Maintenance,
     membership::snapshot::View,
@@ -196,8 +196,7 @@ pub(crate) struct Scrub {
 }
 
 impl Scrub {
-    pub(super) fn new(request: ScrubRequest, geometry: &Geometry) -> Result<Self, SyncError> {
-        let geometry = geometry.parity().ok_or(CommandError::NoRedundancy)?;
+    pub(super) fn new(request: ScrubRequest, geometry: &ParityGeometry) -> Result<Self, SyncError> {
         if request.action == ScrubAction::Locate && geometry.redundancy() < 2 {
             return Err(SyncError::OneParity);
         }
@@ -333,7 +332,7 @@ struct Suspects<'r> {
     q: &'r [u8],
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Compares parity with data, and does what `correction` says about what does not match.
     pub(super) async fn compare_rows(
         &self,
@@ -343,7 +342,7 @@ impl ShardVolume {
         correction: Correction,
         row: &mut RowRange,
     ) -> Result<Findings, IoError> {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (map, length) = (geometry.slots(stripe), to - from);
         let offset = geometry.member_offset(stripe) + u64::from(from);
         let want = Want { columns: Set64::below(map.columns()), parity: true, avoid: Set64::EMPTY };
@@ -398,7 +397,7 @@ impl ShardVolume {
     /// Corrects the row at `at` (in `suspects`) as far as single chunks explain its sectors.
     async fn correct_row(&self, suspects: &Suspects<'_>, at: usize) -> Result<Findings, IoError> {
         let Suspects { view, stripe, from, .. } = *suspects;
-        let offset = self.parity_geometry().member_offset(stripe) + u64::from(from) + at as u64;
+        let offset = self.geometry.member_offset(stripe) + u64::from(from) + at as u64;
         let wrong = suspects.wrong_sectors(at);
         let unexplained = Findings { unexplained: wrong.len() as u64, ..Findings::default() };
         let intent = &view.snapshot.intent;
@@ -446,7 +445,7 @@ impl ShardVolume {
         from: u32,
         columns: impl Iterator<Item = Option<Slice>>,
     ) -> Result<(), IoError> {
-        let chunk = self.parity_geometry().chunk_bytes();
+        let chunk = self.geometry.chunk_bytes();
         let data = (0..).zip(columns).filter_map(|(column, bytes)| Some((column * chunk + from, bytes?)));
         self.write_claimed(stripe, data, false).await
     }
@@ -461,7 +460,7 @@ impl ShardVolume {
         fixes: &[(usize, MemberSlot)],
     ) -> Result<(), IoError> {
         let from = suspects.from + to_u32(at);
-        let offset = self.parity_geometry().member_offset(suspects.stripe) + u64::from(from);
+        let offset = self.geometry.member_offset(suspects.stripe) + u64::from(from);
         self.shared.cache.remove_rows(suspects.stripe.0, from, from + PAGE_BYTES);
         let (parity, data) = fixed.into_iter().partition(|(slot, _)| suspects.is_parity(*slot));
         self.write_fixed(suspects, offset, data).await?;
@@ -490,7 +489,7 @@ impl ShardVolume {
         suspects: &Suspects<'_>,
         fixes: &[(usize, MemberSlot)],
     ) -> Result<Logged, IoError> {
-        let block = self.parity_geometry().logical_block();
+        let block = self.geometry.logical_block();
         let of_parity = fixes.iter().filter(|(_, slot)| suspects.is_parity(*slot));
         let starts: BTreeSet<u32> =
             of_parity.map(|(sector, _)| (suspects.from + to_u32(*sector)) / block * block).collect();
@@ -604,7 +603,7 @@ impl Suspects<'_> {
     /// of `fixes` must match. If it does not, nothing may be written.
     fn is_explained(
         &self,
-        volume: &ShardVolume,
+        volume: &ParityVolume,
         at: usize,
         fixed: &[(MemberSlot, Slice)],
         fixes: &[(usize, MemberSlot)],

@@ -19,7 +19,7 @@
 //! rounds, which lie behind the end of the log, are never taken for its continuation. (The kernel jumps by
 //! 10000 too.)
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
 use pinstripe_md::{
     journal::{BLOCK_BYTES, BLOCK_SECTORS, JournalEntry, JournalWalk, Payload},
@@ -35,6 +35,7 @@ use crate::{
     },
     geometry::{MEMBERS_MAX, ParityGeometry, Set64, StripeId, StripeMap},
     io::{
+        parity::ParityVolume,
         row::{RowRange, Want},
         volume::Volume,
     },
@@ -88,16 +89,24 @@ struct Write {
 }
 
 struct Replay<'a> {
-    volume: &'a Volume,
+    volume: &'a ParityVolume,
     geometry: &'a ParityGeometry,
     journal: &'a mut Found,
     ring: Ring,
-    view: std::rc::Rc<View>,
+    view: Rc<View>,
+}
+
+/// The volume that `journal` belongs to, if its level can have one.
+pub(crate) fn volume_of<'a>(
+    volume: &'a Volume,
+    journal: &Found,
+) -> Result<&'a Rc<ParityVolume>, AssembleError> {
+    volume.parity().ok_or_else(|| problem(journal, JournalProblem::NoParity))
 }
 
 /// Brings everything that `journal` describes to the members, and empties it.
-pub(crate) async fn replay(volume: &Volume, journal: &mut Found) -> Result<Resume, AssembleError> {
-    let mut replay = Replay::new(volume, journal)?;
+pub(crate) async fn replay(volume: &ParityVolume, journal: &mut Found) -> Result<Resume, AssembleError> {
+    let mut replay = Replay::new(volume, journal);
     loop {
         let log = replay.walk().await?;
         replay.write_whole_rows(&log).await?;
@@ -113,10 +122,10 @@ pub(crate) async fn replay(volume: &Volume, journal: &mut Found) -> Result<Resum
 /// it. Data is compared as a reader of the array would see it, so a missing member's data is compared through
 /// its reconstruction.
 pub(crate) async fn members_hold_everything(
-    volume: &Volume,
+    volume: &ParityVolume,
     journal: &mut Found,
 ) -> Result<(), AssembleError> {
-    let replay = Replay::new(volume, journal)?;
+    let replay = Replay::new(volume, journal);
     let log = replay.walk().await?;
     for (&sector, row) in &log.rows {
         replay.compare_row(sector, row).await?;
@@ -125,12 +134,9 @@ pub(crate) async fn members_hold_everything(
 }
 
 impl<'a> Replay<'a> {
-    fn new(volume: &'a Volume, journal: &'a mut Found) -> Result<Self, AssembleError> {
-        let Some(geometry) = volume.shared().geometry.parity() else {
-            return Err(problem(journal, JournalProblem::NoParity));
-        };
+    fn new(volume: &'a ParityVolume, journal: &'a mut Found) -> Self {
         let ring = Ring::new(&journal.superblock);
-        Ok(Self { volume, geometry, journal, ring, view: volume.inner.members.view() })
+        Self { volume, geometry: &volume.geometry, journal, ring, view: volume.members.view() }
     }
 
     fn refuse(&self, which: JournalProblem) -> AssembleError {
@@ -329,7 +335,7 @@ impl<'a> Replay<'a> {
 
     /// Flushes every member.
     async fn flush(&self) -> Result<(), AssembleError> {
-        let failed = self.volume.inner.flush_members(&self.view).await;
+        let failed = self.volume.flush_members(&self.view).await;
         failed.into_iter().next().map_or(Ok(()), |(slot, error)| {
             let name = self.view.member(slot).map_or_else(String::new, |(member, _)| member.name.clone());
             Err(AssembleError::Replay { name, error })
@@ -418,7 +424,6 @@ impl<'a> Replay<'a> {
         let mut held = RowRange::default();
         let range = (start, start + PAGE_BYTES);
         self.volume
-            .inner
             .read_row(&self.view, stripe, range, want, &mut held)
             .await
             .map_err(|_| self.refuse(JournalProblem::Unreadable(Sector(sector))))?;
@@ -434,7 +439,7 @@ impl<'a> Replay<'a> {
         let mut data: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
         data.iter_mut().zip(&columns).for_each(|(to, bytes)| *to = bytes);
         let (mut p, mut q) = (shard::buffer(BLOCK_BYTES), map.q_slot().map(|_| shard::buffer(BLOCK_BYTES)));
-        encode(self.volume.inner.kernel, map, &data[..map.columns()], Some(&mut p), q.as_deref_mut());
+        encode(self.volume.kernel, map, &data[..map.columns()], Some(&mut p), q.as_deref_mut());
         for column in loose {
             let within = to_u32(column) * self.geometry.chunk_bytes() + start;
             let place = PageAddress::Data(Sector(self.geometry.array_offset(stripe, within) / SECTOR_BYTES));
@@ -491,8 +496,7 @@ impl<'a> Replay<'a> {
         for (slot, page) in parity.filter(|(slot, _)| !missing.contains(slot.index()) && row.loose.is_empty())
         {
             let buffer = shard::buffer(BLOCK_BYTES);
-            let Some(read) =
-                self.volume.inner.submit_read(&self.view, slot.index(), sector * SECTOR_BYTES, buffer)
+            let Some(read) = self.volume.submit_read(&self.view, slot.index(), sector * SECTOR_BYTES, buffer)
             else {
                 continue;
             };

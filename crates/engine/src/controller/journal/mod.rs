@@ -27,7 +27,7 @@ use crate::{
     membership::snapshot::Seat,
     mutants::{Mutant, active},
     plan::cost::MemberCost,
-    replay::journal::{members_hold_everything, replay},
+    replay::journal::{members_hold_everything, replay, volume_of},
     supervision::Supervised,
 };
 
@@ -88,8 +88,9 @@ impl ArrayController {
     /// Replays the journal that assembly found, or, where nothing may be written, sees that there is nothing
     /// to replay. Then starts what works on it.
     pub(crate) async fn begin_journal(self: &Rc<Self>, mut found: Found) -> Result<(), AssembleError> {
+        let volume = volume_of(&self.volume, &found)?;
         let Some(journal) = self.journal() else {
-            return members_hold_everything(&self.volume, &mut found).await;
+            return members_hold_everything(volume, &mut found).await;
         };
         let (device, member) = self.supervise(&mut found)?;
         self.enter_journal(&found, &device, &member);
@@ -102,14 +103,14 @@ impl ArrayController {
                 found.superblock = journal.superblock.clone();
             }
         }
-        journal.resume(replay(&self.volume, &mut found).await?);
+        journal.resume(replay(volume, &mut found).await?);
         self.enter_journal(&found, &device, &member);
         shard::spawn(Rc::clone(self).write_journal(Arc::clone(&journal)));
         if self.shared().snapshot().is_complete() {
             journal.set_mode(self.shared().options.journal_mode);
         }
         shard::spawn(Rc::clone(self).reclaim_journal(Arc::clone(&journal)));
-        shard::spawn(Rc::clone(self).write_out_journal(journal));
+        shard::spawn(Rc::clone(self).write_out_journal(Rc::clone(volume), journal));
         Ok(())
     }
 

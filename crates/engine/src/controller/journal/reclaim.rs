@@ -40,10 +40,10 @@ impl ArrayController {
         if shared.has_failures() {
             return Err(IoError::Failed);
         }
-        let view = self.volume.inner.members.view();
+        let view = self.volume.base().members.view();
         shared.durable(view.snapshot.generation).await?;
         let unflushed = active(Mutant::TailBeforeFlush);
-        if !unflushed && !self.volume.inner.flush_or_report(&view).await.is_empty() {
+        if !unflushed && !self.volume.base().flush_or_report(&view).await.is_empty() {
             return Err(IoError::Failed);
         }
         self.move_tail(journal, from).await

@@ -10,7 +10,7 @@ use pinstripe_runtime::{DeviceError, DeviceErrorKind, Outcome, Submission, Ticke
 use crate::{
     error::Operation,
     geometry::Set64,
-    io::volume::ShardVolume,
+    io::parity::ParityVolume,
     members::MemberId,
     membership::snapshot::View,
     mutants::{Mutant, active},
@@ -120,7 +120,7 @@ pub(crate) struct Failed {
     pub(crate) refused: bool,
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Waits until every command is answered. If one fails, all operations are resolved everywhere; false
     /// then.
     pub(crate) async fn prepared(&self, view: &View, sent: &[Sent], requests: &mut Requests<Step>) -> bool {

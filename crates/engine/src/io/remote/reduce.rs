@@ -6,8 +6,8 @@ use pinstripe_runtime::{Buffer, Reducer, shard};
 use crate::{
     geometry::{MemberSlot, Piece, Set64, StripeId, StripeMap},
     io::{
+        parity::ParityVolume,
         remote::exchange::{Requests, Sent, Step},
-        volume::ShardVolume,
     },
     membership::{attached::Attached, snapshot::View},
     offload::{coefficients::combination, reducer::Turn},
@@ -141,13 +141,13 @@ fn length_of(buffer: &Buffer) -> u32 {
     to_u32(buffer.len())
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// Whether lost bytes may be had from the servers.
     pub(crate) fn may_reduce(&self, view: &View) -> bool {
         view.snapshot.attached().is_some() && !self.shared.offload.is_paused()
     }
 
-    /// Fills `buffer` with what a lost piece holds, for a user. Else like [`ShardVolume::read_lost`].
+    /// Fills `buffer` with what a lost piece holds, for a user. Else like [`ParityVolume::read_lost`].
     pub(crate) async fn read_reduced(&self, view: &View, piece: &Piece, buffer: Buffer) -> (bool, Buffer) {
         let (is_read, buffer) = self.read_lost(view, self.lost(piece), buffer).await;
         if is_read {
@@ -158,7 +158,7 @@ impl ShardVolume {
     }
 
     fn lost(&self, piece: &Piece) -> Lost {
-        let slot = self.parity_geometry().slots(piece.stripe).data_slot(piece.column);
+        let slot = self.geometry.slots(piece.stripe).data_slot(piece.column);
         Lost { stripe: piece.stripe, slot, from: piece.chunk_offset }
     }
 
@@ -208,7 +208,7 @@ impl ShardVolume {
         let mut rest = Requests::new();
         for (index, from, buffer) in around.take_rest() {
             let part = Piece { chunk_offset: from, length: length_of(&buffer), ..pieces[index] };
-            rest.push((index, from), self.submit_piece(self.parity_geometry(), &view, &part, buffer));
+            rest.push((index, from), self.submit_piece(&view, &part, buffer));
         }
         let buffer = around.take_middle(lost);
         let (is_read, buffer) = self.reduce(&view, &attached, self.lost(&range), buffer, &mut around).await;
@@ -216,7 +216,7 @@ impl ShardVolume {
         // What the servers didn't bring with the sum is read as ever.
         for (index, buffer) in around.take_middles(lost) {
             let part = Piece { chunk_offset: range.chunk_offset, length: range.length, ..pieces[index] };
-            let read = self.submit_piece(self.parity_geometry(), &view, &part, buffer);
+            let read = self.submit_piece(&view, &part, buffer);
             rest.push((index, range.chunk_offset), read);
         }
         rest.wait().await;
@@ -231,7 +231,7 @@ impl ShardVolume {
         }
         let mut whole = Set64::EMPTY;
         for (index, (buffer, is_whole)) in around.join().into_iter().enumerate() {
-            let slot = self.parity_geometry().slots(first.stripe).data_slot(pieces[index].column).index();
+            let slot = self.geometry.slots(first.stripe).data_slot(pieces[index].column).index();
             if is_whole && (index == lost || self.still_holds(&view, slot)) {
                 whole.insert(index);
             }
@@ -242,7 +242,7 @@ impl ShardVolume {
 
     /// Whether the member of a piece can be asked for it.
     pub(crate) fn is_readable(&self, view: &View, piece: &Piece) -> bool {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let slot = geometry.slots(piece.stripe).data_slot(piece.column).index();
         let offset = geometry.member_offset(piece.stripe) + u64::from(piece.chunk_offset);
         view.readable(slot, offset, piece.length.into()).is_some()
@@ -269,7 +269,7 @@ impl ShardVolume {
         let ticket = reserved.ticket(0);
         self.counters().offload_operations.add(1);
         let (mut requests, mut spare) = (Requests::new(), Some(buffer));
-        let offset = self.parity_geometry().member_offset(lost.stripe) + u64::from(lost.from);
+        let offset = self.geometry.member_offset(lost.stripe) + u64::from(lost.from);
         let place = MemberSlot(reduction.reducer.slot.to_le_bytes()[0]).0;
         for (slot, coefficient) in &reduction.others {
             let Some((member, server)) = view.member(slot.index()).and_then(|(m, d)| Some((m, d.offload()?)))
@@ -279,7 +279,7 @@ impl ShardVolume {
             let reducers = [Some(Reducer { place, coefficient: *coefficient }), None];
             let at = member.data_offset + offset;
             let slot = slot.index();
-            let wanted = around.middle_of(self.parity_geometry().slots(lost.stripe), slot);
+            let wanted = around.middle_of(self.geometry.slots(lost.stripe), slot);
             if let Some((number, buffer)) = wanted {
                 let sent = server.read_contribute(ticket, at, buffer, reducers);
                 requests.push(Step::Deliver { slot, number }, sent);
@@ -328,7 +328,7 @@ impl ShardVolume {
         lost: Lost,
         length: u32,
     ) -> Option<Reduction<'_>> {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let map = geometry.slots(lost.stripe);
         let offset = geometry.member_offset(lost.stripe) + u64::from(lost.from);
         let length = u64::from(length);

@@ -19,7 +19,7 @@ use crate::{
     },
     error::IoError,
     geometry::{ParityGeometry, StripeId},
-    io::{volume::ShardVolume, write::context::WriteContext},
+    io::{parity::ParityVolume, write::context::WriteContext},
     mutants::{Mutant, active},
     shared::Answer,
     stripe::{
@@ -30,7 +30,7 @@ use crate::{
     units::{to_u32, to_usize},
 };
 
-impl ShardVolume {
+impl ParityVolume {
     /// The journal, if anything is cached or may be.
     pub(crate) fn caching_journal(&self) -> Option<Arc<Journal>> {
         self.members.ask(|view| match &view.snapshot.log {
@@ -90,7 +90,7 @@ impl ShardVolume {
             return Ok(None);
         }
         self.join(claim, context);
-        let (geometry, key) = (self.parity_geometry(), self.cache_key(stripe));
+        let (geometry, key) = (&self.geometry, self.cache_key(stripe));
         fill_from_cache(journal, key, geometry.chunk_bytes(), &mut context.image);
         self.widen(view, stripe, &mut context.image).await?;
         context.image.build_extents(geometry.chunk_bytes());
@@ -146,15 +146,10 @@ impl ShardVolume {
 
     /// What is cached of a range of the array: where it begins in the range, and its bytes. `None` where
     /// nothing can be.
-    pub(crate) fn cached(
-        &self,
-        geometry: &ParityGeometry,
-        offset: u64,
-        length: u64,
-    ) -> Option<Vec<(usize, Slice)>> {
+    pub(crate) fn cached(&self, offset: u64, length: u64) -> Option<Vec<(usize, Slice)>> {
         let journal = self.caching_journal().filter(|_| !active(Mutant::CacheNotRead))?;
         let mut found = Vec::new();
-        for part in geometry.stripe_pieces(offset, length).ok()? {
+        for part in self.geometry.stripe_pieces(offset, length).ok()? {
             let (from, to) = (part.start, part.start + part.length);
             for (start, bytes) in journal.cached_range(self.cache_key(part.stripe), from, to) {
                 let (begin, end) = (start.max(from), (start + PAGE_BYTES).min(to));

@@ -6,7 +6,7 @@ use super::{needs_parity_from_data, pre_read::PreRead};
 use crate::{
     error::IoError,
     geometry::{MEMBERS_MAX, MemberSlot, Set64, StripeId, StripeMap},
-    io::{volume::ShardVolume, write::context::WriteContext},
+    io::{parity::ParityVolume, write::context::WriteContext},
     membership::snapshot::Snapshot,
     mutants::{Mutant, active},
     plan::{Method, Reconstruction, Run},
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-impl ShardVolume {
+impl ParityVolume {
     /// Computes the new parity of every run. From here on the image doesn't change.
     pub(super) fn encode(
         &self,
@@ -25,7 +25,7 @@ impl ShardVolume {
         snapshot: &Snapshot,
         context: &mut WriteContext,
     ) -> Result<(), IoError> {
-        let map = self.parity_geometry().slots(stripe);
+        let map = self.geometry.slots(stripe);
         let totals = context.plan.totals();
         self.counters().full_runs.add(totals.full_runs.into());
         self.counters().rmw_runs.add(totals.rmw_runs.into());

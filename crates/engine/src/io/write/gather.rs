@@ -4,7 +4,7 @@ use pinstripe_runtime::shard;
 
 use crate::{
     geometry::StripeId,
-    io::{volume::ShardVolume, write::context::WriteContext},
+    io::{parity::ParityVolume, write::context::WriteContext},
     membership::snapshot::Seat,
     mutants::{Mutant, active},
     shared::Answer,
@@ -18,7 +18,7 @@ const GATHER_NS_MAX: u64 = 20_000_000;
 /// Shortest time between two looks for the neighbours of a stream.
 const PAUSE_NS_MIN: u64 = 1_000;
 
-impl ShardVolume {
+impl ParityVolume {
     /// The same, if the batch has a claim to join at.
     pub(super) fn join_claim(
         &self,
@@ -57,7 +57,7 @@ impl ShardVolume {
         context: &mut WriteContext,
     ) {
         let shared = &*self.shared;
-        let full = self.parity_geometry().stripe_bytes();
+        let full = self.geometry.stripe_bytes();
         // A wait of 0 means none: without a pause between two looks this task would never let another run.
         let wanted = shared.options.gather_ns > 0;
         if !wanted || context.image.bytes_covered() == full || !shared.recent.is_next(stripe.0, full.into()) {
@@ -83,7 +83,7 @@ impl ShardVolume {
     /// How long to wait for the next piece of a stream: the writes that must end before their clients send it
     /// take the time of the slowest member.
     fn gather_limit(&self) -> u64 {
-        let chunk = self.parity_geometry().chunk_bytes();
+        let chunk = self.geometry.chunk_bytes();
         let view = self.members.view();
         let members = view.snapshot.seats.iter().filter_map(Seat::member);
         let slowest = members.map(|member| {

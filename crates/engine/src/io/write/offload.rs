@@ -9,8 +9,8 @@ use crate::{
     geometry::{MemberSlot, StripeId, StripeMap},
     io::{
         entry::Writing,
+        parity::ParityVolume,
         remote::exchange::{Requests, Sent, Step, resolve},
-        volume::ShardVolume,
         write::context::{Job, Remote, WriteContext},
     },
     membership::{attached::Attached, snapshot::View},
@@ -62,7 +62,7 @@ impl Remote {
     }
 }
 
-impl ShardVolume {
+impl ParityVolume {
     /// The servers that may do the work of a stripe write; `None` if the client has to.
     pub(super) fn servers_for<'v>(
         &self,
@@ -92,7 +92,7 @@ impl ShardVolume {
         let Some(attached) = view.snapshot.attached().map(Arc::clone) else {
             return Err(Aborted::Replan);
         };
-        let map = self.parity_geometry().slots(stripe);
+        let map = self.geometry.slots(stripe);
         let slots: Vec<_> = context.remote.jobs.iter().map(|job| job.assignment.participants(map)).collect();
         let reserved = self.shared.offload.reserve(view, &attached, slots.iter().copied(), ROOM_NS).await;
         let Some(reserved) = reserved else {
@@ -165,7 +165,7 @@ impl ShardVolume {
         (jobs, image): (&[Job], &Image),
         requests: &mut Requests<Step>,
     ) {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         for (index, job) in jobs.iter().enumerate() {
             let (ticket, assignment) = (reserved.ticket(index), &job.assignment);
@@ -195,7 +195,7 @@ impl ShardVolume {
         (jobs, image): (&[Job], &Image),
         requests: &mut Requests<Step>,
     ) {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         for (index, job) in jobs.iter().enumerate() {
             let assignment = &job.assignment;
@@ -250,7 +250,7 @@ impl ShardVolume {
         sent: &[Sent],
         context: &mut WriteContext,
     ) {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         let fua = context.image.fua();
         let mut requests = Requests::new();
@@ -288,7 +288,7 @@ impl ShardVolume {
         context: &WriteContext,
         requests: &mut Requests<Written>,
     ) {
-        let geometry = self.parity_geometry();
+        let geometry = &self.geometry;
         let (map, base) = (geometry.slots(stripe), geometry.member_offset(stripe));
         let fua = context.image.fua();
         let mut submit = |slot: MemberSlot, run: &Run, data: Slice| {

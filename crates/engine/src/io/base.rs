@@ -1,0 +1,122 @@
+//! What the volume of every level has on a shard.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use pinstripe_runtime::{Buffer, DeviceError, Submission, SubmissionSet, shard};
+
+use crate::{
+    error::Operation,
+    members::{MemberId, health::FlushTicket},
+    membership::snapshot::View,
+    mutants::{Mutant, active},
+    shared::Shared,
+    statistics::Counters,
+    supervision::shard_members::ShardMembers,
+};
+
+/// See the module.
+pub(crate) struct VolumeBase {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) shard: usize,
+    /// The members as this shard sees them.
+    pub(crate) members: Rc<ShardMembers>,
+    pub(crate) sets: Pooled<SubmissionSet>,
+}
+
+/// Values that are used again. A context that is lost with its task (a crash in the simulator) is no loss.
+pub(crate) struct Pooled<T>(RefCell<Vec<Box<T>>>);
+
+impl<T> Default for Pooled<T> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<T: Default> Pooled<T> {
+    #[expect(clippy::unnecessary_box_returns, reason = "the box is what is used again")]
+    pub(crate) fn take(&self) -> Box<T> {
+        self.0.borrow_mut().pop().unwrap_or_default()
+    }
+
+    pub(crate) fn give(&self, value: Box<T>) {
+        self.0.borrow_mut().push(value);
+    }
+}
+
+impl VolumeBase {
+    /// On the current shard, which must be one of `shared.shards`.
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let shard = shard::index();
+        let position = shared.shards.iter().position(|s| s.index() == shard);
+        let shard = position.expect("a volume is opened on a shard of its array");
+        let members = ShardMembers::new(Arc::clone(&shared), shard);
+        Self { shared, shard, members, sets: Pooled::default() }
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.shared.counters[self.shard]
+    }
+
+    /// Submits a read of a member, at an offset relative to its data.
+    pub(crate) fn submit_read(
+        &self,
+        view: &View,
+        slot: usize,
+        offset: u64,
+        buffer: Buffer,
+    ) -> Option<Submission> {
+        let (member, device) = view.member(slot)?;
+        self.counters().member_reads.add(1);
+        self.counters().member_read_bytes.add(buffer.len() as u64);
+        Some(device.read(member.data_offset + offset, buffer))
+    }
+
+    /// Flushes every member of `view`, targets of replacements too; the places that failed, and how. Not only
+    /// this flush: one that failed elsewhere meanwhile has lost what this one was to make durable, and one
+    /// that failed before is never tried again.
+    pub(crate) async fn flush_members(&self, view: &View) -> Vec<(usize, DeviceError)> {
+        let again = !self.shared.geometry.has_parity();
+        let mut set = self.sets.take();
+        // A slot may have two: its member and the target of its replacement.
+        let mut asked = [(0, FlushTicket::default()); 2 * crate::geometry::MEMBERS_MAX];
+        for place in usize::from(active(Mutant::FlushSkipsMember))..view.devices.len() {
+            let Some((member, device)) = view.member(place) else { continue };
+            let ticket = member.health.flushes.begin();
+            asked[set.push(device.flush())] = (place, ticket);
+        }
+        set.wait().await;
+        let asked = &asked[..set.len()];
+        let mut failed = Vec::new();
+        for (index, &(place, ticket)) in asked.iter().enumerate() {
+            let Some((member, device)) = view.member(place) else { continue };
+            let result = set.take(index).result;
+            let repeats = result.is_err() && active(Mutant::FlushTriedAgain);
+            // What is tried again is believed, whatever it says.
+            let result = if repeats { device.flush().await.result.or(Ok(0)) } else { result };
+            let error = result.err();
+            member.health.flushes.end(ticket, error);
+            failed.extend(error.map(|error| (place, error)));
+        }
+        for &(place, ticket) in asked {
+            let before = if again { ticket.failed_before } else { 0 };
+            let told = failed.iter().any(|(other, _)| *other == place);
+            if let Some((member, _)) = view.member(place)
+                && !told
+                && !active(Mutant::FailedFlushForgotten)
+            {
+                failed.extend(member.health.flushes.failed_since(before).await.map(|error| (place, error)));
+            }
+        }
+        set.clear();
+        self.sets.give(set);
+        failed
+    }
+
+    /// The same, and reports those that failed. Returns those members.
+    pub(crate) async fn flush_or_report(&self, view: &View) -> Vec<MemberId> {
+        let failed = self.flush_members(view).await.into_iter();
+        failed
+            .filter_map(|(place, error)| self.members.report(view, place, Operation::Flush, 0, error))
+            .collect()
+    }
+}
