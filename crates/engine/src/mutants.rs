@@ -245,6 +245,8 @@ pinstripe_runtime::mutants! {
     BadBlockFreedEarly,
     /// A bad block is freed although another flush has lost what was written there (C33).
     BadBlockFreedPastLoss,
+    /// What waits for a bad block to be listed is not told that it is.
+    BadSettledSilently,
     /// While maintenance is held up, each request for a turn prolongs that.
     PaceNeverLetsGo,
     /// The bitmap's header does not say when bits could be cleared last (C9).
@@ -392,6 +394,7 @@ impl Mutant {
         Self::NeededJournalTakenOut,
         Self::StopForgetsCommands,
         Self::AssembledUnflushed,
+        Self::BadSettledSilently,
     ];
 
     /// Those that the engine's scenes with servers that compute find (`tests/engine/offload_mutants.rs`),

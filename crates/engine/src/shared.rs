@@ -236,7 +236,9 @@ impl Shared {
     /// The controller has dealt with the bad blocks that were reported up to this ticket.
     pub(crate) fn settle_bad(&self, ticket: u64) {
         self.bad_reports.settle(ticket);
-        self.durable_changed.notify();
+        if !active(Mutant::BadSettledSilently) {
+            self.durable_changed.notify();
+        }
     }
 
     /// Whether the superblocks on disk know the current membership.

@@ -24,6 +24,8 @@ impl ArrayController {
                     let _ = self.update_superblocks().await;
                 }
             }
+            // What waits has been woken by the membership or the superblocks, and sees that it isn't over.
+            shard::interruption().await;
             self.shared().settle_bad(ticket);
         }
     }

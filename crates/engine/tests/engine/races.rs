@@ -1,16 +1,22 @@
 //! What happens at the same time: zeroes and a member that comes back (C27), flushes (C33), commands and
 //! failures (C31), commands and a stop. Each of two things is right by itself.
 
-use std::{cell::RefCell, pin::Pin, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+};
 
 use crate::arrays::{
     self, STEPS, options,
-    scene::{Scene, lay_out, wish, write},
+    scene::{DATA_SECTOR, Scene, lay_out, wish, write},
 };
 use pinstripe_engine::{
     array::{Added, Array, CommandError, Policy, Removed},
     error::{IoError, MemberError, Operation},
     events::{EventKind, SyncAction},
+    geometry::StripeId,
     io::volume::Volume,
     maintenance::{ScrubAction, ScrubRequest},
     options::{ArrayOptions, JournalMode},
@@ -132,6 +138,41 @@ fn an_earlier_membership_that_is_trusted_is_found() {
         let found = arrays::defects::find(mutant, 4, zeroes_are_held_up_while_a_member_comes_back);
         assert!(found.is_some(), "{mutant:?}");
     }
+}
+
+/// A write on one shard whose member refuses a sector, while the shard that lists the sector is off its CPU
+/// between having listed it and saying so.
+fn a_sector_is_listed_for_another_shard(seed: u64) {
+    let mut scene = array(seed, Level::Raid5, 4);
+    let slot = scene.geometry().slots(StripeId(0)).data_slot(0).index();
+    let data = scene.geometry().member_offset(StripeId(0)) + DATA_SECTOR * 512;
+    scene.disks[slot].fault(&Fault::UnwritableRange(data..data + 512));
+    scene.world.interrupt_next(0, SECOND);
+    let (shared, written) = (Arc::clone(scene.array.shared()), Rc::new(Cell::new(0)));
+    let over = Rc::clone(&written);
+    scene.world.spawn(1, "write", async move {
+        let began = shard::now();
+        Volume::new(shared).write(0, shard::zeroed(4096).freeze(), false).await.unwrap();
+        over.set(shard::now() - began);
+    });
+    scene.world.run_until(STEPS, |_| written.get() > 0).unwrap();
+    // The next superblock update would tell it too.
+    let waited = written.get();
+    assert!((SECOND..SECOND + 50 * MILLISECOND).contains(&waited), "the write took {waited} ns");
+    assert!(scene.array.detail().slots[slot].bad_sectors > 0);
+}
+
+#[test]
+fn a_write_goes_on_when_the_sector_that_it_could_not_write_is_listed() {
+    (0..4).for_each(a_sector_is_listed_for_another_shard);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_listing_that_no_write_is_told_of_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let found = arrays::defects::find(Mutant::BadSettledSilently, 4, a_sector_is_listed_for_another_shard);
+    assert!(found.is_some());
 }
 
 /// Many flushes, of which the first that reaches one disk fails, and a crash as soon as one of them is
