@@ -194,7 +194,7 @@ async fn drop_gone(array: &Array) {
     for (device, known) in member::known() {
         if known.presence.is_lost() {
             // It fails if the array does, which is told elsewhere.
-            let _ = array.lose(&device).await;
+            let _ = array.drop_gone(&device).await;
         }
     }
 }

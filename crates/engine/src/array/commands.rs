@@ -71,7 +71,7 @@ impl Array {
     /// to it would find that out, and on an idle array that may be the one that has just lost another member.
     /// A member that the array can't do without stays, and its state as it is (C3). Returns whether the
     /// member was dropped.
-    pub async fn lose(&self, device: &str) -> Result<bool, IoError> {
+    pub async fn drop_gone(&self, device: &str) -> Result<bool, IoError> {
         if self.check_change().is_err() {
             return Ok(false);
         }

@@ -126,7 +126,7 @@ impl ArrayController {
                 false
             };
             if shared.has_failures() {
-                self.drop_failed().await;
+                self.drop_reported().await;
             } else if self.has_lost_journal() {
                 self.record_journal_loss().await;
             } else if !shared.bad_reports.is_empty() {
@@ -171,10 +171,10 @@ impl ArrayController {
             }
             Command::Fail { slot, member, reply } => {
                 if reply.is_awaited() {
-                    reply.send(self.take_out(slot, member).await);
+                    reply.send(self.drop_by_command(slot, member).await);
                 }
             }
-            Command::FailJournal { reply } => reply.send(self.take_out_journal().await),
+            Command::FailJournal { reply } => reply.send(self.drop_journal_by_command().await),
             Command::Remove { member, reply } => reply.send(self.enact(Event::Remove(member)).await),
             Command::Recovered { member, reply } => reply.send(self.recovered(member).await),
             Command::Checkpoint { member, offset, reply } => {
@@ -197,7 +197,7 @@ impl ArrayController {
                 while (self.shared().has_failures() || !self.shared().bad_reports.is_empty())
                     && !self.shared().has_failed()
                 {
-                    self.drop_failed().await;
+                    self.drop_reported().await;
                     self.keep_bad_blocks().await;
                 }
                 self.stopped.set(true);
@@ -253,8 +253,8 @@ impl ArrayController {
     /// Takes out a member that a person wants out, if the array can do without it. That is decided behind all
     /// failures that were reported and all commands that came before: neither two commands at once nor one
     /// beside a failure take the array past redundancy (C31).
-    async fn take_out(&self, slot: usize, id: MemberId) -> Result<(), CommandError> {
-        self.drop_reported().await?;
+    async fn drop_by_command(&self, slot: usize, id: MemberId) -> Result<(), CommandError> {
+        self.drop_all_reported().await?;
         let snapshot = self.shared().snapshot();
         let Some(seat) = snapshot.seats.get(slot).filter(|seat| seat.member().is_some_and(|m| m.id == id))
         else {
@@ -275,15 +275,15 @@ impl ArrayController {
     }
 
     /// Takes the reported members out until none is left; an error if the array has failed.
-    pub(crate) async fn drop_reported(&self) -> Result<(), IoError> {
+    pub(crate) async fn drop_all_reported(&self) -> Result<(), IoError> {
         while self.shared().has_failures() && !self.shared().has_failed() {
-            self.drop_failed().await;
+            self.drop_reported().await;
         }
         self.shared().check()
     }
 
     /// Takes the reported members out of the membership and records that.
-    pub(crate) async fn drop_failed(&self) {
+    pub(crate) async fn drop_reported(&self) {
         if self.drop_members(self.shared().take_failures()).await {
             // An error means that the array has failed. Every task that waits checks `has_failed`.
             if self.update_superblocks().await.is_ok() {
@@ -328,7 +328,7 @@ impl ArrayController {
         };
         for failure in &leaving {
             self.note(&failure.error);
-            self.put_out(failure.member);
+            self.end_requests(failure.member);
             self.events.add(EventKind::Fail(failure.error.clone()));
         }
         self.adopt(membership).await;

@@ -44,11 +44,11 @@ impl ArrayController {
     }
 
     /// Nothing waits any more for a device that is about to leave the array.
-    pub(crate) fn put_out(&self, member: MemberId) {
+    pub(crate) fn end_requests(&self, member: MemberId) {
         let waiting = {
             let superblocks = self.superblocks.borrow();
             let handle = superblocks.handle(member);
-            handle.member.health.put_out();
+            handle.member.health.set_dropped();
             handle.waiting.clone()
         };
         if let Some(device) = waiting {

@@ -39,7 +39,7 @@ impl ArrayController {
         self.publish(Change::Log(log.clone())).await;
         while !active(Mutant::LogBeginsUnflushed) && !shared.has_failed() {
             if shared.has_failures() {
-                self.drop_failed().await;
+                self.drop_reported().await;
             } else if !shared.bad_reports.is_empty() {
                 self.keep_bad_blocks().await;
             } else {

@@ -117,7 +117,7 @@ impl ArrayController {
         if !unflushed {
             self.volume.base().flush_or_report(&view).await;
             if self.shared().has_failures() {
-                self.drop_failed().await;
+                self.drop_reported().await;
             }
         }
         let clear = async || {

@@ -54,7 +54,7 @@ impl Maintenance {
                 let due = (recorded + checkpoint_ns.max(LEG_NS_MIN)).max(shard::now() + LEG_NS_MIN);
                 let walk = self.walk(SyncAction::Rebuild, Some((slot, member)), step, due).await;
                 if walk.aborted.get() || walk.errors.get() > 0 {
-                    return self.give_up(slot, member, &walk);
+                    return self.report_target(slot, member, &walk);
                 }
                 next = walk.end.get();
                 if next < stripes && shard::now() - recorded >= checkpoint_ns {
@@ -106,7 +106,7 @@ impl Maintenance {
 
     /// A rebuild that can't read its sources can't go on; the target must not be taken for whole. It is
     /// dropped, and no other spare is tried: it would end in the same way.
-    fn give_up(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
+    fn report_target(&self, slot: usize, member: MemberId, walk: &Walk) -> bool {
         if !walk.aborted.get() {
             let view = self.volume.members.view();
             let unreadable = DeviceError::of(DeviceErrorKind::Media);

@@ -74,7 +74,7 @@ pub struct Health {
     /// Requests that were given up and are not over.
     late: AtomicU64,
     /// It is out of the membership, for good.
-    out: AtomicBool,
+    dropped: AtomicBool,
     /// Shards that wait for it longer than they should.
     slow: AtomicU64,
     /// Flushes of all shards.
@@ -88,7 +88,7 @@ pub struct Health {
 impl Health {
     /// Whether nothing may be asked of it (C16).
     pub(crate) fn refuses(&self) -> bool {
-        let is_refusing = self.out.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0;
+        let is_refusing = self.dropped.load(Ordering::Relaxed) || self.late.load(Ordering::Relaxed) > 0;
         is_refusing && !active(Mutant::LateMemberAsked)
     }
 
@@ -141,8 +141,8 @@ impl Health {
     }
 
     /// From now on it is out of the membership and refuses everything.
-    pub(crate) fn put_out(&self) {
-        self.out.store(true, Ordering::SeqCst);
+    pub(crate) fn set_dropped(&self) {
+        self.dropped.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn enter_counters(&self) -> Arc<CachePadded<MemberCounters>> {

@@ -478,7 +478,7 @@ async fn watch(array: Array, presences: Presences, users: Rc<UserState>) {
         for number in lost {
             told.insert(number);
             // If the array can't do without it, it finds out by itself.
-            let _ = array.lose(&net::name(number)).await;
+            let _ = array.drop_gone(&net::name(number)).await;
         }
         shard::sleep(LOOK_NS).await;
     }

@@ -25,7 +25,7 @@ impl ArrayController {
                 journal.wanted.wait_for(|| if over() { Some(None) } else { journal.take().map(Some) }).await;
             let Some(taken) = taken else { return };
             if let Err(error) = journal.log(|| self.journal_device(), taken).await {
-                self.lose_journal(&journal, error);
+                self.drop_journal(&journal, error);
                 return;
             }
         }

@@ -61,8 +61,8 @@ pub(crate) fn refused(why: &str) -> CommandError {
 impl ArrayController {
     /// Takes the journal out, if the array can do without it. That is decided behind all failures that were
     /// reported and all commands that came before, as of a member (C31). The controller's.
-    pub(crate) async fn take_out_journal(&self) -> Result<(), CommandError> {
-        self.drop_reported().await?;
+    pub(crate) async fn drop_journal_by_command(&self) -> Result<(), CommandError> {
+        self.drop_all_reported().await?;
         let Some(journal) = self.journal() else { return Err(refused(NO_JOURNAL)) };
         if journal.failure().is_some() {
             return Err(refused("the journal is out of the array already"));
@@ -80,7 +80,7 @@ impl ArrayController {
                 "the journal is needed: a member is missing, doesn't answer or is being rebuilt, and after a crash the array could not do without it; nothing was done",
             ));
         }
-        self.lose_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));
+        self.drop_journal(&journal, DeviceError::of(DeviceErrorKind::Removed));
         self.record_journal_loss().await;
         Ok(self.shared().check()?)
     }
@@ -158,7 +158,7 @@ impl ArrayController {
                     journal.written = superblock;
                 }
             }
-            Err(error) => self.lose_journal(&journal, error),
+            Err(error) => self.drop_journal(&journal, error),
         }
     }
 

@@ -68,7 +68,7 @@ impl ArrayController {
             }
         };
         if let Err(error) = written {
-            self.lose_journal(journal, error);
+            self.drop_journal(journal, error);
             return Err(IoError::JournalLost);
         }
         journal.tail_moved(from);
@@ -84,7 +84,7 @@ impl ArrayController {
     }
 
     /// The journal device failed (C18). The controller records it.
-    pub(crate) fn lose_journal(&self, journal: &Journal, error: DeviceError) {
+    pub(crate) fn drop_journal(&self, journal: &Journal, error: DeviceError) {
         journal.fail(error);
         self.shared().controller_wake.notify();
     }

@@ -122,7 +122,7 @@ impl Net {
     pub fn lose(&mut self, server: usize) {
         self.servers[server].die();
         let (array, name) = (self.scene.array.clone(), self.scene.disks[server].info().name.clone());
-        self.scene.run(async move { array.lose(&name).await }).unwrap();
+        self.scene.run(async move { array.drop_gone(&name).await }).unwrap();
         self.attach();
     }
 
