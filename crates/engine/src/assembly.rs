@@ -50,7 +50,7 @@ pub(crate) struct FoundMembers {
     /// By slot: in sync, or being recovered (then `superblock.member.recovery_offset` is set).
     pub(crate) seats: Vec<Option<Found>>,
     /// Devices that are being copied to, each with its slot. The member there has everything.
-    pub(crate) targets: Vec<(usize, Found)>,
+    pub(crate) replacements: Vec<(usize, Found)>,
     /// Devices that wait for a slot.
     pub(crate) spares: Vec<Found>,
     /// Devices that were left out as out of date.
@@ -406,8 +406,8 @@ fn seat(freshest: &Superblock, found: Vec<Found>, members: usize) -> Result<Foun
         }
         *seat = Some(member);
     }
-    let targets = seat_targets(&mut seats, targets, freshest);
-    Ok(FoundMembers { seats, targets, spares, stale })
+    let replacements = seat_replacements(&mut seats, targets, freshest);
+    Ok(FoundMembers { seats, replacements, spares, stale })
 }
 
 /// Whether a replacement can go on: what is logged for the member must fit the target, too.
@@ -417,7 +417,7 @@ fn can_replace(freshest: &Superblock, member: &Superblock, target: &Superblock) 
 }
 
 /// Which replacements go on. Where the member that was to be replaced is gone, its target is the member.
-fn seat_targets(
+fn seat_replacements(
     seats: &mut [Option<Found>],
     targets: Vec<Option<Found>>,
     freshest: &Superblock,

@@ -23,10 +23,10 @@ fn started(scene: &mut Scene, disks: &[usize]) -> Array {
     scene.start(disks, false).unwrap().unwrap()
 }
 
-/// The scenes that have a defect to find; they stand in `swarm/scenes.rs`.
+/// The scenes that have a defect to find; they stand in `swarm/scenarios.rs`.
 #[test]
 fn scenes_that_find_a_defect_pass_without_it() {
-    for (mutant, scene) in swarm::SCENES {
+    for (mutant, scene) in swarm::SCENARIOS {
         if let Err(verdict) = scene() {
             panic!("{mutant:?}: {verdict}");
         }
@@ -37,7 +37,7 @@ fn scenes_that_find_a_defect_pass_without_it() {
 #[cfg(feature = "mutants")]
 #[test]
 fn scenes_find_the_defects_of_membership() {
-    for (mutant, scene) in swarm::SCENES.iter().skip(4) {
+    for (mutant, scene) in swarm::SCENARIOS.iter().skip(4) {
         pinstripe_engine::mutants::activate(Some(*mutant));
         let found = std::panic::catch_unwind(scene);
         pinstripe_engine::mutants::activate(None);

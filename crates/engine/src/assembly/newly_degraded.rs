@@ -29,7 +29,8 @@ pub(crate) fn check(
 /// The slots without a whole member for which the superblocks name a device that isn't here.
 fn slots(array: &ArrayRecord, seated: &FoundMembers) -> Vec<usize> {
     let is_whole = |member: &Found| member.superblock.member.recovery_offset.is_none();
-    let members = || seated.seats.iter().flatten().chain(seated.targets.iter().map(|(_, target)| target));
+    let members =
+        || seated.seats.iter().flatten().chain(seated.replacements.iter().map(|(_, target)| target));
     let is_here =
         |number: DeviceNumber| members().any(|member| member.superblock.member.dev_number == number);
     let is_missed = |slot: usize| {

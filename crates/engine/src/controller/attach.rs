@@ -422,7 +422,7 @@ impl ArrayController {
             return None;
         } else if !snapshot.log.is_none() {
             Some("the array's log has to see old bytes".to_owned())
-        } else if !snapshot.targets.is_empty() {
+        } else if !snapshot.replacements.is_empty() {
             Some("a member is being replaced".to_owned())
         } else if snapshot.attached().is_none() {
             Some("the servers are not attached".to_owned())
@@ -493,7 +493,7 @@ impl Attached {
     /// While a member is being replaced its rows have two places for one chunk, of which the servers know
     /// nothing.
     fn leave_out(&mut self, view: &View) {
-        if !view.snapshot.targets.is_empty() {
+        if !view.snapshot.replacements.is_empty() {
             for standing in self.standing.iter_mut().filter(|standing| **standing == Standing::Offload) {
                 *standing = Standing::Replacement;
             }

@@ -145,7 +145,7 @@ impl ArrayController {
     /// under way the marks stay: some may say what is to be copied again.
     pub(crate) fn clear_missed(&self) {
         let snapshot = self.shared().snapshot();
-        if snapshot.is_complete() && snapshot.targets.is_empty() {
+        if snapshot.is_complete() && snapshot.replacements.is_empty() {
             snapshot.intent.recovered();
         }
     }

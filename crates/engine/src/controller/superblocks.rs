@@ -200,16 +200,17 @@ pub(crate) fn assembled<D>(
     record: impl Fn(Found, MemberId, Option<usize>, MemberState) -> DeviceRecord<D>,
 ) -> Membership<D> {
     let mut membership = Membership::new(array);
-    let FoundMembers { seats, targets, spares, .. } = found;
+    let FoundMembers { seats, replacements, spares, .. } = found;
     let seats = seats.into_iter().enumerate().filter_map(|(slot, found)| {
         let found = found?;
         let recovering = found.superblock.member.recovery_offset.is_some();
         let state = if recovering { MemberState::Recovering } else { MemberState::InSync };
         Some((Some(slot), found, state))
     });
-    let targets = targets.into_iter().map(|(slot, target)| (Some(slot), target, MemberState::Replacing));
+    let replacements =
+        replacements.into_iter().map(|(slot, target)| (Some(slot), target, MemberState::Replacing));
     let spares = spares.into_iter().map(|spare| (None, spare, MemberState::Spare));
-    for (slot, found, state) in seats.chain(targets).chain(spares) {
+    for (slot, found, state) in seats.chain(replacements).chain(spares) {
         let id = membership.next_id();
         membership.devices.push(record(found, id, slot, state));
     }

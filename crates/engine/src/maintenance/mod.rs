@@ -270,7 +270,7 @@ impl Maintenance {
             // them. Nor do they keep their member from being replaced.
             let vain = self.resync_in_vain.get();
             let resync = snapshot.is_complete() && snapshot.intent.resync_count() > 0;
-            if let Some((slot, target)) = snapshot.targets.first()
+            if let Some((slot, target)) = snapshot.replacements.first()
                 && (!resync || vain)
             {
                 return Some(Job::Replace(*slot, target.id));

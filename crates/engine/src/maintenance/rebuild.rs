@@ -112,7 +112,7 @@ impl Maintenance {
             let unreadable = DeviceError::of(DeviceErrorKind::Media);
             if view.snapshot.slot_of(member) == Some(slot) {
                 self.controller.spares_rest.set(true);
-                let place = view.target_place(slot).unwrap_or(slot);
+                let place = view.replacement_place(slot).unwrap_or(slot);
                 self.volume.members.report(&view, place, Operation::Read, 0, unreadable);
             }
         }
@@ -150,7 +150,7 @@ impl ParityVolume {
     ) -> Result<(), IoError> {
         let geometry = &self.geometry;
         let offset = geometry.member_offset(stripe) + u64::from(from);
-        let target = view.target_place(slot);
+        let target = view.replacement_place(slot);
         if let Some(target) = target
             && let Some(bytes) = self.read_replaced(view, slot, offset, to - from).await?
         {

@@ -90,7 +90,7 @@ pub struct Snapshot {
     /// The generation of the last change that was more than one of the bad blocks.
     pub membership: u64,
     /// The targets of replacements, each with its slot.
-    pub targets: Vec<(usize, Arc<Member>)>,
+    pub replacements: Vec<(usize, Arc<Member>)>,
     /// The write intent that goes with this membership.
     pub intent: Arc<IntentTable>,
     /// The log that goes with this membership.
@@ -108,9 +108,9 @@ impl Snapshot {
         let missing = slots(|s| !s.is_whole());
         let recovering = slots(|s| matches!(s, Seat::Recovering(_)));
         let target = |(slot, seat): (usize, &Seat)| Some((slot, Arc::clone(seat.target()?)));
-        let targets = seats.iter().enumerate().filter_map(target).collect();
+        let replacements = seats.iter().enumerate().filter_map(target).collect();
         let mut snapshot = Self {
-            targets,
+            replacements,
             generation,
             missing,
             recovering,
@@ -213,7 +213,7 @@ impl View {
         let slots = self.snapshot.seats.len();
         let member = match place.checked_sub(slots) {
             None => self.snapshot.seats[place].member(),
-            Some(number) => self.snapshot.targets.get(number).map(|(_, target)| target),
+            Some(number) => self.snapshot.replacements.get(number).map(|(_, target)| target),
         };
         member.zip(self.devices.get(place).and_then(Option::as_ref))
     }
@@ -221,19 +221,19 @@ impl View {
     /// The slot that a place belongs to.
     pub fn slot_at(&self, place: usize) -> usize {
         let number = place.checked_sub(self.snapshot.seats.len());
-        number.and_then(|number| self.snapshot.targets.get(number)).map_or(place, |(slot, _)| *slot)
+        number.and_then(|number| self.snapshot.replacements.get(number)).map_or(place, |(slot, _)| *slot)
     }
 
     /// Where the target of a slot's replacement is, if there is one.
-    pub fn target_place(&self, slot: usize) -> Option<usize> {
-        let number = self.snapshot.targets.iter().position(|(replaced, _)| *replaced == slot)?;
+    pub fn replacement_place(&self, slot: usize) -> Option<usize> {
+        let number = self.snapshot.replacements.iter().position(|(replaced, _)| *replaced == slot)?;
         Some(self.snapshot.seats.len() + number)
     }
 
     /// The places that take what is written to a slot: the slot itself, and the target of its replacement
     /// (C1).
     pub fn places(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
-        let target = if active(Mutant::ReplacementNotWritten) { None } else { self.target_place(slot) };
+        let target = if active(Mutant::ReplacementNotWritten) { None } else { self.replacement_place(slot) };
         std::iter::once(slot).chain(target)
     }
 
@@ -244,7 +244,7 @@ impl View {
         if self.snapshot.missing.contains(slot) && !recovering {
             return None;
         }
-        let place = self.target_place(slot).filter(|_| active(Mutant::ReplacementRead)).unwrap_or(slot);
+        let place = self.replacement_place(slot).filter(|_| active(Mutant::ReplacementRead)).unwrap_or(slot);
         self.member(place).filter(|_| !self.snapshot.is_bad(slot, offset, length))
     }
 }

@@ -30,12 +30,13 @@ use crate::{
 /// would be in the way of a bitmap.
 fn give_up_torn_log(assembled: &mut Assembled) {
     let seated = &mut assembled.seated;
-    let members = || seated.seats.iter().flatten().chain(seated.targets.iter().map(|(_, target)| target));
+    let members =
+        || seated.seats.iter().flatten().chain(seated.replacements.iter().map(|(_, target)| target));
     if members().all(|found| found.superblock.member.ppl.is_some()) {
         return;
     }
     assembled.freshest.member.ppl = None;
-    let targets = seated.targets.iter_mut().map(|(_, target)| target);
+    let targets = seated.replacements.iter_mut().map(|(_, target)| target);
     for found in seated.seats.iter_mut().flatten().chain(targets).chain(&mut seated.spares) {
         found.superblock.member.ppl = None;
     }

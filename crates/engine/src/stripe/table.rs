@@ -1,7 +1,8 @@
 //! Which task writes a stripe now, which writes joined it, and which comes next.
 //!
-//! Every stripe maps to one slot of a fixed table (direct-mapped: neighbours never collide, others that do
-//! simply wait). A slot is one word: *held*, and the head of a list of nodes that arrived while it was held.
+//! Every stripe maps to one bucket of a fixed table (direct-mapped: neighbours never collide, others that do
+//! simply wait). A bucket is one word: *held*, and the head of a list of nodes that arrived while it was
+//! held.
 //! All that can happen:
 //!
 //! ```text
@@ -16,7 +17,7 @@
 //! what is pushed later is not seen until the release, so no follower can be lost between "too late to join"
 //! and "waiting" – they are the same push.
 //!
-//! Release hands the slot to the oldest waiter and to no other (C12): no stampede, no starvation: a waiter
+//! Release hands the bucket to the oldest waiter and to no other (C12): no stampede, no starvation: a waiter
 //! waits for at most the writes that arrived before it. The word needs no generation: a push is right
 //! whenever the head it links to is still the head, and a take empties the list whatever it holds, so ABA
 //! can't do harm.
@@ -56,7 +57,7 @@ struct NodeData<P, R> {
     payload: Option<P>,
     answer: Option<R>,
     waker: Option<Waker>,
-    /// On a grant: the queue that goes with the slot.
+    /// On a grant: the queue that goes with the bucket.
     queue: List,
 }
 
@@ -69,7 +70,7 @@ struct List {
 
 /// The table. `P` is what joins, `R` what a batch answers.
 pub struct StripeTable<P, R> {
-    slots: Box<[AtomicU64]>,
+    buckets: Box<[AtomicU64]>,
     nodes: Box<[Node<P, R>]>,
     free: Box<[FreeNodes]>,
 }
@@ -82,7 +83,7 @@ struct FreeNodes {
 
 /// What [`StripeTable::claim`] came to.
 pub enum Entered<'t, P: 'static, R: Clone + 'static> {
-    /// The slot is ours; the payload, which no other task has seen, comes back.
+    /// The bucket is ours; the payload, which no other task has seen, comes back.
     Owner(Claim<'t, P, R>, Option<P>),
     /// An owner took our payload into its batch; this is the batch's answer, `None` if the owner vanished.
     Joined(Option<R>),
@@ -93,9 +94,9 @@ fn locked<T>(mutex: &Mutex<T>) -> pinstripe_runtime::atomics::MutexGuard<'_, T> 
 }
 
 impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
-    /// A table of `slots` words (rounded up to a power of two) for `shards` shards with `nodes_per_shard`
+    /// A table of `buckets` buckets (rounded up to a power of two) for `shards` shards with `nodes_per_shard`
     /// waiters each.
-    pub fn new(slots: usize, shards: usize, nodes_per_shard: usize) -> Self {
+    pub fn new(buckets: usize, shards: usize, nodes_per_shard: usize) -> Self {
         let node = |_| Node {
             next: AtomicU32::new(END),
             state: AtomicU32::new(WAITING),
@@ -108,7 +109,7 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
                 .collect()
         };
         Self {
-            slots: (0..slots.next_power_of_two()).map(|_| AtomicU64::new(FREE)).collect(),
+            buckets: (0..buckets.next_power_of_two()).map(|_| AtomicU64::new(FREE)).collect(),
             nodes: (0..shards * nodes_per_shard).map(node).collect(),
             free: (0..shards)
                 .map(|s| FreeNodes { indices: Mutex::new(indices(s)), returned: Signal::default() })
@@ -116,28 +117,27 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
         }
     }
 
-    fn slot_of(&self, stripe: u64) -> usize {
+    fn bucket_of(&self, stripe: u64) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "masked to the table's size")]
-        let slot = stripe as usize & (self.slots.len() - 1);
-        slot
+        let bucket = stripe as usize & (self.buckets.len() - 1);
+        bucket
     }
 
-    /// The number of the slot that `stripe` takes.
-    pub fn slot_number(&self, stripe: u64) -> u64 {
-        self.slot_of(stripe) as u64
+    /// The number of the bucket that `stripe` takes.
+    pub fn bucket_number(&self, stripe: u64) -> u64 {
+        self.bucket_of(stripe) as u64
     }
 
     fn node(&self, number: u32) -> &Node<P, R> {
         &self.nodes[number as usize - 1]
     }
 
-    /// Takes the slot of `stripe` if it is free, without waiting.
+    /// Takes the bucket of `stripe` if it is free, without waiting.
     pub fn try_claim(&self, stripe: u64) -> Option<Claim<'_, P, R>> {
-        let slot = self.slot_of(stripe);
-        self.slots[slot]
-            .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| Claim { table: self, slot, stripe, queue: List::default(), followers: List::default() })
+        let bucket = self.bucket_of(stripe);
+        self.buckets[bucket].compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok().map(
+            |_| Claim { table: self, bucket, stripe, queue: List::default(), followers: List::default() },
+        )
     }
 
     /// Claims `stripe`, or joins its owner's write with `payload` (an exclusive claim has none and never
@@ -152,18 +152,18 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
                 self.return_node(number);
                 Entered::Owner(claim, payload)
             }
-            Pushed::Waiting => Wait { table: self, number, slot: self.slot_of(stripe), stripe }.await,
+            Pushed::Waiting => Wait { table: self, number, bucket: self.bucket_of(stripe), stripe }.await,
         }
     }
 
     fn push(&self, number: u32, stripe: u64, payload: Option<P>) -> Pushed<'_, P, R> {
-        let slot = self.slot_of(stripe);
+        let bucket = self.bucket_of(stripe);
         let node = self.node(number);
         node.stripe.store(stripe, Ordering::Relaxed);
         node.state.store(WAITING, Ordering::Relaxed);
         *locked(&node.data) = NodeData { payload, answer: None, waker: None, queue: List::default() };
         loop {
-            let word = self.slots[slot].load(Ordering::Relaxed);
+            let word = self.buckets[bucket].load(Ordering::Relaxed);
             if word == FREE {
                 if let Some(claim) = self.try_claim(stripe) {
                     return Pushed::Free(claim, locked(&node.data).payload.take());
@@ -173,7 +173,7 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
             #[expect(clippy::cast_possible_truncation, reason = "the low half of the word is the head")]
             node.next.store(word as u32, Ordering::Relaxed);
             let pushed = HELD | u64::from(number);
-            if self.slots[slot]
+            if self.buckets[bucket]
                 .compare_exchange_weak(word, pushed, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
@@ -196,10 +196,10 @@ impl<P: 'static, R: Clone + 'static> StripeTable<P, R> {
         self.free[shard].returned.notify();
     }
 
-    /// Whether no slot is held and every node is free: nothing leaked.
+    /// Whether no bucket is held and every node is free: nothing leaked.
     pub fn is_idle(&self) -> bool {
         let free: usize = self.free.iter().map(|f| locked(&f.indices).len()).sum();
-        free == self.nodes.len() && self.slots.iter().all(|s| s.load(Ordering::Acquire) == FREE)
+        free == self.nodes.len() && self.buckets.iter().all(|s| s.load(Ordering::Acquire) == FREE)
     }
 }
 
@@ -208,18 +208,24 @@ enum Pushed<'t, P: 'static, R: Clone + 'static> {
     Free(Claim<'t, P, R>, Option<P>),
 }
 
-/// A node in some list, until its owner grants the slot or answers.
+/// A node in some list, until its owner grants the bucket or answers.
 struct Wait<'t, P: 'static, R: Clone + 'static> {
     table: &'t StripeTable<P, R>,
     number: u32,
-    slot: usize,
+    bucket: usize,
     stripe: u64,
 }
 
 impl<'t, P: 'static, R: Clone + 'static> Wait<'t, P, R> {
     fn granted(&self) -> Claim<'t, P, R> {
         let queue = locked(&self.table.node(self.number).data).queue;
-        Claim { table: self.table, slot: self.slot, stripe: self.stripe, queue, followers: List::default() }
+        Claim {
+            table: self.table,
+            bucket: self.bucket,
+            stripe: self.stripe,
+            queue,
+            followers: List::default(),
+        }
     }
 
     /// What the node has come to, which frees it.
@@ -272,13 +278,13 @@ impl<P: 'static, R: Clone + 'static> Drop for Wait<'_, P, R> {
     }
 }
 
-/// The right to change one stripe. Dropping it releases the slot; followers that were not answered learn
+/// The right to change one stripe. Dropping it releases the bucket; followers that were not answered learn
 /// that.
 pub struct Claim<'t, P: 'static, R: Clone + 'static> {
     table: &'t StripeTable<P, R>,
-    slot: usize,
+    bucket: usize,
     stripe: u64,
-    /// Nodes that wait for this slot, oldest first, as far as taken from the word.
+    /// Nodes that wait for this bucket, oldest first, as far as taken from the word.
     queue: List,
     /// Nodes that joined, in arrival order.
     followers: List,
@@ -290,9 +296,9 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
         self.stripe
     }
 
-    /// Whether any node waits for this slot, also one that [`Claim::join`] has left.
+    /// Whether any node waits for this bucket, also one that [`Claim::join`] has left.
     pub fn has_arrivals(&self) -> bool {
-        self.table.slots[self.slot].load(Ordering::Relaxed) != HELD || self.queue.head != END
+        self.table.buckets[self.bucket].load(Ordering::Relaxed) != HELD || self.queue.head != END
     }
 
     /// Lets at most `limit` writes of this stripe that have arrived by now join; each payload goes to `each`,
@@ -338,7 +344,7 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
     /// Moves what was pushed to the word to the end of the queue, in arrival order.
     fn take_arrivals(&mut self) {
         #[expect(clippy::cast_possible_truncation, reason = "the low half of the word is the head")]
-        let number = self.table.slots[self.slot].swap(HELD, Ordering::AcqRel) as u32;
+        let number = self.table.buckets[self.bucket].swap(HELD, Ordering::AcqRel) as u32;
         let turned = self.turn(number);
         let mut turned = if active(Mutant::ArrivalsNotTurned) { self.turn(turned) } else { turned };
         while turned != END {
@@ -397,7 +403,7 @@ impl<P: 'static, R: Clone + 'static> Claim<'_, P, R> {
     }
 
     fn release(&mut self) {
-        let word = &self.table.slots[self.slot];
+        let word = &self.table.buckets[self.bucket];
         loop {
             if let Some(oldest) = Self::pop(self.table, &mut self.queue) {
                 let queue = std::mem::take(&mut self.queue);

@@ -127,7 +127,7 @@ impl ShardMembers {
         let snapshot = self.shared.snapshot();
         let device = |member: &Arc<Member>| self.device(member) as Rc<dyn Device>;
         let seated = snapshot.seats.iter().map(|seat| seat.member().map(device));
-        let targets = snapshot.targets.iter().map(|(_, target)| Some(device(target)));
+        let targets = snapshot.replacements.iter().map(|(_, target)| Some(device(target)));
         let devices: Vec<_> = seated.chain(targets).collect();
         let shares_link = devices.iter().flatten().filter(|device| device.is_remote()).count() > 1;
         // A device that left the array is let go of, and waits for it end; requests under way still hold it.

@@ -15,8 +15,8 @@ use std::{
 use clap::Parser;
 use pinstripe_engine::mutants::Mutant;
 use pinstripe_sim::swarm::{
-    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, EXPORT_SCENES, Failure, KILLERS, NET_KILLERS,
-    NVME_KILLERS, RUNTIME_KILLERS, SCENES, States, Summary, Verdict,
+    self, Defect, Depth, EXPLORERS, EXPORT_KILLERS, EXPORT_SCENARIOS, Failure, KILLERS, NET_KILLERS,
+    NVME_KILLERS, RUNTIME_KILLERS, SCENARIOS, States, Summary, Verdict,
 };
 
 /// The swarm simulation of the engine.
@@ -24,8 +24,8 @@ use pinstripe_sim::swarm::{
 enum Task {
     /// Run seeds.
     Run(Run),
-    /// Run the scenes, without a defect.
-    Scenes,
+    /// Run the scenarios, without a defect.
+    Scenarios,
     /// Show that every deliberate defect is found.
     Mutants(Mutants),
 }
@@ -125,7 +125,7 @@ struct Mutants {
 fn main() -> ExitCode {
     let green = match Task::parse() {
         Task::Run(run) => run_seeds(&run),
-        Task::Scenes => run_scenes(),
+        Task::Scenarios => run_scenarios(),
         Task::Mutants(mutants) => try_mutants(&mutants),
     };
     if green { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -219,17 +219,17 @@ fn run_seeds(run: &Run) -> bool {
     failing.is_empty() && enough
 }
 
-fn run_scenes() -> bool {
+fn run_scenarios() -> bool {
     let mut green = true;
-    let engine = SCENES.iter().map(|(mutant, scene)| (Defect::Engine(*mutant), *scene));
-    let exports = EXPORT_SCENES.iter().map(|(mutant, scene)| (Defect::Export(*mutant), *scene));
-    for (defect, scene) in engine.chain(exports) {
-        if let Some(Ok(())) = attempt(|| swarm::run_scene(scene, None)) {
+    let engine = SCENARIOS.iter().map(|(mutant, scenario)| (Defect::Engine(*mutant), *scenario));
+    let exports = EXPORT_SCENARIOS.iter().map(|(mutant, scenario)| (Defect::Export(*mutant), *scenario));
+    for (defect, scenario) in engine.chain(exports) {
+        if let Some(Ok(())) = attempt(|| swarm::run_scenario(scenario, None)) {
             continue;
         }
-        let failure = attempt(|| swarm::run_scene(scene, None)).and_then(Result::err);
+        let failure = attempt(|| swarm::run_scenario(scenario, None)).and_then(Result::err);
         println!(
-            "scene of {}: {}",
+            "scenario of {}: {}",
             defect.name(),
             failure.map_or("panic".to_owned(), |failure| failure.to_string())
         );
@@ -245,8 +245,8 @@ enum Killer {
     Seed(u64),
     /// A run of this seed, with looks at the crashes that could have happened.
     Explorer(u64),
-    /// A scene.
-    Scene(fn() -> Result<(), Verdict>),
+    /// A scenario.
+    Scenario(fn() -> Result<(), Verdict>),
 }
 
 /// How closely a run is looked at that shall find a defect.
@@ -257,7 +257,7 @@ impl Killer {
         match self {
             Self::Seed(seed) => swarm::run(seed, defect).map(|_| ()),
             Self::Explorer(seed) => swarm::run_explored(seed, defect, 0, Some(CLOSE)).map(|_| ()),
-            Self::Scene(scene) => swarm::run_scene(scene, defect),
+            Self::Scenario(scenario) => swarm::run_scenario(scenario, defect),
         }
     }
 
@@ -274,7 +274,7 @@ impl Killer {
         match self {
             Self::Seed(seed) => format!("(Mutant::{name}, {seed}),"),
             Self::Explorer(seed) => format!("explored: (Mutant::{name}, {seed}),"),
-            Self::Scene(_) => format!("scene: {name},"),
+            Self::Scenario(_) => format!("scenario: {name},"),
         }
     }
 }
@@ -312,7 +312,9 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let mut known = Vec::new();
     match defect {
         Defect::Engine(mutant) => {
-            known.extend(SCENES.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Scene(*s)));
+            known.extend(
+                SCENARIOS.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Scenario(*s)),
+            );
             known.extend(KILLERS.iter().filter(|(name, _)| *name == mutant).map(|(_, s)| Killer::Seed(*s)));
             let explored = EXPLORERS.iter().filter(|(name, _)| *name == mutant);
             known.extend(explored.map(|(_, s)| Killer::Explorer(*s)));
@@ -324,8 +326,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
             known.extend(of.map(|(_, s)| Killer::Seed(*s)));
         }
         Defect::Export(mutant) => {
-            let scenes = EXPORT_SCENES.iter().filter(|(name, _)| *name == mutant);
-            known.extend(scenes.map(|(_, scene)| Killer::Scene(*scene)));
+            let scenarios = EXPORT_SCENARIOS.iter().filter(|(name, _)| *name == mutant);
+            known.extend(scenarios.map(|(_, scenario)| Killer::Scenario(*scenario)));
             let of = EXPORT_KILLERS.iter().filter(|(name, _)| *name == mutant);
             known.extend(of.map(|(_, s)| Killer::Seed(*s)));
         }
@@ -350,8 +352,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let others = others.chain((first..seeds).map(Killer::Seed));
     let (vast, marks) = (swarm::FIRST_SEED_OF_VAST, swarm::FIRST_SEED_OF_MARKS);
     let others = others.chain((vast..vast + seeds / 2).chain(marks..marks + seeds / 4).map(Killer::Seed));
-    let scene = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scene(_));
-    known.into_iter().filter(scene).chain(others).collect()
+    let scenario = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scenario(_));
+    known.into_iter().filter(scenario).chain(others).collect()
 }
 
 fn try_mutants(arguments: &Mutants) -> bool {

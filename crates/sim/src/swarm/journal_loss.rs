@@ -32,7 +32,7 @@ pub(super) fn lose(swarm: &mut Swarm) -> Result<bool, Verdict> {
     let bed = &mut swarm.bed;
     let array = bed.service.array();
     let snapshot = array.shared().snapshot();
-    let is_whole = bed.broken() == 0 && snapshot.targets.is_empty() && array.shared().is_recorded();
+    let is_whole = bed.broken() == 0 && snapshot.replacements.is_empty() && array.shared().is_recorded();
     if !is_whole || bed.service.is_torn() {
         return Ok(false);
     }

@@ -40,7 +40,7 @@ mod defect;
 mod doubts;
 mod draw;
 mod events;
-mod forced_scenes;
+mod forced_scenarios;
 mod front;
 mod hosts;
 mod injected_faults;
@@ -56,10 +56,10 @@ mod net_events;
 mod net_life;
 mod owner;
 mod races;
-mod repair_scenes;
+mod repair_scenarios;
 mod rest;
 mod rival;
-mod scenes;
+mod scenarios;
 mod seeds;
 mod service;
 mod summary;
@@ -72,12 +72,12 @@ mod wild;
 pub use crash_states::{Depth, States};
 pub use defect::Defect;
 pub use draw::{Consistency, Setup};
-pub use forced_scenes::EXPORT_SCENES;
+pub use forced_scenarios::EXPORT_SCENARIOS;
 pub use front::NbdSetup;
 pub use killers::{EXPLORERS, EXPORT_KILLERS, KILLERS, NET_KILLERS, NVME_KILLERS, RUNTIME_KILLERS};
 pub use net::NetSetup;
 pub use races::Races;
-pub use scenes::SCENES;
+pub use scenarios::SCENARIOS;
 pub use seeds::{
     FIRST_SEED_OF_MARKS, FIRST_SEED_OF_NET, FIRST_SEED_OF_VAST, FIRST_SEED_OF_WIDE, FIRST_SEED_OF_WILD_NET,
     FIRST_SEED_WITH_ATLAS, FIRST_SEED_WITH_RACES,
@@ -145,15 +145,18 @@ pub fn compare(seed: u64, first: &Summary) -> Result<(), Box<Failure>> {
     Err(Box::new(Failure { seed, verdict, setup: String::new(), summary: second, log: String::new() }))
 }
 
-/// Runs a scene, with `mutant` turned on if there is one.
-pub fn run_scene(scene: fn() -> Result<(), Verdict>, mutant: Option<Defect>) -> Result<(), Box<Failure>> {
+/// Runs a scenario, with `mutant` turned on if there is one.
+pub fn run_scenario(
+    scenario: fn() -> Result<(), Verdict>,
+    mutant: Option<Defect>,
+) -> Result<(), Box<Failure>> {
     activate(mutant);
-    let result = scene();
+    let result = scenario();
     activate(None);
     let failure = |verdict| Failure {
         seed: 0,
         verdict,
-        setup: "a scene".to_owned(),
+        setup: "a scenario".to_owned(),
         summary: Summary::default(),
         log: String::new(),
     };

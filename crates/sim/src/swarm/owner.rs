@@ -177,7 +177,7 @@ pub(super) fn keep_a_spare(bed: &mut Testbed) {
 /// A whole member is to be replaced: by a new disk, by one that was out, or by a spare.
 pub(super) fn replace(bed: &mut Testbed) {
     let snapshot = bed.snapshot();
-    if snapshot.targets.len() > 1 {
+    if snapshot.replacements.len() > 1 {
         return;
     }
     let slot = bed.rng.index(snapshot.seats.len());

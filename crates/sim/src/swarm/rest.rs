@@ -123,7 +123,7 @@ fn wait_for_rebuild(swarm: &mut Swarm, array: &Array) -> Result<(), Verdict> {
 }
 
 fn is_whole(snapshot: &Snapshot) -> bool {
-    snapshot.is_complete() && snapshot.targets.is_empty() && snapshot.intent.resync_count() == 0
+    snapshot.is_complete() && snapshot.replacements.is_empty() && snapshot.intent.resync_count() == 0
 }
 
 fn has_empty_slot(snapshot: &Snapshot) -> bool {

@@ -40,7 +40,7 @@ impl ParityVolume {
     }
 
     fn cache_key(&self, stripe: StripeId) -> Key {
-        Key { slot: self.shared.stripes.slot_number(stripe.0), stripe: stripe.0 }
+        Key { slot: self.shared.stripes.bucket_number(stripe.0), stripe: stripe.0 }
     }
 
     /// Acknowledges a batch from the journal. `None` if it must be written through; then nothing is cached

@@ -4,14 +4,14 @@ use pinstripe_engine::{mutants::Mutant, plan::WritePolicy};
 use pinstripe_md::{level::Level, placement::NewBitmap, superblock::Role};
 use pinstripe_runtime::shard;
 
-use super::{Verdict, membership, repair_scenes};
+use super::{Verdict, membership, repair_scenarios};
 use crate::{checks, scene::Scene};
 
 /// A scene as a function.
 pub type Scenario = fn() -> Result<(), Verdict>;
 
 /// A defect, and the scene that finds it and passes without it.
-pub const SCENES: &[(Mutant, Scenario)] = &[
+pub const SCENARIOS: &[(Mutant, Scenario)] = &[
     (Mutant::AbsentNotDisowned, a_device_that_was_absent_for_a_single_write_is_disowned),
     (Mutant::UnevenNotLevelled, members_that_torn_updates_left_behind_are_still_current),
     (Mutant::CacheIgnoresGeneration, cached_parity_does_not_outlive_its_member),
@@ -31,14 +31,14 @@ pub const SCENES: &[(Mutant, Scenario)] = &[
     (Mutant::FormerNotFaulty, membership::a_crash_as_a_replacement_takes_the_slot_leaves_one_holder),
     (Mutant::HalfRecoveredReadded, membership::a_member_that_was_half_rebuilt_does_not_come_back_by_its_bits),
     (Mutant::WalkForgetsFailedFlush, membership::a_flush_that_failed_a_rebuild_costs_the_member_its_place),
-    (Mutant::RepairOutsideClaim, repair_scenes::a_read_repair_does_not_undo_a_write_that_comes_meanwhile),
-    (Mutant::RepairLeavesCache, repair_scenes::a_write_after_a_repair_uses_the_parity_that_it_made),
-    (Mutant::LocateGuesses, repair_scenes::two_wrong_chunks_of_a_row_are_left_alone),
-    (Mutant::LocateDegraded, repair_scenes::a_row_with_an_unreadable_chunk_accuses_no_member),
-    (Mutant::HealsWholeChunk, repair_scenes::a_read_error_heals_its_row_and_no_other),
-    (Mutant::RepairWithoutFlush, repair_scenes::a_repair_that_was_reported_outlives_a_crash),
-    (Mutant::PaceNeverLetsGo, repair_scenes::a_check_that_is_held_to_a_low_speed_ends),
-    (Mutant::UndoneForgotten, repair_scenes::a_repair_that_makes_room_for_a_failure_leaves_no_stripe_out),
+    (Mutant::RepairOutsideClaim, repair_scenarios::a_read_repair_does_not_undo_a_write_that_comes_meanwhile),
+    (Mutant::RepairLeavesCache, repair_scenarios::a_write_after_a_repair_uses_the_parity_that_it_made),
+    (Mutant::LocateGuesses, repair_scenarios::two_wrong_chunks_of_a_row_are_left_alone),
+    (Mutant::LocateDegraded, repair_scenarios::a_row_with_an_unreadable_chunk_accuses_no_member),
+    (Mutant::HealsWholeChunk, repair_scenarios::a_read_error_heals_its_row_and_no_other),
+    (Mutant::RepairWithoutFlush, repair_scenarios::a_repair_that_was_reported_outlives_a_crash),
+    (Mutant::PaceNeverLetsGo, repair_scenarios::a_check_that_is_held_to_a_low_speed_ends),
+    (Mutant::UndoneForgotten, repair_scenarios::a_repair_that_makes_room_for_a_failure_leaves_no_stripe_out),
 ];
 
 fn expect(what: &str, holds: bool) -> Result<(), Verdict> {

@@ -6,11 +6,11 @@ use pinstripe_engine::io::service::VolumeService;
 use pinstripe_md::{level::Level, placement::NewBitmap};
 use pinstripe_runtime::shard;
 
-use super::{Verdict, scenes::Scenario};
+use super::{Verdict, scenarios::Scenario};
 use crate::scene::{STEPS, Scene};
 
 /// A defect of the exports, and the scene that finds it and passes without it.
-pub const EXPORT_SCENES: &[(Mutant, Scenario)] = &[
+pub const EXPORT_SCENARIOS: &[(Mutant, Scenario)] = &[
     (Mutant::FuaDropped, a_forced_write_outlives_a_crash),
     (Mutant::TrimFuaDropped, a_forced_trim_outlives_a_crash),
     (Mutant::ZeroesFuaDropped, forced_zeroes_outlive_a_crash),
