@@ -1,16 +1,14 @@
 //! Which method a run gets: the legal candidates, what each has to read, and what that is worth to the
 //! policy.
 
-use super::{Facts, Method, Parity, PlanError, Price, Reconstruction, Run, Stripe, Transfer, WritePolicy};
+use super::{
+    Facts, Method, Parity, PlanError, Reconstruction, Run, Stripe, Transfer, WritePolicy, weigh::Weight,
+};
 use crate::{
     geometry::{MemberSlot, Role, Set64, StripeMap},
     mutants::{Mutant, active},
     stripe::parity_cache::PAGE_BYTES,
 };
-
-/// What the parity kernels cost, in nanoseconds for each KiB that they read: 25 GB/s, a core's share of
-/// memory.
-pub const COMPUTE_NS_PER_KIB: u64 = 40;
 
 /// What all runs of one plan share.
 pub(super) struct Chooser<'a> {
@@ -184,15 +182,11 @@ impl<'a> Chooser<'a> {
         }
         let weigh = |candidate: Candidate| (self.weight(run, &candidate, old, facts), candidate);
         // The first of equals: through P.
-        let lightest = reconstruct.into_iter().flatten().map(weigh).min_by_key(|(weight, _)| *weight);
+        let lightest = reconstruct.into_iter().flatten().map(weigh).min_by(|(a, _), (b, _)| a.compare(b));
         let (Some((rcw, reconstruct)), Some((rmw, modify))) = (lightest, modify.map(weigh)) else {
             return modify.or(lightest.map(|(_, candidate)| candidate));
         };
-        let prefers_rmw = match self.policy {
-            WritePolicy::ModThreshold => rmw.bytes <= rcw.bytes + u64::from(run.length()),
-            _ => rmw < rcw,
-        };
-        Some(if prefers_rmw { modify } else { reconstruct })
+        Some(if rmw.beats(&rcw, self.policy, run.length().into()) { modify } else { reconstruct })
     }
 
     /// Needs old data and old parity of all that changes, and that they belong together.
@@ -250,29 +244,18 @@ impl<'a> Chooser<'a> {
         });
     }
 
-    /// What the policy wants to be small.
     fn weight(&self, run: &Run, candidate: &Candidate, old: &[OldParity; 2], facts: &impl Facts) -> Weight {
-        let is_priced = self.policy == WritePolicy::Cost;
-        let mut bill = Bill::default();
-        let mut add = |slot: MemberSlot, bytes: u64| {
-            if bytes > 0 {
-                bill.add(if is_priced { facts.price(slot) } else { Price::default() }, bytes);
-            }
-        };
-        for column in candidate.columns {
+        let data = candidate.columns.into_iter().map(|column| {
             let slot = self.map.data_slot(column);
-            add(slot, self.bytes_to_read(slot, run));
-        }
-        for (parity, needed) in [(Parity::P, candidate.p), (Parity::Q, candidate.q)] {
-            if let Some(slot) = self.parity_slot(parity).filter(|_| needed) {
-                add(slot, old[parity as usize].missing_bytes());
-            }
-        }
-        if !is_priced {
-            return Weight { bytes: bill.bytes, price: 0 };
-        }
+            (slot, self.bytes_to_read(slot, run))
+        });
+        let parities = [(Parity::P, candidate.p), (Parity::Q, candidate.q)].into_iter();
+        let parities = parities.filter_map(|(parity, needed)| {
+            let slot = self.parity_slot(parity).filter(|_| needed)?;
+            Some((slot, old[parity as usize].missing_bytes()))
+        });
         let sources = self.kernel_sources(run, candidate) * u64::from(run.length());
-        bill.weight(self.map.members() as u64, sources, facts)
+        Weight::of(self.policy, self.map.members(), data.chain(parities), sources, facts)
     }
 
     /// What of a data column is not held.
@@ -297,47 +280,6 @@ impl<'a> Chooser<'a> {
             Method::Full | Method::DataOnly => 0,
         };
         sources as u64
-    }
-}
-
-/// What decides between candidates: the bytes that they read, then their price. A policy that looks at one of
-/// them only leaves the other 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Weight {
-    bytes: u64,
-    price: u64,
-}
-
-/// The price of a candidate: how long its reads take when they run side by side, plus its share of the
-/// array's time.
-///
-/// With `t(m) = latency + bytes * time per byte` for every member that is read, it is `max t(m) + sum t(m) /
-/// n + compute`. The first term is what this write waits for; the second is what others wait for on an array
-/// of `n` members, and decides where members are alike. Writes are the same for every candidate, so they
-/// aren't in it.
-#[derive(Default)]
-pub(super) struct Bill {
-    bytes: u64,
-    longest: u64,
-    sum: u64,
-}
-
-impl Bill {
-    /// In 1/1024 ns. A `u64` is enough: 63 members of 2^24 bytes at 2^32 ns per KiB stay below 2^62, and 64
-    /// times one of them is as much again.
-    pub(super) fn add(&mut self, price: Price, bytes: u64) {
-        self.bytes += bytes;
-        let time = u64::from(price.latency_ns) * 1024 + bytes * u64::from(price.ns_per_kib);
-        self.longest = self.longest.max(time);
-        self.sum += time;
-    }
-
-    /// What [`WritePolicy::Cost`] wants to be small. The price is multiplied by the number of members, so
-    /// that there is no rounding.
-    pub(super) fn weight(&self, members: u64, compute_bytes: u64, facts: &impl Facts) -> Weight {
-        let compute = compute_bytes * COMPUTE_NS_PER_KIB;
-        let price = (self.longest + compute) * members + self.sum;
-        Weight { bytes: if facts.shares_link() { self.bytes } else { 0 }, price }
     }
 }
 

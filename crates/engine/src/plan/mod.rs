@@ -48,6 +48,7 @@ mod choose;
 pub mod cost;
 mod runs;
 mod single;
+mod weigh;
 
 #[cfg(test)]
 mod tests;
@@ -57,8 +58,8 @@ use crate::{
     geometry::{MemberSlot, Set64, StripeMap},
     stripe::image::Image,
 };
-pub use choose::COMPUTE_NS_PER_KIB;
 use choose::{Candidate, Chooser};
+pub use weigh::COMPUTE_NS_PER_KIB;
 
 /// How to choose between read-modify-write and reconstruct-write where both are possible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -69,8 +70,9 @@ pub enum WritePolicy {
     ModThreshold,
     /// Read-modify-write wherever that is correct.
     AlwaysRmw,
-    /// What is cheaper by the members' measured prices; reconstruct-write if they are equal. Where members
-    /// share a link, what reads fewer bytes first ([`Facts::shares_link`]).
+    /// What is cheaper by the members' measured prices. If they are equal, reconstruct-write on disks that
+    /// move a head, and read-modify-write on all others, for it touches fewer members and less memory. Where
+    /// members share a link, what reads fewer bytes first ([`Facts::shares_link`]).
     #[default]
     Cost,
 }

@@ -2,7 +2,8 @@
 //! answer of the general way (a test compares them) for a fifth of its instructions.
 
 use super::{
-    Facts, Method, Parity, Plan, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written, choose::Bill,
+    Facts, Method, Parity, Plan, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
+    weigh::Weight,
 };
 use crate::geometry::{MemberSlot, Set64, StripeMap};
 
@@ -66,8 +67,8 @@ pub(super) fn plan_single(
     totals.write_bytes = u64::from(length) * plan.writes.list.len() as u64;
 }
 
-/// What [`choose`](super::choose) decides between read-modify-write and reconstruct-write of one column.
-/// `missing` are the bytes of old P and Q to be read.
+/// Whether read-modify-write of one column is better than reconstruct-write. `missing` are the bytes of old P
+/// and Q to be read.
 fn prefers_modify(
     map: StripeMap,
     policy: WritePolicy,
@@ -76,28 +77,18 @@ fn prefers_modify(
     missing: [u64; 2],
     facts: &impl Facts,
 ) -> bool {
-    let length = u64::from(length);
-    let modify = length + missing[0] + missing[1];
-    let reconstruct = length * (map.columns() as u64 - 1);
-    match policy {
-        WritePolicy::AlwaysRmw => return true,
-        WritePolicy::MinReads => return modify < reconstruct,
-        WritePolicy::ModThreshold => return modify <= reconstruct + length,
-        WritePolicy::Cost => {}
+    if policy == WritePolicy::AlwaysRmw {
+        return true;
     }
-    let members = map.members() as u64;
-    let parities = members - map.columns() as u64;
-    let mut bill = Bill::default();
-    bill.add(facts.price(map.data_slot(column)), length);
-    for (slot, missing) in [Some(map.p_slot()), map.q_slot()].into_iter().zip(missing) {
-        if let Some(slot) = slot.filter(|_| missing > 0) {
-            bill.add(facts.price(slot), missing);
-        }
-    }
-    let modify = bill.weight(members, length * (2 + parities), facts);
-    let mut bill = Bill::default();
-    for other in (0..map.columns()).filter(|&other| other != column) {
-        bill.add(facts.price(map.data_slot(other)), length);
-    }
-    modify < bill.weight(members, length * map.columns() as u64, facts)
+    let (length, members) = (u64::from(length), map.members());
+    let parities = [Some(map.p_slot()), map.q_slot()].into_iter().zip(missing);
+    let parities = parities.filter_map(|(slot, missing)| Some((slot?, missing)));
+    let data = std::iter::once((map.data_slot(column), length));
+    // The old and the new data, and every parity.
+    let sources = length * (2 + members as u64 - map.columns() as u64);
+    let modify = Weight::of(policy, members, data.chain(parities), sources, facts);
+    let others = (0..map.columns()).filter(|&other| other != column);
+    let others = others.map(|other| (map.data_slot(other), length));
+    let reconstruct = Weight::of(policy, members, others, length * map.columns() as u64, facts);
+    modify.beats(&reconstruct, policy, length)
 }

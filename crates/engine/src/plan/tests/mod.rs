@@ -87,8 +87,12 @@ struct World {
 
 impl World {
     fn plain(members: usize) -> Self {
+        Self::alike(members, 80_000)
+    }
+
+    fn alike(members: usize, latency_ns: u32) -> Self {
         Self {
-            prices: vec![Price { latency_ns: 80_000, ns_per_kib: 350 }; members],
+            prices: vec![Price { latency_ns, ns_per_kib: 350 }; members],
             cached: 0,
             may_ask: true,
             shares_link: false,
@@ -103,6 +107,13 @@ impl World {
             })
             .collect();
         Self { prices, cached: 0, may_ask: true, shares_link: random.below(2) == 1 }
+    }
+}
+
+impl World {
+    /// Whether every member is a disk that moves a head.
+    fn moves_heads(&self) -> bool {
+        self.prices.iter().all(|price| price.latency_ns >= 1_000_000)
     }
 }
 
