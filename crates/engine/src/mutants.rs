@@ -245,6 +245,8 @@ pinstripe_runtime::mutants! {
     BadBlockFreedEarly,
     /// A bad block is freed although another flush has lost what was written there (C33).
     BadBlockFreedPastLoss,
+    /// A stop deals with what writers report only when the last one has left.
+    StopSettlesLate,
     /// What waits for a bad block to be listed is not told that it is.
     BadSettledSilently,
     /// While maintenance is held up, each request for a turn prolongs that.
@@ -395,6 +397,7 @@ impl Mutant {
         Self::StopForgetsCommands,
         Self::AssembledUnflushed,
         Self::BadSettledSilently,
+        Self::StopSettlesLate,
     ];
 
     /// Those that the engine's scenes with servers that compute find (`tests/engine/offload_mutants.rs`),

@@ -4,8 +4,9 @@
 //! the gate, commands) and does the most urgent thing whole, then looks again. So superblock updates are
 //! serial and nothing that was asked for can be lost between two messages (C2).
 
-use std::{cell::Cell, rc::Rc, sync::Arc};
+use std::{cell::Cell, pin::pin, rc::Rc, sync::Arc};
 
+use futures_util::future::select;
 use pinstripe_md::bitmap::BitmapImage;
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, shard};
 
@@ -125,12 +126,8 @@ impl ArrayController {
                 work.await;
                 false
             };
-            if shared.has_failures() {
-                self.drop_reported().await;
-            } else if self.has_lost_journal() {
-                self.record_journal_loss().await;
-            } else if !shared.bad_reports.is_empty() {
-                self.keep_bad_blocks().await;
+            if self.has_reports() {
+                self.settle_reports().await;
             } else if wants_dirty(&shared.admission) {
                 self.make_dirty().await;
             } else if self.spare_wanted().is_some() {
@@ -151,12 +148,46 @@ impl ArrayController {
     fn has_work(&self) -> bool {
         let admission = &self.shared().admission;
         let spare_wanted = || self.spare_wanted().is_some();
-        self.shared().has_failures()
-            || !self.shared().bad_reports.is_empty()
-            || wants_dirty(admission)
-            || self.has_commands()
-            || self.has_lost_journal()
-            || spare_wanted()
+        self.has_reports() || wants_dirty(admission) || self.has_commands() || spare_wanted()
+    }
+
+    /// Whether a shard has reported a member that failed, a lost journal, or bad blocks.
+    fn has_reports(&self) -> bool {
+        let shared = self.shared();
+        shared.has_failures() || self.has_lost_journal() || !shared.bad_reports.is_empty()
+    }
+
+    /// Deals with what was reported, what is most urgent first.
+    async fn settle_reports(&self) {
+        if self.shared().has_failures() {
+            self.drop_reported().await;
+        } else if self.has_lost_journal() {
+            self.record_journal_loss().await;
+        } else {
+            self.keep_bad_blocks().await;
+        }
+    }
+
+    /// Lets no more writers in, and waits until the last one has left. What they report is dealt with
+    /// meanwhile: a writer inside may wait in the log for another one, and that one for its member to be
+    /// dropped.
+    async fn end_writers(&self) {
+        let shared = self.shared();
+        let has_reports = || self.has_reports() && !shared.has_failed();
+        loop {
+            let ended = pin!(shared.admission.close_for_good());
+            let reported = pin!(shared.controller_wake.wait_until(has_reports));
+            if active(Mutant::StopSettlesLate) {
+                ended.await;
+            } else {
+                select(ended, reported).await;
+            }
+            if has_reports() {
+                self.settle_reports().await;
+            } else if shared.admission.writers() == 0 {
+                return;
+            }
+        }
     }
 
     /// Runs a command. True if it was the last.
@@ -192,14 +223,7 @@ impl ArrayController {
             }
             Command::Stop { keep_place, reply } => {
                 self.refuse_commands();
-                self.shared().admission.close_for_good().await;
-                // What the last writers reported comes first.
-                while (self.shared().has_failures() || !self.shared().bad_reports.is_empty())
-                    && !self.shared().has_failed()
-                {
-                    self.drop_reported().await;
-                    self.keep_bad_blocks().await;
-                }
+                self.end_writers().await;
                 self.stopped.set(true);
                 keep_place();
                 let stopped = self.write_clean().await;

@@ -12,7 +12,8 @@
 //! - *clean/dirty*: the gate is closed, and the superblocks may be marked clean, only when no writer is
 //!   counted at all.
 //!
-//! A writer never waits for the gate while it is counted, so the controller's waits end.
+//! A writer never waits for the gate while it is counted, and what else it waits for the controller deals
+//! with meanwhile, so the controller's waits end.
 
 use crate::mutants::{Mutant, active};
 use crossbeam_utils::CachePadded;

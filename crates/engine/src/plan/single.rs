@@ -2,8 +2,7 @@
 //! answer of the general way (a test compares them) for a fifth of its instructions.
 
 use super::{
-    Facts, Method, Parity, Plan, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written,
-    weigh::Weight,
+    Facts, Method, Parity, Plan, Reconstruction, Run, Stripe, Transfer, WritePolicy, Written, weigh::Weight,
 };
 use crate::geometry::{MemberSlot, Set64, StripeMap};
 

@@ -27,7 +27,7 @@ use pinstripe_md::{
     placement::{InitialSync, NewArray, NewBitmap, NewDevice, NewLog, journal::add_journal},
 };
 use pinstripe_runtime::{DeviceError, DeviceErrorKind, DeviceSource, shard};
-use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, World, WorldConfig};
+use pinstripe_sim::{Fault, SimDisk, SimDiskConfig, Trigger, World, WorldConfig};
 
 const STRIPE: u64 = 48 << 10;
 const MILLISECOND: u64 = 1_000_000;
@@ -173,6 +173,58 @@ fn a_listing_that_no_write_is_told_of_is_found() {
     use pinstripe_engine::mutants::Mutant;
     let found = arrays::defects::find(Mutant::BadSettledSilently, 4, a_sector_is_listed_for_another_shard);
     assert!(found.is_some());
+}
+
+/// Two writes whose parity is on one member, with a partial parity log, which takes one at a time. The first
+/// hangs; the array is stopped; the member on which it hangs is gone.
+fn a_stop_meets_a_write_that_waits_in_the_log_for_one_that_fails(seed: u64) {
+    let wish = NewArray { bitmap: NewBitmap::None, ..shape(Level::Raid5, 4) };
+    let mut scene = Scene::with_log(World::new(WorldConfig::new(seed, 1)), &wish, NewLog::Ppl, options());
+    scene.write(0, 96 * 6, true).unwrap();
+    let disk = scene.disks[0].clone();
+    let taken = disk.counters();
+    // The data of the first write; before it come what opens the gate and the pre-read.
+    disk.plan(Trigger::AtRequest(taken.reads + taken.writes + taken.flushes + 2), Fault::Hang);
+    let ended = Rc::new(Cell::new(0));
+    let act = |scene: &mut Scene, name, work: Pin<Box<dyn Future<Output = ()>>>| {
+        let ended = Rc::clone(&ended);
+        scene.world.spawn(0, name, async move {
+            work.await;
+            ended.set(ended.get() + 1);
+        });
+    };
+    let shared = Arc::clone(scene.array.shared());
+    for at in [0, 4 * STRIPE + (16 << 10)] {
+        let volume = scene.volume();
+        act(
+            &mut scene,
+            "write",
+            Box::pin(async move {
+                drop(volume.write(at, shard::zeroed(4096).freeze(), false).await);
+            }),
+        );
+        let time = scene.world.now() + 50 * MILLISECOND;
+        scene.world.run_until(STEPS, |world| world.now() > time).unwrap();
+    }
+    assert_eq!(shared.admission.writers(), 2, "one hangs and one waits for it");
+    let array = scene.array.clone();
+    act(&mut scene, "stop", Box::pin(async move { array.stop().await.unwrap() }));
+    scene.world.run_until(STEPS, |_| shared.admission.is_halted()).unwrap();
+    disk.fault(&Fault::Gone);
+    scene.world.run_until(STEPS, |_| ended.get() == 3).unwrap();
+}
+
+#[test]
+fn a_stop_ends_although_writes_wait_for_each_other_in_the_log() {
+    (0..4).for_each(a_stop_meets_a_write_that_waits_in_the_log_for_one_that_fails);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn a_stop_that_settles_late_is_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let story = a_stop_meets_a_write_that_waits_in_the_log_for_one_that_fails;
+    assert!(arrays::defects::find(Mutant::StopSettlesLate, 1, story).is_some());
 }
 
 /// Many flushes, of which the first that reaches one disk fails, and a crash as soon as one of them is
