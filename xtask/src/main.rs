@@ -6,6 +6,7 @@
 //! images that tests compare with.
 #![forbid(unsafe_code)]
 
+mod cost;
 mod defects;
 mod diagram;
 mod documents;
@@ -74,6 +75,8 @@ enum Task {
     Soak(soak::Soak),
     /// Try and measure arrays over NVMe/TCP on a network of this machine's own namespaces (as root).
     Net(net::Net),
+    /// Count the instructions of requests in the engine, and compare with those on record.
+    Cost(cost::Cost),
     /// Test the NEON parity kernels under qemu-user, if Rust's library for AArch64 is installed.
     Neon,
     /// Make the golden images that the original set lacks, with mdadm in the VM.
@@ -127,6 +130,7 @@ fn run(task: Task) -> Result<()> {
         Task::Mutants(mutants) => sim::mutants(root, &mutants),
         Task::Mutate(mutate) => mutate::run(root, &mutate),
         Task::Net(net) => net::run(root, &net),
+        Task::Cost(cost) => cost::run(root, &cost),
         Task::Neon => neon::run(root),
         Task::Tidy => tidy::run(root),
         Task::Vm { list: true, .. } => {

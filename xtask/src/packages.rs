@@ -27,6 +27,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "nvme-cli", proof: &["/usr/sbin/nvme", "/sbin/nvme"] },
     Package { name: "fio", proof: &["/usr/bin/fio"] },
     Package { name: "iproute2", proof: &["/usr/sbin/tc", "/sbin/tc"] },
+    Package { name: "valgrind", proof: &["/usr/bin/valgrind"] },
     Package { name: "mount", proof: &["/usr/sbin/losetup", "/sbin/losetup"] },
     Package { name: "xz-utils", proof: &["/usr/bin/xz"] },
     Package { name: "zstd", proof: &["/usr/bin/zstd"] },

@@ -131,6 +131,7 @@ const STEPS: &[Step] = &[
         .whole("xtask fuzz --seconds 3600"),
     Step::new("soak", "servers that are killed under load", "xtask soak kill --rounds 7")
         .whole("xtask soak kill --rounds 500"),
+    Step::new("cost", "instructions of requests in the engine", "xtask cost"),
     Step::new("net", "NVMe/TCP over network namespaces", "xtask net --unless-unprivileged"),
     Step::new("vm", "the kernel and mdadm in QEMU", "xtask vm"),
 ];

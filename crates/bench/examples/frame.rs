@@ -1,10 +1,13 @@
-//! What a write costs the engine itself: 4 KiB writes over devices that do nothing. Judge it by instructions
-//! (`valgrind --tool=callgrind`, with two counts of writes): cold memory hides 100 ns.
+//! What a request costs the engine itself: over devices that do nothing. `cargo xtask cost` runs it under
+//! callgrind, each case with two counts of requests, and compares the instructions of one request with those
+//! of `cost.json`. (Time says less: cold memory hides 100 ns.)
+//!
+//! `frame` names the cases; `frame CASE COUNT` runs one.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "it is a program for developers")]
 
 use std::{rc::Rc, sync::Arc, time::Instant};
 
-use pinstripe_engine::{array::Array, assembly::create::create, options::ArrayOptions};
+use pinstripe_engine::{array::Array, assembly::create::create, options::ArrayOptions, plan::WritePolicy};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
     level::{Layout, Level, ParityLayout},
@@ -65,13 +68,45 @@ impl Device for NullDevice {
     }
 }
 
-fn wish() -> NewArray {
+/// Requests of one kind.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    level: Level,
+    size: usize,
+    cache_bytes: usize,
+    /// A member is missing.
+    is_degraded: bool,
+    reads: bool,
+    /// Requests that are enough to tell the cost of one.
+    count: u64,
+}
+
+impl Case {
+    const fn write(name: &'static str, size: usize, count: u64) -> Self {
+        Self { name, level: Level::Raid5, size, cache_bytes: 0, is_degraded: false, reads: false, count }
+    }
+}
+
+const CASES: &[Case] = &[
+    Case::write("raid5-write-4k", 4 << 10, 20_000),
+    Case { cache_bytes: 64 << 20, ..Case::write("raid5-write-4k-cached", 4 << 10, 20_000) },
+    Case { is_degraded: true, ..Case::write("raid5-write-4k-degraded", 4 << 10, 20_000) },
+    Case { level: Level::Raid6, ..Case::write("raid6-write-4k", 4 << 10, 20_000) },
+    Case::write("raid5-write-64k", 64 << 10, 4_000),
+    Case::write("raid5-write-stripe", 320 << 10, 1_000),
+    Case { level: Level::Raid6, ..Case::write("raid6-write-stripe", 256 << 10, 1_000) },
+    Case { reads: true, ..Case::write("raid5-read-4k", 4 << 10, 20_000) },
+    Case { reads: true, is_degraded: true, ..Case::write("raid5-read-4k-degraded", 4 << 10, 20_000) },
+];
+
+fn wish(level: Level) -> NewArray {
     NewArray {
         set_uuid: Uuid([7; 16]),
         name: SetName::from_bytes([b'x'; 32]),
         created: Timestamp::new(1, 0),
-        level: Level::Raid5,
-        layout: Layout::Parity(ParityLayout::from_name(Level::Raid5, "default").unwrap()),
+        level,
+        layout: Layout::Parity(ParityLayout::from_name(level, "default").unwrap()),
         chunk: SectorCount(128),
         version: MetadataVersion::V1_2,
         bitmap: NewBitmap::Internal { chunk_bytes: None },
@@ -84,35 +119,51 @@ fn wish() -> NewArray {
     }
 }
 
-async fn frame(writes: u64, cache: usize, handle: pinstripe_runtime::ShardHandle) {
+async fn run(case: Case, count: u64, handle: pinstripe_runtime::ShardHandle) {
     let memory = || Memory::new(usize::try_from(METADATA).unwrap()).unwrap();
-    let sources: Vec<Arc<dyn DeviceSource>> =
+    let mut sources: Vec<Arc<dyn DeviceSource>> =
         (0..6).map(|_| Arc::new(Null(memory())) as Arc<dyn DeviceSource>).collect();
     let devices: Vec<_> = sources.iter().map(|source| source.attach().unwrap()).collect();
-    create(&wish(), &devices).await.unwrap();
-    let options = ArrayOptions { parity_cache_bytes: cache, ..ArrayOptions::default() };
+    create(&wish(case.level), &devices).await.unwrap();
+    sources.truncate(6 - usize::from(case.is_degraded));
+    // Prices are measured, and would make two runs differ.
+    let policy = WritePolicy::AlwaysRmw;
+    let options = ArrayOptions { parity_cache_bytes: case.cache_bytes, policy, ..ArrayOptions::default() };
     let array = Array::assemble(sources, options, vec![handle]).await.unwrap();
-    let data = shard::zeroed(4096).freeze();
-    let blocks = array.volume().size() / 4096;
+    let (volume, size) = (array.volume(), case.size as u64);
+    let data = shard::zeroed(case.size).freeze();
+    let mut buffer = shard::buffer(case.size);
+    let places = volume.size() / size;
     let started = Instant::now();
-    for number in 0..writes {
-        let at = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) % blocks * 4096;
-        array.volume().write(at, data.clone(), false).await.unwrap();
+    for number in 0..count {
+        let at = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) % places * size;
+        if case.reads {
+            let (result, back) = volume.read(at, buffer).await;
+            result.unwrap();
+            buffer = back;
+        } else {
+            volume.write(at, data.clone(), false).await.unwrap();
+        }
     }
-    println!("{} ns per write", started.elapsed().as_nanos() / u128::from(writes.max(1)));
+    println!("{} ns per request", started.elapsed().as_nanos() / u128::from(count.max(1)));
 }
 
 fn main() {
-    let argument = |n| std::env::args().nth(n).and_then(|text| text.parse().ok());
-    let (writes, cache) = (argument(1).unwrap_or(1_000_000), argument(2).unwrap_or(0));
-    let cache = usize::try_from(cache).unwrap();
-    let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 1 << 20, clock: None });
+    let Some(name) = std::env::args().nth(1) else {
+        for case in CASES {
+            println!("{} {}", case.name, case.count);
+        }
+        return;
+    };
+    let case = *CASES.iter().find(|case| case.name == name).unwrap();
+    let count = std::env::args().nth(2).map_or(case.count, |count| count.parse().unwrap());
+    let shard = Shard::new(&ShardConfig { index: 0, arena_bytes: 4 << 20, clock: None });
     let _entered = shard.enter();
     let handle = shard.handle();
     let done = Rc::new(std::cell::Cell::new(false));
     let flag = Rc::clone(&done);
     shard.spawn(async move {
-        frame(writes, cache, handle).await;
+        run(case, count, handle).await;
         flag.set(true);
     });
     while !done.get() {

@@ -1,0 +1,157 @@
+//! `cargo xtask cost`: instructions of one request in the engine, by callgrind, beside those on record.
+//!
+//! Instructions are the same on every machine, and don't depend on what else it does. Callgrind sees the AVX2
+//! kernels: Valgrind knows no AVX-512.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+/// How much a request may cost more than on record, in thousandths.
+const GROWTH_MAX: i64 = 50;
+/// What is on record.
+const RECORD: &str = "crates/bench/cost.json";
+
+/// What to do with the counts.
+#[derive(Args)]
+pub struct Cost {
+    /// Only cases whose name contains this
+    #[arg(long)]
+    only: Option<String>,
+    /// Put the counts on record
+    #[arg(long)]
+    accept: bool,
+}
+
+/// Counts, and compares with the record. Fails if a case costs too much more, or isn't on record.
+pub fn run(root: &Path, cost: &Cost) -> Result<()> {
+    crate::packages::ensure()?;
+    let frame = build(root)?;
+    let mut record = read_record(root)?;
+    let (mut passed, mut failed) = (0, 0);
+    println!("{:26} {:>12} {:>12}", "instructions of a request", "on record", "now");
+    for (case, count) in cases(&frame)? {
+        if cost.only.as_ref().is_some_and(|only| !case.contains(only.as_str())) {
+            continue;
+        }
+        let now = instructions(&frame, &case, count)?;
+        let before = record.get(&case).copied();
+        let growth = before.map(|before| (now * 1000 / before).cast_signed() - 1000);
+        let words = match growth {
+            None => "not on record".to_owned(),
+            Some(growth) => {
+                format!("{}{}.{} %", if growth < 0 { "-" } else { "+" }, growth.abs() / 10, growth.abs() % 10)
+            }
+        };
+        println!("{case:26} {:>12} {now:>12} {words}", before.map_or("-".to_owned(), |n| n.to_string()));
+        if cost.accept || growth.is_some_and(|growth| growth <= GROWTH_MAX) {
+            passed += 1;
+        } else {
+            failed += 1;
+        }
+        if cost.accept {
+            record.insert(case, now);
+        }
+    }
+    if cost.accept {
+        let text = serde_json::to_string_pretty(&record)? + "\n";
+        std::fs::write(root.join(RECORD), text).context(RECORD)?;
+    }
+    println!("cost: {passed} passed, {failed} failed");
+    if failed > 0 {
+        bail!(
+            "requests cost over {} % more instructions than in {RECORD}; if that is wanted, run \
+             `cargo xtask cost --accept` and say in the commit why",
+            GROWTH_MAX / 10
+        );
+    }
+    Ok(())
+}
+
+/// Instructions by case.
+fn read_record(root: &Path) -> Result<BTreeMap<String, u64>> {
+    let text = std::fs::read(root.join(RECORD)).unwrap_or_else(|_| b"{}".to_vec());
+    serde_json::from_slice(&text).context(RECORD)
+}
+
+fn build(root: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--release", "-p", "pinstripe-bench", "--example", "frame", "--message-format=json"])
+        .stderr(std::process::Stdio::inherit())
+        .current_dir(root)
+        .output()
+        .context("run cargo build")?;
+    let messages = String::from_utf8_lossy(&built.stdout).into_owned();
+    let mut programs = messages.lines().rev().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(PathBuf::from(message.get("executable")?.as_str()?))
+    });
+    match programs.next() {
+        Some(program) if built.status.success() => Ok(program),
+        _ => bail!("the example frame of pinstripe-bench does not build"),
+    }
+}
+
+/// The cases, each with the requests that are enough.
+fn cases(frame: &Path) -> Result<Vec<(String, u64)>> {
+    let listed = Command::new(frame).output().with_context(|| frame.display().to_string())?;
+    let text = String::from_utf8(listed.stdout)?;
+    let case = |line: &str| {
+        let (name, count) = line.split_once(' ')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    Ok(text.lines().filter_map(case).collect())
+}
+
+/// Of one request: two runs, of which one has twice as many, so that what comes before and after cancels out.
+fn instructions(frame: &Path, case: &str, count: u64) -> Result<u64> {
+    let [once, twice] = std::thread::scope(|scope| {
+        let runs = [count, 2 * count].map(|count| scope.spawn(move || counted(frame, case, count)));
+        runs.map(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    Ok((twice?.saturating_sub(once?)) / count)
+}
+
+/// Of a whole run.
+fn counted(frame: &Path, case: &str, count: u64) -> Result<u64> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(frame)
+        .args([case, &count.to_string()])
+        .output()
+        .context("run valgrind")?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    match collected(&text) {
+        Some(instructions) if output.status.success() => Ok(instructions),
+        _ => bail!("{case} fails under callgrind: {text}"),
+    }
+}
+
+/// What callgrind says that it has counted.
+fn collected(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.split_once("Collected : ")?.1.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_read_from_what_callgrind_says() {
+        let text =
+            "==7== Callgrind, a call-graph\n==7== Events    : Ir\n==7== Collected : 132231616\n==7== \n";
+        assert_eq!(collected(text), Some(132_231_616));
+        assert_eq!(collected("==7== Illegal instruction"), None);
+    }
+
+    #[test]
+    fn every_case_of_the_record_is_a_count() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let record = read_record(root).unwrap();
+        assert!(!record.is_empty() && record.values().all(|&count| count > 0), "{record:?}");
+    }
+}
