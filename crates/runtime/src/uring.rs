@@ -6,7 +6,7 @@
 //!     shard 1 ─ thread, ring, arena, files ─ what others have it do: ShardHandle::call
 //! ```
 //!
-//! A turn of a shard: reap, mail, timers, a bounded batch of tasks, submit, reap. With nothing to do it looks
+//! A turn of a shard: reap, mail, timers, a bounded batch of tasks, submit. With nothing to do it looks
 //! around for some microseconds and then sleeps in the kernel; [`crate::mailbox`] explains why no wake is
 //! lost.
 //!

@@ -296,6 +296,11 @@ impl Driver {
             if self.stopping.get() {
                 return;
             }
+            // Without a task to go on with, the entry that sleeps submits too.
+            if shard.ready_count() > 0 || self.spin_ns > 0 {
+                self.submit();
+                self.reap();
+            }
             if shard.ready_count() == 0 && !self.spin(shard) {
                 self.sleep(shard);
             }
@@ -311,8 +316,9 @@ impl Driver {
         });
     }
 
-    /// One round: what the kernel has completed, mail, timers, a bounded batch of tasks, the kernel again.
-    /// Nothing times out that has completed, however long the loop stood still before (C29).
+    /// One round: what the kernel has completed, mail, timers, a bounded batch of tasks. What they ask of the
+    /// kernel is submitted behind it. Nothing times out that has completed, however long the loop stood still
+    /// before (C29).
     fn turn(&self, shard: &Shard) {
         /// Polls between two looks at the kernel: enough to share the system call, few enough to keep it
         /// busy.
@@ -329,8 +335,6 @@ impl Driver {
             }
         }
         self.arm_kick();
-        self.submit();
-        self.reap();
     }
 
     /// Looks for work a while before the costly sleep. Returns whether there is some.
@@ -360,15 +364,19 @@ impl Driver {
         queue.taskrun() || !completions.is_empty()
     }
 
+    /// Submits what there is, and sleeps until something happens.
     fn sleep(&self, shard: &Shard) {
         if !shard.mailbox().fall_asleep() {
+            self.submit();
             return;
         }
         // The kernel may have ended the poll since the turn armed it: that it did was among what was reaped.
         self.arm_kick();
         // A stall within a long sleep would not be seen.
         let timeout = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()).min(TURN_NS));
-        if timeout != Some(0) {
+        if timeout == Some(0) {
+            self.submit();
+        } else {
             self.wait(timeout);
         }
         shard.mailbox().wake_up();
@@ -521,10 +529,12 @@ mod tests {
             there.set(Some(crate::shard::timeout(20_000_000, receive).await.is_some()));
         });
         driver.turn(&shard);
+        driver.submit();
         io::Write::write_all(&mut far, &[1]).unwrap();
         std::thread::sleep(Duration::from_millis(60));
         while got.get().is_none() {
             driver.turn(&shard);
+            driver.submit();
         }
         assert!(driver.drain(&shard));
         Driver::set_current(None);

@@ -13,7 +13,6 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::StaleParityCache, 2),
     (Mutant::BatchReversed, 0),
     (Mutant::FollowerLost, 0),
-    (Mutant::BitClearedEarly, 19),
     (Mutant::CleanWithoutFlush, 12),
     (Mutant::FlushSkipped, 17),
     (Mutant::FuaOnDataOnly, 10),
@@ -50,22 +49,23 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::StripesNotAwaited, 0),
     (Mutant::RowErrorIgnored, 6),
     (Mutant::SpareTakenForFormer, 2_000_007),
-    (Mutant::TargetPromotedWhole, 2_000_039),
+    (Mutant::TargetPromotedWhole, 2_000_032),
     (Mutant::LogWrongRange, 2),
     (Mutant::LogWrongCoefficient, 2),
     (Mutant::SlowMemberDropped, 2_000_000),
     (Mutant::FailedFlushForgotten, 2719),
     (Mutant::AbsentMissReplay, 3083),
-    (Mutant::WriteErrorIgnored, 2_000_164),
+    (Mutant::WriteErrorIgnored, 2_000_226),
     (Mutant::RebuildingParityTrusted, 43),
     (Mutant::SpareCalledInSync, 21),
     (Mutant::JournalLossUnrecorded, 2_000_139),
-    (Mutant::FailedFlushNotAwaited, 3_000_075),
+    (Mutant::FailedFlushNotAwaited, 89),
     (Mutant::ZeroesBeforeIntent, 3_000_128),
     (Mutant::RegionPlaceWraps, 9_000_001),
     (Mutant::FirstPageOnly, 9_000_010),
     (Mutant::LogPlaceWraps, 9_000_038),
     (Mutant::BadBlockForgotten, 13_000_001),
+    (Mutant::NotDrained, 3_000_022),
 ];
 
 /// Defects that only a look at the crashes finds that could have happened in the run (see [`super::Depth`]).
@@ -82,15 +82,15 @@ pub const EXPLORERS: &[(Mutant, u64)] = &[
     (Mutant::StaleMemberAccepted, 7),
     (Mutant::CleanWithWriters, 4),
     (Mutant::FuaOfFirstOnly, 0),
-    (Mutant::AcknowledgeBeforeSuperblocks, 40),
-    (Mutant::NotDrained, 29),
+    (Mutant::AcknowledgeBeforeSuperblocks, 6),
     (Mutant::LogWithoutForcing, 2),
     (Mutant::ZeroesLeaveCache, 2),
+    (Mutant::BitClearedEarly, 0),
 ];
 
 /// Defects of what the engine asks of servers that compute, which lives over the network find.
 pub const NET_KILLERS: &[(Mutant, u64)] = &[
-    (Mutant::OffloadQForP, 4_000_000),
+    (Mutant::OffloadQForP, 4_000_001),
     (Mutant::OffloadCommitsEarly, 4_000_001),
     (Mutant::OffloadUnresolved, 4_000_005),
     (Mutant::OffloadPartsCrossed, 4_000_005),
@@ -101,15 +101,15 @@ pub const NET_KILLERS: &[(Mutant, u64)] = &[
 
 /// Defects of NVMe/TCP, which they find too.
 pub const NVME_KILLERS: &[(NvmeMutant, u64)] = &[
-    (NvmeMutant::LossCalledSuccess, 4_000_000),
-    (NvmeMutant::OldHostKept, 4_000_000),
+    (NvmeMutant::LossCalledSuccess, 4_000_003),
+    (NvmeMutant::OldHostKept, 4_000_002),
     (NvmeMutant::EarlyPeerNotAdded, 4_000_001),
     (NvmeMutant::AnsweredEarly, 4_000_002),
-    (NvmeMutant::FuaDropped, 4_000_002),
-    (NvmeMutant::PlainWritesUnfenced, 4_000_002),
-    (NvmeMutant::FlushSkipped, 4_000_005),
+    (NvmeMutant::FuaDropped, 4_000_009),
+    (NvmeMutant::PlainWritesUnfenced, 4_000_024),
+    (NvmeMutant::FlushSkipped, 4_000_002),
     (NvmeMutant::PartsExchanged, 4_000_005),
-    (NvmeMutant::OperationsOutliveController, 4_000_006),
+    (NvmeMutant::OperationsOutliveController, 4_000_004),
     (NvmeMutant::WrittenBeforeCommit, 4_000_011),
 ];
 
