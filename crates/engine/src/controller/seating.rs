@@ -101,7 +101,11 @@ impl ArrayController {
             // One that can't be written is no spare any more, and the next one is tried; where the array has
             // failed, none is wanted.
             let how = if active(Mutant::SpareTakenForFormer) { JoinKind::Bitmap } else { JoinKind::Full };
-            let _ = self.enact(Event::Seat { spare, slot, how }).await;
+            let refused = self.enact(Event::Seat { spare, slot, how }).await.is_err();
+            if refused && self.spare_wanted() == Some((spare, slot)) {
+                // Nothing has changed by that, and nothing would by trying again at once.
+                self.spares_rest.set(true);
+            }
         }
     }
 

@@ -310,9 +310,8 @@ impl ParityVolume {
             if result.is_err() {
                 break;
             }
-            if let Some(old) = &row.data[column] {
-                context.image.fill(to_u32(column) * chunk + from, old);
-            }
+            let Some(old) = &row.data[column] else { unreachable!("it was wanted") };
+            context.image.fill(to_u32(column) * chunk + from, old);
         }
         row.clear(0);
         self.rows.give(row);
