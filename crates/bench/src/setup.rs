@@ -159,7 +159,7 @@ fn memory_members(members: usize, bytes: u64) -> Result<Opened, BenchError> {
     let size = usize::try_from(bytes).unwrap_or(usize::MAX);
     let (mut sources, mut memories): Opened = (Vec::new(), Vec::new());
     for slot in 0..members {
-        let memory = Memory::new(size).map_err(BenchError::Attach)?;
+        let memory = Memory::populated(size).map_err(BenchError::Attach)?;
         for at in (0..bytes).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX)) {
             memory.copy_in(at, &[0]).map_err(BenchError::Attach)?;
         }

@@ -160,7 +160,7 @@ fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
     let text = path.to_string_lossy();
     let size: ByteSize = text.strip_prefix(MEMORY).unwrap_or_default().parse()?;
     let bytes = usize::try_from(size.0)?;
-    let memory = Memory::new(bytes).map_err(|error| Failure::new(format!("{text}: {error}")))?;
+    let memory = Memory::populated(bytes).map_err(|error| Failure::new(format!("{text}: {error}")))?;
     Ok(Arc::new(MemorySource { name: format!("{text} #{slot}"), memory, logical_block: 512 }))
 }
 
