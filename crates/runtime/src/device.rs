@@ -26,6 +26,9 @@ pub struct DeviceInfo {
     pub zeroes: ZeroedReads,
     /// Whether `discard` does anything.
     pub discards: bool,
+    /// Whether reads and writes are copies in this machine's memory: over when they are submitted, and no
+    /// dearer than a copy anywhere else.
+    pub in_memory: bool,
 }
 
 /// Why a request failed.

@@ -105,6 +105,7 @@ impl MemoryDevice {
             volatile_cache: false,
             zeroes: ZeroedReads::Zero,
             discards: true,
+            in_memory: true,
         };
         Rc::new(Self { memory, info })
     }

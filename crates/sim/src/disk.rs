@@ -180,6 +180,7 @@ impl SimDisk {
             volatile_cache: config.volatile_cache,
             zeroes: config.zeroes,
             discards: config.discards,
+            in_memory: false,
         };
         let medium = Medium::new(config.size, config.tear_bytes);
         let state = DiskState {

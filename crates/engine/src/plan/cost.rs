@@ -47,12 +47,6 @@ pub(crate) fn read_prices<'m>(
     }
 }
 
-/// Whether parity that was written should be kept for the next read-modify-write. Of a member in memory it is
-/// as near there as in the cache, and the cache costs the write a second place to touch.
-pub(crate) fn is_worth_keeping<'m>(mut members: impl Iterator<Item = &'m MemberCost>) -> bool {
-    members.any(|member| member.read().latency_ns >= NOISE.latency_ns)
-}
-
 /// Latency and bandwidth of one direction. Nanoseconds, and nanoseconds per KiB.
 #[derive(Default)]
 struct Direction {
@@ -172,21 +166,6 @@ mod tests {
         let latencies = prices.each_ref().map(|price| price.get().latency_ns);
         assert_eq!(latencies, [10_000, 10_000, 10_000, 20_000, 80_000, 10_000]);
         assert!(prices.iter().all(|price| price.get().ns_per_kib == UNKNOWN.ns_per_kib));
-    }
-
-    #[test]
-    fn parity_is_kept_unless_every_member_is_as_fast_as_memory() {
-        let cost = |ns: Option<u64>| {
-            let cost = MemberCost::default();
-            if let Some(ns) = ns {
-                cost.record_read(4096, ns);
-            }
-            cost
-        };
-        let is_kept = |members: &[MemberCost]| is_worth_keeping(members.iter());
-        assert!(!is_kept(&[cost(Some(400)), cost(Some(900))]));
-        assert!(is_kept(&[cost(Some(400)), cost(Some(80_000))]));
-        assert!(is_kept(&[cost(Some(400)), cost(None)]), "one that was not measured may be a drive");
     }
 
     #[test]

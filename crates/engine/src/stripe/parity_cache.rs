@@ -16,7 +16,7 @@
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
     Slice,
-    atomics::{AtomicU64, Mutex, MutexGuard, Ordering},
+    atomics::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering},
 };
 
 /// Bytes of an entry.
@@ -122,6 +122,8 @@ pub struct ParityCache {
     sets: Box<[CachePadded<Mutex<Set>>]>,
     /// The latest membership of which a row came.
     generation: AtomicU64,
+    /// Whether there ever was a row. If not, nothing is looked for: the directory is large, and cold.
+    is_used: AtomicBool,
 }
 
 /// Where a row is or would be.
@@ -145,6 +147,7 @@ impl ParityCache {
             directory: (0..sets).map(|_| Directory::default()).collect(),
             sets: (0..sets).map(|_| CachePadded::default()).collect(),
             generation: AtomicU64::new(0),
+            is_used: AtomicBool::new(false),
         }
     }
 
@@ -153,10 +156,14 @@ impl ParityCache {
         !self.sets.is_empty()
     }
 
+    /// Where a row may be; `None` if there is none at all.
     fn place(&self, key: &Key) -> Option<Lookup<'_>> {
-        if self.sets.is_empty() {
-            return None;
-        }
+        // Relaxed: a task that looks for a row has the claim of its stripe, as the one that put it in had.
+        self.is_used.load(Ordering::Relaxed).then(|| self.place_of(key))
+    }
+
+    /// Where a row is or would be. The cache is enabled.
+    fn place_of(&self, key: &Key) -> Lookup<'_> {
         // Fibonacci hashing; P and Q of a row differ by the lowest bit.
         let number = (key.stripe << 9 | u64::from(key.row)) << 1 | u64::from(key.parity == Parity::Q);
         let hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -166,7 +173,7 @@ impl ParityCache {
             reason = "below the number of sets; a tag is any part of the hash"
         )]
         let (index, tag) = (index as usize, (hash >> 16) as u16 | 1);
-        Some(Lookup { directory: &self.directory[index], set: &self.sets[index], tag })
+        Lookup { directory: &self.directory[index], set: &self.sets[index], tag }
     }
 
     /// Whether the row is here.
@@ -219,7 +226,13 @@ impl ParityCache {
     /// another's place only when it comes the second time.
     pub fn insert(&self, key: Key, row: Slice) {
         debug_assert_eq!(row.len(), PAGE_BYTES as usize);
-        let Some(place) = self.place(&key) else { return };
+        if !self.is_enabled() {
+            return;
+        }
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+        let place = self.place_of(&key);
         let Lookup { directory, tag, .. } = place;
         let generation = self.generation.load(Ordering::Relaxed);
         if key.generation != generation && !self.advance(key.generation) {

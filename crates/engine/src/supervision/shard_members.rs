@@ -18,7 +18,7 @@ use crate::{
     membership::snapshot::{Snapshot, View},
     plan::{
         Price, WritePolicy,
-        cost::{SAMPLE_EVERY, is_worth_keeping, read_prices},
+        cost::{SAMPLE_EVERY, read_prices},
     },
     shared::Shared,
 };
@@ -139,18 +139,18 @@ impl ShardMembers {
             }
         }
         self.update_prices(&snapshot);
+        // Parity of a member in memory is as near there as in the cache, and the cache costs the write a
+        // second place to touch.
+        let is_far = devices.iter().flatten().any(|device| !device.info().in_memory);
+        let is_worth_it = is_far || self.shared.options.policy != WritePolicy::Cost;
+        self.keeps_parity.set(self.shared.cache.is_enabled() && is_worth_it);
         *self.view.borrow_mut() = Rc::new(View { snapshot, devices, shares_link });
     }
 
     /// After a measurement, or when the members have changed.
     pub(crate) fn update_prices(&self, snapshot: &Snapshot) {
         let members = snapshot.seats.iter().map(|seat| seat.member().map(|member| &member.cost));
-        read_prices(members.clone(), &self.read_prices);
-        let options = &self.shared.options;
-        self.keeps_parity.set(
-            self.shared.cache.is_enabled()
-                && (options.policy != WritePolicy::Cost || is_worth_keeping(members.flatten())),
-        );
+        read_prices(members, &self.read_prices);
     }
 
     /// This shard's handle to a member's device.
@@ -225,6 +225,7 @@ impl Unattached {
             volatile_cache: false,
             zeroes: ZeroedReads::Unsupported,
             discards: false,
+            in_memory: false,
         };
         // Whatever it was, retrying or correcting sectors won't help.
         Self { info, error: DeviceError { kind: DeviceErrorKind::Gone, ..error } }

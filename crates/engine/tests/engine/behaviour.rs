@@ -1,6 +1,6 @@
 //! What the engine does under load, faults, crashes and changes of its bitmap, in the simulated world.
 
-use std::{cell::RefCell, ops::Range, rc::Rc};
+use std::{cell::RefCell, ops::Range, rc::Rc, sync::Arc};
 
 use crate::arrays::{
     self, STEPS, options,
@@ -18,11 +18,11 @@ use pinstripe_engine::{
 };
 use pinstripe_md::{
     level::Level,
-    placement::{InitialSync, NewBitmap},
+    placement::{InitialSync, NewBitmap, NewLog},
     superblock::Role,
     units::MemberSlot,
 };
-use pinstripe_runtime::shard;
+use pinstripe_runtime::{DeviceSource, Memory, MemorySource, shard};
 use pinstripe_sim::{Fault, SimDisk, World, WorldConfig};
 
 const REGION: u64 = 64 << 10;
@@ -603,4 +603,41 @@ fn what_was_flushed_or_forced_survives_a_crash() {
         assert_eq!(scene.check(), 0, "seed {seed}");
         scene.read_all();
     }
+}
+
+/// Hits of the parity cache when one row is written twice.
+fn hits_of_a_row_written_twice(world: &mut World, sources: Vec<Arc<dyn DeviceSource>>) -> u64 {
+    let wish = wish(Level::Raid5, 4, 16 << 10, NewBitmap::None, InitialSync::AssumeClean);
+    let devices = sources.clone();
+    let created = async move {
+        let devices: Vec<_> = devices.iter().map(|source| source.attach().unwrap()).collect();
+        create_placed(wish.place_with(NewLog::None).unwrap(), &devices).await.map(|_| ())
+    };
+    world.block_on(0, "create", STEPS, created).unwrap().unwrap();
+    let array = arrays::assemble(world, sources, options()).unwrap();
+    let volume = array.volume().clone();
+    let writes = async move {
+        for _ in 0..2 {
+            volume.write(0, shard::zeroed(4096).freeze(), false).await.unwrap();
+        }
+    };
+    world.block_on(0, "writes", STEPS, writes).unwrap();
+    array.detail().statistics.cache_hits
+}
+
+#[test]
+fn parity_is_kept_of_members_on_devices_and_of_none_in_memory() {
+    let mut world = World::new(WorldConfig::new(1, 1));
+    let disks = plain_disks(&mut world, [2048; 4]);
+    let sources = disks.iter().map(SimDisk::source).collect();
+    assert_eq!(hits_of_a_row_written_twice(&mut world, sources), 1);
+
+    let mut world = World::new(WorldConfig::new(1, 1));
+    let source = |number| {
+        let memory = Memory::new(2048 * 512).unwrap();
+        Arc::new(MemorySource { name: format!("memory{number}"), memory, logical_block: 512 })
+            as Arc<dyn DeviceSource>
+    };
+    let sources = (0..4).map(source).collect();
+    assert_eq!(hits_of_a_row_written_twice(&mut world, sources), 0);
 }

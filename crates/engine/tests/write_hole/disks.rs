@@ -219,6 +219,7 @@ pub fn device(disk: usize) -> Rc<dyn Device> {
         volatile_cache: true,
         zeroes: ZeroedReads::Unsupported,
         discards: false,
+        in_memory: false,
     };
     Rc::new(Disk { number: disk, info })
 }

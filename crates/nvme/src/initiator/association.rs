@@ -494,6 +494,7 @@ impl Association {
                     ZeroedReads::Unsupported
                 },
                 discards: has(optional::DATASET_MANAGEMENT),
+                in_memory: false,
             },
         })
     }

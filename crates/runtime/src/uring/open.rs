@@ -213,6 +213,7 @@ impl OpenFile {
             // The block layer writes zeroes itself where the device can't.
             zeroes: if is_block || discards { ZeroedReads::Zero } else { ZeroedReads::Unsupported },
             discards,
+            in_memory: false,
         };
         let memory_alignment = alignment.memory;
         let file = File::with_claims(fd, claims);
