@@ -201,7 +201,7 @@ fn modify(
     write(map.p_slot(), p)
 }
 
-/// A whole stripe.
+/// A whole stripe, past the caches.
 fn whole(
     geometry: &ParityGeometry,
     members: &[(Arc<Memory>, u64)],
@@ -214,7 +214,7 @@ fn whole(
     let at = geometry.member_offset(stripe);
     let write = |slot: MemberSlot, from: &[u8]| {
         let (memory, start) = &members[slot.index()];
-        memory.copy_in(start + at, from)
+        memory.copy_in_streaming(start + at, from)
     };
     let mut columns: [&[u8]; MEMBERS_MAX] = [&[]; MEMBERS_MAX];
     for (column, bytes) in data.chunks_exact(geometry.chunk_bytes() as usize).enumerate() {

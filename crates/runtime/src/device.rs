@@ -142,6 +142,11 @@ pub trait Device {
     fn read(&self, offset: u64, buffer: Buffer) -> Submission;
     /// Writes `data` at `offset`; with `fua` it is durable at completion.
     fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission;
+    /// As [`Device::write`], with a hint: no byte of the range was read just now, nor will be soon. A device
+    /// in memory then leaves it out of the processor's caches.
+    fn write_streaming(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        self.write(offset, data, fua)
+    }
     /// Makes every write that completed before this call durable.
     fn flush(&self) -> Submission;
     /// Tells the device that a range is not needed; reads may return anything afterwards.

@@ -474,6 +474,8 @@ impl ParityVolume {
         let fua = context.image.fua() || view.snapshot.log.forces_writes();
         let WriteContext { image, plan, parity, set, requests, pre_read, avoid, timed, missed, .. } = context;
         let started = start_clock(*timed, set);
+        // Nothing was read of what is written.
+        let streams = plan.totals().rmw_runs == 0;
         let mut submit = |slot: MemberSlot, start: u32, data: &Slice, fua: bool| {
             let skip =
                 active(Mutant::RecoveringNotWritten) && view.snapshot.recovering.contains(slot.index());
@@ -483,7 +485,12 @@ impl ParityVolume {
                 self.counters().member_write_bytes.add(data.len() as u64);
                 let end = start + to_u32(data.len());
                 assert!(end <= chunk, "a stripe's write stays in its chunk: {start} to {end} of {chunk}");
-                set.push(device.write(member.data_offset + base + u64::from(start), data.clone(), fua));
+                let at = member.data_offset + base + u64::from(start);
+                set.push(if streams {
+                    device.write_streaming(at, data.clone(), fua)
+                } else {
+                    device.write(at, data.clone(), fua)
+                });
                 requests.push(Transfer { slot: MemberSlot(place.to_le_bytes()[0]), start, end });
             }
         };

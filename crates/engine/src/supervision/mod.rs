@@ -114,6 +114,18 @@ impl Supervised {
         refuses.then(|| DeviceError::of(DeviceErrorKind::TimedOut))
     }
 
+    /// Notes that a write of so many bytes goes to the device, or gives the refusal.
+    fn count_write(&self, bytes: usize) -> Option<Submission> {
+        if let Some(error) = self.refused() {
+            return Some(Submission::done(Err(error), None));
+        }
+        self.core.counters.writes.add(1);
+        if self.computes {
+            self.core.counters.sent_bytes.add(bytes as u64);
+        }
+        None
+    }
+
     fn watched(&self, submission: Submission, about: RequestInfo) -> Submission {
         if submission.is_pending() {
             self.watch.add(&submission, about);
@@ -151,15 +163,17 @@ impl Device for Supervised {
     }
 
     fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
-        if let Some(error) = self.refused() {
-            return Submission::done(Err(error), None);
-        }
-        self.core.counters.writes.add(1);
-        if self.computes {
-            self.core.counters.sent_bytes.add(data.len() as u64);
-        }
-        let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
-        self.watched(self.device.write(offset, data, fua), about)
+        self.count_write(data.len()).unwrap_or_else(|| {
+            let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
+            self.watched(self.device.write(offset, data, fua), about)
+        })
+    }
+
+    fn write_streaming(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        self.count_write(data.len()).unwrap_or_else(|| {
+            let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
+            self.watched(self.device.write_streaming(offset, data, fua), about)
+        })
     }
 
     fn flush(&self) -> Submission {
