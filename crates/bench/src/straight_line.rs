@@ -1,9 +1,9 @@
 //! What the machine could do: the copies and the parity of every write in a plain loop over the members'
 //! memory.
 //!
-//! It does for each request just what no engine can do without: take the old data and the old parity out of
-//! the members into buffers, compute, and put the new ones back. No tasks, no claims, no plan, no intent, no
-//! errors. Its writes are as right as the engine's (other stripes, one thread for each): the scrub and the
+//! It does for each request just what no engine can do without: change data and parity where they lie, or
+//! compute a whole stripe's parity and write all of it past the caches. No tasks, no claims, no plan, no
+//! intent, no errors. Its writes are as right as the engine's (other stripes, one thread for each): the scrub and the
 //! data check cover both.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use pinstripe_engine::{
     stripe::decode::{encode, exponent},
 };
 use pinstripe_parity::Kernel;
-use pinstripe_runtime::{Buffer, DeviceError, Memory, shard};
+use pinstripe_runtime::{Buffer, DeviceError, DeviceErrorKind, Memory, memory::change_in_place, shard};
 
 use crate::{
     ledger::{Acknowledged, Region, Rng, fill, stamp},
@@ -30,7 +30,6 @@ pub(crate) struct StraightLine {
     reads: u64,
     /// As many as the engine's clients on this thread, with the numbers of their writers.
     clients: Vec<(Buffer, u32)>,
-    old: Buffer,
     p: Buffer,
     q: Buffer,
     into: Buffer,
@@ -69,7 +68,6 @@ impl StraightLine {
             kernel: pinstripe_parity::kernel(),
             reads: reads.into(),
             clients: (first_writer..first_writer + clients).map(buffer).collect(),
-            old: shard::zeroed(parity),
             p: shard::zeroed(parity),
             q: shard::zeroed(parity),
             into: shard::zeroed(length),
@@ -121,8 +119,7 @@ impl StraightLine {
                 })?;
             }
             Geometry::Parity(geometry) if buffer.len() <= geometry.chunk_bytes() as usize => {
-                let scratch = [&mut self.old[..], &mut self.p, &mut self.q];
-                modify(geometry, &self.members, self.kernel, target.offset, buffer, scratch)?;
+                modify(geometry, &self.members, self.kernel, target.offset, buffer)?;
             }
             Geometry::Parity(geometry) => {
                 let stripe_bytes = geometry.stripe_bytes();
@@ -167,38 +164,35 @@ fn each_part(
     Ok(())
 }
 
-/// Read-modify-write of a part of one chunk.
+/// Read-modify-write of a part of one chunk, where the old bytes lie.
 fn modify(
     geometry: &ParityGeometry,
     members: &[(Arc<Memory>, u64)],
     kernel: &Kernel,
     offset: u64,
     new: &[u8],
-    [old, p, q]: [&mut [u8]; 3],
 ) -> Result<(), DeviceError> {
     let (stripe, within) = geometry.locate(offset);
     let (column, at) = geometry.column_of(within);
     let map = geometry.slots(stripe);
     let at = geometry.member_offset(stripe) + u64::from(at);
-    let read = |slot: MemberSlot, into: &mut [u8]| {
+    let range = |slot: MemberSlot| {
         let (memory, start) = &members[slot.index()];
-        memory.copy_out(start + at, into)
+        memory.in_place(start + at, new.len()).ok_or(DeviceError::of(DeviceErrorKind::Invalid))
     };
-    let write = |slot: MemberSlot, from: &[u8]| {
-        let (memory, start) = &members[slot.index()];
-        memory.copy_in(start + at, from)
-    };
-    read(map.data_slot(column), old)?;
-    read(map.p_slot(), p)?;
+    let (data, p) = (range(map.data_slot(column))?, range(map.p_slot())?);
     if let Some(slot) = map.q_slot() {
-        read(slot, q)?;
-        kernel.update_pq(p, q, old, new, exponent(map, column));
-        write(slot, q)?;
+        change_in_place([data, p, range(slot)?], |[data, p, q]| {
+            kernel.update_pq(p, q, data, new, exponent(map, column));
+            data.copy_from_slice(new);
+        });
     } else {
-        kernel.update_p(p, old, new);
+        change_in_place([data, p], |[data, p]| {
+            kernel.update_p(p, data, new);
+            data.copy_from_slice(new);
+        });
     }
-    write(map.data_slot(column), new)?;
-    write(map.p_slot(), p)
+    Ok(())
 }
 
 /// A whole stripe, past the caches.

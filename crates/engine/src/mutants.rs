@@ -3,6 +3,12 @@
 pinstripe_runtime::mutants! {
     /// Read-modify-write on a row that isn't in sync (C10).
     RmwOutOfSync,
+    /// A change in place on a row that isn't in sync (C10).
+    InPlaceOutOfSync,
+    /// A write that joins while the intent of a change in place is made durable is not written.
+    InPlaceLateJoinerLost,
+    /// A change in place is made though a member is missing, recovering or being replaced, or has a log.
+    InPlaceUnasked,
     /// Q updated with the coefficient of the next column.
     WrongCoefficient,
     /// The parity cache keeps what a write has made old (C13).
@@ -400,6 +406,11 @@ impl Mutant {
         Self::StopSettlesLate,
     ];
 
+    /// Those that the engine's tests of members in memory find (`tests/engine/in_place.rs`): the swarm's are
+    /// disks.
+    pub const OF_PLACE: &[Self] =
+        &[Self::InPlaceOutOfSync, Self::InPlaceLateJoinerLost, Self::InPlaceUnasked];
+
     /// Those that the engine's scenes with servers that compute find (`tests/engine/offload_mutants.rs`),
     /// rather than the swarm.
     pub const OF_OFFLOAD: &[Self] = &[
@@ -457,6 +468,7 @@ mod tests {
             Mutant::OF_LOGS,
             Mutant::OF_LIFE,
             Mutant::OF_OFFLOAD,
+            Mutant::OF_PLACE,
             Mutant::OF_REPLACEMENT,
         ];
         for mutant in lists.concat() {

@@ -1,6 +1,6 @@
 //! The seam to storage: what the engine asks of a member, whatever stands behind it.
 
-use crate::{Buffer, Offload, Slice, Submission};
+use crate::{Buffer, Offload, Slice, Submission, memory::InPlace};
 
 /// What reads back after a range was zeroed or discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +153,11 @@ pub trait Device {
     fn discard(&self, offset: u64, length: u64) -> Submission;
     /// Makes a range read back zero; may free it. Only where [`DeviceInfo::zeroes`] says so.
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission;
+    /// A range of its bytes where they lie, to be changed there. Only in memory, and a device may always say
+    /// no: what has to be written is written then. A change in place can't be repeated or undone.
+    fn in_place(&self, _offset: u64, _length: usize) -> Option<InPlace<'_>> {
+        None
+    }
     /// What computes behind it, if anything does.
     fn offload(&self) -> Option<&dyn Offload> {
         None

@@ -1,6 +1,6 @@
 //! A device of plain memory. Requests complete inline: it measures the engine, not the storage.
 
-use std::{ptr::NonNull, rc::Rc, sync::Arc};
+use std::{marker::PhantomData, ptr::NonNull, rc::Rc, sync::Arc};
 
 use crate::{
     Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Slice, Submission, ZeroedReads,
@@ -82,6 +82,12 @@ impl Memory {
         Ok(())
     }
 
+    /// The bytes themselves, to be changed where they lie. `None` past the end.
+    pub fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
+        let start = self.at(offset, length).ok()?;
+        Some(InPlace { start, length, memory: PhantomData })
+    }
+
     /// Copies from `offset` into `data`.
     pub fn copy_out(&self, offset: u64, data: &mut [u8]) -> Result<(), DeviceError> {
         let from = self.at(offset, data.len())?;
@@ -96,6 +102,31 @@ impl Drop for Memory {
         // SAFETY: mapped in `new` with this size; the last handle is gone.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
     }
+}
+
+/// Bytes of a [`Memory`].
+pub struct InPlace<'a> {
+    start: *mut u8,
+    length: usize,
+    memory: PhantomData<&'a Memory>,
+}
+
+/// Has `work` change several ranges at a time.
+///
+/// # Panics
+/// If two of them overlap.
+pub fn change_in_place<const N: usize, R>(
+    ranges: [InPlace<'_>; N],
+    work: impl FnOnce([&mut [u8]; N]) -> R,
+) -> R {
+    let spans = ranges.each_ref().map(|range| (range.start as usize, range.start as usize + range.length));
+    for (index, (start, end)) in spans.iter().enumerate() {
+        let overlaps = |(other_start, other_end): &(usize, usize)| other_start < end && start < other_end;
+        assert!(!spans[..index].iter().any(overlaps), "two ranges that are changed together overlap");
+    }
+    // SAFETY: each range lies in a mapping that lives as long as `'_`, and none overlaps another. Another
+    // thread that looks at the same bytes races as with a copy (see `Memory`).
+    work(ranges.map(|range| unsafe { std::slice::from_raw_parts_mut(range.start, range.length) }))
 }
 
 /// Copies with non-temporal stores wherever the target has whole cache lines.
@@ -191,6 +222,10 @@ impl Device for MemoryDevice {
         Submission::done(self.memory.copy_in_streaming(offset, &data).map(|()| data.len()), None)
     }
 
+    fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
+        self.memory.in_place(offset, length)
+    }
+
     fn flush(&self) -> Submission {
         Submission::done(Ok(0), None)
     }
@@ -242,6 +277,35 @@ mod tests {
         }
         let memory = Memory::new(SIZE).unwrap();
         assert!(memory.copy_in_streaming(SIZE as u64 - 15, &source[..16]).is_err());
+    }
+
+    #[test]
+    fn ranges_are_changed_where_they_lie() {
+        let (one, other) = (Memory::new(64).unwrap(), Memory::new(64).unwrap());
+        one.copy_in(0, &[3; 64]).unwrap();
+        let ranges =
+            [one.in_place(8, 8).unwrap(), other.in_place(0, 8).unwrap(), one.in_place(16, 8).unwrap()];
+        change_in_place(ranges, |[a, b, c]| {
+            b.copy_from_slice(a);
+            c.fill(1);
+            a[0] = 9;
+        });
+        let mut found = [0; 64];
+        one.copy_out(0, &mut found).unwrap();
+        assert_eq!(
+            (&found[7..10], &found[14..26]),
+            (&[3, 9, 3][..], &[3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3][..])
+        );
+        other.copy_out(0, &mut found).unwrap();
+        assert_eq!((&found[..8], &found[8..10]), (&[3; 8][..], &[0, 0][..]));
+        assert!(one.in_place(60, 8).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "overlap")]
+    fn ranges_that_overlap_are_not_changed_together() {
+        let memory = Memory::new(64).unwrap();
+        change_in_place([memory.in_place(0, 9).unwrap(), memory.in_place(8, 8).unwrap()], |_| ());
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod back;
 pub(crate) mod context;
 mod encode;
 mod gather;
+mod in_place;
 mod offload;
 mod pre_read;
 
@@ -186,6 +187,9 @@ impl ParityVolume {
         context.pre_read.clear();
         context.timed = self.members.sample();
         self.join_claim(claim.as_deref_mut(), context);
+        if self.write_in_place(&inside, stripe, claim.as_deref_mut(), context).await? {
+            return Ok(inside.generation());
+        }
         // What this membership can't read, the one that has taken its place meanwhile may be able to (C1).
         let stale = |error: Aborted| if inside.has_moved() { Aborted::Replan } else { error };
         let intended = self.prepare(&inside, stripe, context).await.map_err(stale)?;

@@ -30,7 +30,7 @@ use std::{
 use crossbeam_utils::CachePadded;
 use pinstripe_runtime::{
     Buffer, Completion, Device, DeviceError, DeviceErrorKind, DeviceInfo, Observer, Offload, OverdueAction,
-    RequestInfo, Slice, Submission, Watch, completion::Payload, shard,
+    RequestInfo, Slice, Submission, Watch, completion::Payload, memory::InPlace, shard,
 };
 
 use crate::{
@@ -174,6 +174,16 @@ impl Device for Supervised {
             let about = RequestInfo { kind: WRITE, offset, read_bytes: 0, fua };
             self.watched(self.device.write_streaming(offset, data, fua), about)
         })
+    }
+
+    fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
+        if self.core.member.health.refuses() {
+            return None;
+        }
+        let range = self.device.in_place(offset, length)?;
+        self.core.counters.reads.add(1);
+        self.core.counters.writes.add(1);
+        Some(range)
     }
 
     fn flush(&self) -> Submission {

@@ -16,6 +16,7 @@ use crate::{
     geometry::MEMBERS_MAX,
     members::{Member, MemberId},
     membership::snapshot::{Snapshot, View},
+    mutants::{Mutant, active},
     plan::{
         Price, WritePolicy,
         cost::{SAMPLE_EVERY, read_prices},
@@ -89,7 +90,12 @@ impl ShardMembers {
     pub(crate) fn new(shared: Arc<Shared>, shard: usize) -> Rc<Self> {
         let snapshot = shared.snapshot();
         let this = Rc::new(Self {
-            view: RefCell::new(Rc::new(View { snapshot, devices: Vec::new(), shares_link: false })),
+            view: RefCell::new(Rc::new(View {
+                snapshot,
+                devices: Vec::new(),
+                shares_link: false,
+                in_place: false,
+            })),
             devices: RefCell::default(),
             requests: Cell::new(0),
             read_prices: std::array::from_fn(|_| Cell::default()),
@@ -142,9 +148,14 @@ impl ShardMembers {
         // Parity of a member in memory is as near there as in the cache, and the cache costs the write a
         // second place to touch.
         let is_far = devices.iter().flatten().any(|device| !device.info().in_memory);
-        let is_worth_it = is_far || self.shared.options.policy != WritePolicy::Cost;
-        self.keeps_parity.set(self.shared.cache.is_enabled() && is_worth_it);
-        *self.view.borrow_mut() = Rc::new(View { snapshot, devices, shares_link });
+        let by_cost = self.shared.options.policy == WritePolicy::Cost;
+        self.keeps_parity.set(self.shared.cache.is_enabled() && (is_far || !by_cost));
+        let is_plain = snapshot.is_complete()
+            && snapshot.replacements.is_empty()
+            && snapshot.with_bad_blocks.is_empty()
+            && snapshot.log.is_none();
+        let in_place = by_cost && !is_far && (is_plain || active(Mutant::InPlaceUnasked));
+        *self.view.borrow_mut() = Rc::new(View { snapshot, devices, shares_link, in_place });
     }
 
     /// After a measurement, or when the members have changed.

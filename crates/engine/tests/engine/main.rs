@@ -9,6 +9,7 @@ mod economy;
 mod fault_mutants;
 mod faults;
 mod golden;
+mod in_place;
 mod journal;
 mod journal_crash;
 mod layouts;

@@ -359,9 +359,15 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
 fn try_mutants(arguments: &Mutants) -> bool {
     // What a defect makes the engine's assertions say is no news.
     std::panic::set_hook(Box::new(|_| {}));
-    let of_tests =
-        [Mutant::OF_LOGS, Mutant::OF_FAULTS, Mutant::OF_JOURNAL, Mutant::OF_REPLACEMENT, Mutant::OF_LIFE]
-            .concat();
+    let of_tests = [
+        Mutant::OF_LOGS,
+        Mutant::OF_FAULTS,
+        Mutant::OF_JOURNAL,
+        Mutant::OF_REPLACEMENT,
+        Mutant::OF_LIFE,
+        Mutant::OF_PLACE,
+    ]
+    .concat();
     let elsewhere = |defect: &Defect| match defect {
         Defect::Engine(mutant) => {
             of_tests.contains(mutant) && !KILLERS.iter().any(|(name, _)| name == mutant)

@@ -1,0 +1,303 @@
+//! Arrays whose members are memory, where the engine changes one column's data and parity where they lie.
+
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use pinstripe_engine::{
+    assembly::create::create,
+    geometry::StripeId,
+    options::{ArrayOptions, SyncSpeed},
+    statistics::Statistics,
+};
+use pinstripe_md::{
+    identity::Uuid,
+    level::Level,
+    placement::{InitialSync, NewBitmap},
+};
+use pinstripe_runtime::{
+    Buffer, Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemoryDevice, MemorySource, Slice,
+    Submission, shard,
+};
+use pinstripe_sim::{Ledger, World, WorldConfig};
+
+use crate::arrays::{
+    self, STEPS, options,
+    scene::{DATA_SECTOR, Scene, client, spawn, wish, write},
+};
+
+const CHUNK: u64 = 16 << 10;
+const BITMAP: NewBitmap = NewBitmap::Internal { chunk_bytes: Some(64 << 10) };
+const BYTES: usize = 1 << 20;
+
+struct Memories {
+    scene: Scene,
+    memories: Vec<Arc<Memory>>,
+}
+
+fn source(name: &str, memory: &Arc<Memory>) -> Arc<dyn DeviceSource> {
+    Arc::new(MemorySource { name: name.to_owned(), memory: Arc::clone(memory), logical_block: 512 })
+}
+
+fn sources(memories: &[Arc<Memory>]) -> Vec<Arc<dyn DeviceSource>> {
+    let named = |(number, memory)| source(&format!("member{number}"), memory);
+    memories.iter().enumerate().map(named).collect()
+}
+
+impl Memories {
+    fn new(seed: u64, level: Level, initial: InitialSync, options: ArrayOptions) -> Self {
+        let members = 3 + u8::from(level == Level::Raid6) + seed.to_le_bytes()[0] % 3;
+        let mut world = World::new(WorldConfig::new(seed, 2));
+        let memories: Vec<_> = (0..members).map(|_| Memory::new(BYTES).unwrap()).collect();
+        if initial == InitialSync::Resync {
+            let fill = |(number, memory): (usize, &Arc<Memory>)| {
+                memory.copy_in(0, &vec![number.to_le_bytes()[0] * 37 + 1; BYTES]).unwrap();
+            };
+            memories.iter().enumerate().for_each(fill);
+        }
+        let (wish, devices) = (wish(level, members, CHUNK, BITMAP, initial), sources(&memories));
+        let created = world.block_on(0, "create", STEPS, async move {
+            let devices: Vec<_> = devices.iter().map(|source| source.attach().unwrap()).collect();
+            create(&wish, &devices).await.map(|_| ())
+        });
+        created.unwrap().unwrap();
+        let array = arrays::assemble(&mut world, sources(&memories), options.clone()).unwrap();
+        let ledger = Rc::new(RefCell::new(Ledger::new(array.volume().size() / 512)));
+        Self { scene: Scene { world, disks: vec![], array, ledger, options }, memories }
+    }
+
+    fn reassemble(&mut self) {
+        let Scene { world, options, .. } = &mut self.scene;
+        self.scene.array = arrays::assemble(world, sources(&self.memories), options.clone()).unwrap();
+    }
+
+    fn statistics(&self) -> Statistics {
+        Statistics::sum(self.scene.array.shared().counters.iter().map(|counters| &**counters))
+    }
+
+    /// Whether data and P of a stripe's row of 512 bytes cancel each other out.
+    fn row_matches(&self, stripe: StripeId, from: u64) -> bool {
+        let at = DATA_SECTOR * 512 + self.scene.geometry().member_offset(stripe) + from;
+        let mut sum = [0_u8; 512];
+        for memory in &self.memories {
+            let mut bytes = [0; 512];
+            memory.copy_out(at, &mut bytes).unwrap();
+            sum.iter_mut().zip(bytes).for_each(|(sum, byte)| *sum ^= byte);
+        }
+        sum == [0; 512]
+    }
+
+    /// Every byte is right, with any one member left out, and parity is.
+    fn assert_right(mut self) {
+        let array = self.scene.array.clone();
+        self.scene.world.run_until(STEPS, |_| array.detail().regions_to_resync == 0).unwrap();
+        self.scene.read_all();
+        assert_eq!(self.scene.check(), 0);
+        let slots = self.scene.geometry().slots(StripeId(0)).columns() + 1;
+        for slot in (0..slots).take(2) {
+            let array = self.scene.array.clone();
+            let rebuilt = self.scene.run(async move {
+                array.fail(slot).await.unwrap();
+                array.add(source("another", &Memory::new(BYTES).unwrap()), Uuid([99; 16])).await
+            });
+            self.scene.read_all();
+            rebuilt.unwrap();
+            let array = self.scene.array.clone();
+            self.scene.world.run_until(STEPS, |_| array.detail().missing == 0).unwrap();
+        }
+        self.scene.read_all();
+        assert_eq!(self.scene.check(), 0);
+    }
+}
+
+/// Most writes are small, several are to the same stripe at a time, and some fill stripes.
+fn writers(scene: &mut Scene, count: u64, operations: u64) -> Rc<RefCell<u64>> {
+    spawn(scene, count, move |number, volume, ledger, mut rng| async move {
+        if number % 3 == 0 {
+            let sectors_max = if number == 0 { 300 } else { 12 };
+            return client(volume, ledger, rng, operations, sectors_max).await;
+        }
+        for _ in 0..operations {
+            let at = rng.below(160);
+            write(&volume, &ledger, at, 1 + rng.below(8), rng.below(8) == 0).await.unwrap();
+        }
+    })
+}
+
+fn writes_are_right(seed: u64) {
+    for level in [Level::Raid4, Level::Raid5, Level::Raid6] {
+        let mut memories = Memories::new(seed, level, InitialSync::AssumeClean, options());
+        let done = writers(&mut memories.scene, 12, 40);
+        memories.scene.world.run_until(STEPS, |_| *done.borrow() == 12).unwrap();
+        let statistics = memories.statistics();
+        assert!(statistics.rmw_runs * 8 > statistics.batches, "{statistics:?}");
+        memories.assert_right();
+    }
+}
+
+#[test]
+fn columns_that_are_changed_in_place_are_right() {
+    (0..12).for_each(writes_are_right);
+}
+
+/// While writers are at work, a member is dropped and another one is built, or one is replaced.
+fn changes_of_members_are_right(seed: u64) {
+    let level = if seed.is_multiple_of(2) { Level::Raid5 } else { Level::Raid6 };
+    let mut memories = Memories::new(seed, level, InitialSync::AssumeClean, options());
+    let done = writers(&mut memories.scene, 12, 120);
+    let array = memories.scene.array.clone();
+    let ended = Rc::new(RefCell::new(false));
+    let end = Rc::clone(&ended);
+    memories.scene.world.spawn(0, "change", async move {
+        for slot in 0..2 {
+            let other = source("another", &Memory::new(BYTES).unwrap());
+            if seed % 4 < 2 {
+                array.replace(slot, Some(other), Uuid([98; 16])).await.unwrap();
+                while array.detail().slots[slot].replacement.is_some() {
+                    shard::sleep(1_000_000).await;
+                }
+            } else {
+                array.fail(slot).await.unwrap();
+                array.add(other, Uuid([99; 16])).await.unwrap();
+                while array.detail().missing > 0 {
+                    shard::sleep(1_000_000).await;
+                }
+            }
+        }
+        *end.borrow_mut() = true;
+    });
+    memories.scene.world.run_until(STEPS, |_| *done.borrow() == 12 && *ended.borrow()).unwrap();
+    memories.assert_right();
+}
+
+#[test]
+fn nothing_is_changed_in_place_while_members_change() {
+    (0..16).for_each(changes_of_members_are_right);
+}
+
+/// The process dies at work; its members' memory stays.
+fn crashes_are_survived(seed: u64) {
+    let mut memories = Memories::new(seed, Level::Raid5, InitialSync::AssumeClean, options());
+    for round in 0..3 {
+        let done = writers(&mut memories.scene, 9, 1000);
+        let start = memories.statistics().batches;
+        let shared = Arc::clone(memories.scene.array.shared());
+        let enough = |_: &World| {
+            let sum = Statistics::sum(shared.counters.iter().map(|counters| &**counters));
+            sum.batches - start > 100 + 31 * (seed + round)
+        };
+        memories.scene.world.run_until(STEPS, enough).unwrap();
+        assert!(*done.borrow() < 9, "the writers were through before the crash");
+        drop(shared);
+        memories.scene.world.crash();
+        memories.scene.ledger.borrow_mut().crash();
+        memories.reassemble();
+        assert!(memories.scene.array.detail().regions_to_resync > 0);
+    }
+    memories.assert_right();
+}
+
+#[test]
+fn a_crash_of_the_process_leaves_intent_for_what_was_being_changed() {
+    (0..8).for_each(crashes_are_survived);
+}
+
+/// Parity that was never made can't be changed: it is made of the row's data (C10).
+fn rows_out_of_sync_are_encoded_whole(seed: u64) {
+    let slow = SyncSpeed { min_kib: 1, max_kib: 1 };
+    let options = ArrayOptions { sync_speed: slow, ..options() };
+    let mut memories = Memories::new(3 * seed, Level::Raid5, InitialSync::Resync, options);
+    let last = memories.scene.geometry().stripes() - 1;
+    let sector = memories.scene.geometry().array_offset(StripeId(last), 4096) / 512;
+    assert!(!memories.row_matches(StripeId(last), 4096));
+    memories.scene.write(sector, 1, false).unwrap();
+    assert!(memories.row_matches(StripeId(last), 4096));
+    assert!(!memories.row_matches(StripeId(last), 4096 + 512), "the resync has come this far");
+}
+
+#[test]
+fn a_row_that_is_out_of_sync_is_not_changed_in_place() {
+    (0..2).for_each(rows_out_of_sync_are_encoded_whole);
+}
+
+/// Counts the writes of its kind; nothing can be changed in place.
+struct Recorder(Rc<MemoryDevice>, Arc<[AtomicU64; 2]>);
+
+impl Device for Recorder {
+    fn info(&self) -> &DeviceInfo {
+        self.0.info()
+    }
+    fn read(&self, offset: u64, buffer: Buffer) -> Submission {
+        self.0.read(offset, buffer)
+    }
+    fn write(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        self.1[0].fetch_add(1, Ordering::Relaxed);
+        self.0.write(offset, data, fua)
+    }
+    fn write_streaming(&self, offset: u64, data: Slice, fua: bool) -> Submission {
+        self.1[1].fetch_add(1, Ordering::Relaxed);
+        self.0.write_streaming(offset, data, fua)
+    }
+    fn flush(&self) -> Submission {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, length: u64) -> Submission {
+        self.0.discard(offset, length)
+    }
+    fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
+        self.0.write_zeroes(offset, length)
+    }
+}
+
+struct Recorded(Arc<Memory>, Arc<[AtomicU64; 2]>);
+
+impl DeviceSource for Recorded {
+    fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        Ok(Rc::new(Recorder(MemoryDevice::new("recorded", Arc::clone(&self.0), 512), Arc::clone(&self.1))))
+    }
+    fn name(&self) -> String {
+        "recorded".to_owned()
+    }
+}
+
+#[test]
+fn what_nothing_was_read_of_is_written_past_the_caches() {
+    let mut memories = Memories::new(1, Level::Raid5, InitialSync::AssumeClean, options());
+    memories.scene.stop();
+    let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let recorded = memories.memories.iter().map(|memory| -> Arc<dyn DeviceSource> {
+        Arc::new(Recorded(Arc::clone(memory), Arc::clone(&counts)))
+    });
+    let (recorded, options) = (recorded.collect::<Vec<_>>(), memories.scene.options.clone());
+    memories.scene.array = arrays::assemble(&mut memories.scene.world, recorded, options).unwrap();
+    // The superblocks are dirty and the bits set before anything is counted.
+    memories.scene.write(0, 1, false).unwrap();
+    let mut written = |sectors| {
+        let before = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        memories.scene.write(0, sectors, false).unwrap();
+        [0, 1].map(|kind| counts[kind].load(Ordering::Relaxed) - before[kind])
+    };
+    let members = memories.memories.len() as u64;
+    assert_eq!(written((members - 1) * CHUNK / 512), [0, members]);
+    assert_eq!(written(1), [2, 0]);
+}
+
+#[cfg(feature = "mutants")]
+#[test]
+fn defects_of_changes_in_place_are_found() {
+    use pinstripe_engine::mutants::Mutant;
+    let stories: [(Mutant, fn(u64)); 3] = [
+        (Mutant::InPlaceOutOfSync, rows_out_of_sync_are_encoded_whole),
+        (Mutant::InPlaceLateJoinerLost, writes_are_right),
+        (Mutant::InPlaceUnasked, changes_of_members_are_right),
+    ];
+    for (mutant, story) in stories {
+        assert!(arrays::defects::find(mutant, 16, story).is_some(), "{mutant:?} lives");
+    }
+    assert_eq!(stories.map(|(mutant, _)| mutant).as_slice(), Mutant::OF_PLACE);
+}
