@@ -16,12 +16,13 @@ use pinstripe_md::{
     units::{Sector, SectorCount},
 };
 use pinstripe_runtime::{
-    Buffer, Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemoryDevice, Shard, ShardConfig, Slice,
-    Submission, shard,
+    Buffer, Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemoryDevice, MemorySource, Shard,
+    ShardConfig, Slice, Submission, shard,
 };
 
 const METADATA: u64 = 1 << 20;
 const SIZE: u64 = 1 << 30;
+const IN_MEMORY: u64 = 32 << 20;
 
 struct Null(Arc<Memory>);
 
@@ -78,13 +79,24 @@ struct Case {
     /// A member is missing.
     is_degraded: bool,
     reads: bool,
+    /// The members are memory, and their bytes can be changed in place; else they do nothing.
+    in_memory: bool,
     /// Requests that are enough to tell the cost of one.
     count: u64,
 }
 
 impl Case {
     const fn write(name: &'static str, size: usize, count: u64) -> Self {
-        Self { name, level: Level::Raid5, size, cache_bytes: 0, is_degraded: false, reads: false, count }
+        Self {
+            name,
+            level: Level::Raid5,
+            size,
+            cache_bytes: 0,
+            is_degraded: false,
+            reads: false,
+            in_memory: false,
+            count,
+        }
     }
 }
 
@@ -93,6 +105,8 @@ const CASES: &[Case] = &[
     Case { cache_bytes: 64 << 20, ..Case::write("raid5-write-4k-cached", 4 << 10, 20_000) },
     Case { is_degraded: true, ..Case::write("raid5-write-4k-degraded", 4 << 10, 20_000) },
     Case { level: Level::Raid6, ..Case::write("raid6-write-4k", 4 << 10, 20_000) },
+    Case { in_memory: true, ..Case::write("raid5-write-4k-memory", 4 << 10, 20_000) },
+    Case { level: Level::Raid6, in_memory: true, ..Case::write("raid6-write-4k-memory", 4 << 10, 20_000) },
     Case::write("raid5-write-64k", 64 << 10, 4_000),
     Case::write("raid5-write-stripe", 320 << 10, 1_000),
     Case { level: Level::Raid6, ..Case::write("raid6-write-stripe", 256 << 10, 1_000) },
@@ -100,7 +114,7 @@ const CASES: &[Case] = &[
     Case { reads: true, is_degraded: true, ..Case::write("raid5-read-4k-degraded", 4 << 10, 20_000) },
 ];
 
-fn wish(level: Level) -> NewArray {
+fn wish(level: Level, size: u64) -> NewArray {
     NewArray {
         set_uuid: Uuid([7; 16]),
         name: SetName::from_bytes([b'x'; 32]),
@@ -114,20 +128,26 @@ fn wish(level: Level) -> NewArray {
         size: None,
         data_offset: Some(Sector(METADATA / 512)),
         logical_block_bytes: 512,
-        members: (1..=6).map(|i| NewDevice { sectors: SIZE / 512, uuid: Uuid([i; 16]) }).collect(),
+        members: (1..=6).map(|i| NewDevice { sectors: size / 512, uuid: Uuid([i; 16]) }).collect(),
         spares: vec![],
     }
 }
 
 async fn run(case: Case, count: u64, handle: pinstripe_runtime::ShardHandle) {
-    let memory = || Memory::new(usize::try_from(METADATA).unwrap()).unwrap();
-    let mut sources: Vec<Arc<dyn DeviceSource>> =
-        (0..6).map(|_| Arc::new(Null(memory())) as Arc<dyn DeviceSource>).collect();
+    let source = |_| -> Arc<dyn DeviceSource> {
+        if case.in_memory {
+            let memory = Memory::populated(usize::try_from(IN_MEMORY).unwrap()).unwrap();
+            Arc::new(MemorySource { name: "memory".to_owned(), memory, logical_block: 512 })
+        } else {
+            Arc::new(Null(Memory::new(usize::try_from(METADATA).unwrap()).unwrap()))
+        }
+    };
+    let mut sources: Vec<_> = (0..6).map(source).collect();
     let devices: Vec<_> = sources.iter().map(|source| source.attach().unwrap()).collect();
-    create(&wish(case.level), &devices).await.unwrap();
+    create(&wish(case.level, if case.in_memory { IN_MEMORY } else { SIZE }), &devices).await.unwrap();
     sources.truncate(6 - usize::from(case.is_degraded));
-    // Prices are measured, and would make two runs differ.
-    let policy = WritePolicy::AlwaysRmw;
+    // Prices are measured, and would make two runs differ; what is changed in place needs none.
+    let policy = if case.in_memory { WritePolicy::Cost } else { WritePolicy::AlwaysRmw };
     let options = ArrayOptions { parity_cache_bytes: case.cache_bytes, policy, ..ArrayOptions::default() };
     let array = Array::assemble(sources, options, vec![handle]).await.unwrap();
     let (volume, size) = (array.volume(), case.size as u64);

@@ -3,8 +3,8 @@
 //!
 //! It does for each request just what no engine can do without: change data and parity where they lie, or
 //! compute a whole stripe's parity and write all of it past the caches. No tasks, no claims, no plan, no
-//! intent, no errors. Its writes are as right as the engine's (other stripes, one thread for each): the scrub and the
-//! data check cover both.
+//! intent, no errors. Its writes are as right as the engine's (other stripes, one thread for each): the
+//! scrub and the data check cover both.
 
 use std::sync::Arc;
 
