@@ -59,6 +59,9 @@ struct Run {
     /// And so many of those with every flag of NBD and lists of bad blocks that outlive crashes.
     #[arg(long, default_value_t = 0)]
     marks: u64,
+    /// And so many of those that end with stops under load.
+    #[arg(long, default_value_t = 0)]
+    stops: u64,
     /// One of so many seeds is run twice and must go the same way; 0 for none.
     #[arg(long, default_value_t = 1)]
     twice_every: u64,
@@ -98,7 +101,7 @@ impl Run {
     }
 
     /// The first seed of each kind, and how many of it.
-    fn seeds(&self) -> [(u64, u64); 8] {
+    fn seeds(&self) -> [(u64, u64); 9] {
         [
             (self.from, self.seeds),
             (swarm::FIRST_SEED_WITH_ATLAS, self.atlas),
@@ -108,6 +111,7 @@ impl Run {
             (swarm::FIRST_SEED_OF_VAST, self.vast),
             (swarm::FIRST_SEED_OF_WILD_NET, self.wild_net),
             (swarm::FIRST_SEED_OF_MARKS, self.marks),
+            (swarm::FIRST_SEED_OF_STOPS, self.stops),
         ]
     }
 }
@@ -351,6 +355,8 @@ fn killers(defect: Defect, search: Option<u64>) -> Vec<Killer> {
     let others = others.chain((races..races + seeds / 2).map(Killer::Seed));
     let others = others.chain((first..seeds).map(Killer::Seed));
     let (vast, marks) = (swarm::FIRST_SEED_OF_VAST, swarm::FIRST_SEED_OF_MARKS);
+    let stops = swarm::FIRST_SEED_OF_STOPS;
+    let others = others.chain((stops..stops + seeds / 4).map(Killer::Seed));
     let others = others.chain((vast..vast + seeds / 2).chain(marks..marks + seeds / 4).map(Killer::Seed));
     let scenario = |killer: &Killer| search.is_none() || matches!(killer, Killer::Scenario(_));
     known.into_iter().filter(scenario).chain(others).collect()

@@ -126,6 +126,8 @@ pub struct Setup {
     pub vast: Option<super::vast::Habits>,
     /// Every flag of the front end, and lists of bad blocks across crashes.
     pub marks: Option<super::marks::Habits>,
+    /// Lives end with stops under load.
+    pub stops: bool,
 }
 
 impl Setup {
@@ -193,6 +195,7 @@ impl Setup {
             wide: None,
             vast: None,
             marks: None,
+            stops: false,
         }
         .with_tight_tables(rng)
         .with_front(rng)

@@ -14,6 +14,7 @@ pub const KILLERS: &[(Mutant, u64)] = &[
     (Mutant::BatchReversed, 0),
     (Mutant::FollowerLost, 0),
     (Mutant::CleanWithoutFlush, 12),
+    (Mutant::StopSettlesLate, 6_000_257),
     (Mutant::FlushSkipped, 17),
     (Mutant::FuaOnDataOnly, 10),
     (Mutant::RecoveringNotWritten, 4),

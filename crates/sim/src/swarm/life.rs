@@ -7,7 +7,7 @@ use pinstripe_engine::{
 
 use super::{
     Swarm, Testbed, UserState, Verdict, assembly, atlas, crash, events, hosts::STEPS_MAX, journal_loss,
-    marks, net_events, races, rest, takeover, vast, wide,
+    marks, net_events, races, rest, stops, takeover, vast, wide,
 };
 use crate::{SECTOR, SimDisk, checks::survey};
 
@@ -28,6 +28,8 @@ enum End {
     JournalLoss,
     /// By another client, while this one goes on.
     Takeover,
+    /// After a stop under load.
+    Stop,
 }
 
 /// All lives of an array, from its creation on.
@@ -95,6 +97,9 @@ fn drawn_end(bed: &mut Testbed) -> End {
     if takeovers > 0 && bed.rng.chance(takeovers, 8) {
         end = End::Takeover;
     }
+    if stops::is_due(bed) {
+        end = End::Stop;
+    }
     // What fails with more than the level bears may leave any row torn.
     if bed.setup.marks.is_some() && end == End::Outage { End::Crash } else { end }
 }
@@ -115,6 +120,7 @@ fn live(swarm: &mut Swarm, end: End) -> Result<(), Verdict> {
         End::Peace => return rest::rest(swarm),
         End::Takeover => return takeover::hand_over(swarm),
         End::CrashInStop => crash::begin_stop(swarm)?,
+        End::Stop => stops::stop(swarm)?,
         End::Outage => crash::outage(swarm)?,
         End::Crash | End::Kill | End::JournalLoss => {}
     }
@@ -134,7 +140,7 @@ fn drawn_deadline(bed: &mut Testbed, end: End) -> u64 {
     let now = bed.hosts.world.steps();
     let mut deadline = match end {
         End::Peace | End::CrashInStop => u64::MAX,
-        End::Crash | End::Kill | End::Outage | End::JournalLoss | End::Takeover => {
+        End::Crash | End::Kill | End::Outage | End::JournalLoss | End::Takeover | End::Stop => {
             let most = if bed.setup.net.is_some() { 19 } else { 16 };
             now + (1 << bed.rng.range(5..most)) + bed.rng.below(500)
         }

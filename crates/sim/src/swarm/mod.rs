@@ -27,9 +27,9 @@
 //!
 //! What happens in a run are modules of functions. With a swarm they have time pass: a life ([`life`]) begins
 //! with an [`assembly`], also against a [`rival`], and ends at [`rest`] (with [`lies`]), in a [`crash`], with
-//! a [`takeover`] or a [`journal_loss`]. With a testbed they don't: events of all lives ([`events`]), of some
-//! kinds of lives ([`atlas`], [`wide`], [`vast`], [`marks`], [`races`], [`net_events`], [`wild`]), and what
-//! the [`owner`] does.
+//! a [`takeover`], a [`journal_loss`], or a stop under load ([`stops`]). With a testbed they don't: events of
+//! all lives ([`events`]), of some kinds of lives ([`atlas`], [`wide`], [`vast`], [`marks`], [`races`],
+//! [`net_events`], [`wild`]), and what the [`owner`] does.
 
 mod assembly;
 mod atlas;
@@ -62,6 +62,7 @@ mod rival;
 mod scenarios;
 mod seeds;
 mod service;
+mod stops;
 mod summary;
 mod takeover;
 mod testbed;
@@ -79,8 +80,8 @@ pub use net::NetSetup;
 pub use races::Races;
 pub use scenarios::SCENARIOS;
 pub use seeds::{
-    FIRST_SEED_OF_MARKS, FIRST_SEED_OF_NET, FIRST_SEED_OF_VAST, FIRST_SEED_OF_WIDE, FIRST_SEED_OF_WILD_NET,
-    FIRST_SEED_WITH_ATLAS, FIRST_SEED_WITH_RACES,
+    FIRST_SEED_OF_MARKS, FIRST_SEED_OF_NET, FIRST_SEED_OF_STOPS, FIRST_SEED_OF_VAST, FIRST_SEED_OF_WIDE,
+    FIRST_SEED_OF_WILD_NET, FIRST_SEED_WITH_ATLAS, FIRST_SEED_WITH_RACES,
 };
 pub use summary::{Failure, Summary};
 

@@ -1,6 +1,6 @@
 //! Which seeds are which kinds of lives.
 
-use super::{NetSetup, Races, Setup, atlas, marks, vast, wide};
+use super::{NetSetup, Races, Setup, atlas, marks, stops, vast, wide};
 use crate::Rng;
 
 /// Millions of seeds are kinds of lives. In every other two of them, from here on, members also come back,
@@ -12,6 +12,9 @@ pub const FIRST_SEED_WITH_ATLAS: u64 = 2_000_000;
 pub const FIRST_SEED_WITH_RACES: u64 = 3_000_000;
 /// In the million from here on members are reached over the network ([`net_life`]).
 pub const FIRST_SEED_OF_NET: u64 = 4_000_000;
+
+/// In the million from here on lives end with stops under load ([`stops`]), besides the atlas.
+pub const FIRST_SEED_OF_STOPS: u64 = 6_000_000;
 
 /// In the million from here on lives are wider ([`wide`]).
 pub const FIRST_SEED_OF_WIDE: u64 = 8_000_000;
@@ -38,6 +41,9 @@ pub(super) fn drawn(seed: u64) -> (Setup, Rng) {
     }
     if kind(FIRST_SEED_WITH_RACES) {
         setup.races = Some(Races::drawn(&mut rng.fork(5), &mut setup));
+    }
+    if kind(FIRST_SEED_OF_STOPS) {
+        stops::shape(&mut rng.fork(5), &mut setup);
     }
     if kind(FIRST_SEED_OF_NET) {
         setup.net = Some(NetSetup::drawn(&mut rng.fork(4), &mut setup));

@@ -11,7 +11,7 @@ use super::{
     hosts::Hosts,
     marks,
     races::Races,
-    vast, wide,
+    stops, vast, wide,
 };
 use crate::{Event, Rng, SECTOR, rng::index};
 
@@ -155,6 +155,7 @@ impl Service {
             }
             vast::place(setup, &mut habits, number, sectors);
             marks::shape(setup, &mut habits, &mut own, sectors);
+            stops::hurry(setup, &mut habits);
             habits.ordered = is_ordered;
             if setup.races.is_some() && habits.ordered {
                 Races::shape(&mut own, &mut habits, (stripe, sectors));
