@@ -209,6 +209,8 @@ impl fmt::Display for DeviceSpec {
 pub enum Pattern {
     /// Anywhere in the array, at multiples of the size.
     Random,
+    /// As `random`, but some places far more often than others, by Zipf's law with the exponent 0.99.
+    Zipf,
     /// In order over the array, as one stream of all clients.
     Sequential,
     /// Reads of chunks of the members in --lost, at multiples of the size.

@@ -33,6 +33,8 @@ pub(crate) struct Region {
     read_stream: AtomicU64,
     /// The units that are read, if not all.
     lost: Vec<u64>,
+    /// Draws a client's unit by Zipf's law.
+    zipf: Zipf,
 }
 
 /// The version of what [`Region::fill`] writes.
@@ -74,7 +76,8 @@ impl Region {
         let units = (end - start) / unit_bytes / clients * clients;
         let versions = (0..units).map(|_| AtomicU32::new(0)).collect();
         let (stream, read_stream) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { start, unit_bytes, versions, clients, pattern, stream, read_stream, lost: Vec::new() }
+        let (lost, zipf) = (Vec::new(), Zipf::below(units / clients));
+        Self { start, unit_bytes, versions, clients, pattern, stream, read_stream, lost, zipf }
     }
 
     /// Has [`Pattern::Lost`] read the units for which `is_lost` holds; it gets a unit's offset in the array.
@@ -112,9 +115,13 @@ impl Region {
     pub(crate) fn next_write(&self, client: u64, count: &mut u32, rng: &mut Rng) -> Target {
         let units = self.versions.len() as u64;
         let (unit, version) = match self.pattern {
-            Pattern::Random | Pattern::Lost => {
+            Pattern::Random | Pattern::Lost | Pattern::Zipf => {
                 *count = count.wrapping_add(1).max(1);
-                (rng.below(units / self.clients) * self.clients + client, *count)
+                let own = match self.pattern {
+                    Pattern::Zipf => self.zipf.draw(rng),
+                    _ => rng.below(units / self.clients),
+                };
+                (own * self.clients + client, *count)
             }
             Pattern::Sequential => {
                 let position = self.stream.fetch_add(1, Ordering::Relaxed);
@@ -129,6 +136,7 @@ impl Region {
         let units = self.versions.len() as u64;
         let unit = match self.pattern {
             Pattern::Random => rng.below(units),
+            Pattern::Zipf => self.zipf.draw(rng) * self.clients + rng.below(self.clients),
             Pattern::Lost => self.lost[index(rng.below(self.lost.len() as u64))],
             Pattern::Sequential => self.read_stream.fetch_add(1, Ordering::Relaxed) % units,
         };
@@ -141,7 +149,9 @@ impl Region {
             let version = &self.versions[target.unit];
             match self.pattern {
                 // Only one client writes the unit.
-                Pattern::Random | Pattern::Lost => version.store(target.version, Ordering::Relaxed),
+                Pattern::Random | Pattern::Lost | Pattern::Zipf => {
+                    version.store(target.version, Ordering::Relaxed)
+                }
                 // A shard may enter an earlier round after another has entered a later one.
                 Pattern::Sequential => {
                     version.fetch_max(target.version, Ordering::Relaxed);
@@ -241,15 +251,50 @@ impl Rng {
 
     /// A waiting time with the mean `mean`, as between events that come at random.
     pub(crate) fn pause(&mut self, mean: f64) -> f64 {
+        -(1.0 - self.uniform()).ln() * mean
+    }
+
+    /// Uniform between 0 and 1, without 1.
+    fn uniform(&mut self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "53 bits are all that is wanted")]
         let uniform = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
-        -(1.0 - uniform).ln() * mean
+        uniform
     }
 
     /// Uniform below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         let product = u128::from(self.next()) * u128::from(bound);
         u64::try_from(product >> 64).unwrap_or_else(|_| unreachable!("the high half"))
+    }
+}
+
+/// Numbers below a bound, the one of rank r with a probability that goes with 1 / r^0.99, YCSB's exponent (of
+/// the first ranks less, because ranks are drawn as continuous). The ranks are scattered, so that what is
+/// asked for often doesn't lie side by side.
+struct Zipf {
+    bound: u64,
+    /// The distribution's mass, as the integral over continuous ranks has it.
+    mass: f64,
+}
+
+impl Zipf {
+    /// One minus the exponent.
+    const ROOT: f64 = 0.01;
+    /// A prime beyond every bound: a multiple of it, by the bound, takes each place once.
+    const SCATTER: u64 = 4_294_967_291;
+
+    fn below(bound: u64) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "units are fewer than 2^53")]
+        let mass = ((bound + 1) as f64).powf(Self::ROOT) - 1.0;
+        Self { bound, mass }
+    }
+
+    fn draw(&self, rng: &mut Rng) -> u64 {
+        let rank = (rng.uniform() * self.mass + 1.0).powf(1.0 / Self::ROOT);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank is 1 or more")]
+        let rank = (rank as u64 - 1).min(self.bound - 1);
+        let place = u128::from(rank) * u128::from(Self::SCATTER) % u128::from(self.bound);
+        u64::try_from(place).unwrap_or_else(|_| unreachable!("it is below the bound"))
     }
 }
 
@@ -281,6 +326,29 @@ mod tests {
                 assert!(target.offset >= 1 << 20 && target.offset + UNIT as u64 <= 2 << 20);
             }
             assert_eq!(count, 1000);
+        }
+    }
+
+    #[test]
+    fn by_zipfs_law_few_units_get_most_requests_and_every_unit_some() {
+        const UNITS: u64 = 300;
+        const DRAWS: u64 = 300_000;
+        let region = Region::new(0, UNITS * UNIT as u64, UNIT as u64, 3, Pattern::Zipf);
+        let (mut rng, mut counts) = (Rng::new(1), [0, 0, 0]);
+        let (mut written, mut read) = (vec![0_u64; 300], vec![0_u64; 300]);
+        for number in 0..DRAWS {
+            let client = number % 3;
+            let unit = region.next_write(client, &mut counts[index(client)], &mut rng).unit;
+            assert_eq!(unit as u64 % 3, client);
+            written[unit] += 1;
+            read[index(region.next_read(&mut rng) / UNIT as u64)] += 1;
+        }
+        for mut of in [written, read] {
+            // The hottest three are each client's own.
+            of.sort_unstable_by(|a, b| b.cmp(a));
+            assert!(of[299] > 0, "a unit is never asked for");
+            let sum = |units: usize| of[..units].iter().sum::<u64>() * 100 / DRAWS;
+            assert!((10..25).contains(&sum(3)) && (45..65).contains(&sum(30)), "{} {}", sum(3), sum(30));
         }
     }
 

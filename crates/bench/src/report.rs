@@ -263,6 +263,7 @@ impl Report {
         let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
         let pattern = match s.pattern {
             Pattern::Random => "random",
+            Pattern::Zipf => "zipf",
             Pattern::Sequential => "sequential",
             Pattern::Lost => "lost",
         };
