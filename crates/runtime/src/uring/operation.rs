@@ -116,7 +116,10 @@ pub(super) enum Kind {
     /// The connection comes here, so that it is closed if no task takes it.
     Accept(Rc<RefCell<Option<OwnedFd>>>),
     /// A command of the file's own driver. It holds no address.
-    Command { operation: u32, bytes: [u8; 16] },
+    Command {
+        operation: u32,
+        bytes: [u8; 16],
+    },
 }
 
 /// See the module.

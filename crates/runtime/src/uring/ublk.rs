@@ -47,6 +47,8 @@ const DATA_OFFSET: u64 = 0x8000_0000;
 const TAG_SHIFT: u32 = 25;
 const QUEUE_SHIFT: u32 = 41;
 const PAGE_BYTES: usize = 4096;
+/// Of prctl(2); Linux 5.6.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
 /// Bytes of `struct ublksrv_ctrl_cmd`.
 const CONTROL_BYTES: u32 = 32;
 
@@ -111,13 +113,7 @@ impl Control {
 
     /// Carries out a command for `device` and waits for its end. `data` is its inline value; its buffer is
     /// read or filled by the driver.
-    pub fn command(
-        &mut self,
-        command: Command,
-        device: u32,
-        data: u64,
-        buffer: &mut [u8],
-    ) -> io::Result<()> {
+    pub fn command(&mut self, command: Command, device: u32, data: u64, buffer: &mut [u8]) -> io::Result<()> {
         let Ok(length) = u16::try_from(buffer.len()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -154,6 +150,14 @@ impl Control {
             }
         }
     }
+}
+
+/// Has this thread's allocations never wait for a block device, which could be one that it serves
+/// (`PR_SET_IO_FLUSHER`). Needs the capability `CAP_SYS_RESOURCE`.
+pub fn set_io_flusher() -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    let done = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A device's file, which any shard may have queues of.

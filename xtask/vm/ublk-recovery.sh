@@ -1,0 +1,78 @@
+# Our server is killed under writes, and the next one takes its device over.
+. /job/ublk.sh
+modprobe ublk_drv
+create u5
+start
+
+# load SECONDS_OF_WRITES OPTION...: fio writes and verifies what it wrote, in the background.
+load() {
+    fio --name=verify --filename="$1" --rw=randwrite --bsrange=4k-128k --size=96m --io_size=160m --direct=1 --ioengine=libaio \
+        --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_backlog=128 --rate=16m >/tmp/fio 2>&1 &
+    f_fio=$!
+}
+
+load $device
+for round in 1 2 3 4 5; do
+    sleep 1.3
+    say "kill, round $round"
+    kill_server
+    [ -b $device ] || die "$device went with its server"
+    # What comes meanwhile waits.
+    sleep 0.5
+    # With as many shards as queues, and with fewer.
+    SHARDS=$((1 + round % 2))
+    start
+    grep -q 'taken over' /tmp/serve.log || die "it wasn't taken over: $(cat /tmp/serve.log)"
+done
+wait $f_fio || die "fio: $(tail -n 10 /tmp/fio)"
+consistent
+out recovered yes
+
+say "under a file system"
+mkfs.ext4 -q -F $device || die mkfs
+mount -t ext4 $device /mnt || die mount
+cp -a /sbin /mnt/ &
+f_copy=$!
+sleep 0.3
+kill_server
+pinstripe ublk list >/tmp/list
+start
+wait $f_copy || die copy
+sync
+(cd /sbin && sha256sum ./* 2>/dev/null) >/tmp/sums
+umount /mnt
+fsck.ext4 -fn $device || die fsck
+mount -t ext4 -o ro $device /mnt
+(cd /mnt/sbin && sha256sum -c /tmp/sums >/tmp/differences 2>&1) || die "copies differ: $(grep -v ': OK' /tmp/differences | head -n 3)"
+umount /mnt
+consistent
+out mounted yes
+
+say "another array must not have it"
+kill_server
+tries=0
+until pinstripe ublk list | grep -q quiesced; do
+    tries=$((tries + 1))
+    [ $tries -lt 100 ] || die "it does not wait for a server: $(pinstripe ublk list)"
+    sleep 0.1
+done
+pinstripe serve --create --level 5 --name other --ublk=0 --control /run/other.control mem:16M mem:16M mem:16M >/tmp/other 2>&1 &&
+    die "another array takes it over"
+grep -q "isn't this array's" /tmp/other || die "the refusal: $(cat /tmp/other)"
+out foreign yes
+
+say "delete"
+pinstripe ublk delete 0 2>/tmp/error && die "what waits for a server is deleted without --force"
+grep -q -- '--ublk=0' /tmp/error || die "no advice: $(cat /tmp/error)"
+# A request that waits fails then.
+dd if=$device of=/dev/null bs=4096 count=1 iflag=direct 2>/tmp/dd &
+f_dd=$!
+sleep 0.5
+kill -0 $f_dd || die "a request doesn't wait for a server"
+pinstripe ublk delete 0 --force || die "delete --force"
+wait $f_dd && die "a request succeeds without a server"
+[ -z "$(pinstripe ublk list)" ] || die "a device is left: $(pinstripe ublk list)"
+start
+consistent
+stop_server
+out deleted yes
