@@ -39,7 +39,8 @@ out data yes
 say "discard and zeroes"
 blkdiscard $device || die blkdiscard
 fio --name=fill --filename=$device --rw=write --bs=1m --size=16m --direct=1 --ioengine=psync >/tmp/fio 2>&1 || die fill
-blkdiscard -z -o 1536 -l $((8 << 20)) $device || die "blkdiscard -z"
+# The shell takes its own blkdiscard, which doesn't know -z, unless it is told.
+/sbin/blkdiscard -z -o 1536 -l $((8 << 20)) $device || die "blkdiscard -z"
 dd if=$device of=/tmp/front bs=512 count=16400 iflag=direct 2>/dev/null
 dd if=/tmp/front bs=512 skip=3 count=16384 2>/dev/null | cmp -n $((8 << 20)) - /dev/zero || die "zeroes are not zero"
 dd if=/tmp/front bs=512 count=3 2>/dev/null | cmp -s -n 1536 - /dev/zero && die "more is zeroed than was asked for"
@@ -47,28 +48,39 @@ rm /tmp/front
 consistent
 out discard yes
 
-say "flush and FUA"
+say "flush"
+# member_flushes: of all members together.
+member_flushes() {
+    m_all=0
+    for member in 0 1 2 3 4; do
+        m_all=$((m_all + $(flushes "$(disk u-$member)")))
+    done
+    echo $m_all
+}
 one=$(disk u-0)
 device_before=$(flushes ublkb0)
 member_before=$(flushes "$one")
 dd if=/dev/zero of=$device bs=1M count=1 conv=fsync 2>/dev/null || die "dd, fsync"
 [ "$(flushes ublkb0)" -gt "$device_before" ] && [ "$(flushes "$one")" -gt "$member_before" ] || die "a flush doesn't reach $one"
-device_before=$(flushes ublkb0)
-# Five blocks, one in each of the first chunks: some of them are on this member, with parity.
-for chunk in 0 1 2 3 4; do
-    before=$(($(flushes "$(disk u-0)") + $(flushes "$(disk u-1)") + $(flushes "$(disk u-2)") + $(flushes "$(disk u-3)") + $(flushes "$(disk u-4)")))
-    dd if=/dev/urandom of=$device bs=4096 seek=$((chunk * 16)) count=1 oflag=direct,dsync 2>/dev/null || die "dd, dsync"
-    after=$(($(flushes "$(disk u-0)") + $(flushes "$(disk u-1)") + $(flushes "$(disk u-2)") + $(flushes "$(disk u-3)") + $(flushes "$(disk u-4)")))
-    [ $((after - before)) -ge 2 ] || die "a write with FUA is durable on $((after - before)) members"
-done
-[ "$(flushes ublkb0)" = "$device_before" ] || die "FUA came as a flush"
-out durable yes
 
 say "ext4"
 mkfs.ext4 -F $device >/tmp/mkfs 2>&1 || die "mkfs: $(cat /tmp/mkfs)"
 mkfs.ext4 -n -F $device 2>&1 | grep -q 'Stride=16 blocks, Stripe width=64 blocks' || die "mkfs: $(cat /tmp/mkfs)"
 mount -t ext4 -o discard $device /mnt || die mount
 cp -a /sbin /mnt/ || die "copy: $(df /mnt | tail -n 1)"
+# To a raw device the kernel sends a flush after such a write, too. Overwriting a file in place, ext4 is content with FUA, which our
+# server makes of a write and a flush on these members: of data and of parity.
+dd if=/dev/zero of=/mnt/fua bs=64k count=1 conv=fsync 2>/dev/null || die "dd, fsync"
+sync
+device_before=$(flushes ublkb0)
+member_before=$(member_flushes)
+fio --name=fua --filename=/mnt/fua --rw=write --bs=4k --size=64k --direct=1 --sync=dsync --ioengine=psync >/tmp/fio 2>&1 ||
+    die "fio, dsync: $(tail -n 5 /tmp/fio)"
+device_after=$(($(flushes ublkb0) - device_before))
+member_after=$(($(member_flushes) - member_before))
+[ $device_after -lt 8 ] || die "FUA came as $device_after flushes"
+[ $member_after -ge 32 ] || die "16 writes with FUA are $member_after flushes of members"
+out durable yes
 pinstripe stop /run/u.control 2>/tmp/error && die "it stops while it is mounted"
 grep -q '/mnt' /tmp/error || die "stop: $(cat /tmp/error)"
 pinstripe ublk list | grep -q 'mounted on /mnt' || die "list: $(pinstripe ublk list)"

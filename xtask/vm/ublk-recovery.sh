@@ -4,18 +4,22 @@ modprobe ublk_drv
 create u5
 start
 
-# load SECONDS_OF_WRITES OPTION...: fio writes and verifies what it wrote, in the background.
+# load DEVICE: fio writes and verifies what it wrote, in the background.
 load() {
-    fio --name=verify --filename="$1" --rw=randwrite --bsrange=4k-128k --size=96m --io_size=160m --direct=1 --ioengine=libaio \
+    fio --name=verify --filename="$1" --rw=randwrite --bsrange=4k-128k --size=96m --io_size=192m --direct=1 --ioengine=libaio \
         --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_backlog=128 --rate=16m >/tmp/fio 2>&1 &
     f_fio=$!
 }
 
 load $device
+interrupted=0
 for round in 1 2 3 4 5; do
     sleep 1.3
+    kill -0 $f_fio || die "fio has ended before round $round: $(tail -n 10 /tmp/fio)"
     say "kill, round $round"
     kill_server
+    # Reads and writes under way.
+    interrupted=$((interrupted + $(awk '{ print $1 + $2 }' /sys/block/ublkb0/inflight)))
     [ -b $device ] || die "$device went with its server"
     # What comes meanwhile waits.
     sleep 0.5
@@ -25,6 +29,7 @@ for round in 1 2 3 4 5; do
     grep -q 'taken over' /tmp/serve.log || die "it wasn't taken over: $(cat /tmp/serve.log)"
 done
 wait $f_fio || die "fio: $(tail -n 10 /tmp/fio)"
+[ $interrupted -gt 0 ] || die "no kill met a request under way"
 consistent
 out recovered yes
 

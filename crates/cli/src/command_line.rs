@@ -316,8 +316,8 @@ pub struct ServeArguments {
     /// address
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
     pub dhchap_hosts: Option<PathBuf>,
-    /// Serve the array as the block device /dev/ublkbID too, by the kernel's ublk driver. Without ID: the one that
-    /// a dead server of the array has left, else the next free one
+    /// Serve the array as the block device /dev/ublkbID too, by the kernel's ublk driver. Without ID: the one
+    /// that a dead server of the array has left, else the next free one
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     pub ublk: Option<UblkNumber>,
     #[command(flatten)]

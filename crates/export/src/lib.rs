@@ -1,5 +1,5 @@
-//! Ways for Linux and others to use any [`BlockService`](pinstripe_block::BlockService) as a disk: NBD, the Network
-//! Block Device protocol, and ublk, the kernel's driver for block devices in user space.
+//! Ways to use any [`BlockService`](pinstripe_block::BlockService) as a disk: NBD, the Network Block Device
+//! protocol, and ublk, Linux's driver for block devices in user space.
 //!
 //! Each is split in two. The *core* turns bytes into requests and results into bytes; it does no I/O, has no
 //! clock and can be driven by a test, a fuzzer or the simulator. Above it, with I/O on one shard: a *session*

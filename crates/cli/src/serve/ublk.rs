@@ -206,7 +206,7 @@ impl Ublk {
 /// STOP. Without a block device there is nothing to write.
 fn write_dirty_pages(device: u32) {
     if let Ok(file) = File::open(block_path(device)) {
-        // An error is told to those who wrote: by their own fsync.
+        // Programs learn of an error by their own fsync.
         let _ = file.sync_all();
     }
 }

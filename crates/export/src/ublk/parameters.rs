@@ -7,8 +7,8 @@ use super::{
     wire::{PARAMETER_BYTES, Parameters, attribute, kind},
 };
 
-/// Bytes of one discard at most: as many as a request of the block layer can have. The kernel cuts longer ones, and
-/// not at stripes that are no power of two; so few cuts are best.
+/// Bytes of one discard at most: as many as a request of the block layer can have. The kernel cuts longer
+/// ones, and not at stripes that are no power of two; so few cuts are best.
 const DISCARD_BYTES_MAX: u64 = 1 << 31;
 /// Bytes of one zeroing at most. A caller may wait for it.
 const ZERO_BYTES_MAX: u64 = 1 << 30;

@@ -48,7 +48,7 @@ pub struct DeviceInfo {
     pub features: u64,
     /// The server's own; the driver keeps it. See [`super::mark`].
     pub mark: u64,
-    /// The user who made it.
+    /// The user that made it.
     pub owner: u32,
     /// And the group.
     pub group: u32,

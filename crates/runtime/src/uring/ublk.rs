@@ -3,13 +3,13 @@
 //! ```text
 //!   /dev/ublk-control  Control  makes, starts, stops and deletes devices; each command waits
 //!   /dev/ublkcN        Device   a device's queues: Queue fetches requests and commits their results
-//!   /dev/ublkbN                 the block device itself, for those who use it
+//!   /dev/ublkbN                 the block device itself
 //! ```
 //!
 //! See Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h of Linux. A queue belongs to the thread
-//! that fetches for it, so to one shard. The data of a request stays with the kernel; it is copied in and out
-//! by [`Queue::take`] and [`Queue::give`] (`UBLK_F_USER_COPY`), which wait for no device. So no memory of ours
-//! is ever with the driver while a command is under way.
+//! that fetches for it, so to one shard. The data of a request stays with the kernel; it is copied in and
+//! out by [`Queue::take`] and [`Queue::give`] (`UBLK_F_USER_COPY`), which wait for no device. So no memory of
+//! ours is ever with the driver while a queue's command is under way.
 
 use std::{
     fs::File as StdFile,
