@@ -38,9 +38,11 @@ out data yes
 
 say "discard and zeroes"
 blkdiscard $device || die blkdiscard
+say "discarded"
 fio --name=fill --filename=$device --rw=write --bs=1m --size=16m --direct=1 --ioengine=psync >/tmp/fio 2>&1 || die fill
 # The shell takes its own blkdiscard, which doesn't know -z, unless it is told.
 /sbin/blkdiscard -z -o 1536 -l $((8 << 20)) $device || die "blkdiscard -z"
+say "zeroed"
 dd if=$device of=/tmp/front bs=512 count=16400 iflag=direct 2>/dev/null
 dd if=/tmp/front bs=512 skip=3 count=16384 2>/dev/null | cmp -n $((8 << 20)) - /dev/zero || die "zeroes are not zero"
 dd if=/tmp/front bs=512 count=3 2>/dev/null | cmp -s -n 1536 - /dev/zero && die "more is zeroed than was asked for"
@@ -64,8 +66,8 @@ dd if=/dev/zero of=$device bs=1M count=1 conv=fsync 2>/dev/null || die "dd, fsyn
 [ "$(flushes ublkb0)" -gt "$device_before" ] && [ "$(flushes "$one")" -gt "$member_before" ] || die "a flush doesn't reach $one"
 
 say "ext4"
-mkfs.ext4 -F $device >/tmp/mkfs 2>&1 || die "mkfs: $(cat /tmp/mkfs)"
-mkfs.ext4 -n -F $device 2>&1 | grep -q 'Stride=16 blocks, Stripe width=64 blocks' || die "mkfs: $(cat /tmp/mkfs)"
+mkfs.ext4 -v -F $device >/tmp/mkfs 2>&1 || die "mkfs: $(cat /tmp/mkfs)"
+grep -q 'Stride=16 blocks, Stripe width=64 blocks' /tmp/mkfs || die "mkfs: $(cat /tmp/mkfs)"
 mount -t ext4 -o discard $device /mnt || die mount
 cp -a /sbin /mnt/ || die "copy: $(df /mnt | tail -n 1)"
 # To a raw device the kernel sends a flush after such a write, too. Overwriting a file in place, ext4 is content with FUA, which our
