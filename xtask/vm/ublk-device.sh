@@ -66,7 +66,7 @@ dd if=/dev/zero of=$device bs=1M count=1 conv=fsync 2>/dev/null || die "dd, fsyn
 [ "$(flushes ublkb0)" -gt "$device_before" ] && [ "$(flushes "$one")" -gt "$member_before" ] || die "a flush doesn't reach $one"
 
 say "ext4"
-mkfs.ext4 -v -F $device >/tmp/mkfs 2>&1 || die "mkfs: $(cat /tmp/mkfs)"
+mkfs.ext4 -v -b 4096 -F $device >/tmp/mkfs 2>&1 || die "mkfs: $(cat /tmp/mkfs)"
 grep -q 'Stride=16 blocks, Stripe width=64 blocks' /tmp/mkfs || die "mkfs: $(cat /tmp/mkfs)"
 mount -t ext4 -o discard $device /mnt || die mount
 cp -a /sbin /mnt/ || die "copy: $(df /mnt | tail -n 1)"

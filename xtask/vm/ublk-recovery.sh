@@ -4,14 +4,16 @@ modprobe ublk_drv
 create u5
 start
 
-# load DEVICE: fio writes and verifies what it wrote, in the background.
+# load DEVICE: fio writes and verifies what it wrote, again and again, until there is /tmp/enough.
 load() {
-    fio --name=verify --filename="$1" --rw=randwrite --bsrange=4k-128k --size=96m --io_size=192m --direct=1 --ioengine=libaio \
-        --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_backlog=128 --rate=16m >/tmp/fio 2>&1 &
-    f_fio=$!
+    while [ ! -e /tmp/enough ]; do
+        fio --name=verify --filename="$1" --rw=randwrite --bsrange=4k-128k --size=64m --io_size=48m --direct=1 --ioengine=libaio \
+            --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_backlog=128 >/tmp/fio 2>&1 || return 1
+    done
 }
 
-load $device
+load $device &
+f_fio=$!
 interrupted=0
 for round in 1 2 3 4 5; do
     sleep 1.3
@@ -28,6 +30,7 @@ for round in 1 2 3 4 5; do
     start
     grep -q 'taken over' /tmp/serve.log || die "it wasn't taken over: $(cat /tmp/serve.log)"
 done
+: >/tmp/enough
 wait $f_fio || die "fio: $(tail -n 10 /tmp/fio)"
 [ $interrupted -gt 0 ] || die "no kill met a request under way"
 consistent
