@@ -809,10 +809,13 @@ mod tests {
             let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap();
             for span in text.split('`').filter(|span| span.starts_with("pinstripe ") && !span.contains('\n'))
             {
-                let mut words = span.split_whitespace().skip(1);
-                let name = words.next().unwrap();
-                let subcommand = cli.find_subcommand(name);
+                let mut words = span.split_whitespace().skip(1).peekable();
+                let mut subcommand = cli.find_subcommand(words.next().unwrap());
                 assert!(subcommand.is_some(), "{document}: {span}: no such command");
+                // Of `ublk delete`, the latter has the options.
+                while let Some(inner) = words.peek().and_then(|word| subcommand?.find_subcommand(word)) {
+                    (subcommand, _) = (Some(inner), words.next());
+                }
                 for option in words.filter_map(|word| word.trim_start_matches('[').strip_prefix("--")) {
                     let option = option.split(['=', ']']).next();
                     let mut known = subcommand.unwrap().get_arguments();

@@ -124,7 +124,7 @@ impl FrontEnd for Ublk {
                         (Arc::clone(shared), journal.clone(), Arc::clone(&device));
                     let opened = shards[usize::from(queue) % count].call(move || async move {
                         let service = array_service(Volume::new(shared), journal.clone());
-                        open_queue(&device, queue, &service, &journal)
+                        open_queue(&device, queue, info.request_bytes_max, &service, &journal)
                     });
                     opened.await??;
                 }
@@ -211,10 +211,11 @@ fn write_dirty_pages(device: u32) {
     }
 }
 
-/// Serves a queue on this shard.
+/// Serves a queue on this shard, with requests as long as the device was made for.
 fn open_queue(
     device: &Device,
     number: u16,
+    request_bytes_max: u32,
     service: &VolumeService,
     journal: &ServerLog,
 ) -> Result<(), Failure> {
@@ -225,7 +226,9 @@ fn open_queue(
     }
     let queue = device.queue(number);
     let queue = Rc::new(queue.map_err(|error| Failure::new(format!("queue {number} of ublk: {error}")))?);
-    let (limits, share) = (Limits::new(service), Rc::new(Share::new(memory::budget())));
+    let mut limits = Limits::new(service);
+    limits.request_bytes_max = request_bytes_max;
+    let share = Rc::new(Share::new(memory::budget()));
     let tags = (0..queue.depth()).map(|tag| {
         let (queue, service, share, journal) =
             (Rc::clone(&queue), service.clone(), Rc::clone(&share), journal.clone());
