@@ -84,3 +84,20 @@ start
 consistent
 stop_server
 out deleted yes
+
+say "a signal at any moment of the start"
+for delay in 0.02 0.05 0.1 0.15 0.2 0.25 0.3 0.4 0.5; do
+    # shellcheck disable=SC2086
+    pinstripe serve --shards 2 --ublk=0 --nbd unix:/run/u.nbd --control /run/u.control $members >/tmp/serve.log 2>&1 &
+    s_server=$!
+    sleep $delay
+    kill -TERM $s_server 2>/dev/null || true
+    # 143: by the signal itself, before there was anything to end in order.
+    wait $s_server || [ $? = 143 ] || die "after $delay s: $(cat /tmp/serve.log)"
+    say "after $delay s: $(pinstripe ublk list)"
+done
+start
+dd if=$device of=/dev/null bs=1M count=8 iflag=direct 2>/dev/null || die "it can't be read"
+consistent
+stop_server
+out interrupted yes
