@@ -56,6 +56,17 @@ umount /mnt
 consistent
 out mounted yes
 
+say "an array that may not be started says what waits for it"
+kill_server
+tries=0
+until pinstripe serve --ublk=0 --control /run/u.control ${members% *} >/tmp/refused 2>&1 || grep -q 'was there when' /tmp/refused; do
+    tries=$((tries + 1))
+    [ $tries -lt 60 ] || die "without a member: $(cat /tmp/refused)"
+    sleep 0.5
+done
+grep -q 'requests to /dev/ublkb0 still wait' /tmp/refused || die "nothing is said of $device: $(cat /tmp/refused)"
+start
+
 say "another array must not have it"
 kill_server
 tries=0

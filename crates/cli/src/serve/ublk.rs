@@ -74,8 +74,27 @@ struct Ublk {
     wanted: Option<u32>,
     /// By which a device says that it is this array.
     mark: u64,
+    /// The number of a device whose requests wait for this server.
+    waiting: Option<u32>,
     /// When it is there: its number, and where to complain.
     served: Option<(u32, ServerLog)>,
+}
+
+impl Drop for Ublk {
+    /// Without a server, requests wait for ever: an array that can't be started must not be silent about it.
+    fn drop(&mut self) {
+        if let (Some(device), None) = (self.waiting, &self.served) {
+            eprintln!("pinstripe: {}", left_waiting(device));
+        }
+    }
+}
+
+fn left_waiting(device: u32) -> String {
+    format!(
+        "requests to {} still wait for a server of this array: start it, or give them up with `pinstripe ublk delete {device} \
+         --force`, by which they fail",
+        block_path(device).display()
+    )
 }
 
 /// A device that can be given queues.
@@ -86,7 +105,7 @@ struct Prepared {
     taken_over: bool,
 }
 
-/// Looks whether the driver is there, before members are written.
+/// Looks whether the driver is there and the number can be had, before members are written.
 fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a> {
     Box::pin(async move {
         let wanted = match arguments.ublk {
@@ -94,9 +113,15 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
             Some(UblkNumber::Any) => None,
             Some(UblkNumber::Given(number)) => Some(number),
         };
-        blocking(|| Driver::open()?.features()).await?;
         let mark = mark(namespace_uuid(identity.uuid));
-        Ok(Some(Box::new(Ublk { wanted, mark, served: None }) as Bound))
+        let looked = blocking(move || {
+            let mut driver = Driver::open()?;
+            driver.features()?;
+            left_behind(&mut driver, wanted, mark)
+        });
+        let left = looked.await?.filter(|info| info.state != state::DEAD);
+        let waiting = left.map(|info| info.device);
+        Ok(Some(Box::new(Ublk { wanted, mark, waiting, served: None }) as Bound))
     })
 }
 
@@ -355,6 +380,12 @@ fn open_device(info: &DeviceInfo) -> Result<Arc<Device>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_that_go_on_waiting_are_named_with_what_ends_them() {
+        let said = left_waiting(3);
+        assert!(said.contains("/dev/ublkb3") && said.contains("ublk delete 3 --force"), "{said}");
+    }
 
     #[test]
     fn a_device_is_taken_over_only_by_an_array_that_fits_it() {
