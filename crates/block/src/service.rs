@@ -59,6 +59,17 @@ pub trait BlockService: Clone + 'static {
         self.preferred_block().into()
     }
 
+    /// Bytes that one device behind it holds in a row, a power of two: less costs as much, as a rule. An
+    /// array's chunk.
+    fn chunk_bytes(&self) -> u32 {
+        self.block_size()
+    }
+
+    /// Bytes of a write, aligned to itself, that costs least; any number. An array's stripe.
+    fn stripe_bytes(&self) -> u64 {
+        self.preferred_block().into()
+    }
+
     /// Whether writes are refused.
     fn read_only(&self) -> bool;
 

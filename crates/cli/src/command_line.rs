@@ -108,6 +108,8 @@ pub enum Command {
     ///
     /// Refused while clients are connected; `detail` lists them. SIGTERM ends the server in any case.
     Stop(StopArguments),
+    /// Show or delete block devices of the kernel's ublk driver (`serve --ublk`).
+    Ublk(UblkArguments),
     /// Play the life of a RAID5 on six files: write, lose a member under load, rebuild, check, stop.
     ///
     /// With --disaggregated, the array is a RAID6 on four NVMe/TCP servers that compute its parity. That demo
@@ -314,6 +316,10 @@ pub struct ServeArguments {
     /// address
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "nvme_tcp")]
     pub dhchap_hosts: Option<PathBuf>,
+    /// Serve the array as the block device /dev/ublkbID too, by the kernel's ublk driver. Without ID: the one
+    /// that a dead server of the array has left, else the next free one
+    #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
+    pub ublk: Option<UblkNumber>,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on
@@ -337,6 +343,62 @@ pub struct ServeArguments {
     // Last, for what follows would stand under its heading.
     #[command(flatten)]
     pub shape: ShapeArguments,
+}
+
+/// The number of a ublk device that is to be made or taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UblkNumber {
+    /// As it comes.
+    Any,
+    /// This one.
+    Given(u32),
+}
+
+/// A text that is no such number.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("'{0}' is no number of a ublk device: 0 to {UBLK_ID_MAX} is needed, or none, for any")]
+pub struct BadUblkNumber(String);
+
+impl FromStr for UblkNumber {
+    type Err = BadUblkNumber;
+
+    fn from_str(text: &str) -> Result<Self, BadUblkNumber> {
+        let number = || text.parse().ok().filter(|number| *number <= UBLK_ID_MAX);
+        match text {
+            "any" => Ok(Self::Any),
+            _ => number().map(Self::Given).ok_or_else(|| BadUblkNumber(text.to_owned())),
+        }
+    }
+}
+
+/// The highest number of a ublk device (`UBLK_MINORS`).
+const UBLK_ID_MAX: u32 = (1 << 20) - 1;
+
+#[derive(Debug, Args)]
+pub struct UblkArguments {
+    #[command(subcommand)]
+    pub action: UblkAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum UblkAction {
+    /// Show the devices, whatever program serves them.
+    List(ListArguments),
+    /// Delete a device whose server has died, or that was never started.
+    ///
+    /// Requests that wait for a server fail. To keep them, serve the array again: `serve --ublk=ID`. A device
+    /// that is served ends with its server (`pinstripe stop`).
+    Delete(UblkDeleteArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct UblkDeleteArguments {
+    /// The number in /dev/ublkbID
+    #[arg(value_name = "ID", value_parser = clap::value_parser!(u32).range(0..=i64::from(UBLK_ID_MAX)))]
+    pub id: u32,
+    /// Delete it although requests wait for a server, or it is mounted: they fail
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -747,10 +809,13 @@ mod tests {
             let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap();
             for span in text.split('`').filter(|span| span.starts_with("pinstripe ") && !span.contains('\n'))
             {
-                let mut words = span.split_whitespace().skip(1);
-                let name = words.next().unwrap();
-                let subcommand = cli.find_subcommand(name);
+                let mut words = span.split_whitespace().skip(1).peekable();
+                let mut subcommand = cli.find_subcommand(words.next().unwrap());
                 assert!(subcommand.is_some(), "{document}: {span}: no such command");
+                // Of `ublk delete`, the latter has the options.
+                while let Some(inner) = words.peek().and_then(|word| subcommand?.find_subcommand(word)) {
+                    (subcommand, _) = (Some(inner), words.next());
+                }
                 for option in words.filter_map(|word| word.trim_start_matches('[').strip_prefix("--")) {
                     let option = option.split(['=', ']']).next();
                     let mut known = subcommand.unwrap().get_arguments();
@@ -790,6 +855,19 @@ mod tests {
             "x".repeat(33).as_str(),
         ] {
             assert!(name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_ublk_device_has_a_number_or_gets_one() {
+        let serve = |option: &str| {
+            let cli = Cli::try_parse_from(["pinstripe", "serve", option, "/dev/sda"]).ok()?;
+            if let Command::Serve(arguments) = cli.command { arguments.ublk } else { None }
+        };
+        assert_eq!(serve("--ublk"), Some(UblkNumber::Any));
+        assert_eq!(serve("--ublk=7"), Some(UblkNumber::Given(7)));
+        for bad in ["--ublk=", "--ublk=-1", "--ublk=1048576", "--ublk=x", "--json"] {
+            assert_eq!(serve(bad), None, "{bad}");
         }
     }
 

@@ -9,6 +9,7 @@
 //!   check, repair, sync,
 //!   monitor, stop
 //!   target, discover       serve devices over NVMe/TCP, and find them
+//!   ublk                   shows and deletes devices of the kernel's ublk driver
 //!   bench                  measures the engine
 //!   demo                   plays the whole life of an array on files
 //! ```
@@ -49,6 +50,7 @@ mod scrub;
 mod serve;
 mod steer;
 mod target;
+mod ublk;
 mod zero_superblock;
 
 use std::process::ExitCode;
@@ -89,6 +91,7 @@ pub fn main() -> ExitCode {
         Command::Sync(arguments) => scrub::sync(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
+        Command::Ublk(arguments) => ublk::run(&arguments.action),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),

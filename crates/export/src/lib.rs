@@ -1,11 +1,14 @@
-//! NBD: the Network Block Device protocol, over any [`BlockService`](pinstripe_block::BlockService).
+//! Ways to use any [`BlockService`](pinstripe_block::BlockService) as a disk: NBD, the Network Block Device
+//! protocol, and ublk, Linux's driver for block devices in user space.
 //!
-//! The protocol is split in two. The *core* turns bytes into requests and results into bytes; it does no
-//! I/O, has no clock and can be driven by a test, a fuzzer or the simulator. The *session* runs the core over
-//! a connected stream and a service, on one shard.
+//! Each is split in two. The *core* turns bytes into requests and results into bytes; it does no I/O, has no
+//! clock and can be driven by a test, a fuzzer or the simulator. Above it, with I/O on one shard: a *session*
+//! of [`nbd`] runs the core over a connected stream, a *queue* of [`ublk`] over the kernel's descriptors.
 //!
 //! Begin with [`nbd`]: the way of a request goes from `nbd/session.rs` to `nbd/transmission.rs` and back by
-//! `nbd/link.rs`.
+//! `nbd/link.rs`. [`ublk`] is `ublk/queue.rs` and `ublk/request.rs`.
 #![forbid(unsafe_code)]
 
 pub mod nbd;
+mod pieces;
+pub mod ublk;

@@ -24,6 +24,7 @@ mod operation;
 mod socket;
 mod storage;
 mod termination;
+pub mod ublk;
 
 use std::{
     any::Any,

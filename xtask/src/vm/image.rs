@@ -34,6 +34,7 @@ const MODULES: &[&str] = &[
     "scsi_debug",
     "nvme-tcp",
     "nvmet-tcp",
+    "ublk_drv",
 ];
 
 /// Modules that every boot loads: disks, network and the checksums that ext4 and md's bitmap ask for.

@@ -22,6 +22,7 @@ mod nvme;
 mod repair;
 pub mod server;
 mod torn;
+mod ublk;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -184,6 +185,16 @@ const SCENARIOS: &[Scenario] = &[
         name: "nvme-auth-member",
         about: "our initiator authenticates to the kernel's nvmet with every hash and group, and an array stands on it",
         run: nvme::auth_member,
+    },
+    Scenario {
+        name: "ublk",
+        about: "serve --ublk on the kernel's driver: limits, fio, ext4, discard, flush, FUA, partitions, a lost member",
+        run: ublk::device,
+    },
+    Scenario {
+        name: "ublk-recovery",
+        about: "kill -9 of our server under fio on /dev/ublkb0: the next one takes it over, and every block verifies",
+        run: ublk::recovery,
     },
     Scenario {
         name: "clients",

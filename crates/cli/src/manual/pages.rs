@@ -27,6 +27,9 @@ const HOST: (&str, &str) = (
     "/etc/nvme/hostnqn",
     "This host's NQN for NVMe/TCP servers. Without this file, the NQN is made from the machine's identity.",
 );
+const UBLK: (&str, &str) = ("/dev/ublkbID", "The block device of an array that is served with --ublk.");
+const UBLK_CONTROL: (&str, &str) =
+    ("/dev/ublk-control", "The kernel's ublk driver. It is there when the module ublk_drv is loaded.");
 const MANUALS: (&str, &str) = ("/usr/local/share/man/man1", "A place for manual pages.");
 const STATE: (&str, &str) = (
     "/var/lib/pinstripe",
@@ -95,9 +98,10 @@ fn of_devices(command: &str) -> Parts {
                     "pinstripe serve --run-after 60 /dev/sda /dev/sdb /dev/sdc",
                 ),
                 ("A member is lost for good:", "pinstripe serve --run /dev/sda /dev/sdc"),
+                ("As a block device:", "pinstripe serve --ublk=0 /dev/sda /dev/sdb /dev/sdc"),
             ],
-            &[CONTROL, NBD, SECRETS, HOST],
-            &["", "create", "detail", "stop", "monitor", "nbd-client(8)", "md(4)"],
+            &[CONTROL, NBD, UBLK, SECRETS, HOST],
+            &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "md(4)"],
         ),
         "target" => (
             &[(
@@ -231,6 +235,14 @@ fn of_members(command: &str) -> Parts {
 
 fn of_the_rest(command: &str) -> Parts {
     match command {
+        "ublk" => (
+            &[
+                ("The devices, and how they are:", "pinstripe ublk list"),
+                ("Give up what a dead server has left:", "pinstripe ublk delete 0 --force"),
+            ],
+            &[UBLK, UBLK_CONTROL],
+            &["", "serve", "stop"],
+        ),
         "demo" => (
             &[
                 ("The life of an array:", "pinstripe demo"),

@@ -29,6 +29,7 @@ mod reconnect;
 mod report;
 mod service;
 mod stopping;
+mod ublk;
 
 use std::{path::PathBuf, pin::pin, rc::Rc};
 

@@ -35,6 +35,24 @@ fn options_that_make_no_sense_are_wrong_usage() {
     assert_eq!(world.hashes(&members), before);
 }
 
+/// Where the driver is there, the scenario `ublk` of the VM tries more.
+#[test]
+fn without_the_kernels_ublk_driver_nothing_is_served_nor_changed() {
+    if std::path::Path::new("/dev/ublk-control").exists() {
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(3);
+    let before = world.hashes(&members);
+    for option in ["--ublk", "--ublk=3"] {
+        world.serve_refused(&[option], &members).refused(1, &["/dev/ublk-control", "modprobe ublk_drv"]);
+    }
+    world.serve_refused(&["--ublk=x"], &members).refused(64, &["'x' is no number of a ublk device"]);
+    world.run(&["ublk", "list"]).refused(1, &["modprobe ublk_drv"]);
+    world.run(&["ublk", "delete", "0"]).refused(1, &["modprobe ublk_drv"]);
+    assert_eq!(world.hashes(&members), before);
+}
+
 #[test]
 fn wishes_that_the_devices_cannot_fulfil_name_the_device() {
     let world = World::new();

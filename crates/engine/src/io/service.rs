@@ -69,6 +69,14 @@ impl BlockService for VolumeService {
         stripe.unwrap_or(self.geometry().chunk_bytes()).into()
     }
 
+    fn chunk_bytes(&self) -> u32 {
+        self.geometry().chunk_bytes()
+    }
+
+    fn stripe_bytes(&self) -> u64 {
+        self.geometry().stripe_bytes()
+    }
+
     fn read_only(&self) -> bool {
         self.volume.shared().options.read_only
     }

@@ -13,6 +13,8 @@ use std::rc::Rc;
 
 use pinstripe_runtime::{Buffer, Slice, Stream, block_bytes, shard};
 
+use crate::pieces::piece_end;
+
 use super::link::{Link, REPLY_BYTES};
 use super::server::SessionEnd;
 use super::wire::ErrorCode;
@@ -41,8 +43,6 @@ const COPY_BYTES: usize = 8 << 10;
 const HEADROOM: usize = 4 << 10;
 /// Memory that a WRITE_ZEROES takes at most.
 const ZEROES_BYTES: usize = 1 << 20;
-/// Bytes of a TRIM or WRITE_ZEROES, which may be 4 GiB, that are done at a time: as many as a WRITE may have.
-const PIECE_BYTES: u64 = 32 << 20;
 /// Time for the handshake; a client that haggles for longer is cut off.
 const HANDSHAKE_NANOSECONDS: u64 = 30_000_000_000;
 
@@ -391,14 +391,6 @@ impl<T: Stream + ?Sized, S: BlockService> Requests<T, S> {
     }
 }
 
-/// Where the piece that begins at `at` ends: at a multiple of `granularity`, so that none is cut in two, or
-/// at `stop`.
-fn piece_end(at: u64, stop: u64, granularity: u64) -> u64 {
-    let granularity = granularity.max(1);
-    let end = at.saturating_add(PIECE_BYTES.max(granularity)) / granularity * granularity;
-    if stop - at <= PIECE_BYTES { stop } else { end.min(stop) }
-}
-
 fn code(error: ServiceError) -> ErrorCode {
     match error {
         ServiceError::Io | ServiceError::Gone => ErrorCode::Io,
@@ -406,27 +398,5 @@ fn code(error: ServiceError) -> ErrorCode {
         ServiceError::ReadOnly => ErrorCode::Permission,
         ServiceError::Resources => ErrorCode::Memory,
         ServiceError::Stopping => ErrorCode::Shutdown,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_of_a_long_range_cut_no_stripe_in_two() {
-        const MIB: u64 = 1 << 20;
-        for granularity in [1, 512, 192 << 10, 3 * MIB, 31 * MIB, 33 * MIB, 100 * MIB, 1 << 33] {
-            for (start, stop) in [(0, 4096 * MIB), (512, 4096 * MIB), (5 * MIB, 38 * MIB), (7, 8)] {
-                let mut at = start;
-                while at < stop {
-                    let end = piece_end(at, stop, granularity);
-                    assert!(at < end && end <= stop);
-                    assert!(end - at <= PIECE_BYTES.max(granularity), "{} bytes at a time", end - at);
-                    assert!(end == stop || end.is_multiple_of(granularity), "{granularity} is cut at {end}");
-                    at = end;
-                }
-            }
-        }
     }
 }

@@ -115,6 +115,11 @@ pub(super) enum Kind {
     Writable,
     /// The connection comes here, so that it is closed if no task takes it.
     Accept(Rc<RefCell<Option<OwnedFd>>>),
+    /// A command of the file's own driver. It holds no address.
+    Command {
+        operation: u32,
+        bytes: [u8; 16],
+    },
 }
 
 /// See the module.
@@ -219,6 +224,9 @@ impl Operation {
             (Kind::Receive, _) => opcode::Recv::new(raw, address, length).build(),
             (Kind::Send, _) => opcode::Send::new(raw, address, length).flags(libc::MSG_NOSIGNAL).build(),
             (Kind::Writable, _) => opcode::PollAdd::new(raw, POLLOUT).build(),
+            (Kind::Command { operation, bytes }, _) => {
+                opcode::UringCmd16::new(raw, *operation).cmd(*bytes).build()
+            }
             (Kind::Accept(_), _) => {
                 let none = std::ptr::null_mut();
                 opcode::Accept::new(raw, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
@@ -250,7 +258,7 @@ impl Operation {
     fn transferred(&mut self, count: u64) -> Step {
         match &self.kind {
             Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Writable => Step::Done(0),
-            Kind::ReadSome | Kind::Receive | Kind::Send => {
+            Kind::ReadSome | Kind::Receive | Kind::Send | Kind::Command { .. } => {
                 Step::Done(usize::try_from(count).unwrap_or(usize::MAX))
             }
             Kind::Accept(connection) => {
@@ -283,7 +291,8 @@ impl Operation {
     fn refused(&mut self, errno: i32) -> Step {
         match (&self.kind, errno) {
             // An error of a flush is reported once; a second try might say that all is well (C5).
-            (Kind::Flush, _) => Step::Failed(DeviceError::from_errno(errno)),
+            // What a driver means by an error of its command, the caller knows.
+            (Kind::Flush | Kind::Command { .. }, _) => Step::Failed(DeviceError::from_errno(errno)),
             (_, libc::EAGAIN | libc::EINTR) => self.again(errno),
             (Kind::Discard, libc::EINVAL | libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => {
                 self.descriptor.file.discard_refused.store(true, Ordering::Relaxed);
@@ -373,6 +382,15 @@ mod tests {
         for errno in [libc::EIO, libc::EINTR, libc::EAGAIN] {
             assert_eq!(steps(|| Kind::Flush, vec![-errno]), [(failed(errno), 0)]);
         }
+    }
+
+    #[test]
+    fn a_drivers_command_ends_with_the_drivers_first_answer() {
+        let command = || Kind::Command { operation: 1, bytes: [0; 16] };
+        for errno in [libc::ENODEV, libc::EINTR, libc::EAGAIN] {
+            assert_eq!(steps(command, vec![-errno]), [(failed(errno), 0)]);
+        }
+        assert_eq!(steps(command, vec![3]), [(Step::Done(3), 0)]);
     }
 
     #[test]

@@ -1,0 +1,408 @@
+//! The array as a block device of this machine, by the kernel's ublk driver.
+//!
+//! ```text
+//!   new          ADD ─ SET_PARAMS ─ every shard fetches for its queue ─ START (scans partitions)
+//!   taken over   START_RECOVERY ─── every shard fetches for its queue ─ END_RECOVERY (requests go on)
+//!   the end      dirty pages are written ─ STOP (what is under way is answered) ─ tags end ─ DELETE
+//! ```
+//!
+//! Queue `q` belongs to shard `q`, or to fewer shards in turn if the server that died had more. Commands for
+//! the device block, START because it reads the partition table, which these very shards answer. So each is
+//! given on a thread of its own.
+//!
+//! A device outlives its server: requests wait, and are issued again to the next server of the same array,
+//! which knows the device by its mark, made of the array's uuid. Until that one has assembled the array, no
+//! request is answered, and it can't open the members before the last request of the dead one is over (their
+//! locks say so).
+
+use std::{
+    cell::RefCell,
+    fs::File,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use pinstripe_block::budget::Share;
+use pinstripe_engine::io::{service::VolumeService, volume::Volume};
+use pinstripe_export::ublk::{
+    Ended, Limits, mark, parameters, serve_tag,
+    wire::{DeviceInfo, Parameters, feature, state},
+};
+use pinstripe_runtime::{
+    ShardHandle,
+    shard::{self, JoinHandle},
+    uring::{
+        blocking,
+        ublk::{Device, set_io_flusher},
+    },
+};
+
+use super::{
+    front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
+    journal::ServerLog,
+    nvme::namespace_uuid,
+    service::array_service,
+};
+use crate::{
+    command_line::{ServeArguments, UblkNumber},
+    failure::Failure,
+    memory,
+    on_shards::on_shards,
+    ublk::{Driver, block_path, device_info, devices, server_path, users},
+};
+
+/// Its one argument is checked when it is read.
+pub const KIND: Kind = Kind { check: |_| Ok(()), bind };
+
+/// Requests that a queue has under way at most.
+const DEPTH: u16 = 128;
+/// How long a dead server's requests may take to come to an end.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks whether they have.
+const LOOK: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// The tags that this shard serves.
+    static TAGS: RefCell<Vec<JoinHandle<()>>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Ublk {
+    /// The number that was asked for.
+    wanted: Option<u32>,
+    /// By which a device says that it is this array.
+    mark: u64,
+    /// The number of a device whose requests wait for this server.
+    waiting: Option<u32>,
+    /// When it is there: its number, and where to complain.
+    served: Option<(u32, ServerLog)>,
+}
+
+impl Drop for Ublk {
+    /// Without a server, requests wait for ever: an array that can't be started must not be silent about it.
+    fn drop(&mut self) {
+        if let (Some(device), None) = (self.waiting, &self.served) {
+            eprintln!("pinstripe: {}", left_waiting(device));
+        }
+    }
+}
+
+fn left_waiting(device: u32) -> String {
+    format!(
+        "requests to {} still wait for a server of this array: start it, or give them up with `pinstripe ublk delete {device} \
+         --force`, by which they fail",
+        block_path(device).display()
+    )
+}
+
+/// A device that can be given queues.
+struct Prepared {
+    info: DeviceInfo,
+    device: Arc<Device>,
+    /// A dead server has left it.
+    taken_over: bool,
+}
+
+/// Looks whether the driver is there and the number can be had, before members are written.
+fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a> {
+    Box::pin(async move {
+        let wanted = match arguments.ublk {
+            None => return Ok(None),
+            Some(UblkNumber::Any) => None,
+            Some(UblkNumber::Given(number)) => Some(number),
+        };
+        let mark = mark(namespace_uuid(identity.uuid));
+        let looked = blocking(move || {
+            let mut driver = Driver::open()?;
+            driver.features()?;
+            left_behind(&mut driver, wanted, mark)
+        });
+        let left = looked.await?.filter(|info| info.state != state::DEAD);
+        let waiting = left.map(|info| info.device);
+        Ok(Some(Box::new(Ublk { wanted, mark, waiting, served: None }) as Bound))
+    })
+}
+
+impl FrontEnd for Ublk {
+    fn protocol(&self) -> &'static str {
+        "ublk"
+    }
+
+    fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            let Service { shared, shards, journal } = service;
+            let array = array_service(Volume::new(Arc::clone(shared)), journal.clone());
+            let (wanted, mark, parameters, limits) =
+                (self.wanted, self.mark, parameters(&array), Limits::new(&array));
+            let count = shards.len();
+            let made = blocking(move || {
+                let new = |features| device_info(count, DEPTH, limits.request_bytes_max, features, mark);
+                prepare(wanted, mark, parameters, new)
+            });
+            let Prepared { info, device, taken_over } = made.await?;
+            self.served = Some((info.device, journal.clone()));
+            let begun = async {
+                for queue in 0..info.queues {
+                    let (shared, journal, device) =
+                        (Arc::clone(shared), journal.clone(), Arc::clone(&device));
+                    let opened = shards[usize::from(queue) % count].call(move || async move {
+                        let service = array_service(Volume::new(shared), journal.clone());
+                        open_queue(&device, queue, info.request_bytes_max, &service, &journal)
+                    });
+                    opened.await??;
+                }
+                // The queues have it open.
+                drop(device);
+                blocking(move || begin(info.device, taken_over)).await
+            };
+            if let Err(failure) = begun.await {
+                // What waits for a server goes on waiting.
+                if !taken_over {
+                    self.end(shards).await;
+                }
+                return Err(failure);
+            }
+            if taken_over {
+                journal.note(&format!("{} was taken over from a server that had died", self.path()));
+            }
+            Ok(())
+        })
+    }
+
+    fn uris(&self) -> Vec<String> {
+        if self.served.is_some() { vec![self.path()] } else { Vec::new() }
+    }
+
+    fn loopback_ports(&self) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+
+    /// The kernel brings requests by itself.
+    fn accept(&self, _: Accepting<'_>) -> Vec<JoinHandle<()>> {
+        Vec::new()
+    }
+
+    fn clients(&self) -> Vec<String> {
+        let used = |(device, _): &(u32, ServerLog)| users(*device).into_iter();
+        self.served.iter().flat_map(used).map(|use_| format!("{} {use_}", self.path())).collect()
+    }
+
+    fn stop<'a>(&'a self, shards: &'a [ShardHandle]) -> Task<'a, ()> {
+        Box::pin(self.end(shards))
+    }
+
+    /// The tags had it all, and have ended.
+    fn close<'a>(&'a self, _: &'a [ShardHandle]) -> Task<'a, ()> {
+        Box::pin(async {})
+    }
+}
+
+impl Ublk {
+    fn path(&self) -> String {
+        self.served.as_ref().map_or_else(String::new, |(device, _)| block_path(*device).display().to_string())
+    }
+
+    /// Takes the device away.
+    async fn end(&self, shards: &[ShardHandle]) {
+        let Some((device, journal)) = &self.served else { return };
+        let device = *device;
+        let stopped = blocking(move || {
+            write_dirty_pages(device);
+            Driver::open()?.stop(device)
+        });
+        if let Err(error) = stopped.await {
+            return journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+        }
+        on_shards(shards, || async {
+            for tag in TAGS.with(RefCell::take) {
+                tag.join().await;
+            }
+        })
+        .await;
+        if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
+            journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+        }
+    }
+}
+
+/// Has the kernel write what its page cache holds of a device: the driver refuses requests that come after
+/// STOP. Without a block device there is nothing to write.
+fn write_dirty_pages(device: u32) {
+    if let Ok(file) = File::open(block_path(device)) {
+        // Programs learn of an error by their own fsync.
+        let _ = file.sync_all();
+    }
+}
+
+/// Serves a queue on this shard, with requests as long as the device was made for.
+fn open_queue(
+    device: &Device,
+    number: u16,
+    request_bytes_max: u32,
+    service: &VolumeService,
+    journal: &ServerLog,
+) -> Result<(), Failure> {
+    if let Err(error) = set_io_flusher() {
+        journal.warn(&format!(
+            "this server may wait for its own device when memory is short: {error}; to prevent that, give it CAP_SYS_RESOURCE"
+        ));
+    }
+    let queue = device.queue(number);
+    let queue = Rc::new(queue.map_err(|error| Failure::new(format!("queue {number} of ublk: {error}")))?);
+    let mut limits = Limits::new(service);
+    limits.request_bytes_max = request_bytes_max;
+    let share = Rc::new(Share::new(memory::budget()));
+    let tags = (0..queue.depth()).map(|tag| {
+        let (queue, service, share, journal) =
+            (Rc::clone(&queue), service.clone(), Rc::clone(&share), journal.clone());
+        shard::spawn_joined(async move {
+            let ended = serve_tag(&*queue, tag, &service, &limits, &share).await;
+            if let Ended::Refused(errno) = ended {
+                journal.warn(&format!(
+                    "the ublk driver refuses commands of queue {number}, tag {tag} (error {errno})"
+                ));
+            }
+        })
+    });
+    let tags: Vec<_> = tags.collect();
+    TAGS.with(|all| all.borrow_mut().extend(tags));
+    Ok(())
+}
+
+/// Lets requests come, when all queues are served.
+fn begin(device: u32, taken_over: bool) -> Result<(), Failure> {
+    let mut driver = Driver::open()?;
+    Ok(if taken_over { driver.end_recovery(device) } else { driver.start(device) }?)
+}
+
+/// The device that a dead server of this array has left, or a new one. Blocks.
+fn prepare(
+    wanted: Option<u32>,
+    mark: u64,
+    parameters: Parameters,
+    new: impl Fn(u64) -> DeviceInfo,
+) -> Result<Prepared, Failure> {
+    let mut driver = Driver::open()?;
+    let features = driver.features()?;
+    if let Some(info) = left_behind(&mut driver, wanted, mark)? {
+        let number = info.device;
+        if info.state != state::DEAD {
+            check_same(&info, &driver.parameters(number)?, &parameters)?;
+            recover(&mut driver, number)?;
+            let device = open_device(&info)?;
+            return Ok(Prepared { info, device, taken_over: true });
+        }
+        // It was never started: nothing waits.
+        driver.delete(number)?;
+    }
+    let info = driver.add(wanted, new(features))?;
+    let made = driver.set_parameters(info.device, parameters).map_err(Failure::from);
+    match made.and_then(|()| open_device(&info)) {
+        Ok(device) => Ok(Prepared { info, device, taken_over: false }),
+        Err(failure) => {
+            let _ = driver.delete(info.device);
+            Err(failure)
+        }
+    }
+}
+
+/// A device with this array's mark.
+fn left_behind(driver: &mut Driver, wanted: Option<u32>, mark: u64) -> Result<Option<DeviceInfo>, Failure> {
+    if let Some(number) = wanted {
+        return match driver.info(number)? {
+            Some(info) if info.mark != mark => Err(Failure::new(format!(
+                "/dev/ublkb{number} is there already, and isn't this array's: use another number, or \
+                 `pinstripe ublk delete {number}`"
+            ))),
+            found => Ok(found),
+        };
+    }
+    for number in devices() {
+        if let Some(info) = driver.info(number)?.filter(|info| info.mark == mark) {
+            return Ok(Some(info));
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses to serve requests of a device that the array doesn't fit.
+fn check_same(info: &DeviceInfo, theirs: &Parameters, ours: &Parameters) -> Result<(), Failure> {
+    let told = |all: &Parameters| (all.device_sectors, all.logical_block_shift, all.attributes);
+    let can = info.features & (feature::RECOVERY | feature::USER_COPY);
+    let number = info.device;
+    if can != feature::RECOVERY | feature::USER_COPY {
+        return Err(Failure::new(format!(
+            "/dev/ublkb{number} can't be taken over: it was made without recovery; `pinstripe ublk delete {number}` takes it away"
+        )));
+    }
+    if told(theirs) != told(ours) {
+        return Err(Failure::new(format!(
+            "/dev/ublkb{number} was left by a server of this array, but differs from it now (size, block, or read-only): serve \
+             the array as before, or use `pinstripe ublk delete {number} --force`, by which requests that wait fail"
+        )));
+    }
+    Ok(())
+}
+
+/// Begins to take a device over, as soon as the kernel is done with its dead server.
+fn recover(driver: &mut Driver, number: u32) -> Result<(), Failure> {
+    let begun = Instant::now();
+    loop {
+        match driver.start_recovery(number) {
+            Err(error) if error.is_busy() && begun.elapsed() < PATIENCE => thread::sleep(LOOK),
+            Err(error) if error.is_busy() => {
+                return Err(Failure::new(format!(
+                    "/dev/ublkb{number} is still held by another server of this array; `pinstripe ublk list` shows it"
+                )));
+            }
+            done => return Ok(done?),
+        }
+    }
+}
+
+/// Opens the file of a device. devtmpfs has it at once; permissions by udev may come a little later.
+fn open_device(info: &DeviceInfo) -> Result<Arc<Device>, Failure> {
+    let path = server_path(info.device);
+    let begun = Instant::now();
+    loop {
+        match Device::open(&path, info.depth) {
+            Ok(device) => return Ok(Arc::new(device)),
+            Err(_) if begun.elapsed() < PATIENCE / 10 => thread::sleep(LOOK),
+            Err(error) => {
+                return Err(Failure::new(format!("{} can't be opened: {error}", path.display())));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_go_on_waiting_are_named_with_what_ends_them() {
+        let said = left_waiting(3);
+        assert!(said.contains("/dev/ublkb3") && said.contains("ublk delete 3 --force"), "{said}");
+    }
+
+    #[test]
+    fn a_device_is_taken_over_only_by_an_array_that_fits_it() {
+        let info = device_info(2, DEPTH, 4 << 20, u64::MAX, 9);
+        let ours = Parameters { device_sectors: 1000, logical_block_shift: 9, ..Parameters::default() };
+        assert!(check_same(&info, &ours, &ours).is_ok());
+        // What the next server may change.
+        assert!(check_same(&info, &Parameters { sectors_max: 8, ..ours }, &ours).is_ok());
+        for theirs in [
+            Parameters { device_sectors: 999, ..ours },
+            Parameters { logical_block_shift: 12, ..ours },
+            Parameters { attributes: 1, ..ours },
+        ] {
+            let failure = check_same(&info, &theirs, &ours).unwrap_err();
+            assert!(failure.sentence().contains("differs"), "{}", failure.sentence());
+        }
+        let plain = device_info(2, DEPTH, 4 << 20, feature::USER_COPY, 9);
+        assert!(check_same(&plain, &ours, &ours).unwrap_err().sentence().contains("without recovery"));
+    }
+}

@@ -1,0 +1,364 @@
+//! One tag of one queue: fetch a request, carry it out, commit its result and fetch the next.
+
+use pinstripe_block::{BlockService, ServiceError, budget::Share};
+use pinstripe_runtime::{
+    block_bytes, shard,
+    uring::ublk::{DESCRIPTOR_BYTES, Queue},
+};
+
+use super::request::{Limits, Operation, Range, Refused, Request, error_number};
+use crate::pieces::piece_end;
+
+/// What a fetch ends with when the device is stopped.
+const STOPPED: i32 = 19;
+
+/// A queue of the driver, or what stands for it in a test.
+pub trait RequestQueue {
+    /// Ends the tag's request with `result`, if it has one, and waits for the next. The error number of the
+    /// driver if there will be none.
+    fn next(&self, tag: u16, result: Option<i32>) -> impl Future<Output = Result<(), i32>>;
+
+    /// The descriptor of the request that has come.
+    fn request(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES];
+
+    /// Copies the data of a write out of the kernel. False if that fails.
+    fn take(&self, tag: u16, data: &mut [u8]) -> bool;
+
+    /// Copies the data of a read into the kernel. False if that fails.
+    fn give(&self, tag: u16, data: &[u8]) -> bool;
+}
+
+impl RequestQueue for Queue {
+    async fn next(&self, tag: u16, result: Option<i32>) -> Result<(), i32> {
+        let fetch = match result {
+            None => self.fetch(tag),
+            Some(result) => self.commit_and_fetch(tag, result),
+        };
+        fetch.await.result.map(|_| ()).map_err(|error| error.errno)
+    }
+
+    fn request(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES] {
+        Queue::request(self, tag)
+    }
+
+    fn take(&self, tag: u16, data: &mut [u8]) -> bool {
+        Queue::take(self, tag, data).is_ok()
+    }
+
+    fn give(&self, tag: u16, data: &[u8]) -> bool {
+        Queue::give(self, tag, data).is_ok()
+    }
+}
+
+/// Why a tag is served no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The device was stopped.
+    Stopped,
+    /// The driver refuses the tag's commands with this error number.
+    Refused(i32),
+}
+
+/// Serves one tag until the device is stopped. The memory of its requests is counted in `share`, which all
+/// tags of the queue have in common.
+pub async fn serve_tag(
+    queue: &impl RequestQueue,
+    tag: u16,
+    service: &impl BlockService,
+    limits: &Limits,
+    share: &Share,
+) -> Ended {
+    let mut result = None;
+    loop {
+        match queue.next(tag, result).await {
+            Ok(()) => {}
+            Err(STOPPED) => return Ended::Stopped,
+            Err(errno) => return Ended::Refused(errno),
+        }
+        let answered = match limits.request(&queue.request(tag)) {
+            Ok(request) => carry_out(queue, tag, service, share, request).await,
+            Err(Refused(errno)) => Err(errno),
+        };
+        result = Some(answered.unwrap_or_else(|errno| -errno));
+    }
+}
+
+/// Bytes that were read or written, or an error number.
+async fn carry_out(
+    queue: &impl RequestQueue,
+    tag: u16,
+    service: &impl BlockService,
+    share: &Share,
+    Request { operation, range, fua }: Request,
+) -> Result<i32, i32> {
+    let Range { offset, length: bytes } = range;
+    let done = match operation {
+        Operation::Read { length } => {
+            return with_memory(share, length, async || {
+                let (read, buffer) = service.read(offset, shard::buffer(length)).await;
+                read.map_err(error_number)?;
+                transferred(queue.give(tag, &buffer), length)
+            })
+            .await;
+        }
+        Operation::Write { length } => {
+            return with_memory(share, length, async || {
+                let mut buffer = shard::buffer(length);
+                let taken = transferred(queue.take(tag, &mut buffer), length)?;
+                service.write(offset, buffer.freeze(), fua).await.map_err(error_number)?;
+                Ok(taken)
+            })
+            .await;
+        }
+        Operation::Flush => service.flush().await,
+        Operation::Discard => {
+            let discard = async |at, length| service.discard(at, length, fua).await;
+            in_pieces(offset, bytes, service.discard_granularity(), discard).await
+        }
+        Operation::WriteZeroes { may_punch } => {
+            let zero = async |at, length| service.write_zeroes(at, length, fua, may_punch).await;
+            in_pieces(offset, bytes, service.discard_granularity(), zero).await
+        }
+    };
+    done.map(|()| 0).map_err(error_number)
+}
+
+/// Does `work` when there is memory for it.
+async fn with_memory<T>(share: &Share, length: usize, work: impl AsyncFnOnce() -> T) -> T {
+    let held = block_bytes(length);
+    share.acquire(held).await;
+    let value = work().await;
+    share.give_back(held);
+    value
+}
+
+fn transferred(copied: bool, length: usize) -> Result<i32, i32> {
+    let io = error_number(ServiceError::Io);
+    if copied { i32::try_from(length).map_err(|_| io) } else { Err(io) }
+}
+
+async fn in_pieces(
+    offset: u64,
+    length: u64,
+    granularity: u64,
+    act: impl AsyncFn(u64, u64) -> Result<(), ServiceError>,
+) -> Result<(), ServiceError> {
+    let (mut at, stop) = (offset, offset + length);
+    while at < stop {
+        let end = piece_end(at, stop, granularity);
+        act(at, end - at).await?;
+        at = end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::{
+        cell::{Cell, RefCell},
+        collections::VecDeque,
+        rc::Rc,
+        sync::Arc,
+    };
+
+    use pinstripe_block::budget::Budget;
+    use pinstripe_runtime::{
+        Buffer, Slice,
+        uring::{RuntimeConfig, run},
+    };
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::ublk::wire::Descriptor;
+
+    /// A service that remembers what it was asked for.
+    #[derive(Clone)]
+    pub(in crate::ublk) struct Memory {
+        pub size: u64,
+        pub block: u32,
+        pub chunk: u32,
+        pub stripe: u64,
+        pub read_only: bool,
+        pub fails: Rc<Cell<Option<ServiceError>>>,
+        pub asked: Rc<RefCell<Vec<String>>>,
+    }
+
+    impl Memory {
+        pub fn new(size: u64) -> Self {
+            Self {
+                size,
+                block: 512,
+                chunk: 64 << 10,
+                stripe: 192 << 10,
+                read_only: false,
+                fails: Rc::default(),
+                asked: Rc::default(),
+            }
+        }
+
+        fn note(&self, what: String) -> Result<(), ServiceError> {
+            self.asked.borrow_mut().push(what);
+            self.fails.get().map_or(Ok(()), Err)
+        }
+    }
+
+    impl BlockService for Memory {
+        fn size_bytes(&self) -> u64 {
+            self.size
+        }
+        fn block_size(&self) -> u32 {
+            self.block
+        }
+        fn preferred_block(&self) -> u32 {
+            self.chunk
+        }
+        fn discard_granularity(&self) -> u64 {
+            self.stripe
+        }
+        fn chunk_bytes(&self) -> u32 {
+            self.chunk
+        }
+        fn stripe_bytes(&self) -> u64 {
+            self.stripe
+        }
+        fn read_only(&self) -> bool {
+            self.read_only
+        }
+        async fn read(&self, offset: u64, mut buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+            buffer.fill(7);
+            (self.note(format!("read {offset} {}", buffer.len())), buffer)
+        }
+        async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+            self.note(format!("write {offset} {} of {} fua {fua}", data.len(), data[0]))
+        }
+        async fn flush(&self) -> Result<(), ServiceError> {
+            self.note("flush".into())
+        }
+        async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
+            self.note(format!("discard {offset} {length} fua {fua}"))
+        }
+        async fn write_zeroes(
+            &self,
+            offset: u64,
+            length: u64,
+            fua: bool,
+            may_punch: bool,
+        ) -> Result<(), ServiceError> {
+            self.note(format!("zeroes {offset} {length} fua {fua} punch {may_punch}"))
+        }
+    }
+
+    /// A driver that has these requests, each after the answer to the one before, and then stops the device.
+    #[derive(Default)]
+    struct Script {
+        requests: RefCell<VecDeque<Descriptor>>,
+        current: Cell<Descriptor>,
+        results: RefCell<Vec<i32>>,
+        given: RefCell<Vec<u8>>,
+        /// Whether data can be copied.
+        copies: Cell<bool>,
+        end: Cell<i32>,
+    }
+
+    impl RequestQueue for Script {
+        async fn next(&self, _tag: u16, result: Option<i32>) -> Result<(), i32> {
+            self.results.borrow_mut().extend(result);
+            let next = self.requests.borrow_mut().pop_front().ok_or(self.end.get())?;
+            self.current.set(next);
+            Ok(())
+        }
+
+        fn request(&self, _tag: u16) -> [u8; DESCRIPTOR_BYTES] {
+            let mut bytes = [0; DESCRIPTOR_BYTES];
+            bytes.copy_from_slice(self.current.get().as_bytes());
+            bytes
+        }
+
+        fn take(&self, _tag: u16, data: &mut [u8]) -> bool {
+            data.fill(9);
+            self.copies.get()
+        }
+
+        fn give(&self, _tag: u16, data: &[u8]) -> bool {
+            self.given.borrow_mut().extend(data);
+            self.copies.get()
+        }
+    }
+
+    /// What became of requests (operation, first sector, sectors): results, what the service was asked for,
+    /// the bytes that were given, how it ended.
+    fn served(
+        requests: &[(u32, u64, u32)],
+        fails: Option<ServiceError>,
+        copies: bool,
+        end: i32,
+    ) -> (Vec<i32>, Vec<String>, usize, Ended) {
+        let requests = requests
+            .iter()
+            .map(|&(operation, start, sectors)| Descriptor { operation, sectors, start, address: 0 })
+            .collect();
+        run(&RuntimeConfig::unpinned(1), move |_| async move {
+            let script = Script { requests: RefCell::new(requests), ..Script::default() };
+            script.copies.set(copies);
+            script.end.set(end);
+            let memory = Memory::new(1 << 30);
+            memory.fails.set(fails);
+            let budget = Arc::new(Budget::new(1 << 20));
+            let share = Share::new(Arc::clone(&budget));
+            let ended = serve_tag(&script, 3, &memory, &Limits::new(&memory), &share).await;
+            assert_eq!(budget.held(), 0, "memory was counted and not given back");
+            (script.results.take(), memory.asked.take(), script.given.borrow().len(), ended)
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn requests_are_carried_out_in_turn_and_answered_with_their_bytes() {
+        let requests = [(0, 8, 8), (1, 16, 2), (1 | 1 << 13, 16, 1), (2, 0, 0), (5 | 1 << 15, 0, 8)];
+        let (results, asked, given, ended) = served(&requests, None, true, STOPPED);
+        assert_eq!(results, [4096, 1024, 512, 0, 0]);
+        let expected = [
+            "read 4096 4096",
+            "write 8192 1024 of 9 fua false",
+            "write 8192 512 of 9 fua true",
+            "flush",
+            "zeroes 0 4096 fua false punch false",
+        ];
+        assert_eq!(
+            (asked.as_slice(), given, ended),
+            (&expected.map(str::to_owned)[..], 4096, Ended::Stopped)
+        );
+    }
+
+    #[test]
+    fn a_long_discard_is_cut_at_stripes() {
+        let (results, asked, ..) = served(&[(3, 0, 200 << 11)], None, true, STOPPED);
+        assert_eq!(results, [0]);
+        assert!(asked.len() > 5);
+        for piece in &asked {
+            let offset: u64 = piece.split(' ').nth(1).unwrap().parse().unwrap();
+            assert!(offset.is_multiple_of(192 << 10), "{piece}");
+        }
+    }
+
+    #[test]
+    fn a_failed_request_is_answered_with_its_error_and_the_next_one_served() {
+        let requests = [(0, 0, 8), (1, 0, 8), (3, 0, 8), (2, 0, 0), (9, 0, 8), (0, 1 << 30, 8)];
+        let (results, _, given, _) = served(&requests, Some(ServiceError::NoSpace), true, STOPPED);
+        assert_eq!(results, [-28, -28, -28, -28, -95, -22]);
+        assert_eq!(given, 0, "a failed read gives nothing to the kernel");
+    }
+
+    #[test]
+    fn data_that_cannot_be_copied_is_an_error_and_is_never_written() {
+        let (results, asked, ..) = served(&[(1, 0, 8), (0, 0, 8)], None, false, STOPPED);
+        assert_eq!(results, [-5, -5]);
+        assert_eq!(asked, ["read 0 4096"]);
+    }
+
+    #[test]
+    fn a_refusal_of_the_driver_is_told_from_the_devices_end() {
+        assert_eq!(served(&[], None, true, STOPPED).3, Ended::Stopped);
+        assert_eq!(served(&[], None, true, 22).3, Ended::Refused(22));
+    }
+}
