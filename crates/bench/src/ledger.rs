@@ -150,7 +150,7 @@ impl Region {
             match self.pattern {
                 // Only one client writes the unit.
                 Pattern::Random | Pattern::Lost | Pattern::Zipf => {
-                    version.store(target.version, Ordering::Relaxed)
+                    version.store(target.version, Ordering::Relaxed);
                 }
                 // A shard may enter an earlier round after another has entered a later one.
                 Pattern::Sequential => {

@@ -71,6 +71,7 @@ impl Consistency {
 
 /// One run's shape.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 pub struct Setup {
     /// The level.
     pub level: Level,
