@@ -10,25 +10,29 @@ use std::{
 };
 
 use pinstripe_engine::{
-    assembly::create::create,
+    assembly::create::create_with,
     geometry::StripeId,
     options::{ArrayOptions, SyncSpeed},
+    plan::WritePolicy,
     statistics::Statistics,
 };
 use pinstripe_md::{
+    bad_blocks::BadBlocks,
     identity::Uuid,
     level::Level,
-    placement::{InitialSync, NewBitmap},
+    placement::{InitialSync, NewBitmap, NewLog},
+    units::SectorCount,
 };
 use pinstripe_runtime::{
     Buffer, Device, DeviceError, DeviceInfo, DeviceSource, Memory, MemoryDevice, MemorySource, Slice,
-    Submission, shard,
+    Submission, memory::InPlace, shard,
 };
 use pinstripe_sim::{Ledger, World, WorldConfig};
 
 use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, client, spawn, wish, write},
+    superblock_of,
 };
 
 const CHUNK: u64 = 16 << 10;
@@ -51,6 +55,10 @@ fn sources(memories: &[Arc<Memory>]) -> Vec<Arc<dyn DeviceSource>> {
 
 impl Memories {
     fn new(seed: u64, level: Level, initial: InitialSync, options: ArrayOptions) -> Self {
+        Self::with_log(seed, level, initial, NewLog::None, options)
+    }
+
+    fn with_log(seed: u64, level: Level, initial: InitialSync, log: NewLog, options: ArrayOptions) -> Self {
         let members = 3 + u8::from(level == Level::Raid6) + seed.to_le_bytes()[0] % 3;
         let mut world = World::new(WorldConfig::new(seed, 2));
         let memories: Vec<_> = (0..members).map(|_| Memory::new(BYTES).unwrap()).collect();
@@ -60,10 +68,11 @@ impl Memories {
             };
             memories.iter().enumerate().for_each(fill);
         }
-        let (wish, devices) = (wish(level, members, CHUNK, BITMAP, initial), sources(&memories));
+        let bitmap = if log == NewLog::None { BITMAP } else { NewBitmap::None };
+        let (wish, devices) = (wish(level, members, CHUNK, bitmap, initial), sources(&memories));
         let created = world.block_on(0, "create", STEPS, async move {
             let devices: Vec<_> = devices.iter().map(|source| source.attach().unwrap()).collect();
-            create(&wish, &devices).await.map(|_| ())
+            create_with(&wish, log, &devices).await.map(|_| ())
         });
         created.unwrap().unwrap();
         let array = arrays::assemble(&mut world, sources(&memories), options.clone()).unwrap();
@@ -225,8 +234,11 @@ fn a_row_that_is_out_of_sync_is_not_changed_in_place() {
     (0..2).for_each(rows_out_of_sync_are_encoded_whole);
 }
 
-/// Counts the writes of its kind; nothing can be changed in place.
-struct Recorder(Rc<MemoryDevice>, Arc<[AtomicU64; 2]>);
+/// What devices were asked for: writes, those past the caches, changes in place.
+type Asked = Arc<[AtomicU64; 3]>;
+
+/// Counts what it is asked for, and has nothing changed in place.
+struct Recorder(Rc<MemoryDevice>, Asked);
 
 impl Device for Recorder {
     fn info(&self) -> &DeviceInfo {
@@ -243,6 +255,10 @@ impl Device for Recorder {
         self.1[1].fetch_add(1, Ordering::Relaxed);
         self.0.write_streaming(offset, data, fua)
     }
+    fn in_place(&self, _: u64, _: usize) -> Option<InPlace<'_>> {
+        self.1[2].fetch_add(1, Ordering::Relaxed);
+        None
+    }
     fn flush(&self) -> Submission {
         self.0.flush()
     }
@@ -254,7 +270,7 @@ impl Device for Recorder {
     }
 }
 
-struct Recorded(Arc<Memory>, Arc<[AtomicU64; 2]>);
+struct Recorded(Arc<Memory>, Asked);
 
 impl DeviceSource for Recorded {
     fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
@@ -265,26 +281,76 @@ impl DeviceSource for Recorded {
     }
 }
 
+/// The array over devices that count.
+struct Counted {
+    memories: Memories,
+    asked: Asked,
+}
+
+impl Counted {
+    fn new(mut memories: Memories, options: ArrayOptions) -> Self {
+        memories.scene.stop();
+        let asked: Asked = Arc::default();
+        let recorded = memories.memories.iter().map(|memory| -> Arc<dyn DeviceSource> {
+            Arc::new(Recorded(Arc::clone(memory), Arc::clone(&asked)))
+        });
+        let recorded = recorded.collect();
+        memories.scene.array = arrays::assemble(&mut memories.scene.world, recorded, options).unwrap();
+        // The superblocks are dirty and the bits set before anything is counted.
+        memories.scene.write(0, 1, false).unwrap();
+        Self { memories, asked }
+    }
+
+    /// What a write of so many sectors asks the members for.
+    fn asked_by(&mut self, sectors: u64) -> [u64; 3] {
+        let now = |asked: &Asked| asked.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let before = now(&self.asked);
+        self.memories.scene.write(0, sectors, false).unwrap();
+        let after = now(&self.asked);
+        [0, 1, 2].map(|kind| after[kind] - before[kind])
+    }
+}
+
+fn raid5(log: NewLog) -> Memories {
+    Memories::with_log(1, Level::Raid5, InitialSync::AssumeClean, log, options())
+}
+
 #[test]
 fn what_nothing_was_read_of_is_written_past_the_caches() {
-    let mut memories = Memories::new(1, Level::Raid5, InitialSync::AssumeClean, options());
-    memories.scene.stop();
-    let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-    let recorded = memories.memories.iter().map(|memory| -> Arc<dyn DeviceSource> {
-        Arc::new(Recorded(Arc::clone(memory), Arc::clone(&counts)))
-    });
-    let (recorded, options) = (recorded.collect::<Vec<_>>(), memories.scene.options.clone());
-    memories.scene.array = arrays::assemble(&mut memories.scene.world, recorded, options).unwrap();
-    // The superblocks are dirty and the bits set before anything is counted.
-    memories.scene.write(0, 1, false).unwrap();
-    let mut written = |sectors| {
-        let before = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
-        memories.scene.write(0, sectors, false).unwrap();
-        [0, 1].map(|kind| counts[kind].load(Ordering::Relaxed) - before[kind])
-    };
-    let members = memories.memories.len() as u64;
-    assert_eq!(written((members - 1) * CHUNK / 512), [0, members]);
-    assert_eq!(written(1), [2, 0]);
+    let mut counted = Counted::new(raid5(NewLog::None), options());
+    let members = counted.memories.memories.len() as u64;
+    assert_eq!(counted.asked_by((members - 1) * CHUNK / 512), [0, members, 0]);
+    assert_eq!(counted.asked_by(1), [2, 0, 1]);
+}
+
+/// Lists a sector of a member as bad, far from what is written here.
+fn list_a_sector(memory: &Memory) {
+    let mut superblock = superblock_of(memory);
+    let log = superblock.member.bad_block_log.as_mut().unwrap();
+    log.in_use = true;
+    let (mut list, size) = (BadBlocks::new(log.shift).unwrap(), SectorCount(log.size.into()));
+    list.insert(DATA_SECTOR + 1000..DATA_SECTOR + 1001).unwrap();
+    let place = superblock.bad_block_log_sector().unwrap().0 * 512;
+    memory.copy_in(place, &list.encode(size).unwrap()).unwrap();
+    memory.copy_in(superblock.member.super_offset.0 * 512, &superblock.encode(512).unwrap()).unwrap();
+}
+
+#[test]
+fn only_where_all_is_plain_is_a_column_changed_in_place() {
+    let asked = |memories: Memories, options: ArrayOptions| Counted::new(memories, options).asked_by(1)[2];
+    assert_eq!(asked(raid5(NewLog::None), options()), 1);
+    let rmw = ArrayOptions { policy: WritePolicy::AlwaysRmw, ..options() };
+    assert_eq!(asked(raid5(NewLog::None), rmw), 0, "another policy");
+    assert_eq!(asked(raid5(NewLog::Ppl), options()), 0, "a log");
+    let mut listed = raid5(NewLog::None);
+    listed.scene.stop();
+    list_a_sector(&listed.memories[0]);
+    listed.reassemble();
+    assert_eq!(asked(listed, options()), 0, "a sector that is listed as bad");
+    let mut degraded = Counted::new(raid5(NewLog::None), options());
+    let array = degraded.memories.scene.array.clone();
+    degraded.memories.scene.run(async move { array.fail(1).await }).unwrap();
+    assert_eq!(degraded.asked_by(1)[2], 0, "a member is missing");
 }
 
 #[cfg(feature = "mutants")]
