@@ -173,25 +173,18 @@ impl Machine {
             if said.contains("@booted") || ended.is_err() || boots == BOOTS_MAX {
                 break (said, ended);
             }
-            println!("{}: the guest's kernel did not come up, again:\n{}", self.name, tail(&log));
+            println!("{}: the guest's kernel did not come up, again:\n{}", self.name, end_of(&log));
         };
         let _ = fs::remove_file(&archive);
         let mut outcome = parse(&said);
-        outcome.cut |= ended.with_context(|| format!("see {}", log.display()))?;
+        outcome.cut |= ended.with_context(|| end_of(&log))?;
         match (outcome.exit, outcome.cut) {
             (Some(0), _) | (None, true) => Ok(outcome),
             (Some(status), _) => {
                 let why = outcome.why.unwrap_or_else(|| format!("status {status}"));
-                bail!(
-                    "guest script of {}: {why}; its last lines:\n{}\nsee {}",
-                    self.name,
-                    tail(&log),
-                    log.display()
-                )
+                bail!("guest script of {}: {why}; {}", self.name, end_of(&log))
             }
-            (None, false) => {
-                bail!("the guest went down without a word:\n{}\nsee {}", tail(&log), log.display())
-            }
+            (None, false) => bail!("the guest went down without a word; {}", end_of(&log)),
         }
     }
 
@@ -344,10 +337,25 @@ fn stamp(console: ChildStdout, mut log: File) -> JoinHandle<()> {
 }
 
 /// The last lines of a log.
-fn tail(log: &Path) -> String {
-    let text = fs::read_to_string(log).unwrap_or_default();
+/// The last lines of a guest's log and, if its kernel complained before them, the first lines of that.
+fn end_of(log: &Path) -> String {
+    let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(12)..].join("\n")
+    let last = lines.len().saturating_sub(12);
+    let mut said = String::new();
+    if let Some(complaint) = lines[..last].iter().position(|line| is_complaint(line)) {
+        let lines = &lines[complaint..last.min(complaint + 10)];
+        let _ = writeln!(said, "its kernel complained:\n{}", lines.join("\n"));
+    }
+    let _ = write!(said, "its last lines:\n{}\nsee {}", lines[last..].join("\n"), log.display());
+    said
+}
+
+/// Whether a line begins the kernel's report of a fault of its own.
+fn is_complaint(line: &str) -> bool {
+    ["[ cut here ]", "BUG: ", "Oops: ", "general protection fault", "blocked for more than"]
+        .iter()
+        .any(|mark| line.contains(mark))
 }
 
 fn parse(results: &str) -> Outcome {
@@ -379,6 +387,19 @@ mod tests {
         assert_eq!(outcome.last("b").unwrap(), "");
         assert!(outcome.last("c").is_err());
         assert_eq!(outcome.exit, Some(0));
+    }
+
+    #[test]
+    fn a_failure_shows_the_first_complaint_of_the_kernel_and_the_last_lines() {
+        let log = std::env::temp_dir().join(format!("pinstripe-xtask-log-{}", std::process::id()));
+        let mut text = String::from("quiet\n[ cut here ]\nbad state\n");
+        (0..40).for_each(|line| writeln!(text, "line {line}").unwrap());
+        fs::write(&log, text).unwrap();
+        let said = end_of(&log);
+        fs::remove_file(&log).unwrap();
+        assert!(said.starts_with("its kernel complained:\n[ cut here ]\nbad state\nline 0\n"), "{said}");
+        assert!(said.contains("its last lines:\nline 28\n") && !said.contains("line 27"), "{said}");
+        assert!(said.contains("line 39\nsee "), "{said}");
     }
 
     #[test]
