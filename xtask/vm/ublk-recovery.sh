@@ -19,9 +19,9 @@ for round in 1 2 3 4 5; do
     sleep 1.3
     kill -0 $f_fio || die "fio has ended before round $round: $(tail -n 10 /tmp/fio)"
     say "kill, round $round"
-    kill_server
-    # Reads and writes under way.
+    # Reads and writes under way. Afterwards the driver may have put them back, which this doesn't count.
     interrupted=$((interrupted + $(awk '{ print $1 + $2 }' /sys/block/ublkb0/inflight)))
+    kill_server
     [ -b $device ] || die "$device went with its server"
     # What comes meanwhile waits.
     sleep 0.5
