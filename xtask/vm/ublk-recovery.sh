@@ -105,7 +105,7 @@ for delay in 0.02 0.05 0.1 0.15 0.2 0.25 0.3 0.4 0.5; do
     kill -TERM $s_server 2>/dev/null || true
     # 143: by the signal itself, before there was anything to end in order.
     wait $s_server || [ $? = 143 ] || die "after $delay s: $(cat /tmp/serve.log)"
-    say "after $delay s: $(pinstripe ublk list)"
+    [ -z "$(pinstripe ublk list)" ] || die "after $delay s a device is left: $(pinstripe ublk list)"
 done
 start
 dd if=$device of=/dev/null bs=1M count=8 iflag=direct 2>/dev/null || die "it can't be read"

@@ -3,7 +3,7 @@
 
 mod state;
 
-use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use pinstripe_nvme::{
     controller::{
@@ -22,7 +22,7 @@ use crate::{
     accept::{accept, in_turn},
     command_line::{Offload, TargetArguments},
     create::random_uuid,
-    ending::{ordered, until_ordered},
+    ending::{Order, until_ordered},
     failure::Failure,
     limits, member, nvme_server,
     open::{listen, open},
@@ -47,8 +47,8 @@ pub fn run(arguments: TargetArguments) -> Result<(), Failure> {
 
 async fn serve(context: Context, arguments: TargetArguments) -> Result<(), Failure> {
     let shards: Vec<ShardHandle> = context.shards().to_vec();
-    let mut order = pin!(ordered());
-    let Some(started) = until_ordered(order.as_mut(), start(&shards, &arguments)).await else {
+    let mut order = Order::new();
+    let Some(started) = until_ordered(&mut order, start(&shards, &arguments)).await else {
         return Ok(());
     };
     let (listener, subsystem) = started?;

@@ -31,7 +31,7 @@ mod service;
 mod stopping;
 mod ublk;
 
-use std::{path::PathBuf, pin::pin, rc::Rc};
+use std::{path::PathBuf, rc::Rc};
 
 use pinstripe_engine::{
     array::Array,
@@ -59,7 +59,7 @@ use crate::{
     accept::accept,
     command_line::ServeArguments,
     create::Shape,
-    ending::{ordered, until_ordered},
+    ending::{Order, until_ordered},
     failure::Failure,
     first_of::{First, first_of},
     limits, member, nvme_server,
@@ -146,8 +146,8 @@ impl Plan {
 }
 
 async fn serve(context: Context, plan: Plan) -> Result<(), Failure> {
-    let mut order = pin!(ordered());
-    match until_ordered(order.as_mut(), Box::pin(start(context, plan))).await {
+    let mut order = Order::new();
+    match until_ordered(&mut order, Box::pin(start(context, plan))).await {
         None => Ok(()),
         Some(started) => {
             let Started { served, control, opened } = started?;
@@ -244,7 +244,7 @@ impl Served {
     /// Serves until the end is wanted or `order` tells of it, then ends.
     async fn run(
         mut self,
-        order: impl Future<Output = ()>,
+        order: Order,
         socket: ControlSocket,
         opened: devices::Opened,
     ) -> Result<(), Failure> {

@@ -48,6 +48,7 @@ use super::{
 };
 use crate::{
     command_line::{ServeArguments, UblkNumber},
+    ending::finish_start,
     failure::Failure,
     memory,
     on_shards::on_shards,
@@ -132,6 +133,8 @@ impl FrontEnd for Ublk {
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
         Box::pin(async move {
+            // A process whose device reads its partition table can't end; a device without a server stays.
+            finish_start();
             let Service { shared, shards, journal } = service;
             let array = array_service(Volume::new(Arc::clone(shared)), journal.clone());
             let (wanted, mark, parameters, limits) =
