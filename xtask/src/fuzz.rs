@@ -10,6 +10,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -32,6 +33,9 @@ pub struct Fuzz {
     /// Seconds for each.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// Targets at a time: each uses one processor.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
     /// Afterwards reduce what was found to the few inputs that reach it, and keep them in `fuzz/corpus`.
     #[arg(long)]
     minimise: bool,
@@ -40,24 +44,34 @@ pub struct Fuzz {
     json: bool,
 }
 
-/// Runs the targets one after the other; fails on the first finding.
+/// Runs the targets, so many at a time; fails if one found something.
 pub fn run(root: &Path, fuzz: &Fuzz) -> Result<()> {
     let binaries = build(root)?;
     let mut names = targets(root)?;
     names.retain(|name| fuzz.target.as_ref().is_none_or(|only| only == name));
     ensure!(!names.is_empty(), "there is no fuzz target of that name");
-    for name in &names {
-        let target = Target::new(root, name, binaries.join(name))?;
-        let figures = target.run(fuzz.seconds)?;
-        if fuzz.json {
-            println!("{}", figures.json(name));
-        } else {
-            println!("fuzz {name}: {}, nothing found", figures.words());
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<()> {
+        while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let target = Target::new(root, name, binaries.join(name))?;
+            let figures = target.run(fuzz.seconds)?;
+            if fuzz.json {
+                println!("{}", figures.json(name));
+            } else {
+                println!("fuzz {name}: {}, nothing found", figures.words());
+            }
+            if fuzz.minimise {
+                target.minimise()?;
+            }
         }
-        if fuzz.minimise {
-            target.minimise()?;
-        }
-    }
+        Ok(())
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let workers: Vec<_> = (0..fuzz.jobs.clamp(1, names.len())).map(|_| scope.spawn(&work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
     println!("{} passed, 0 failed", names.len());
     Ok(())
 }

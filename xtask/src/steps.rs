@@ -79,6 +79,13 @@ impl Step {
 
 const CLIPPY: &str = "cargo clippy --workspace --all-targets -- -D warnings";
 const UNIT: &str = "cargo test --workspace --no-fail-fast";
+// Several crates in one command have one set of features, and what they have in common is built once.
+const SHUTTLE: &str = "cargo test -p pinstripe-runtime -p pinstripe-engine \
+    --features pinstripe-engine/shuttle --test shuttle";
+const MUTANTS_TESTS: &str = "cargo test --no-fail-fast \
+    -p pinstripe-engine -p pinstripe-runtime -p pinstripe-export -p pinstripe-nvme \
+    --features pinstripe-engine/mutants,pinstripe-export/mutants,pinstripe-nvme/mutants \
+    --lib --test engine --test write_hole --test stalls --test nbd --test simulated";
 
 const STEPS: &[Step] = &[
     Step::new("fmt", "format", "cargo fmt --all --check").quick("cargo fmt --all --check"),
@@ -86,40 +93,16 @@ const STEPS: &[Step] = &[
     Step::new("tidy", "the house style, the documents' links, the drawing of the crates", "xtask tidy")
         .quick("xtask tidy"),
     Step::new("unit", "every crate's tests", UNIT).quick(UNIT),
-    Step::new(
-        "shuttle",
-        "orders of threads in the runtime",
-        "cargo test -p pinstripe-runtime --features shuttle --test shuttle",
-    ),
-    Step::new(
-        "shuttle-engine",
-        "orders of threads in the engine",
-        "cargo test -p pinstripe-engine --features shuttle --test shuttle",
-    ),
+    Step::new("shuttle", "orders of threads in the runtime and the engine", SHUTTLE),
     Step::new("neon", "parity kernels of AArch64 under qemu-user", "xtask neon"),
     Step::new("sim", "whole lives of arrays on simulated disks", "xtask sim")
         .quick("xtask sim --seeds 60")
         .whole("xtask sim --states --seeds 4000"),
     Step::new("mutants", "planned defects against the simulator", "xtask mutants"),
     Step::new(
-        "mutants-engine",
-        "planned defects against the engine's tests",
-        "cargo test -p pinstripe-engine --features mutants --lib --test engine --test write_hole",
-    ),
-    Step::new(
-        "mutants-runtime",
-        "planned defects against the runtime's tests",
-        "cargo test -p pinstripe-runtime --features mutants --lib --test stalls",
-    ),
-    Step::new(
-        "mutants-export",
-        "planned defects against the tests of the NBD server",
-        "cargo test -p pinstripe-export --features mutants --test nbd session::every_defect",
-    ),
-    Step::new(
-        "mutants-nvme",
-        "planned defects against the tests of the NVMe/TCP peers",
-        "cargo test -p pinstripe-nvme --features mutants --test simulated",
+        "mutants-tests",
+        "planned defects against the tests of the crates that have them",
+        MUTANTS_TESTS,
     ),
     Step::new(
         "mutate",
