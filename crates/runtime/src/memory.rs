@@ -1,6 +1,13 @@
-//! A device of plain memory. Requests complete inline: it measures the engine, not the storage.
+//! Devices whose bytes are in this process's address space: plain memory, which measures the engine, and
+//! persistent memory. Requests complete inline.
+//!
+//! In persistent memory a request is durable when it completes: stores go past the processor's caches or are
+//! written back from them, and a fence comes before the completion (see [`lines`]). So there is nothing to
+//! flush, and FUA costs nothing. A crash leaves each eight bytes of a store old or new, also inside a sector.
 
-use std::{marker::PhantomData, ptr::NonNull, rc::Rc, sync::Arc};
+mod lines;
+
+use std::{marker::PhantomData, os::fd::AsFd, ptr::NonNull, rc::Rc, sync::Arc};
 
 use crate::{
     Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Slice, Submission, ZeroedReads,
@@ -10,6 +17,10 @@ use crate::{
 pub struct Memory {
     base: NonNull<u8>,
     size: usize,
+    /// What is stored has to outlive a loss of power.
+    is_persistent: bool,
+    /// What the bytes are of; open, and locked, for as long as they can be changed.
+    _file: Option<Arc<dyn Send + Sync>>,
 }
 
 // SAFETY: the mapping lives as long as this; accesses are raw copies. Two requests for the same sectors at
@@ -32,7 +43,7 @@ impl Memory {
         // SAFETY: the range was just mapped. The advice may be refused: it is only speed.
         let _ = unsafe { madvise(base, size, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).ok_or(DeviceError::of(DeviceErrorKind::Other))?;
-        Ok(Arc::new(Self { base, size }))
+        Ok(Arc::new(Self { base, size, is_persistent: false, _file: None }))
     }
 
     /// The same, with every page there from the beginning: the first write to one that isn't takes as long as
@@ -48,6 +59,37 @@ impl Memory {
             Err(error @ (Errno::NOMEM | Errno::AGAIN)) => Err(DeviceError::from_errno(error.raw_os_error())),
             // Linux before 5.14 doesn't know it. It is only speed.
             Ok(()) | Err(_) => Ok(memory),
+        }
+    }
+
+    /// The first `size` bytes of a file that lies in persistent memory, which must not become shorter: to touch
+    /// what isn't there any more ends the process (SIGBUS), and so does to read a part that has gone bad.
+    ///
+    /// Fails with [`DeviceErrorKind::Unsupported`] where the file system would only copy: stores are durable
+    /// by what the processor does, without a system call, only if the mapping is synchronous (`MAP_SYNC`).
+    /// A character device of persistent memory (device DAX) always is, and knows no such flag.
+    pub fn persistent<F>(file: Arc<F>, size: usize, is_device: bool) -> Result<Arc<Self>, DeviceError>
+    where
+        F: AsFd + Send + Sync + 'static,
+    {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+        let fail = |e: rustix::io::Errno| DeviceError::from_errno(e.raw_os_error());
+        if !lines::can_be_written_back() {
+            return Err(DeviceError::of(DeviceErrorKind::Unsupported));
+        }
+        let flags = if is_device { MapFlags::SHARED } else { MapFlags::SHARED_VALIDATE | MapFlags::SYNC };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), size, protection, flags, file.as_fd(), 0) }.map_err(fail)?;
+        let base = NonNull::new(base.cast()).ok_or(DeviceError::of(DeviceErrorKind::Other))?;
+        let memory = Arc::new(Self { base, size, is_persistent: true, _file: Some(file) });
+        // The file system gives each page its place now: a shard would stand still for it.
+        // SAFETY: the range is ours, and populating it changes no byte.
+        match unsafe { madvise(memory.base.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {
+            // Linux before 5.14, and devices, don't know it. It is only speed.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(memory),
+            Err(error) => Err(fail(error)),
         }
     }
 
@@ -67,6 +109,9 @@ impl Memory {
 
     /// Copies `data` to `offset`.
     pub fn copy_in(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        if self.is_persistent {
+            return self.copy_in_streaming(offset, data);
+        }
         let to = self.at(offset, data.len())?;
         // SAFETY: both ranges are valid for `data.len()` bytes; a buffer never lies in a device's mapping.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
@@ -78,14 +123,35 @@ impl Memory {
     pub fn copy_in_streaming(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let to = self.at(offset, data.len())?;
         // SAFETY: as in `copy_in`.
-        unsafe { copy_streaming(data.as_ptr(), to, data.len()) };
+        let cached = unsafe { lines::copy_streaming(data.as_ptr(), to, data.len()) };
+        if self.is_persistent {
+            for part in cached {
+                // SAFETY: a part of the range that was just written.
+                unsafe { lines::write_back(to.add(part.start), part.len()) };
+            }
+        }
+        // Orders the stores before what any thread does later.
+        lines::fence();
+        Ok(())
+    }
+
+    /// Makes a range zero.
+    fn clear(&self, offset: u64, length: usize) -> Result<(), DeviceError> {
+        let to = self.at(offset, length)?;
+        // SAFETY: `at` checked the range.
+        unsafe { std::ptr::write_bytes(to, 0, length) };
+        if self.is_persistent {
+            // SAFETY: as above.
+            unsafe { lines::write_back(to, length) };
+            lines::fence();
+        }
         Ok(())
     }
 
     /// The bytes themselves, to be changed where they lie. `None` past the end.
     pub fn in_place(&self, offset: u64, length: usize) -> Option<InPlace<'_>> {
         let start = self.at(offset, length).ok()?;
-        Some(InPlace { start, length, memory: PhantomData })
+        Some(InPlace { start, length, is_persistent: self.is_persistent, memory: PhantomData })
     }
 
     /// Copies from `offset` into `data`.
@@ -99,7 +165,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this size; the last handle is gone.
+        // SAFETY: it was mapped with this size; the last handle is gone.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.size) };
     }
 }
@@ -108,10 +174,11 @@ impl Drop for Memory {
 pub struct InPlace<'a> {
     start: *mut u8,
     length: usize,
+    is_persistent: bool,
     memory: PhantomData<&'a Memory>,
 }
 
-/// Has `work` change several ranges at a time.
+/// Has `work` change several ranges at a time. What is in persistent memory is durable afterwards.
 ///
 /// # Panics
 /// If two of them overlap.
@@ -126,40 +193,18 @@ pub fn change_in_place<const N: usize, R>(
     }
     // SAFETY: each range lies in a mapping that lives as long as `'_`, and none overlaps another. Another
     // thread that looks at the same bytes races as with a copy (see `Memory`).
-    work(ranges.map(|range| unsafe { std::slice::from_raw_parts_mut(range.start, range.length) }))
-}
-
-/// Copies with non-temporal stores wherever the target has whole cache lines.
-///
-/// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
-#[cfg(target_arch = "x86_64")]
-unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    const LINE: usize = 64;
-    const REGISTER: usize = size_of::<__m128i>();
-    let head = to.align_offset(LINE).min(length);
-    let tail = head + (length - head) / LINE * LINE;
-    // SAFETY: the three parts make up the range. `to + head` is aligned to a line, and each store lies in a
-    // whole line. SSE2 is part of x86-64. The fence orders the stores before what any thread does later.
-    unsafe {
-        std::ptr::copy_nonoverlapping(from, to, head);
-        for at in (head..tail).step_by(REGISTER) {
-            _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast()));
-        }
-        _mm_sfence();
-        std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), length - tail);
+    let slice = |range: &InPlace<'_>| unsafe { std::slice::from_raw_parts_mut(range.start, range.length) };
+    let result = work(ranges.each_ref().map(slice));
+    let mut written_back = false;
+    for range in ranges.into_iter().filter(|range| range.is_persistent) {
+        // SAFETY: the range lies in its mapping, and its slice is gone.
+        unsafe { lines::write_back(range.start, range.length) };
+        written_back = true;
     }
-}
-
-/// A plain copy: other processors have their own way.
-///
-/// # Safety
-/// As [`std::ptr::copy_nonoverlapping`].
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: the caller's.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+    if written_back {
+        lines::fence();
+    }
+    result
 }
 
 /// A shard's view of a [`Memory`].
@@ -237,9 +282,7 @@ impl Device for MemoryDevice {
     fn write_zeroes(&self, offset: u64, length: u64) -> Submission {
         let result = usize::try_from(length)
             .map_err(|_| DeviceError::of(DeviceErrorKind::Invalid))
-            .and_then(|length| self.memory.at(offset, length).map(|to| (to, length)));
-        // SAFETY: `at` checked the range.
-        let result = result.map(|(to, length)| unsafe { std::ptr::write_bytes(to, 0, length) });
+            .and_then(|length| self.memory.clear(offset, length));
         Submission::done(result.map(|()| 0), None)
     }
 }
@@ -299,6 +342,56 @@ mod tests {
         other.copy_out(0, &mut found).unwrap();
         assert_eq!((&found[..8], &found[8..10]), (&[3; 8][..], &[0, 0][..]));
         assert!(one.in_place(60, 8).is_none());
+    }
+
+    /// Memory of which each byte must have become durable when its request completes. Nothing here can lose
+    /// power; what is asked of the processor is recorded.
+    fn persistent(size: usize) -> Memory {
+        let Ok(mut memory) = Arc::try_unwrap(Memory::new(size).unwrap()) else { unreachable!("one handle") };
+        memory.is_persistent = true;
+        memory
+    }
+
+    /// Checks that just these bytes, but for the rest of their lines, became durable.
+    #[track_caller]
+    fn check_durable(memory: &Memory, range: std::ops::Range<usize>) {
+        let base = memory.base.as_ptr() as usize;
+        let durable = lines::record::taken(base..base + memory.size);
+        assert!(durable[range.clone()].iter().all(|&byte| byte), "of {range:?}");
+        let lines = range.start / 64 * 64..range.end.next_multiple_of(64);
+        assert!((0..memory.size).all(|at| lines.contains(&at) || !durable[at]), "outside of {range:?}");
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn in_persistent_memory_each_request_is_durable_when_it_completes() {
+        let memory = persistent(4096);
+        for (offset, length) in [(0, 4096), (512, 512), (10, 3), (60, 8), (63, 66), (64, 64), (4000, 96)] {
+            let range = offset..offset + length;
+            memory.copy_in(offset as u64, &vec![7; length]).unwrap();
+            check_durable(&memory, range.clone());
+            memory.copy_in_streaming(offset as u64, &vec![8; length]).unwrap();
+            check_durable(&memory, range.clone());
+            memory.clear(offset as u64, length).unwrap();
+            check_durable(&memory, range.clone());
+            change_in_place([memory.in_place(offset as u64, length).unwrap()], |[bytes]| bytes.fill(9));
+            check_durable(&memory, range);
+        }
+        memory.copy_out(0, &mut [0; 4096]).unwrap();
+        check_durable(&memory, 0..0);
+        let other = Memory::new(4096).unwrap();
+        let both = [other.in_place(0, 64).unwrap(), memory.in_place(100, 28).unwrap()];
+        change_in_place(both, |[_, bytes]| bytes.fill(1));
+        check_durable(&memory, 100..128);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_file_that_is_not_in_persistent_memory_is_refused() {
+        let file = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let refused = Memory::persistent(Arc::new(file), 4096, false).err().map(|error| error.kind);
+        assert_eq!(refused, Some(DeviceErrorKind::Unsupported));
     }
 
     #[test]
