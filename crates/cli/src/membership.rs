@@ -6,6 +6,7 @@ use std::{path::Path, thread};
 use clap::ValueEnum;
 use pinstripe_bench::BitmapChoice;
 use pinstripe_engine::options::JournalMode;
+use pinstripe_runtime::uring::{path_of, persistent_path};
 
 use crate::{
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
@@ -145,7 +146,12 @@ fn member_name(what: &Path) -> Result<MemberName, Failure> {
 fn device(path: &Path) -> Result<String, Failure> {
     let is_memory = path.to_string_lossy().starts_with("mem:");
     let as_given = is_memory || member::address(path).transpose()?.is_some();
-    let absolute = if as_given { path.to_owned() } else { std::path::absolute(path)? };
+    let (plain, is_persistent) = path_of(path);
+    let absolute = match (as_given, is_persistent) {
+        (true, _) => path.to_owned(),
+        (_, true) => persistent_path(&std::path::absolute(plain)?),
+        _ => std::path::absolute(path)?,
+    };
     absolute.to_str().map(ToOwned::to_owned).ok_or_else(|| {
         Failure::new(format!("{}: a path that is no UTF-8 can't be sent to the server", path.display()))
     })

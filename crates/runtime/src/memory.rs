@@ -67,8 +67,7 @@ impl Memory {
     ///
     /// Fails with [`DeviceErrorKind::Unsupported`] where the file system would only copy: stores are durable
     /// by what the processor does, without a system call, only if the mapping is synchronous (`MAP_SYNC`).
-    /// A character device of persistent memory (device DAX) always is, and knows no such flag.
-    pub fn persistent<F>(file: Arc<F>, size: usize, is_device: bool) -> Result<Arc<Self>, DeviceError>
+    pub fn persistent<F>(file: Arc<F>, size: usize) -> Result<Arc<Self>, DeviceError>
     where
         F: AsFd + Send + Sync + 'static,
     {
@@ -77,7 +76,7 @@ impl Memory {
         if !lines::can_be_written_back() {
             return Err(DeviceError::of(DeviceErrorKind::Unsupported));
         }
-        let flags = if is_device { MapFlags::SHARED } else { MapFlags::SHARED_VALIDATE | MapFlags::SYNC };
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
         let base =
@@ -87,7 +86,7 @@ impl Memory {
         // The file system gives each page its place now: a shard would stand still for it.
         // SAFETY: the range is ours, and populating it changes no byte.
         match unsafe { madvise(memory.base.as_ptr().cast(), size, Advice::LinuxPopulateWrite) } {
-            // Linux before 5.14, and devices, don't know it. It is only speed.
+            // Linux before 5.14 doesn't know it. It is only speed.
             Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(memory),
             Err(error) => Err(fail(error)),
         }
@@ -96,6 +95,19 @@ impl Memory {
     /// Size in bytes.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// What a device of it says of itself.
+    pub fn info(&self, name: &str, logical_block: u32) -> DeviceInfo {
+        DeviceInfo {
+            name: name.to_owned(),
+            size: self.size as u64,
+            logical_block,
+            volatile_cache: false,
+            zeroes: ZeroedReads::Zero,
+            discards: true,
+            in_memory: true,
+        }
     }
 
     fn at(&self, offset: u64, length: usize) -> Result<*mut u8, DeviceError> {
@@ -216,15 +228,7 @@ pub struct MemoryDevice {
 impl MemoryDevice {
     /// A device called `name` with logical blocks of `logical_block` bytes.
     pub fn new(name: &str, memory: Arc<Memory>, logical_block: u32) -> Rc<Self> {
-        let info = DeviceInfo {
-            name: name.to_owned(),
-            size: memory.size as u64,
-            logical_block,
-            volatile_cache: false,
-            zeroes: ZeroedReads::Zero,
-            discards: true,
-            in_memory: true,
-        };
+        let info = memory.info(name, logical_block);
         Rc::new(Self { memory, info })
     }
 }
@@ -390,7 +394,7 @@ mod tests {
     fn a_file_that_is_not_in_persistent_memory_is_refused() {
         let file = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
-        let refused = Memory::persistent(Arc::new(file), 4096, false).err().map(|error| error.kind);
+        let refused = Memory::persistent(Arc::new(file), 4096).err().map(|error| error.kind);
         assert_eq!(refused, Some(DeviceErrorKind::Unsupported));
     }
 

@@ -38,7 +38,7 @@ use std::{
 
 pub use blocking::{blocking, computing};
 pub use listener::{ListenError, Listener};
-pub use open::{Holder, OpenError, OpenFile, OpenOptions};
+pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_path};
 pub use socket::{Connection, Peer, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
 pub use storage::Storage;
 pub use termination::{Termination, termination};

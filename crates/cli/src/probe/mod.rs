@@ -17,7 +17,7 @@ use std::{
 };
 
 pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata};
-use pinstripe_runtime::{DeviceInfo, DeviceSource, Outcome, ShardHandle};
+use pinstripe_runtime::{DeviceInfo, DeviceSource, Outcome, ShardHandle, uring::path_of};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -81,8 +81,9 @@ enum Reader {
 
 impl Probed {
     /// Opens `path` for reading.
-    pub fn open(path: &Path) -> Result<Self, ProbeError> {
+    pub fn open(name: &Path) -> Result<Self, ProbeError> {
         use std::os::unix::fs::FileTypeExt;
+        let (path, _) = path_of(name);
         let failed = |source| ProbeError::Open { path: path.to_owned(), source };
         // Opening a fifo would wait for its other end.
         let kind = fs::metadata(path).map_err(failed)?.file_type();

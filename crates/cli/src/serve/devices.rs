@@ -8,7 +8,7 @@ use std::{
 use pinstripe_engine::assembly::{create::create_with, read_superblock};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
-    uring::{OpenFile, OpenOptions},
+    uring::{OpenFile, OpenOptions, path_of},
 };
 
 use crate::{
@@ -138,7 +138,7 @@ impl OpenedDevices {
 
 /// Whether a device may be away only for now. One that is there and can't be opened is no matter of patience.
 fn is_absent(path: &Path) -> bool {
-    member::address(path).is_some_and(|address| address.is_ok()) || !path.exists()
+    member::address(path).is_some_and(|address| address.is_ok()) || !path_of(path).0.exists()
 }
 
 /// Opens a member, and tries that again until `last_try` while it is absent.
@@ -165,7 +165,7 @@ fn memory(path: &Path, slot: usize) -> Result<Arc<dyn DeviceSource>, Failure> {
 }
 
 async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
-    if member::address(&path).is_none() && !path.exists() {
+    if member::address(&path).is_none() && !path_of(&path).0.exists() {
         return Err(Failure::new(format!(
             "{} does not exist: if the device is lost, leave it out, and the others are served degraded",
             path.display()
@@ -185,7 +185,7 @@ pub async fn newcomer(
     if is_memory(&path) && memory_allowed {
         return memory(&path, usize::from(shard::now().to_le_bytes()[0]));
     }
-    if member::address(&path).is_none() && !path.is_absolute() {
+    if member::address(&path).is_none() && !path_of(&path).0.is_absolute() {
         return Err(Failure::new(format!("{}: an absolute path is needed", path.display())));
     }
     let member = open_member(path.clone(), OpenOptions::default()).await?;

@@ -10,7 +10,7 @@ use pinstripe_engine::{
     array::{Array, Removed},
     membership::MemberState,
 };
-use pinstripe_runtime::uring::blocking;
+use pinstripe_runtime::uring::{blocking, path_of};
 
 use crate::control::{DeviceResult, MemberName};
 
@@ -27,7 +27,10 @@ impl Names {
             array.members().into_iter().map(|(_, name, ..)| name).chain(journal).collect();
         let device = device.to_owned();
         blocking(move || {
-            let ways = |name: &str| (std::path::absolute(name).ok(), fs::canonicalize(Path::new(name)).ok());
+            let ways = |name: &str| {
+                let (path, _) = path_of(Path::new(name));
+                (std::path::absolute(path).ok(), fs::canonicalize(path).ok())
+            };
             let is_one = |one: Option<PathBuf>, other: &Option<PathBuf>| one.is_some() && one == *other;
             let (absolute, real) = ways(&device);
             let is_same = |name: &String| {

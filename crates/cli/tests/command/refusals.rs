@@ -53,6 +53,22 @@ fn without_the_kernels_ublk_driver_nothing_is_served_nor_changed() {
     assert_eq!(world.hashes(&members), before);
 }
 
+/// Where a file lies in persistent memory, the scenario `pmem` of the VM goes on.
+#[test]
+fn a_file_that_is_not_in_persistent_memory_is_not_used_as_such() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let before = world.hashes(&members);
+    let mut named = members.clone();
+    named[1] = format!("pmem:{}", named[1]);
+    world.serve_refused(&[], &named).refused(1, &["persistent memory", "-o dax", "fallocate"]);
+    named[2] = members[1].clone();
+    world.serve_refused(&[], &named).refused(64, &["one device"]);
+    world.create(&["--level", "5"], &named[..2]).refused(1, &["persistent memory"]);
+    world.run(&["examine", &format!("pmem:{}", members[0])]).ok();
+    assert_eq!(world.hashes(&members), before);
+}
+
 #[test]
 fn wishes_that_the_devices_cannot_fulfil_name_the_device() {
     let world = World::new();

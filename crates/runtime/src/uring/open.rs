@@ -5,6 +5,7 @@
 //! see [`super::storage`]. All of it ends when the last shard's handle has gone, however the process ends.
 
 use std::{
+    ffi::OsString,
     fmt, fs, io,
     ops::Range,
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -19,7 +20,7 @@ use rustix::{
 };
 
 use crate::{
-    Device, DeviceError, DeviceInfo, DeviceSource, ZeroedReads,
+    Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Memory, MemoryDevice, ZeroedReads,
     buffer::ALIGNMENT,
     uring::{
         device::FileDevice,
@@ -146,6 +147,18 @@ pub enum OpenError {
         /// The device's own.
         own: u32,
     },
+    /// It doesn't lie in persistent memory.
+    #[error(
+        "{} can't be used as persistent memory: {source}. A file is needed that has all its space (fallocate), on a file system \
+         that is mounted with -o dax; without pmem: it is used like any other file",
+        path.display()
+    )]
+    NotPersistentMemory {
+        /// The path.
+        path: PathBuf,
+        /// What went wrong.
+        source: DeviceError,
+    },
     /// Any other error.
     #[error("can't open {}: {source}", path.display())]
     Io {
@@ -165,12 +178,33 @@ pub struct OpenFile {
     pub(super) read_only: bool,
     /// What addresses of memory must be a multiple of.
     pub(super) memory_alignment: usize,
+    /// Its bytes, if they are used where they lie.
+    memory: Option<Arc<Memory>>,
+}
+
+/// How the name of a file begins that lies in persistent memory and is to be used as such.
+const PERSISTENT: &str = "pmem:";
+
+/// The path in a member's name, and whether the file is to be used as persistent memory (`pmem:PATH`).
+pub fn path_of(name: &Path) -> (&Path, bool) {
+    match name.to_str().and_then(|text| text.strip_prefix(PERSISTENT)) {
+        Some(path) => (Path::new(path), true),
+        None => (name, false),
+    }
+}
+
+/// The name of a file that is to be used as persistent memory.
+pub fn persistent_path(path: &Path) -> PathBuf {
+    let mut name = OsString::from(PERSISTENT);
+    name.push(path);
+    name.into()
 }
 
 impl OpenFile {
-    /// Opens and locks `path`. This blocks: see [`super::blocking`].
-    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
-        let path = path.as_ref();
+    /// Opens and locks the file or device of a name (see [`path_of`]). This blocks: see [`super::blocking`].
+    pub fn open(name: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
+        let name = name.as_ref();
+        let (path, is_persistent) = path_of(name);
         let failed = |e| failed(path, e);
         let kind = rustix::fs::stat(path).map_err(failed)?;
         let is_block = match FileType::from_raw_mode(kind.st_mode) {
@@ -206,7 +240,7 @@ impl OpenFile {
             None => !options.read_only && punches_holes(&fd, end),
         };
         let info = DeviceInfo {
-            name: path.display().to_string(),
+            name: name.display().to_string(),
             size,
             logical_block,
             volatile_cache: queue.as_ref().is_none_or(|queue| queue.volatile_cache),
@@ -217,7 +251,14 @@ impl OpenFile {
         };
         let memory_alignment = alignment.memory;
         let file = File::with_claims(fd, claims);
-        Ok(Arc::new(Self { file, info, is_block, read_only: options.read_only, memory_alignment }))
+        let read_only = options.read_only;
+        // To be read, it is a file like any other.
+        let memory = if is_persistent && !read_only { Some(mapped(path, &file, size)?) } else { None };
+        let info = match &memory {
+            Some(memory) => memory.info(&info.name, logical_block),
+            None => info,
+        };
+        Ok(Arc::new(Self { file, info, is_block, read_only, memory_alignment, memory }))
     }
 
     /// What the device says of itself.
@@ -235,7 +276,10 @@ impl OpenFile {
     /// # Panics
     /// On a thread that [`super::run`] did not start.
     pub fn attach(self: &Arc<Self>) -> Rc<dyn Device> {
-        FileDevice::new(self)
+        match &self.memory {
+            Some(memory) => MemoryDevice::new(&self.info.name, Arc::clone(memory), self.info.logical_block),
+            None => FileDevice::new(self),
+        }
     }
 
     /// To attach it shard by shard.
@@ -254,6 +298,13 @@ impl DeviceSource for Source {
     fn name(&self) -> String {
         self.0.info.name.clone()
     }
+}
+
+/// The bytes of an open file in persistent memory. They keep it open, and locked.
+fn mapped(path: &Path, file: &Arc<File>, size: u64) -> Result<Arc<Memory>, OpenError> {
+    let bytes = usize::try_from(size).map_err(|_| DeviceError::of(DeviceErrorKind::Invalid));
+    let memory = bytes.and_then(|bytes| Memory::persistent(Arc::clone(file), bytes));
+    memory.map_err(|source| OpenError::NotPersistentMemory { path: path.to_owned(), source })
 }
 
 /// Opens with direct I/O; without, where a file system refuses it. Says which.

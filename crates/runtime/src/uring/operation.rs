@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     rc::Rc,
     sync::{
         Arc,
@@ -41,6 +41,12 @@ pub(super) struct File {
     discard_refused: AtomicBool,
     /// The device was asked for zeroes and can't.
     pub(super) zeroes_refused: AtomicBool,
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 impl File {

@@ -22,7 +22,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock};
+use super::open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock, path_of};
 
 /// Devices on top of each other that are followed; more are a mistake.
 const EXTENTS_MAX: usize = 64;
@@ -310,7 +310,8 @@ pub struct Storage {
 
 impl Storage {
     /// Looks at a file or block device without opening it. May block.
-    pub fn of(path: &Path) -> io::Result<Self> {
+    pub fn of(name: &Path) -> io::Result<Self> {
+        let (path, _) = path_of(name);
         let Some(object) = Object::of(&fs::metadata(path)?) else {
             return Err(io::Error::other("it is neither a file nor a block device"));
         };
