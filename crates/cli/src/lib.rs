@@ -32,7 +32,6 @@ mod discover;
 mod ending;
 mod examine;
 mod failure;
-mod first_of;
 mod limits;
 mod list;
 mod manual;
@@ -60,6 +59,7 @@ use clap::Parser;
 use command_line::{Cli, Command};
 #[doc(hidden)]
 pub use control::fuzz::fuzz_control;
+use pinstripe_block::first_of;
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {
