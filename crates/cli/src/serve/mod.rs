@@ -30,6 +30,7 @@ mod report;
 mod service;
 mod stopping;
 mod ublk;
+mod vhost_user;
 
 use std::{path::PathBuf, rc::Rc};
 
