@@ -59,7 +59,6 @@ use clap::Parser;
 use command_line::{Cli, Command};
 #[doc(hidden)]
 pub use control::fuzz::fuzz_control;
-use pinstripe_block::first_of;
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {

@@ -1,4 +1,5 @@
-//! What requests of a device have in common: long ones are done piece by piece, and each waits for its memory.
+//! What requests of a device have in common: long ones are done piece by piece, and each waits for its
+//! memory.
 
 use pinstripe_block::{ServiceError, budget::Share};
 use pinstripe_runtime::block_bytes;

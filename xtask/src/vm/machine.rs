@@ -138,8 +138,8 @@ impl Machine {
         self.disks.push(Disk { name: export.to_owned(), medium, logical_block: 512 });
     }
 
-    /// Attaches what a vhost-user server has on this socket as `/dev/vda`, with two queues. QEMU connects again
-    /// when the server goes.
+    /// Attaches what a vhost-user server has on this socket as `/dev/vda`, with two queues. QEMU connects
+    /// again when the server goes.
     pub fn vhost_user(&mut self, socket: &Path) {
         self.vhost_user = Some(socket.to_owned());
     }

@@ -26,8 +26,8 @@ fn machine(name: &str, script: &'static str, socket: &Path) -> Result<Machine> {
     Ok(machine)
 }
 
-/// fio and ext4 in a guest whose server is killed, and then told to end, under load; then a boot whose root is
-/// on the array.
+/// fio and ext4 in a guest whose server is killed, and then told to end, under load; then a boot whose root
+/// is on the array.
 pub fn guest(lab: &Lab) -> Result<()> {
     let devices = GEOMETRY.make_members(lab)?;
     server::create(lab, &GEOMETRY, &devices, &["--assume-clean", "--force"])?;

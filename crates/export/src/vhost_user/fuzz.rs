@@ -10,7 +10,8 @@ use super::{
     wire::{HEADER_BYTES, Header, Request},
 };
 
-/// Takes `data` as messages, or, if its first bit is set, as the memory of a machine with a ring at its front.
+/// Takes `data` as messages, or, if its first bit is set, as the memory of a machine with a ring at its
+/// front.
 ///
 /// # Panics
 ///
@@ -93,7 +94,7 @@ mod tests {
             for (at, length, flags, next) in &descriptors[..8] {
                 data.extend([&at.to_le_bytes()[..], &length.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat());
             }
-            available.iter().for_each(|word| data.extend(word.to_le_bytes()));
+            data.extend(available.iter().flat_map(|word| word.to_le_bytes()));
             data.resize(400, 0);
             for (at, length, flags, next) in &descriptors[8..] {
                 data.extend([&at.to_le_bytes()[..], &length.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat());

@@ -58,8 +58,8 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// That of `queue`, and its requests that a dead server has left, in their order. `used` is the ring's used
-    /// index.
+    /// That of `queue`, and its requests that a dead server has left, in their order. `used` is the ring's
+    /// used index.
     pub fn open(
         memory: &impl GuestMemory,
         queue: u16,

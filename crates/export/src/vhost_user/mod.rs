@@ -15,8 +15,8 @@
 //! * [`request`]: what a request may be.
 //! * `queue`: one ring on one shard. `session`: one connection of a monitor; see [`serve`].
 //!
-//! Nothing that a machine or its monitor says is trusted. A machine may change any byte at any moment: what is
-//! checked is a copy, and the copy is used. So the bytes of a write are those that parity is made of.
+//! Nothing that a machine or its monitor says is trusted. A machine may change any byte at any moment: what
+//! is checked is a copy, and the copy is used. So the bytes of a write are those that parity is made of.
 
 pub mod config;
 pub mod inflight;

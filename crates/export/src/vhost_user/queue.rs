@@ -1,8 +1,8 @@
 //! One ring on one shard: takes requests, carries each out in a task of its own, and gives them back.
 //!
-//! A request's data is copied out of the machine's memory once, before the block service sees it, and what was
-//! read is copied in when all of it is there. A copy that fails because the memory is gone ends the session,
-//! and what it has copied goes nowhere.
+//! A request's data is copied out of the machine's memory once, before the block service sees it, and what
+//! was read is copied in when all of it is there. A copy that fails because the memory is gone ends the
+//! session, and what it has copied goes nowhere.
 
 use std::{
     cell::{Cell, RefCell},
@@ -82,11 +82,13 @@ pub(super) struct Control {
 #[derive(Default)]
 struct Orders {
     stop: bool,
-    /// Tell of answers by this from now on.
-    call: Option<Option<OwnedFd>>,
+    call: Option<NewCall>,
     /// The queue has stopped: the first request that it hasn't taken.
     came_to: Option<u16>,
 }
+
+/// Tell of answers by this from now on, or not at all.
+struct NewCall(Option<OwnedFd>);
 
 impl Control {
     fn change<T>(&self, work: impl FnOnce(&mut Orders) -> T) -> T {
@@ -101,7 +103,7 @@ impl Control {
     }
 
     pub(super) fn call(&self, event: Option<OwnedFd>) {
-        self.change(|orders| orders.call = Some(event));
+        self.change(|orders| orders.call = Some(NewCall(event)));
     }
 
     /// Waits until it has stopped.
@@ -246,7 +248,7 @@ impl<S: BlockService> Queue<S> {
             if stop {
                 return Ok(());
             }
-            if let Some(call) = call {
+            if let Some(NewCall(call)) = call {
                 let event = call.map(Event::attach).transpose()?;
                 self.call.replace(event.map(Rc::new));
                 // What was told by the one before may have been missed.

@@ -115,8 +115,8 @@ impl Limits {
         }
     }
 
-    /// Checks a request with `given` bytes of data for us and room for `taken` bytes of ours, header and status
-    /// not counted.
+    /// Checks a request with `given` bytes of data for us and room for `taken` bytes of ours, header and
+    /// status not counted.
     pub fn request(&self, header: &[u8; HEADER_BYTES], given: u64, taken: u64) -> Result<Operation, Failed> {
         let header: Header = zerocopy::transmute!(*header);
         let sector = u64::from_le(header.sector);

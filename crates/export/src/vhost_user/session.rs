@@ -1,8 +1,8 @@
-//! One connection of a monitor, on one shard: its messages set queues up, start them on their shards, and stop
-//! them. Queue `q` belongs to shard `q`, in turn.
+//! One connection of a monitor, on one shard: its messages set queues up, start them on their shards, and
+//! stop them. Queue `q` belongs to shard `q`, in turn.
 //!
-//! A queue runs when all is there: memory, size, place, kick, and leave to run. What changes any of that stops
-//! it first, after what is under way, and starts it again. So a queue's own settings never change.
+//! A queue runs when all is there: memory, size, place, kick, and leave to run. What changes any of that
+//! stops it first, after what is under way, and starts it again. So a queue's own settings never change.
 
 use std::{io, os::fd::OwnedFd, pin::pin, sync::Arc};
 

@@ -292,6 +292,10 @@ fn value(what: &'static str, value: u64) -> Violation {
     Violation::Value { what, value }
 }
 
+fn checked_queue(queue: u64) -> Result<u16, Violation> {
+    u16::try_from(queue).ok().filter(|queue| *queue < QUEUES_MAX).ok_or(Violation::Queue { queue })
+}
+
 struct Message<'a, F> {
     request: u32,
     payload: &'a [u8],
@@ -326,14 +330,10 @@ impl<F> Message<'_, F> {
         self.read()
     }
 
-    fn queue(&self, queue: u64) -> Result<u16, Violation> {
-        u16::try_from(queue).ok().filter(|queue| *queue < QUEUES_MAX).ok_or(Violation::Queue { queue })
-    }
-
     fn queue_number(&self) -> Result<(u16, u32), Violation> {
         self.check_files(0)?;
         let QueueNumber { queue, value } = self.read()?;
-        Ok((self.queue(queue.into())?, value))
+        Ok((checked_queue(queue.into())?, value))
     }
 
     fn ring_size(&self) -> Result<Request<F>, Violation> {
@@ -345,12 +345,12 @@ impl<F> Message<'_, F> {
     fn ring_address(&self) -> Result<Request<F>, Violation> {
         self.check_files(0)?;
         let address: RingAddress = self.read()?;
-        Ok(Request::RingAddress(self.queue(address.queue.into())?, address))
+        Ok(Request::RingAddress(checked_queue(address.queue.into())?, address))
     }
 
     fn event(mut self) -> Result<(u16, Option<F>), Violation> {
         let named: u64 = self.read()?;
-        let queue = self.queue(named & QUEUE_MASK)?;
+        let queue = checked_queue(named & QUEUE_MASK)?;
         self.check_files(usize::from(named & NO_FILE == 0))?;
         Ok((queue, self.files.pop()))
     }

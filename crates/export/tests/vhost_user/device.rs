@@ -82,7 +82,7 @@ fn a_stopped_queue_finishes_what_is_under_way_and_says_how_far_it_came() {
         disk.hold(true);
         for slot in 0..3 {
             monitor.put(DATA, &[5; 512]);
-            monitor.offer(1, slot, OUT, slot.into(), DATA, 512, 0);
+            monitor.offer(1, slot, OUT, slot.into(), DATA, (512, 0));
         }
         monitor.kick(1);
         assert_eq!(monitor.answer_within(1, SHORT), None);
@@ -95,7 +95,7 @@ fn a_stopped_queue_finishes_what_is_under_way_and_says_how_far_it_came() {
         assert_eq!(disk.bytes(0, 1536), [5; 1536]);
         release.join().unwrap();
         // What is offered to a stopped queue waits for its start.
-        monitor.offer(1, 3, OUT, 3, DATA, 512, 0);
+        monitor.offer(1, 3, OUT, 3, DATA, (512, 0));
         monitor.kick(1);
         std::thread::sleep(SHORT);
         assert_eq!(disk.bytes(1536, 512), [0; 512]);
@@ -134,8 +134,8 @@ fn memory_that_changes_under_running_queues_is_used_from_then_on() {
     });
 }
 
-/// The memory for requests under way as a server leaves it that was killed: two requests taken in the order 2,
-/// 0, a third one given back without its entry having been cleared.
+/// The memory for requests under way as a server leaves it that was killed: two requests taken in the order
+/// 2, 0, a third one given back without its entry having been cleared.
 #[test]
 fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not() {
     let disk = Disk::new();
@@ -161,7 +161,7 @@ fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not()
         for slot in [1, 2, 0] {
             let data = DATA + 512 * u64::from(slot);
             monitor.put(data, &[7; 512]);
-            monitor.offer(0, slot, OUT, slot.into(), data, 512, 0);
+            monitor.offer(0, slot, OUT, slot.into(), data, (512, 0));
         }
         monitor.put(0x2000 + 2, &1_u16.to_le_bytes());
         monitor.start(0, 1);
@@ -169,7 +169,7 @@ fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not()
         answered.sort_unstable();
         assert_eq!(answered, [0, 2]);
         assert_eq!(disk.log(), ["write 1024 512 false", "write 0 512 false"]);
-        monitor.offer(0, 3, FLUSH, 0, DATA, 0, 0);
+        monitor.offer(0, 3, FLUSH, 0, DATA, (0, 0));
         monitor.kick(0);
         assert_eq!(monitor.answer(0).0, 3);
         assert_eq!(disk.log(), ["flush"]);

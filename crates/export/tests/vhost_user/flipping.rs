@@ -42,8 +42,8 @@ const BLOCK: usize = 4096;
 /// Writes go to the first stripe, whose parity is the last member's.
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// A member. Unprotected ones write, behind their superblocks, what the machine's buffer holds at that moment, as hardware would that
-/// were given the machine's memory itself.
+/// A member. Unprotected ones write, behind their superblocks, what the machine's buffer holds at that
+/// moment, as hardware would that were given the machine's memory itself.
 struct Member {
     inner: Rc<MemoryDevice>,
     info: DeviceInfo,
@@ -84,7 +84,14 @@ impl Device for Member {
             && offset > CHUNK_BYTES
         {
             let mut bytes = shard::buffer(BLOCK);
-            rustix::io::pread(machine, &mut bytes[..], DATA).unwrap();
+            // Hardware takes its time, in which this machine changes something.
+            for _ in 0..10_000 {
+                rustix::io::pread(machine, &mut bytes[..], DATA).unwrap();
+                if bytes[..] != data[..] {
+                    break;
+                }
+                std::thread::yield_now();
+            }
             return self.inner.write(offset, bytes.freeze(), fua);
         }
         self.inner.write(offset, data, fua)
@@ -171,7 +178,7 @@ fn mismatched(is_protected: bool, writes: u64) -> (u64, u64) {
         let mut number = 0;
         while number < writes || (is_protected && flips.load(Ordering::Relaxed) < FLIPS) {
             let sector = number * 8 % (3 * CHUNK_BYTES / 512);
-            monitor.offer(0, 1, super::monitor::OUT, sector, DATA, u32::try_from(BLOCK).unwrap(), 0);
+            monitor.offer(0, 1, super::monitor::OUT, sector, DATA, (u32::try_from(BLOCK).unwrap(), 0));
             monitor.kick(0);
             assert_eq!(monitor.answer(0).0, 1);
             assert_eq!(monitor.status(0, 1), 0);

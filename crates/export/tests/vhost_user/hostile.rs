@@ -66,7 +66,7 @@ fn a_request_that_is_offered_twice_ends_the_session() {
     let (release, ended) = with_server(1, &disk, |path| {
         let mut monitor = Monitor::running(path, 1);
         disk.hold(true);
-        monitor.offer(0, 0, OUT, 0, DATA, 512, 0);
+        monitor.offer(0, 0, OUT, 0, DATA, (512, 0));
         monitor.make_available(0, 0);
         monitor.kick(0);
         let disk = disk.clone();
@@ -110,7 +110,7 @@ fn a_message_that_breaks_the_protocol_ends_the_session() {
 fn memory_that_becomes_shorter_ends_the_session_and_no_byte_of_it_is_written() {
     let why = ends_the_session(|monitor| {
         monitor.put(DATA, &[9; 4096]);
-        monitor.offer(0, 0, OUT, 0, DATA, 4096, 0);
+        monitor.offer(0, 0, OUT, 0, DATA, (4096, 0));
         rustix::fs::ftruncate(&monitor.memory, DATA).unwrap();
         monitor.kick(0);
     });
@@ -133,7 +133,7 @@ fn a_machine_that_takes_no_calls_keeps_its_session_from_nothing() {
         monitor.queues[0].call = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&monitor.queues[0].call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         monitor.start(0, 0);
-        monitor.offer(0, 0, OUT, 0, DATA, 512, 0);
+        monitor.offer(0, 0, OUT, 0, DATA, (512, 0));
         monitor.kick(0);
         while disk.log().is_empty() {
             std::thread::sleep(Duration::from_millis(10));

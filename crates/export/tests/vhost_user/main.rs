@@ -1,5 +1,5 @@
-//! vhost-user from the monitor's side: a hand-written one, with rings in a file in memory, against our back end
-//! on real shards.
+//! vhost-user from the monitor's side: a hand-written one, with rings in a file in memory, against our back
+//! end on real shards.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 

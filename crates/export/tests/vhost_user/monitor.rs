@@ -241,8 +241,7 @@ impl Monitor {
         kind: u32,
         sector: u64,
         data: u64,
-        given: u32,
-        taken: u32,
+        (given, taken): (u32, u32),
     ) {
         let at = self.queues[usize::from(queue)].at;
         let header = at + HEADERS + 16 * u64::from(slot);
@@ -256,7 +255,7 @@ impl Monitor {
         let head = 4 * slot;
         let (table, first) = if self.indirect { (at + TABLES + 64 * u64::from(slot), 0) } else { (at, head) };
         for (index, (address, length, flags)) in (0_u16..).zip(&parts) {
-            let next = if usize::from(index) + 1 < parts.len() { 1 } else { 0 };
+            let next = u16::from(usize::from(index) + 1 < parts.len());
             let place = table + 16 * u64::from(first + index);
             self.descriptor(place, GUEST + address, *length, flags | next, first + index + 1);
         }
@@ -315,7 +314,7 @@ impl Monitor {
     pub fn carry_out(&mut self, queue: u16, kind: u32, sector: u64, given: &[u8], taken: u32) -> u8 {
         let data = DATA + u64::from(queue) * (2 << 20);
         self.put(data, given);
-        self.offer(queue, 1, kind, sector, data, u32::try_from(given.len()).unwrap(), taken);
+        self.offer(queue, 1, kind, sector, data, (u32::try_from(given.len()).unwrap(), taken));
         self.kick(queue);
         let (slot, _) = self.answer(queue);
         assert_eq!(slot, 1);

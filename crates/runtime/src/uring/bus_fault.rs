@@ -1,10 +1,10 @@
 //! Faults in memory that another program shares with us, and can take away: a file that it makes shorter has
 //! no pages behind its end, and touching them is a SIGBUS, which would end the process.
 //!
-//! Mappings of such files are *guarded*: they stand in a table that the signal's handler reads. A fault in one
-//! of them puts zeroes in the place of the whole mapping and marks it as *lost*; the access goes on. The mark
-//! is set before the zeroes come, so whatever read a zero finds the mark. A fault anywhere else is what it
-//! was before: the handler gives the signal back to the one that was installed before it.
+//! Mappings of such files are *guarded*: they stand in a table that the signal's handler reads. A fault in
+//! one of them puts zeroes in the place of the whole mapping and marks it as *lost*; the access goes on. The
+//! mark is set before the zeroes come, so whatever read a zero finds the mark. A fault anywhere else is what
+//! it was before: the handler gives the signal back to the one that was installed before it.
 
 use std::{
     io,

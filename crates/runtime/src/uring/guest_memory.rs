@@ -165,7 +165,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn new(file: &OwnedFd, size: u64) -> io::Result<Self> {
         let system = rustix::fs::fstatfs(file)?.f_type;
-        if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&i64::from(system)) {
+        if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&system) {
             return Err(invalid("a file that isn't in memory (memfd, tmpfs or hugetlbfs is needed)"));
         }
         let stat = rustix::fs::fstat(file)?;
@@ -211,6 +211,7 @@ impl Mapping {
         self.done(())
     }
 
+    #[expect(clippy::cast_ptr_alignment, reason = "the alignment is checked below")]
     fn word(&self, offset: usize) -> Result<&AtomicU16, GuestFault> {
         let place = self.at(offset, 2)?.cast::<u16>();
         if !place.is_aligned() {
