@@ -40,25 +40,15 @@ pub fn guest(lab: &Lab) -> Result<()> {
     let serial: String = uuid.chars().filter(char::is_ascii_hexdigit).take(20).collect();
     let used = machine("disk", include_str!("../../vm/vhost-user.sh"), &socket)?;
     let used = used.variable("SERIAL", &serial);
+    // A server ends with the thread that started it, so the guest is the one that has a thread of its own.
     let server = std::thread::scope(|scope| {
-        let interrupting = scope.spawn(|| {
-            wait_for(&results, "@out load begins")?;
-            std::thread::sleep(LOAD);
-            ensure!(first.state()?["clients"].to_string().contains("qemu"), "no client: {}", first.state()?);
-            first.kill()?;
-            let second = start_again(&start)?;
-            std::thread::sleep(LOAD);
-            second.terminate()?;
-            let third = start_again(&start)?;
-            let said = std::fs::read_to_string(&results)?;
-            ensure!(!said.contains("@out load ends"), "fio was over before the server had ended twice");
-            Ok(third)
-        });
-        let outcome = lab.boot(used)?;
+        let booting = scope.spawn(|| lab.boot(used));
+        let interrupted = interrupt(first, &start, &results);
+        let outcome = booting.join().unwrap_or_else(|_| bail!("the boot panicked"))?;
         for proof in ["limits", "load", "discard", "filesystem"] {
             ensure!(outcome.all(proof).contains(&"yes"), "{proof}: {outcome:?}");
         }
-        interrupting.join().unwrap_or_else(|_| bail!("the interrupter panicked"))
+        interrupted
     })?;
     server.wait_until_in_sync()?;
     server.check()?;
@@ -68,6 +58,22 @@ pub fn guest(lab: &Lab) -> Result<()> {
     ensure!(outcome.all("root") == ["yes"], "root: {outcome:?}");
     server.check()?;
     server.stop()
+}
+
+/// Kills the server under the guest's fio, then tells the next one to end, and gives the third one.
+fn interrupt(first: Server, start: &impl Fn() -> Result<Server>, results: &Path) -> Result<Server> {
+    wait_for(results, "@out load begins")?;
+    std::thread::sleep(LOAD);
+    let state = first.state()?;
+    ensure!(state["clients"].to_string().contains("qemu"), "no client: {state}");
+    first.kill()?;
+    let second = start_again(start)?;
+    std::thread::sleep(LOAD);
+    second.terminate()?;
+    let third = start_again(start)?;
+    let said = std::fs::read_to_string(results)?;
+    ensure!(!said.contains("@out load ends"), "fio was over before the server had ended twice");
+    Ok(third)
 }
 
 /// The members of a server that was killed just now are free a little later.
