@@ -13,7 +13,7 @@ use super::{Lab, image};
 const GEOMETRY: Geometry = Geometry::new("v5", 5, 5, 64, "left-symmetric").with_members_of(48 << 20);
 
 /// Between the server's ends while the guest's fio runs, and before the first.
-const LOAD: Duration = Duration::from_millis(1500);
+const LOAD: Duration = Duration::from_secs(1);
 /// How long the guest may take until then.
 const PATIENCE: Duration = Duration::from_mins(2);
 

@@ -144,7 +144,7 @@ async fn serve_one(
 /// What the machine sees as the disk's serial number: as many digits of the array's uuid as there is room
 /// for.
 fn disk_name(uuid: [u8; 16]) -> [u8; 20] {
-    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
     let mut name = [0; 20];
     name.copy_from_slice(&digits.as_bytes()[..20]);
     name
