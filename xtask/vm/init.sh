@@ -53,6 +53,17 @@ echo "ready after $(cut -d' ' -f1 /proc/uptime) s"
     dmesg | tail -n 1500
 } &
 
+# A job may have its root on a disk: then this script goes on there, as the first process still.
+root=$(cat /job/root 2>/dev/null || true)
+if [ -n "$root" ]; then
+    mount -t ext4 "$root" /mnt || finish 92
+    for folder in dev proc sys run tmp; do
+        mount --move /$folder /mnt/$folder
+    done
+    cp -a /job /mnt/ && rm /mnt/job/root || finish 93
+    exec switch_root /mnt /bin/busybox sh -c '. /job/environment; sh -eu /job/run.sh </dev/null; echo "@exit $?" >&3; sync; poweroff -f'
+fi
+
 . /job/environment
 sh -eu /job/run.sh </dev/null
 finish $?

@@ -7,7 +7,7 @@ use pinstripe_runtime::{
     uring::{Connection, Listener},
 };
 
-use crate::first_of::{First, first_of};
+use pinstripe_block::first_of::{First, first_of};
 
 /// Pause after an accept that failed, for want of descriptors say.
 const PAUSE_NANOSECONDS: u64 = 100_000_000;

@@ -320,6 +320,10 @@ pub struct ServeArguments {
     /// that a dead server of the array has left, else the next free one
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     pub ublk: Option<UblkNumber>,
+    /// Serve the array to a virtual machine too, as a vhost-user-blk device on this unix socket, which only
+    /// this user may use. QEMU must share the machine's memory (share=on)
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub vhost_user: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on

@@ -32,7 +32,6 @@ mod discover;
 mod ending;
 mod examine;
 mod failure;
-mod first_of;
 mod limits;
 mod list;
 mod manual;

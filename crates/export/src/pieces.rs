@@ -1,8 +1,12 @@
-//! Long discards and zeroings, done piece by piece.
+//! What requests of a device have in common: long ones are done piece by piece, and each waits for its
+//! memory.
+
+use pinstripe_block::{ServiceError, budget::Share};
+use pinstripe_runtime::block_bytes;
 
 /// Bytes of a discard or a zeroing, which may be 4 GiB, that are done at a time: as many as a WRITE of NBD
 /// may have.
-const PIECE_BYTES: u64 = 32 << 20;
+pub(crate) const PIECE_BYTES: u64 = 32 << 20;
 
 /// Where the piece that begins at `at` ends: at a multiple of `granularity`, so that none is cut in two, or
 /// at `stop`.
@@ -10,6 +14,31 @@ pub(crate) fn piece_end(at: u64, stop: u64, granularity: u64) -> u64 {
     let granularity = granularity.max(1);
     let end = at.saturating_add(PIECE_BYTES.max(granularity)) / granularity * granularity;
     if stop - at <= PIECE_BYTES { stop } else { end.min(stop) }
+}
+
+/// Does a discard or a zeroing.
+pub(crate) async fn in_pieces(
+    offset: u64,
+    length: u64,
+    granularity: u64,
+    act: impl AsyncFn(u64, u64) -> Result<(), ServiceError>,
+) -> Result<(), ServiceError> {
+    let (mut at, stop) = (offset, offset + length);
+    while at < stop {
+        let end = piece_end(at, stop, granularity);
+        act(at, end - at).await?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// Does `work` when there is memory for it.
+pub(crate) async fn with_memory<T>(share: &Share, length: usize, work: impl AsyncFnOnce() -> T) -> T {
+    let held = block_bytes(length);
+    share.acquire(held).await;
+    let value = work().await;
+    share.give_back(held);
+    value
 }
 
 #[cfg(test)]

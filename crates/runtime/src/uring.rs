@@ -16,8 +16,11 @@
 
 mod arena;
 mod blocking;
+mod bus_fault;
 mod device;
 mod driver;
+pub mod event;
+pub mod guest_memory;
 mod listener;
 mod open;
 mod operation;

@@ -35,6 +35,7 @@ const MODULES: &[&str] = &[
     "nvme-tcp",
     "nvmet-tcp",
     "ublk_drv",
+    "virtio_blk",
 ];
 
 /// Modules that every boot loads: disks, network and the checksums that ext4 and md's bitmap ask for.

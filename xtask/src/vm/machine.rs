@@ -40,6 +40,7 @@ pub struct Machine {
     files: Vec<(String, Vec<u8>)>,
     time_limit: Duration,
     kill: Option<(&'static str, Duration)>,
+    vhost_user: Option<PathBuf>,
 }
 
 #[derive(Clone)]
@@ -107,6 +108,7 @@ impl Machine {
             files: Vec::new(),
             time_limit: Duration::from_mins(5),
             kill: None,
+            vhost_user: None,
         }
     }
 
@@ -134,6 +136,12 @@ impl Machine {
     pub fn export(&mut self, export: &str, socket: &Path) {
         let medium = Medium::Export { socket: socket.to_owned(), export: export.to_owned() };
         self.disks.push(Disk { name: export.to_owned(), medium, logical_block: 512 });
+    }
+
+    /// Attaches what a vhost-user server has on this socket as `/dev/vda`, with two queues. QEMU connects
+    /// again when the server goes.
+    pub fn vhost_user(&mut self, socket: &Path) {
+        self.vhost_user = Some(socket.to_owned());
     }
 
     /// Kills the guest so long after its script gave a value under this name; that is no failure.
@@ -263,9 +271,11 @@ impl Machine {
         // setpriv: the guest ends with us, even if we are killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
+        // Shared, so that a server of one of its disks can map it.
+        command.args(["-object", "memory-backend-memfd,id=memory,size=1G,share=on"]);
         command.args([
             "-machine",
-            "q35",
+            "q35,memory-backend=memory",
             "-accel",
             "tcg,thread=multi",
             "-cpu",
@@ -291,6 +301,11 @@ impl Machine {
                  physical_block_size={0}",
                 disk.logical_block
             ));
+        }
+        if let Some(socket) = &self.vhost_user {
+            let chardev = format!("socket,id=vhost0,path={},reconnect=1", socket.display());
+            command.arg("-chardev").arg(chardev);
+            command.args(["-device", "vhost-user-blk-pci,chardev=vhost0,num-queues=2"]);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         command

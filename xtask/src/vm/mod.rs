@@ -23,6 +23,7 @@ mod repair;
 pub mod server;
 mod torn;
 mod ublk;
+mod vhost_user;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -195,6 +196,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "ublk-recovery",
         about: "kill -9 of our server under fio on /dev/ublkb0: the next one takes it over, and every block verifies",
         run: ublk::recovery,
+    },
+    Scenario {
+        name: "vhost-user",
+        about: "serve --vhost-user: a guest's fio outlives kill -9 and SIGTERM of our server; its next boot has its root there",
+        run: vhost_user::guest,
     },
     Scenario {
         name: "clients",

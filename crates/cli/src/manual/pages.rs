@@ -99,6 +99,10 @@ fn of_devices(command: &str) -> Parts {
                 ),
                 ("A member is lost for good:", "pinstripe serve --run /dev/sda /dev/sdc"),
                 ("As a block device:", "pinstripe serve --ublk=0 /dev/sda /dev/sdb /dev/sdc"),
+                (
+                    "As a disk of a virtual machine:",
+                    "pinstripe serve --vhost-user /run/pinstripe/data.vhost /dev/sda /dev/sdb /dev/sdc & qemu-system-x86_64 -m 4G -object memory-backend-memfd,id=memory,size=4G,share=on -machine q35,accel=kvm,memory-backend=memory -chardev socket,id=data,path=/run/pinstripe/data.vhost,reconnect=1 -device vhost-user-blk-pci,chardev=data",
+                ),
             ],
             &[CONTROL, NBD, UBLK, SECRETS, HOST],
             &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "md(4)"],

@@ -14,15 +14,13 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use pinstripe_block::first_of::{First, first_of};
 use pinstripe_engine::array::Array;
 use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
 use super::{maintenance, stopping::Stopping};
-use crate::{
-    first_of::{First, first_of},
-    output::printable,
-};
+use crate::output::printable;
 
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);

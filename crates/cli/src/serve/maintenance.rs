@@ -14,7 +14,7 @@ use crate::control::maintenance::{
     CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
     SyncChange, SyncParameters, SyncResult,
 };
-use crate::first_of::{First, first_of};
+use pinstripe_block::first_of::{First, first_of};
 
 /// The longest that a call waits for an event.
 const WAIT_MS_MAX: u64 = 60_000;

@@ -30,9 +30,11 @@ mod report;
 mod service;
 mod stopping;
 mod ublk;
+mod vhost_user;
 
 use std::{path::PathBuf, rc::Rc};
 
+use pinstripe_block::first_of::{First, first_of};
 use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
@@ -61,7 +63,6 @@ use crate::{
     create::Shape,
     ending::{Order, until_ordered},
     failure::Failure,
-    first_of::{First, first_of},
     limits, member, nvme_server,
     output::printable,
 };

@@ -209,7 +209,8 @@ fn lock(clients: &Mutex<Clients>) -> MutexGuard<'_, Clients> {
     clients.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn peer_name(peer: Peer) -> String {
+/// How a client is called.
+pub(super) fn peer_name(peer: Peer) -> String {
     match peer {
         Peer::Address(address) => address.to_string(),
         Peer::Process(number) => {

@@ -8,6 +8,7 @@
 
 use std::{path::PathBuf, rc::Rc, sync::Arc};
 
+use pinstripe_block::first_of::{First, first_of};
 use pinstripe_engine::{array::Array, events::EventKind};
 use pinstripe_nvme::{
     initiator::{Address, NvmeSource},
@@ -20,7 +21,6 @@ use crate::{
     command_line::ServeArguments,
     create::random_uuid,
     failure::Failure,
-    first_of::{First, first_of},
     member::{self, Member},
 };
 

@@ -8,6 +8,7 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
+use pinstripe_block::first_of::{First, first_of};
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
     assembly::read_superblock,
@@ -21,7 +22,6 @@ use super::stopping::Stopping;
 use crate::{
     control::detail::{Detail, Failed, Reconnecting},
     create::random_uuid,
-    first_of::{First, first_of},
     member,
 };
 

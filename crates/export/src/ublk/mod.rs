@@ -20,3 +20,6 @@ mod request;
 pub use parameters::{mark, parameters};
 pub use queue::{Ended, RequestQueue, serve_tag};
 pub use request::{Limits, Operation, Range, Refused, Request, error_number};
+
+#[cfg(test)]
+pub(crate) use queue::tests;

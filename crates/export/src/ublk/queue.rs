@@ -2,12 +2,12 @@
 
 use pinstripe_block::{BlockService, ServiceError, budget::Share};
 use pinstripe_runtime::{
-    block_bytes, shard,
+    shard,
     uring::ublk::{DESCRIPTOR_BYTES, Queue},
 };
 
 use super::request::{Limits, Operation, Range, Refused, Request, error_number};
-use crate::pieces::piece_end;
+use crate::pieces::{in_pieces, with_memory};
 
 /// What a fetch ends with when the device is stopped.
 const STOPPED: i32 = 19;
@@ -123,37 +123,13 @@ async fn carry_out(
     done.map(|()| 0).map_err(error_number)
 }
 
-/// Does `work` when there is memory for it.
-async fn with_memory<T>(share: &Share, length: usize, work: impl AsyncFnOnce() -> T) -> T {
-    let held = block_bytes(length);
-    share.acquire(held).await;
-    let value = work().await;
-    share.give_back(held);
-    value
-}
-
 fn transferred(copied: bool, length: usize) -> Result<i32, i32> {
     let io = error_number(ServiceError::Io);
     if copied { i32::try_from(length).map_err(|_| io) } else { Err(io) }
 }
 
-async fn in_pieces(
-    offset: u64,
-    length: u64,
-    granularity: u64,
-    act: impl AsyncFn(u64, u64) -> Result<(), ServiceError>,
-) -> Result<(), ServiceError> {
-    let (mut at, stop) = (offset, offset + length);
-    while at < stop {
-        let end = piece_end(at, stop, granularity);
-        act(at, end - at).await?;
-        at = end;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::{
         cell::{Cell, RefCell},
         collections::VecDeque,
@@ -173,7 +149,7 @@ pub(super) mod tests {
 
     /// A service that remembers what it was asked for.
     #[derive(Clone)]
-    pub(in crate::ublk) struct Memory {
+    pub(crate) struct Memory {
         pub size: u64,
         pub block: u32,
         pub chunk: u32,

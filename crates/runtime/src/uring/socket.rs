@@ -59,6 +59,11 @@ impl Connection {
         Self { fd: socket.into() }
     }
 
+    /// The socket itself.
+    pub(super) fn into_file(self) -> OwnedFd {
+        self.fd
+    }
+
     /// The connection on this shard.
     pub fn attach(self) -> io::Result<Rc<SocketStream>> {
         // A non-blocking socket would have the ring report that it would block, instead of waiting.

@@ -1,0 +1,205 @@
+//! Which requests are under way, in memory that the monitor keeps while this server dies and another one
+//! comes ("Inflight I/O tracking" of the vhost-user protocol, split virtqueue).
+//!
+//! ```text
+//!   per queue   features 8, version 2, ring size 2, last batch head 2, used index 2
+//!               ring size times: in flight 1, padding 5, next 2, counter 8            rounded up to 64
+//! ```
+//!
+//! An entry is set when its request is taken from the available ring, with a counter that keeps their order,
+//! and cleared after the request was given back. If the server dies between the used index and the clearing,
+//! `used index` here differs from the ring's, and `last batch head` names the entry that wasn't cleared.
+//!
+//! So a request that was taken and not given back is carried out again by the next server. It is the same
+//! request: the driver keeps its memory until it is given back. Twice written is as good as once, because
+//! what came in between was under way at the same time, and has no order.
+
+use super::{
+    GuestMemory,
+    ring::Broken,
+    wire::{Inflight, Violation},
+};
+
+const VERSION: u64 = 8;
+const RING_SIZE: u64 = 10;
+const LAST_BATCH: u64 = 12;
+const USED: u64 = 14;
+const ENTRIES: u64 = 16;
+const ENTRY_BYTES: u64 = 16;
+const NEXT: u64 = 6;
+const COUNTER: u64 = 8;
+const ALIGNMENT: u64 = 64;
+/// The version that this is.
+const VERSION_1: u16 = 1;
+
+/// Bytes of each queue's part.
+fn queue_bytes(ring_size: u16) -> u64 {
+    (ENTRIES + ENTRY_BYTES * u64::from(ring_size)).next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes for so many queues.
+pub fn bytes(queues: u16, ring_size: u16) -> u64 {
+    queue_bytes(ring_size) * u64::from(queues)
+}
+
+/// Checks that a monitor's memory is large enough for what it says.
+pub fn check(inflight: &Inflight) -> Result<(), Violation> {
+    let needed = bytes(inflight.queues, inflight.ring_size);
+    let what = "the size of the memory for requests under way";
+    if inflight.size >= needed { Ok(()) } else { Err(Violation::Value { what, value: inflight.size }) }
+}
+
+/// One queue's part.
+pub struct Tracker {
+    /// Where it begins.
+    at: u64,
+    ring_size: u16,
+    counter: u64,
+}
+
+impl Tracker {
+    /// That of `queue`, and its requests that a dead server has left, in their order. `used` is the ring's
+    /// used index.
+    pub fn open(
+        memory: &impl GuestMemory,
+        queue: u16,
+        ring_size: u16,
+        used: u16,
+    ) -> Result<(Self, Vec<u16>), Broken> {
+        let at = queue_bytes(ring_size) * u64::from(queue);
+        let mut tracker = Self { at, ring_size, counter: 0 };
+        if memory.load(at + VERSION)? != VERSION_1 {
+            // New memory is all zeroes.
+            memory.store(at + RING_SIZE, ring_size)?;
+            memory.store(at + USED, used)?;
+            memory.store(at + VERSION, VERSION_1)?;
+            return Ok((tracker, Vec::new()));
+        }
+        if memory.load(at + USED)? != used {
+            // It died before the last one that it gave back was cleared.
+            let last = memory.load(at + LAST_BATCH)?;
+            memory.store(tracker.entry(last)?, 0)?;
+            memory.store(at + USED, used)?;
+        }
+        let mut left = Vec::new();
+        for head in 0..ring_size {
+            let entry = tracker.entry(head)?;
+            if memory.load(entry)? & 0xff != 0 {
+                let mut counter = [0; 8];
+                memory.read(entry + COUNTER, &mut counter)?;
+                left.push((u64::from_ne_bytes(counter), head));
+            }
+        }
+        left.sort_unstable();
+        tracker.counter = left.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        Ok((tracker, left.into_iter().map(|(_, head)| head).collect()))
+    }
+
+    fn entry(&self, head: u16) -> Result<u64, Broken> {
+        if head < self.ring_size {
+            Ok(self.at + ENTRIES + ENTRY_BYTES * u64::from(head))
+        } else {
+            Err(Broken::Descriptor(head))
+        }
+    }
+
+    /// A request is taken.
+    pub fn take(&mut self, memory: &impl GuestMemory, head: u16) -> Result<(), Broken> {
+        let entry = self.entry(head)?;
+        memory.write(entry + COUNTER, &self.counter.to_ne_bytes())?;
+        self.counter = self.counter.wrapping_add(1);
+        Ok(memory.store(entry, 1)?)
+    }
+
+    /// A request is about to be given back.
+    pub fn give(&self, memory: &impl GuestMemory, head: u16) -> Result<(), Broken> {
+        let last = memory.load(self.at + LAST_BATCH)?;
+        memory.store(self.entry(head)? + NEXT, last)?;
+        Ok(memory.store(self.at + LAST_BATCH, head)?)
+    }
+
+    /// It was given back: the ring's used index is `used` now.
+    pub fn clear(&self, memory: &impl GuestMemory, head: u16, used: u16) -> Result<(), Broken> {
+        memory.store(self.entry(head)?, 0)?;
+        Ok(memory.store(self.at + USED, used)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::vhost_user::memory::Bytes;
+
+    fn zeroes(length: usize) -> Bytes {
+        Bytes(RefCell::new(vec![0; length]))
+    }
+
+    const SIZE: u16 = 8;
+
+    fn open(memory: &Bytes, used: u16) -> (Tracker, Vec<u16>) {
+        Tracker::open(memory, 1, SIZE, used).unwrap()
+    }
+
+    #[test]
+    fn what_was_taken_and_not_given_back_is_found_in_its_order() {
+        let memory = zeroes(usize::try_from(bytes(2, SIZE)).unwrap());
+        let (mut tracker, left) = open(&memory, 40);
+        assert!(left.is_empty());
+        for head in [5, 2, 7, 0] {
+            tracker.take(&memory, head).unwrap();
+        }
+        tracker.give(&memory, 2).unwrap();
+        tracker.clear(&memory, 2, 41).unwrap();
+        let (mut tracker, left) = open(&memory, 41);
+        assert_eq!(left, [5, 7, 0]);
+        tracker.take(&memory, 2).unwrap();
+        assert_eq!(open(&memory, 41).1, [5, 7, 0, 2], "a new one comes after those that were left");
+        assert!(memory.0.borrow()[..192].iter().all(|byte| *byte == 0), "another queue's part");
+    }
+
+    /// Each moment at which a server can die while it gives a request back.
+    #[test]
+    fn a_request_is_carried_out_again_unless_the_machine_has_seen_its_answer() {
+        for died_after in 0..4 {
+            let memory = zeroes(usize::try_from(bytes(2, SIZE)).unwrap());
+            let (mut tracker, _) = open(&memory, 9);
+            for head in [3, 4, 1] {
+                tracker.take(&memory, head).unwrap();
+            }
+            tracker.give(&memory, 1).unwrap();
+            tracker.clear(&memory, 1, 10).unwrap();
+            let mut used = 10;
+            if died_after > 0 {
+                tracker.give(&memory, 3).unwrap();
+            }
+            if died_after > 1 {
+                used = 11;
+            }
+            if died_after > 2 {
+                tracker.clear(&memory, 3, 11).unwrap();
+            }
+            let expected: &[u16] = if used == 10 { &[3, 4] } else { &[4] };
+            assert_eq!(open(&memory, used).1, expected, "after step {died_after}");
+            assert_eq!(open(&memory, used).1, expected, "the same when that one dies at once");
+        }
+    }
+
+    #[test]
+    fn hostile_contents_name_no_entry_outside() {
+        let memory = zeroes(usize::try_from(bytes(2, SIZE)).unwrap());
+        memory.0.borrow_mut().fill(0xff);
+        memory.store(queue_bytes(SIZE) + VERSION, 1).unwrap();
+        assert!(matches!(Tracker::open(&memory, 1, SIZE, 0), Err(Broken::Descriptor(0xffff))));
+        assert!(Tracker::open(&memory, 2, SIZE, 0).is_err(), "a queue that has no part");
+    }
+
+    #[test]
+    fn parts_are_as_large_as_others_make_them() {
+        assert_eq!(bytes(1, 128), 2112);
+        assert_eq!(bytes(2, 8), 384);
+        let inflight = Inflight { size: 383, offset: 0, queues: 2, ring_size: 8, padding: 0 };
+        assert!(check(&inflight).is_err() && check(&Inflight { size: 384, ..inflight }).is_ok());
+    }
+}

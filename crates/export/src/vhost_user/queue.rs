@@ -1,0 +1,453 @@
+//! One ring on one shard: takes requests, carries each out in a task of its own, and gives them back.
+//!
+//! A request's data is copied out of the machine's memory once, before the block service sees it, and what
+//! was read is copied in when all of it is there. A copy that fails because the memory is gone ends the
+//! session, and what it has copied goes nowhere.
+
+use std::{
+    cell::{Cell, RefCell},
+    os::fd::OwnedFd,
+    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use pinstripe_block::{
+    BlockService,
+    budget::{Budget, Share},
+    first_of::{First, first_of},
+    wake::Wake,
+};
+use pinstripe_runtime::{
+    Signal, shard,
+    uring::{event::Event, guest_memory::GuestMemory},
+};
+use thiserror::Error;
+
+use super::{
+    config::feature,
+    inflight::Tracker,
+    request::{Failed, HEADER_BYTES, Limits, NAME_BYTES, Operation, RANGE_BYTES, Range},
+    ring::{Broken, Chain, Layout, Ring},
+};
+use crate::pieces::{PIECE_BYTES, in_pieces, piece_end, with_memory};
+
+/// How long a machine may take to be told of answers. It takes no time unless its event is full.
+const CALL_NANOSECONDS: u64 = 1_000_000_000;
+
+/// What a queue is started with.
+pub(super) struct Start<S> {
+    pub number: u16,
+    pub layout: Layout,
+    /// The first request to be taken, unless the tracker knows better.
+    pub base: u16,
+    pub features: u64,
+    pub memory: Arc<GuestMemory>,
+    /// Where requests under way are noted.
+    pub inflight: Option<Noted>,
+    pub kick: OwnedFd,
+    pub call: Option<OwnedFd>,
+    pub control: Arc<Control>,
+    pub alarm: Arc<Alarm>,
+    pub service: Arc<dyn Fn() -> S + Send + Sync>,
+    pub budget: Arc<Budget>,
+    pub name: [u8; NAME_BYTES],
+}
+
+/// The memory in which all queues note their requests. Its first byte has the address 0.
+#[derive(Clone)]
+pub(super) struct Noted {
+    pub memory: Arc<GuestMemory>,
+    pub queues: u16,
+    pub ring_size: u16,
+}
+
+/// Why a queue can't be served.
+#[derive(Debug, Error)]
+enum QueueError {
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error("an event can't be used: {0}")]
+    Event(#[from] std::io::Error),
+    #[error("the memory for requests under way has no room for this queue")]
+    NoRoom,
+}
+
+/// What a session tells a running queue, and what that comes to. Any shard may use it.
+#[derive(Default)]
+pub(super) struct Control {
+    orders: Mutex<Orders>,
+    changed: Signal,
+}
+
+#[derive(Default)]
+struct Orders {
+    stop: bool,
+    call: Option<NewCall>,
+    /// The queue has stopped: the first request that it hasn't taken.
+    came_to: Option<u16>,
+}
+
+/// Tell of answers by this from now on, or not at all.
+struct NewCall(Option<OwnedFd>);
+
+impl Control {
+    fn change<T>(&self, work: impl FnOnce(&mut Orders) -> T) -> T {
+        let value = work(&mut lock(&self.orders));
+        self.changed.notify();
+        value
+    }
+
+    /// Has the queue stop after what is under way.
+    pub(super) fn stop(&self) {
+        self.change(|orders| orders.stop = true);
+    }
+
+    pub(super) fn call(&self, event: Option<OwnedFd>) {
+        self.change(|orders| orders.call = Some(NewCall(event)));
+    }
+
+    /// Waits until it has stopped.
+    pub(super) async fn stopped(&self) -> u16 {
+        self.changed.wait_for(|| lock(&self.orders).came_to).await
+    }
+
+    async fn news(&self) {
+        self.changed
+            .wait_until(|| {
+                let orders = lock(&self.orders);
+                orders.stop || orders.call.is_some()
+            })
+            .await;
+    }
+}
+
+/// The first reason for which a session must end. Any shard may use it.
+#[derive(Default)]
+pub(super) struct Alarm {
+    why: Mutex<Option<String>>,
+    raised: Signal,
+}
+
+impl Alarm {
+    fn raise(&self, why: String) {
+        lock(&self.why).get_or_insert(why);
+        self.raised.notify();
+    }
+
+    pub(super) async fn raised(&self) -> String {
+        self.raised.wait_for(|| lock(&self.why).clone()).await
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves a queue on this shard until it is told to stop, and then finishes what is under way.
+pub(super) async fn run<S: BlockService>(start: Start<S>) {
+    let (number, base) = (start.number, start.base);
+    let (control, alarm) = (Arc::clone(&start.control), Arc::clone(&start.alarm));
+    let raise = |error: QueueError| alarm.raise(format!("queue {number}: {error}"));
+    let came_to = match Queue::open(start) {
+        Ok((queue, kick, left)) => {
+            let queue = Rc::new(queue);
+            queue.work(&kick, left, &control).await.unwrap_or_else(raise);
+            queue.idle.wait_for(|| (queue.count.get() == 0).then_some(())).await;
+            queue.ring.borrow().next_available()
+        }
+        Err(error) => {
+            raise(error);
+            base
+        }
+    };
+    control.change(|orders| orders.came_to = Some(came_to));
+}
+
+struct Queue<S> {
+    number: u16,
+    service: S,
+    limits: Limits,
+    /// A driver that doesn't flush wants each write to be durable.
+    fua: bool,
+    name: [u8; NAME_BYTES],
+    memory: Arc<GuestMemory>,
+    ring: RefCell<Ring>,
+    noted: Option<(Arc<GuestMemory>, RefCell<Tracker>)>,
+    share: Share,
+    alarm: Arc<Alarm>,
+    call: RefCell<Option<Rc<Event>>>,
+    is_calling: Cell<bool>,
+    call_again: Cell<bool>,
+    /// Which requests are under way, by their heads.
+    under_way: RefCell<Vec<bool>>,
+    count: Cell<usize>,
+    idle: Wake,
+    spare: RefCell<Vec<Chain>>,
+}
+
+impl<S: BlockService> Queue<S> {
+    /// With its kick, and the requests that a dead server has left.
+    fn open(start: Start<S>) -> Result<(Self, Event, Vec<u16>), QueueError> {
+        let Start { layout, features, memory, .. } = start;
+        let has = |feature: u64| features & feature != 0;
+        let (indirect, events) = (has(feature::INDIRECT), has(feature::EVENT_INDEX));
+        let mut ring = Ring::new(layout, &*memory, start.base, indirect, events)?;
+        let (mut noted, mut left) = (None, Vec::new());
+        if let Some(Noted { memory: shared, queues, ring_size }) = start.inflight {
+            if start.number >= queues || layout.size > ring_size {
+                return Err(QueueError::NoRoom);
+            }
+            let (tracker, heads) = Tracker::open(&*shared, start.number, ring_size, ring.used())?;
+            // What was taken is either given back or still noted.
+            let taken = ring.used().wrapping_add(u16::try_from(heads.len()).unwrap_or(u16::MAX));
+            ring = Ring::new(layout, &*memory, taken, indirect, events)?;
+            (noted, left) = (Some((shared, RefCell::new(tracker))), heads);
+        }
+        let call = start.call.map(Event::attach).transpose()?;
+        let service = (start.service)();
+        let queue = Self {
+            number: start.number,
+            limits: Limits::new(&service),
+            service,
+            fua: !has(feature::FLUSH),
+            name: start.name,
+            memory,
+            ring: RefCell::new(ring),
+            noted,
+            share: Share::new(start.budget),
+            alarm: start.alarm,
+            call: RefCell::new(call.map(Rc::new)),
+            is_calling: Cell::new(false),
+            call_again: Cell::new(false),
+            under_way: RefCell::new(vec![false; layout.size.into()]),
+            count: Cell::new(0),
+            idle: Wake::default(),
+            spare: RefCell::default(),
+        };
+        Ok((queue, Event::attach(start.kick)?, left))
+    }
+
+    async fn work(
+        self: &Rc<Self>,
+        kick: &Event,
+        left: Vec<u16>,
+        control: &Control,
+    ) -> Result<(), QueueError> {
+        for head in left {
+            let mut chain = Chain::default();
+            self.ring.borrow().walk(&*self.memory, head, &mut chain)?;
+            self.begin(chain)?;
+        }
+        // Answers that a server before this one gave may not have been told.
+        self.call().await;
+        loop {
+            let (stop, call) = {
+                let mut orders = lock(&control.orders);
+                (orders.stop, orders.call.take())
+            };
+            if stop {
+                return Ok(());
+            }
+            if let Some(NewCall(call)) = call {
+                let event = call.map(Event::attach).transpose()?;
+                self.call.replace(event.map(Rc::new));
+                // What was told by the one before may have been missed.
+                self.call().await;
+            }
+            self.take_all()?;
+            // A machine that kicks without end has no more than its turn.
+            shard::yield_now().await;
+            if self.ring.borrow_mut().ask_for_kick(&*self.memory)? {
+                continue;
+            }
+            if let First::Other(kicked) = first_of(control.news(), kick.wait()).await {
+                kicked?;
+            }
+        }
+    }
+
+    /// Begins what is available, but no more than the ring has room for.
+    fn take_all(self: &Rc<Self>) -> Result<(), Broken> {
+        let room = self.under_way.borrow().len();
+        for _ in 0..room {
+            let mut chain = self.spare.borrow_mut().pop().unwrap_or_default();
+            if !self.ring.borrow_mut().next(&*self.memory, &mut chain)? {
+                self.spare.borrow_mut().push(chain);
+                return Ok(());
+            }
+            if self.under_way.borrow()[usize::from(chain.head)] {
+                return Err(Broken::Head(chain.head));
+            }
+            if let Some((memory, tracker)) = &self.noted {
+                tracker.borrow_mut().take(&**memory, chain.head)?;
+            }
+            self.begin(chain)?;
+        }
+        Ok(())
+    }
+
+    fn begin(self: &Rc<Self>, chain: Chain) -> Result<(), Broken> {
+        let mut under_way = self.under_way.borrow_mut();
+        let entry = under_way.get_mut(usize::from(chain.head)).ok_or(Broken::Descriptor(chain.head))?;
+        *entry = true;
+        self.count.set(self.count.get() + 1);
+        let queue = Rc::clone(self);
+        shard::spawn(async move { queue.serve(chain).await });
+        Ok(())
+    }
+
+    /// The life of a request.
+    async fn serve(self: Rc<Self>, chain: Chain) {
+        let given = match self.answer(&chain).await {
+            Ok(written) => self.give_back(chain.head, written),
+            Err(broken) => Err(broken),
+        };
+        self.under_way.borrow_mut()[usize::from(chain.head)] = false;
+        self.spare.borrow_mut().push(chain);
+        match given {
+            Ok(true) => self.call().await,
+            Ok(false) => {}
+            Err(broken) => self.alarm.raise(format!("queue {}: {broken}", self.number)),
+        }
+        self.count.set(self.count.get() - 1);
+        self.idle.wake();
+    }
+
+    /// Carries a request out and puts its status behind what it gives. How many bytes were written.
+    async fn answer(&self, chain: &Chain) -> Result<u32, Broken> {
+        let room = chain.writable_bytes().checked_sub(1).ok_or(Broken::Request)?;
+        let given = chain.readable_bytes().checked_sub(HEADER_BYTES as u64).ok_or(Broken::Request)?;
+        let mut header = [0; HEADER_BYTES];
+        chain.read(&*self.memory, 0, &mut header)?;
+        let outcome = match self.limits.request(&header, given, room) {
+            Ok(operation) => self.carry_out(chain, operation, given, room).await?,
+            Err(failed) => Err(failed),
+        };
+        let status = outcome.map_or_else(Failed::status, |_| 0);
+        chain.write(&*self.memory, room, &[status])?;
+        Ok(u32::try_from(outcome.unwrap_or(0) + 1).unwrap_or(u32::MAX))
+    }
+
+    /// Bytes that the machine was given.
+    async fn carry_out(
+        &self,
+        chain: &Chain,
+        operation: Operation,
+        given: u64,
+        room: u64,
+    ) -> Result<Result<u64, Failed>, Broken> {
+        Ok(match operation {
+            Operation::Read(range) => self.read(chain, range).await?.map(|()| range.length),
+            Operation::Write(range) => self.write(chain, range).await?.map(|()| 0),
+            Operation::Flush => self.service.flush().await.map(|()| 0).map_err(Failed::from),
+            Operation::Name => {
+                let length = NAME_BYTES.min(usize::try_from(room).unwrap_or(usize::MAX));
+                chain.write(&*self.memory, 0, &self.name[..length])?;
+                Ok(length as u64)
+            }
+            Operation::Discard => self.ranges(chain, given, false).await?.map(|()| 0),
+            Operation::WriteZeroes => self.ranges(chain, given, true).await?.map(|()| 0),
+        })
+    }
+
+    /// Where a piece of data that begins at `at` ends.
+    fn data_end(&self, at: u64, stop: u64) -> u64 {
+        let stripe = self.service.stripe_bytes();
+        let granularity = if stripe <= PIECE_BYTES { stripe } else { self.service.block_size().into() };
+        piece_end(at, stop, granularity)
+    }
+
+    async fn read(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, Broken> {
+        let (mut at, stop) = (range.offset, range.offset + range.length);
+        while at < stop {
+            let end = self.data_end(at, stop);
+            let piece = with_memory(&self.share, size(end - at), async || {
+                let (read, buffer) = self.service.read(at, shard::buffer(size(end - at))).await;
+                match read {
+                    Ok(()) => chain.write(&*self.memory, at - range.offset, &buffer).map(Ok),
+                    Err(error) => Ok(Err(error)),
+                }
+            });
+            if let Err(error) = piece.await? {
+                return Ok(Err(error.into()));
+            }
+            at = end;
+        }
+        Ok(Ok(()))
+    }
+
+    async fn write(&self, chain: &Chain, range: Range) -> Result<Result<(), Failed>, Broken> {
+        let (mut at, stop) = (range.offset, range.offset + range.length);
+        while at < stop {
+            let end = self.data_end(at, stop);
+            let piece = with_memory(&self.share, size(end - at), async || {
+                let mut buffer = shard::buffer(size(end - at));
+                chain.read(&*self.memory, HEADER_BYTES as u64 + at - range.offset, &mut buffer)?;
+                Ok::<_, Broken>(self.service.write(at, buffer.freeze(), self.fua).await)
+            });
+            if let Err(error) = piece.await? {
+                return Ok(Err(error.into()));
+            }
+            at = end;
+        }
+        Ok(Ok(()))
+    }
+
+    /// A discard, or a zeroing if `zeroes`. Its ranges are checked before any is done.
+    async fn ranges(&self, chain: &Chain, given: u64, zeroes: bool) -> Result<Result<(), Failed>, Broken> {
+        let mut data = vec![0; size(given)];
+        debug_assert!(data.len().is_multiple_of(RANGE_BYTES));
+        chain.read(&*self.memory, HEADER_BYTES as u64, &mut data)?;
+        let ranges = match self.limits.ranges(&data, zeroes) {
+            Ok(ranges) => ranges,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let granularity = self.service.discard_granularity();
+        for Range { offset, length, may_punch } in ranges {
+            let done = in_pieces(offset, length, granularity, async |at, length| {
+                if zeroes {
+                    self.service.write_zeroes(at, length, self.fua, may_punch).await
+                } else {
+                    self.service.discard(at, length, self.fua).await
+                }
+            });
+            if let Err(error) = done.await {
+                return Ok(Err(error.into()));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Whether the machine wants to be told.
+    fn give_back(&self, head: u16, written: u32) -> Result<bool, Broken> {
+        let mut ring = self.ring.borrow_mut();
+        if let Some((memory, tracker)) = &self.noted {
+            tracker.borrow().give(&**memory, head)?;
+        }
+        ring.complete(&*self.memory, head, written)?;
+        if let Some((memory, tracker)) = &self.noted {
+            tracker.borrow().clear(&**memory, head, ring.used())?;
+        }
+        ring.wants_call(&*self.memory)
+    }
+
+    /// Tells the machine of answers. One such message at a time is enough.
+    async fn call(&self) {
+        self.call_again.set(true);
+        if self.is_calling.replace(true) {
+            return;
+        }
+        while self.call_again.take() {
+            let event = self.call.borrow().clone();
+            if let Some(event) = event {
+                shard::timeout(CALL_NANOSECONDS, event.signal()).await;
+            }
+        }
+        self.is_calling.set(false);
+    }
+}
+
+/// Of what is bounded by a piece's length.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or_else(|_| unreachable!("pieces are short"))
+}

@@ -1,0 +1,350 @@
+//! One connection of a monitor, on one shard: its messages set queues up, start them on their shards, and
+//! stop them. Queue `q` belongs to shard `q`, in turn.
+//!
+//! A queue runs when all is there: memory, size, place, kick, and leave to run. What changes any of that
+//! stops it first, after what is under way, and starts it again. So a queue's own settings never change.
+
+use std::{io, os::fd::OwnedFd, pin::pin, sync::Arc};
+
+use pinstripe_block::{
+    BlockService,
+    budget::Budget,
+    first_of::{First, first_of},
+};
+use pinstripe_runtime::{
+    ShardHandle, shard,
+    uring::{
+        Connection, blocking,
+        event::MessageSocket,
+        guest_memory::{GuestMemory, GuestRegion, shared_file},
+    },
+};
+use thiserror::Error;
+use zerocopy::IntoBytes;
+
+use super::{
+    QUEUES_MAX, config,
+    config::feature,
+    inflight,
+    queue::{self, Alarm, Control, Noted, Start},
+    request::NAME_BYTES,
+    ring::Layout,
+    wire::{HEADER_BYTES, Header, QueueNumber, Request, RingAddress, Violation, protocol_feature},
+};
+
+/// What monitors are served with.
+pub struct Backend<S> {
+    /// Those that queues are divided over.
+    pub shards: Vec<ShardHandle>,
+    /// Gives a shard its handle on what is served.
+    pub service: Arc<dyn Fn() -> S + Send + Sync>,
+    /// For the memory of requests.
+    pub budget: Arc<Budget>,
+    /// By which the machine knows the disk.
+    pub name: [u8; NAME_BYTES],
+}
+
+/// How a session ended. In each case what was under way is finished.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The monitor has closed its connection.
+    Closed,
+    /// It was to end.
+    Stopped,
+    /// The monitor or its machine did what it must not, or its memory is gone.
+    Failed(String),
+}
+
+/// Why a session can't go on.
+#[derive(Debug, Error)]
+enum SessionError {
+    #[error("its monitor sent {0}")]
+    Violation(#[from] Violation),
+    #[error("the connection: {0}")]
+    Connection(io::Error),
+    #[error("its memory can't be used: {0}")]
+    Memory(io::Error),
+    #[error("its monitor sent the ring of queue {0} to where there is no memory")]
+    Place(u16),
+    #[error("its monitor wants features that weren't offered: {0:#x}")]
+    Features(u64),
+    #[error("an event can't be used: {0}")]
+    Event(io::Error),
+}
+
+/// Serves one monitor until its connection or `stop` ends. `settled` is called when it has said that the
+/// device is its own.
+pub async fn serve<S: BlockService>(
+    connection: Connection,
+    backend: &Backend<S>,
+    stop: impl Future<Output = ()>,
+    settled: impl FnOnce(),
+) -> Ended {
+    let mut session = Session::new(connection, backend);
+    let mut settled = Some(settled);
+    let mut stop = pin!(stop);
+    let ended = loop {
+        let alarm = Arc::clone(&session.alarm);
+        let (header, request) = match first_of(&mut stop, first_of(alarm.raised(), session.next())).await {
+            First::One(()) => break Ended::Stopped,
+            First::Other(First::One(why)) => break Ended::Failed(why),
+            First::Other(First::Other(Ok(None))) => break Ended::Closed,
+            First::Other(First::Other(Ok(Some(message)))) => message,
+            First::Other(First::Other(Err(error))) => break Ended::Failed(error.to_string()),
+        };
+        if matches!(request, Request::Own)
+            && let Some(settled) = settled.take()
+        {
+            settled();
+        }
+        if let Err(error) = session.handle(&header, request).await {
+            break Ended::Failed(error.to_string());
+        }
+    };
+    session.pause_all().await;
+    ended
+}
+
+/// What is sent back.
+enum Answer {
+    /// Success, if the monitor wants to know.
+    Done,
+    Bytes(Vec<u8>),
+    File(Vec<u8>, OwnedFd),
+}
+
+#[derive(Default)]
+struct QueueState {
+    size: Option<u16>,
+    base: u16,
+    place: Option<RingAddress>,
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    is_enabled: bool,
+    running: Option<Arc<Control>>,
+}
+
+struct Session<'a, S> {
+    socket: MessageSocket,
+    backend: &'a Backend<S>,
+    service: S,
+    offered: u64,
+    features: u64,
+    protocol_features: u64,
+    memory: Option<Arc<GuestMemory>>,
+    inflight: Option<Noted>,
+    queues: Vec<QueueState>,
+    alarm: Arc<Alarm>,
+}
+
+impl<'a, S: BlockService> Session<'a, S> {
+    fn new(connection: Connection, backend: &'a Backend<S>) -> Self {
+        let service = (backend.service)();
+        Self {
+            socket: MessageSocket::attach(connection),
+            backend,
+            offered: config::features(&service),
+            service,
+            features: 0,
+            protocol_features: 0,
+            memory: None,
+            inflight: None,
+            queues: (0..QUEUES_MAX).map(|_| QueueState::default()).collect(),
+            alarm: Arc::default(),
+        }
+    }
+
+    /// The next message; `None` if there will be none.
+    async fn next(&self) -> Result<Option<(Header, Request<OwnedFd>)>, SessionError> {
+        let (mut bytes, mut files) = ([0; HEADER_BYTES], Vec::new());
+        if !self.socket.receive(&mut bytes, &mut files).await.map_err(SessionError::Connection)? {
+            return Ok(None);
+        }
+        let header = Header::parse(&bytes)?;
+        let mut payload = vec![0; usize::try_from(header.size).unwrap_or(0)];
+        if !payload.is_empty()
+            && !self.socket.receive(&mut payload, &mut files).await.map_err(SessionError::Connection)?
+        {
+            return Err(SessionError::Connection(io::ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(Some((header, Request::parse(&header, &payload, files)?)))
+    }
+
+    async fn handle(&mut self, header: &Header, request: Request<OwnedFd>) -> Result<(), SessionError> {
+        let answer = self.carry_out(request).await?;
+        self.start_ready()?;
+        let (bytes, file) = match answer {
+            Answer::Bytes(bytes) => (bytes, None),
+            Answer::File(bytes, file) => (bytes, Some(file)),
+            Answer::Done => {
+                let acknowledges = self.protocol_features & protocol_feature::REPLY_ACK != 0;
+                if !(acknowledges && header.wants_reply()) {
+                    return Ok(());
+                }
+                (number(0), None)
+            }
+        };
+        let sent = self.socket.send(&header.reply(&bytes), file.as_ref()).await;
+        sent.map_err(SessionError::Connection)
+    }
+
+    async fn carry_out(&mut self, request: Request<OwnedFd>) -> Result<Answer, SessionError> {
+        match request {
+            Request::Features => return Ok(Answer::Bytes(number(self.offered))),
+            Request::ProtocolFeatures => return Ok(Answer::Bytes(number(protocol_feature::ALL))),
+            Request::QueueCount => return Ok(Answer::Bytes(number(QUEUES_MAX.into()))),
+            Request::Config(part) => return Ok(Answer::Bytes(config::answer(&self.service, part))),
+            Request::StopQueue(queue) => return Ok(self.stop_queue(queue).await),
+            Request::NewInflight(mut asked) => {
+                asked.size = inflight::bytes(asked.queues, asked.ring_size);
+                asked.offset = 0;
+                let file = shared_file("pinstripe-inflight", asked.size).map_err(SessionError::Memory)?;
+                return Ok(Answer::File(asked.as_bytes().to_vec(), file));
+            }
+            Request::UseFeatures(features) => {
+                within(features, self.offered)?;
+                self.pause_all().await;
+                self.features = features;
+            }
+            Request::UseProtocolFeatures(features) => {
+                within(features, protocol_feature::ALL)?;
+                self.protocol_features = features;
+            }
+            Request::Memory(regions) => self.use_memory(regions).await?,
+            Request::UseInflight(place, file) => {
+                inflight::check(&place)?;
+                let region =
+                    GuestRegion { guest: 0, monitor: 0, size: place.size, offset: place.offset, file };
+                self.pause_all().await;
+                let memory = map(vec![region]).await?;
+                self.inflight = Some(Noted { memory, queues: place.queues, ring_size: place.ring_size });
+            }
+            Request::Call(queue, event) => self.use_call(queue, event)?,
+            Request::RingSize(queue, size) => self.paused(queue).await.size = Some(size),
+            Request::RingAddress(queue, place) => self.paused(queue).await.place = Some(place),
+            Request::RingBase(queue, base) => self.paused(queue).await.base = base,
+            Request::Kick(queue, event) => self.paused(queue).await.kick = Some(event),
+            Request::Enable(queue, is_enabled) => self.paused(queue).await.is_enabled = is_enabled,
+            // There is nothing in the configuration that a driver may change.
+            Request::Own | Request::ErrorEvent(_) | Request::SetConfig => {}
+        }
+        Ok(Answer::Done)
+    }
+
+    /// The monitor takes a queue back.
+    async fn stop_queue(&mut self, queue: u16) -> Answer {
+        let state = self.paused(queue).await;
+        state.kick = None;
+        let came_to = QueueNumber { queue: queue.into(), value: state.base.into() };
+        Answer::Bytes(came_to.as_bytes().to_vec())
+    }
+
+    async fn use_memory(&mut self, regions: Vec<(super::wire::Region, OwnedFd)>) -> Result<(), SessionError> {
+        self.pause_all().await;
+        let region = |(region, file): (super::wire::Region, OwnedFd)| GuestRegion {
+            guest: region.guest,
+            monitor: region.monitor,
+            size: region.size,
+            offset: region.offset,
+            file,
+        };
+        self.memory = Some(map(regions.into_iter().map(region).collect()).await?);
+        Ok(())
+    }
+
+    /// A running queue changes its event without a stop: machines change it often.
+    fn use_call(&mut self, queue: u16, event: Option<OwnedFd>) -> Result<(), SessionError> {
+        let state = &mut self.queues[usize::from(queue)];
+        if let Some(control) = &state.running {
+            control.call(clone(event.as_ref())?);
+        }
+        state.call = event;
+        Ok(())
+    }
+
+    /// The settings of a queue, which doesn't run.
+    async fn paused(&mut self, queue: u16) -> &mut QueueState {
+        let state = &mut self.queues[usize::from(queue)];
+        if let Some(control) = state.running.take() {
+            control.stop();
+            state.base = control.stopped().await;
+        }
+        state
+    }
+
+    async fn pause_all(&mut self) {
+        // All at once, and then each.
+        self.queues.iter().filter_map(|state| state.running.as_ref()).for_each(|control| control.stop());
+        for queue in 0..QUEUES_MAX {
+            self.paused(queue).await;
+        }
+    }
+
+    fn start_ready(&mut self) -> Result<(), SessionError> {
+        (0..QUEUES_MAX).try_for_each(|queue| self.start_if_ready(queue))
+    }
+
+    fn start_if_ready(&mut self, number: u16) -> Result<(), SessionError> {
+        let state = &mut self.queues[usize::from(number)];
+        let may_run = state.is_enabled || self.features & feature::PROTOCOL == 0;
+        let QueueState { size: Some(size), place: Some(place), kick: Some(kick), running: None, .. } = state
+        else {
+            return Ok(());
+        };
+        let Some(memory) = self.memory.as_ref().filter(|_| may_run) else { return Ok(()) };
+        let layout = layout(memory, *size, place).ok_or(SessionError::Place(number))?;
+        let control = Arc::new(Control::default());
+        let start = Start {
+            number,
+            layout,
+            base: state.base,
+            features: self.features,
+            memory: Arc::clone(memory),
+            inflight: self.inflight.clone(),
+            kick: kick.try_clone().map_err(SessionError::Event)?,
+            call: clone(state.call.as_ref())?,
+            control: Arc::clone(&control),
+            alarm: Arc::clone(&self.alarm),
+            service: Arc::clone(&self.backend.service),
+            budget: Arc::clone(&self.backend.budget),
+            name: self.backend.name,
+        };
+        state.running = Some(control);
+        let shards = &self.backend.shards;
+        shards[usize::from(number) % shards.len()].send(move || shard::spawn(queue::run(start)));
+        Ok(())
+    }
+}
+
+/// Where a ring is in the machine. Its parts are aligned as VIRTIO 2.7 wants them.
+fn layout(memory: &GuestMemory, size: u16, place: &RingAddress) -> Option<Layout> {
+    let at = |address: u64, alignment: u64| {
+        memory.of_monitor(address).filter(|address| address.is_multiple_of(alignment))
+    };
+    Some(Layout {
+        descriptors: at(place.descriptors, 16)?,
+        available: at(place.available, 2)?,
+        used: at(place.used, 4)?,
+        size,
+    })
+}
+
+async fn map(regions: Vec<GuestRegion>) -> Result<Arc<GuestMemory>, SessionError> {
+    let mapped = blocking(move || GuestMemory::map(regions)).await;
+    mapped.map(Arc::new).map_err(SessionError::Memory)
+}
+
+fn clone(file: Option<&OwnedFd>) -> Result<Option<OwnedFd>, SessionError> {
+    file.map(OwnedFd::try_clone).transpose().map_err(SessionError::Event)
+}
+
+fn within(features: u64, offered: u64) -> Result<(), SessionError> {
+    match features & !offered {
+        0 => Ok(()),
+        unknown => Err(SessionError::Features(unknown)),
+    }
+}
+
+fn number(value: u64) -> Vec<u8> {
+    value.to_ne_bytes().to_vec()
+}

@@ -1,0 +1,144 @@
+//! What a machine and its monitor must not do ends their session, and nothing else.
+
+use std::{os::fd::AsFd, time::Duration};
+
+use pinstripe_export::vhost_user::Ended;
+
+use super::{
+    monitor::{DATA, FEATURES, GUEST, MEMORY, Monitor, OUT, memory},
+    server::{Disk, with_server},
+};
+
+const NEXT: u16 = 1;
+
+/// Has `break_it` end the session of a machine whose queue runs, and then serves another one.
+fn ends_the_session(break_it: impl FnOnce(&mut Monitor)) -> String {
+    let disk = Disk::new();
+    let ((), ended) = with_server(2, &disk, |path| {
+        let mut monitor = Monitor::running(path, 2);
+        assert_eq!(monitor.write(1, 0, &[1; 512]), 0);
+        break_it(&mut monitor);
+        monitor.wait_for_end();
+        drop(monitor);
+        let mut next = Monitor::running(path, 2);
+        assert_eq!(next.read(1, 0, 512), [1; 512], "what was broken wrote nothing");
+        assert_eq!(next.write(0, 1, &[2; 512]), 0);
+    });
+    // The last connection and the server end at the same time.
+    let [Ended::Failed(why), Ended::Closed | Ended::Stopped] = &ended[..] else { panic!("{ended:?}") };
+    why.clone()
+}
+
+#[test]
+fn a_broken_ring_ends_the_session() {
+    let offer = |monitor: &mut Monitor, head| {
+        monitor.make_available(0, head);
+        monitor.kick(0);
+    };
+    let why = ends_the_session(|monitor| {
+        monitor.descriptor(0, GUEST, 16, NEXT, 0);
+        offer(monitor, 0);
+    });
+    assert_eq!(why, "queue 0: a chain of descriptors that doesn't end, or has more than 256");
+    let why = ends_the_session(|monitor| {
+        monitor.descriptor(0, GUEST, 16, NEXT, 1);
+        monitor.descriptor(16, GUEST + MEMORY, 1, 2, 0);
+        offer(monitor, 0);
+    });
+    assert_eq!(why, "queue 0: an address outside of the guest's memory");
+    let why = ends_the_session(|monitor| {
+        monitor.descriptor(0, GUEST, 15, 0, 0);
+        offer(monitor, 0);
+    });
+    assert_eq!(why, "queue 0: a request without header or status");
+    let why = ends_the_session(|monitor| offer(monitor, 64));
+    assert_eq!(why, "queue 0: a descriptor 64, which the table doesn't have");
+    let why = ends_the_session(|monitor| {
+        monitor.put(0x1002, &1000_u16.to_le_bytes());
+        monitor.kick(0);
+    });
+    assert!(why.contains("says 1000 new requests"), "{why}");
+}
+
+#[test]
+fn a_request_that_is_offered_twice_ends_the_session() {
+    let disk = Disk::new();
+    let (release, ended) = with_server(1, &disk, |path| {
+        let mut monitor = Monitor::running(path, 1);
+        disk.hold(true);
+        monitor.offer(0, 0, OUT, 0, DATA, (512, 0));
+        monitor.make_available(0, 0);
+        monitor.kick(0);
+        let disk = disk.clone();
+        let release = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            disk.hold(false);
+        });
+        monitor.wait_for_end();
+        release
+    });
+    release.join().unwrap();
+    assert_eq!(ended, [Ended::Failed("queue 0: request 0 is under way already".into())]);
+}
+
+#[test]
+fn a_message_that_breaks_the_protocol_ends_the_session() {
+    let why = ends_the_session(|monitor| monitor.say(8, &[[0; 4], 3_u32.to_ne_bytes()].concat(), &[]));
+    assert!(why.contains("3 as the size of a ring"), "{why}");
+    let why = ends_the_session(|monitor| monitor.say(77, &[], &[]));
+    assert!(why.contains("a message 77"), "{why}");
+    let why = ends_the_session(|monitor| monitor.say(2, &u64::MAX.to_ne_bytes(), &[]));
+    assert!(why.contains("features that weren't offered"), "{why}");
+    let why = ends_the_session(|monitor| {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        monitor.say(12, &0_u64.to_ne_bytes(), &[null.as_fd()]);
+    });
+    assert!(why.contains("no eventfd"), "{why}");
+    let why = ends_the_session(|monitor| {
+        let table = [1_u64, GUEST, MEMORY + 1, 0, 0].map(u64::to_ne_bytes).concat();
+        monitor.say(5, &table, &[monitor.memory.as_fd()]);
+    });
+    assert!(why.contains("beyond the end of its file"), "{why}");
+    let why = ends_the_session(|monitor| {
+        let place = [0_u64, 0, 0, 0, 0].map(u64::to_ne_bytes).concat();
+        monitor.say(9, &place, &[]);
+    });
+    assert!(why.contains("to where there is no memory"), "{why}");
+}
+
+#[test]
+fn memory_that_becomes_shorter_ends_the_session_and_no_byte_of_it_is_written() {
+    let why = ends_the_session(|monitor| {
+        monitor.put(DATA, &[9; 4096]);
+        monitor.offer(0, 0, OUT, 0, DATA, (4096, 0));
+        rustix::fs::ftruncate(&monitor.memory, DATA).unwrap();
+        monitor.kick(0);
+    });
+    assert_eq!(why, "queue 0: the file of the guest's memory has become shorter");
+    let why = ends_the_session(|monitor| {
+        rustix::fs::ftruncate(&monitor.memory, 0).unwrap();
+        monitor.kick(1);
+    });
+    assert_eq!(why, "queue 1: the file of the guest's memory has become shorter");
+}
+
+#[test]
+fn a_machine_that_takes_no_calls_keeps_its_session_from_nothing() {
+    let disk = Disk::new();
+    let ((), ended) = with_server(1, &disk, |path| {
+        let mut monitor = Monitor::connect(path, memory());
+        monitor.set_up(FEATURES, 1);
+        monitor.plug(0);
+        // Full, and not to be waited for.
+        monitor.queues[0].call = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&monitor.queues[0].call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        monitor.start(0, 0);
+        monitor.offer(0, 0, OUT, 0, DATA, (512, 0));
+        monitor.kick(0);
+        while disk.log().is_empty() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(monitor.stop(0), 1);
+    });
+    assert!(matches!(ended[..], [Ended::Closed | Ended::Stopped]), "{ended:?}");
+}

@@ -1,0 +1,165 @@
+//! Our back end on shards of its own, and a disk for it.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use pinstripe_block::{
+    BlockService, ServiceError,
+    budget::Budget,
+    first_of::{First, first_of},
+};
+use pinstripe_export::vhost_user::{Backend, Ended, serve};
+use pinstripe_runtime::{
+    Buffer, Signal, Slice,
+    uring::{Context, Listener, RuntimeConfig, run},
+};
+
+pub const DISK_BYTES: usize = 4 << 20;
+pub const NAME: &[u8; 20] = b"0123456789abcdef0123";
+
+/// A disk in memory, which all shards share, and which can have its writes wait.
+#[derive(Clone)]
+pub struct Disk(Arc<State>);
+
+struct State {
+    bytes: Mutex<Vec<u8>>,
+    log: Mutex<Vec<String>>,
+    is_held: AtomicBool,
+    changed: Signal,
+}
+
+impl Disk {
+    pub fn new() -> Self {
+        let state = State {
+            bytes: Mutex::new(vec![0; DISK_BYTES]),
+            log: Mutex::default(),
+            is_held: AtomicBool::new(false),
+            changed: Signal::default(),
+        };
+        Self(Arc::new(state))
+    }
+
+    pub fn bytes(&self, at: usize, length: usize) -> Vec<u8> {
+        self.0.bytes.lock().unwrap()[at..at + length].to_vec()
+    }
+
+    /// What was asked for since the last question.
+    pub fn log(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.log.lock().unwrap())
+    }
+
+    pub fn hold(&self, is_held: bool) {
+        self.0.is_held.store(is_held, Ordering::SeqCst);
+        self.0.changed.notify();
+    }
+
+    fn note(&self, what: String) {
+        self.0.log.lock().unwrap().push(what);
+    }
+}
+
+impl BlockService for Disk {
+    fn size_bytes(&self) -> u64 {
+        DISK_BYTES as u64
+    }
+
+    fn block_size(&self) -> u32 {
+        512
+    }
+
+    fn preferred_block(&self) -> u32 {
+        4096
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    async fn read(&self, offset: u64, mut buffer: Buffer) -> (Result<(), ServiceError>, Buffer) {
+        let length = buffer.len();
+        buffer.copy_from_slice(&self.bytes(usize::try_from(offset).unwrap(), length));
+        (Ok(()), buffer)
+    }
+
+    async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        self.note(format!("write {offset} {} {fua}", data.len()));
+        self.0.changed.wait_until(|| !self.0.is_held.load(Ordering::SeqCst)).await;
+        let at = usize::try_from(offset).unwrap();
+        self.0.bytes.lock().unwrap()[at..at + data.len()].copy_from_slice(&data);
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<(), ServiceError> {
+        self.note("flush".into());
+        Ok(())
+    }
+
+    async fn discard(&self, offset: u64, length: u64, _fua: bool) -> Result<(), ServiceError> {
+        self.note(format!("discard {offset} {length}"));
+        Ok(())
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        _: bool,
+        may_punch: bool,
+    ) -> Result<(), ServiceError> {
+        self.note(format!("zeroes {offset} {length} {may_punch}"));
+        let (at, length) = (usize::try_from(offset).unwrap(), usize::try_from(length).unwrap());
+        self.0.bytes.lock().unwrap()[at..at + length].fill(0);
+        Ok(())
+    }
+}
+
+/// Serves `disk` while `test` runs, which gets the socket's path. How each session ended.
+pub fn with_server<T>(shards: usize, disk: &Disk, test: impl FnOnce(&Path) -> T) -> (T, Vec<Ended>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vhost");
+    let stop: Arc<(AtomicBool, Signal)> = Arc::default();
+    let (disk, there, stopping) = (disk.clone(), path.clone(), Arc::clone(&stop));
+    let server = std::thread::spawn(move || {
+        run(&RuntimeConfig::unpinned(shards), move |context| async move {
+            let listener = Listener::unix(&there).unwrap();
+            serve_all(&context, &listener, move || disk.clone(), &stopping).await
+        })
+        .unwrap()
+    });
+    let value = test(&path);
+    stop.0.store(true, Ordering::SeqCst);
+    stop.1.notify();
+    (value, server.join().unwrap())
+}
+
+/// Serves one monitor after the other until `stop`.
+pub async fn serve_all<S: BlockService>(
+    context: &Context,
+    listener: &Listener,
+    service: impl Fn() -> S + Send + Sync + 'static,
+    stop: &(AtomicBool, Signal),
+) -> Vec<Ended> {
+    let budget = Arc::new(Budget::new(64 << 20));
+    let backend = Backend {
+        shards: context.shards().to_vec(),
+        service: Arc::new(service),
+        budget: Arc::clone(&budget),
+        name: *NAME,
+    };
+    let stopped = || stop.1.wait_until(|| stop.0.load(Ordering::SeqCst));
+    let mut ended = Vec::new();
+    loop {
+        let connection = match first_of(stopped(), listener.accept()).await {
+            First::One(()) => break,
+            First::Other(connection) => connection.unwrap(),
+        };
+        ended.push(serve(connection, &backend, stopped(), || ()).await);
+        assert_eq!(budget.held(), 0, "memory was counted and not given back");
+    }
+    ended
+}

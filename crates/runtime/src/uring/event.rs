@@ -1,0 +1,228 @@
+//! Events and messages of another program: an eventfd that it counts up or that is counted up for it, and a
+//! unix socket on which files come with bytes.
+//!
+//! Both may have been made, and may be changed at any moment, by a program that we don't trust: nothing here
+//! keeps the shard waiting. What may wait is with the ring, or is tried without waiting.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    rc::Rc,
+};
+
+use rustix::{
+    io::{Errno, ReadWriteFlags},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags,
+    },
+};
+
+use super::{
+    operation::{Descriptor, File, Kind, Operation},
+    socket::{Connection, Pending},
+};
+use crate::{completion::Payload, shard};
+
+/// Files that one message may have.
+pub const MESSAGE_FILES_MAX: usize = 8;
+/// Bytes of an eventfd's counter.
+const COUNTER: usize = 8;
+
+/// An eventfd, on the shard that uses it.
+pub struct Event {
+    descriptor: Rc<Descriptor>,
+}
+
+impl Event {
+    /// Takes an eventfd over; any other file is refused.
+    pub fn attach(file: OwnedFd) -> io::Result<Self> {
+        let name = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new())?;
+        if name.as_bytes() != b"anon_inode:[eventfd]" {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file that is no eventfd"));
+        }
+        Ok(Self { descriptor: Descriptor::new(File::new(file)) })
+    }
+
+    /// Waits until it has been counted up, and sets it back.
+    pub async fn wait(&self) -> io::Result<()> {
+        loop {
+            let mut counter = [0; COUNTER];
+            let mut place = [IoSliceMut::new(&mut counter)];
+            let fd = &self.descriptor.file().fd;
+            // -1, which an eventfd wants, is the current position.
+            match rustix::io::preadv2(fd, &mut place, u64::MAX, ReadWriteFlags::NOWAIT) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => readable(&self.descriptor).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Counts it up. It ends when that is done; dropped, it gives up.
+    pub async fn signal(&self) {
+        let mut one = shard::buffer(COUNTER);
+        one.copy_from_slice(&1_u64.to_ne_bytes());
+        let one = one.freeze();
+        let write = Operation::new(Kind::Write { fua: false }, &self.descriptor);
+        let write = write.range(0, COUNTER as u64, 1).memory(one.as_ptr(), COUNTER);
+        // A counter that is full has been counted up already.
+        let _ = Pending::start(&self.descriptor, Payload::Slice(one), write).await;
+    }
+}
+
+/// Waits until there is something to read, or the other end has gone.
+async fn readable(descriptor: &Rc<Descriptor>) -> io::Result<()> {
+    let wait = Operation::new(Kind::Readable, descriptor);
+    let outcome = Pending::start(descriptor, Payload::None, wait).await;
+    outcome.result.map(|_| ()).map_err(|error| io::Error::from_raw_os_error(error.errno))
+}
+
+/// A connection on which messages with files come and go. One receive and one send at a time.
+pub struct MessageSocket {
+    descriptor: Rc<Descriptor>,
+}
+
+impl MessageSocket {
+    /// The connection on this shard.
+    pub fn attach(connection: Connection) -> Self {
+        Self { descriptor: Descriptor::new(File::new(connection.into_file())) }
+    }
+
+    /// Fills `bytes`; files that came with them are put to `files`. False if the other end has closed before
+    /// the first byte.
+    pub async fn receive(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<bool> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.receive_some(&mut bytes[done..], files) {
+                Ok(0) if done == 0 => return Ok(false),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => readable(&self.descriptor).await?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn receive_some(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FILES_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let fd = &self.descriptor.file().fd;
+        let received = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(came) = message {
+                files.extend(came);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) || files.len() > MESSAGE_FILES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many files in a message"));
+        }
+        Ok(received.bytes)
+    }
+
+    /// Sends `bytes`, with a file or none.
+    pub async fn send(&self, bytes: &[u8], file: Option<&OwnedFd>) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let file = file.filter(|_| done == 0).map(AsFd::as_fd);
+            let files = file.as_slice();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !files.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(files));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let fd = &self.descriptor.file().fd;
+            match rustix::net::sendmsg(fd, &[IoSlice::new(&bytes[done..])], &mut control, flags) {
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let wait = Operation::new(Kind::Writable, &self.descriptor);
+                    let outcome = Pending::start(&self.descriptor, Payload::None, wait).await;
+                    outcome.result.map_err(|error| io::Error::from_raw_os_error(error.errno))?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for MessageSocket {
+    fn drop(&mut self) {
+        // Requests that were given up may hold it open a little longer.
+        let _ = rustix::net::shutdown(&self.descriptor.file().fd, rustix::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::uring::{RuntimeConfig, run};
+
+    #[test]
+    fn an_event_wakes_once_for_what_was_counted_and_then_waits() {
+        let seen = run(&RuntimeConfig::unpinned(1), |_| async {
+            for flags in [EventfdFlags::CLOEXEC, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK] {
+                let file = eventfd(0, flags).unwrap();
+                let event = Event::attach(file.try_clone().unwrap()).unwrap();
+                assert!(shard::timeout(1_000_000, event.wait()).await.is_none());
+                rustix::io::write(&file, &3_u64.to_ne_bytes()).unwrap();
+                event.wait().await.unwrap();
+                assert!(shard::timeout(1_000_000, event.wait()).await.is_none(), "it was set back");
+                event.signal().await;
+                event.signal().await;
+                let mut counter = [0; COUNTER];
+                rustix::io::read(&file, &mut counter).unwrap();
+                assert_eq!(u64::from_ne_bytes(counter), 2);
+            }
+        });
+        seen.unwrap();
+    }
+
+    #[test]
+    fn a_full_counter_keeps_no_shard_waiting_and_other_files_are_refused() {
+        let seen = run(&RuntimeConfig::unpinned(1), |_| async {
+            let file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+            rustix::io::write(&file, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            let event = Event::attach(file).unwrap();
+            assert!(
+                shard::timeout(20_000_000, event.signal()).await.is_none(),
+                "it waits, and the shard doesn't"
+            );
+            let null = std::fs::File::open("/dev/null").unwrap();
+            assert!(Event::attach(null.into()).is_err());
+        });
+        seen.unwrap();
+    }
+
+    #[test]
+    fn files_come_with_the_bytes_and_a_closed_end_is_told() {
+        let seen = run(&RuntimeConfig::unpinned(1), |_| async {
+            let (one, other) = UnixStream::pair().unwrap();
+            let (one, other) =
+                (MessageSocket::attach(Connection::new(one)), MessageSocket::attach(Connection::new(other)));
+            let file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+            let task = shard::spawn_joined(async move {
+                one.send(b"with", Some(&file)).await.unwrap();
+                one.send(b"out", None).await.unwrap();
+            });
+            let (mut bytes, mut files) = ([0; 7], Vec::new());
+            assert!(other.receive(&mut bytes, &mut files).await.unwrap());
+            assert_eq!((&bytes, files.len()), (b"without", 1));
+            assert!(Event::attach(files.remove(0)).is_ok());
+            task.join().await;
+            assert!(!other.receive(&mut bytes, &mut files).await.unwrap());
+        });
+        seen.unwrap();
+    }
+}
