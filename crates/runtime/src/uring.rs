@@ -18,6 +18,7 @@ mod arena;
 mod blocking;
 mod device;
 mod driver;
+pub mod fuse;
 mod listener;
 mod open;
 mod operation;

@@ -17,6 +17,8 @@ use crate::{Buffer, DeviceError, DeviceErrorKind, uring::driver::Driver};
 /// How often in a row the kernel may ask to try again, or transfer less than one block.
 const RETRIES_MAX: u8 = 64;
 const POLLOUT: u32 = libc::POLLOUT.cast_unsigned() as u32;
+/// Of all that wait for one file, one is woken for each thing that comes.
+const POLLIN_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE).cast_unsigned();
 /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12: `_IO(0x12, 0)`.
 const BLOCK_DISCARD: u32 = 0x1200;
 /// `fallocate`: a hole that reads back zero.
@@ -113,6 +115,8 @@ pub(super) enum Kind {
     Send,
     /// Waits until something can be sent, or the connection has failed.
     Writable,
+    /// Waits until something can be received, or there will be nothing any more.
+    Readable,
     /// The connection comes here, so that it is closed if no task takes it.
     Accept(Rc<RefCell<Option<OwnedFd>>>),
     /// A command of the file's own driver. It holds no address.
@@ -224,6 +228,7 @@ impl Operation {
             (Kind::Receive, _) => opcode::Recv::new(raw, address, length).build(),
             (Kind::Send, _) => opcode::Send::new(raw, address, length).flags(libc::MSG_NOSIGNAL).build(),
             (Kind::Writable, _) => opcode::PollAdd::new(raw, POLLOUT).build(),
+            (Kind::Readable, _) => opcode::PollAdd::new(raw, POLLIN_EXCLUSIVE).build(),
             (Kind::Command { operation, bytes }, _) => {
                 opcode::UringCmd16::new(raw, *operation).cmd(*bytes).build()
             }
@@ -257,7 +262,9 @@ impl Operation {
 
     fn transferred(&mut self, count: u64) -> Step {
         match &self.kind {
-            Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Writable => Step::Done(0),
+            Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Writable | Kind::Readable => {
+                Step::Done(0)
+            }
             Kind::ReadSome | Kind::Receive | Kind::Send | Kind::Command { .. } => {
                 Step::Done(usize::try_from(count).unwrap_or(usize::MAX))
             }
