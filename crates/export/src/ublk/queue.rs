@@ -6,11 +6,14 @@ use pinstripe_runtime::{
     uring::ublk::{DESCRIPTOR_BYTES, Queue},
 };
 
-use super::request::{Limits, Operation, Range, Refused, Request, error_number};
-use crate::pieces::piece_end;
+use super::request::{Limits, Operation, Range, Refused, Request};
+use crate::{
+    errno::{self, error_number},
+    pieces::piece_end,
+};
 
 /// What a fetch ends with when the device is stopped.
-const STOPPED: i32 = 19;
+const STOPPED: i32 = errno::NO_DEVICE;
 
 /// A queue of the driver, or what stands for it in a test.
 pub trait RequestQueue {
@@ -133,8 +136,7 @@ async fn with_memory<T>(share: &Share, length: usize, work: impl AsyncFnOnce() -
 }
 
 fn transferred(copied: bool, length: usize) -> Result<i32, i32> {
-    let io = error_number(ServiceError::Io);
-    if copied { i32::try_from(length).map_err(|_| io) } else { Err(io) }
+    if copied { i32::try_from(length).map_err(|_| errno::IO) } else { Err(errno::IO) }
 }
 
 async fn in_pieces(
