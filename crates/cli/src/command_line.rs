@@ -320,6 +320,10 @@ pub struct ServeArguments {
     /// that a dead server of the array has left, else the next free one
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     pub ublk: Option<UblkNumber>,
+    /// Serve the array as this file too, by the kernel's FUSE. It is mounted over an empty or a new file, for
+    /// root
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub fuse: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on

@@ -33,6 +33,7 @@ mod ending;
 mod examine;
 mod failure;
 mod first_of;
+mod fuse;
 mod limits;
 mod list;
 mod manual;
