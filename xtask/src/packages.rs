@@ -21,6 +21,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "mdadm", proof: &["/usr/sbin/mdadm", "/sbin/mdadm"] },
     Package { name: "dmsetup", proof: &["/usr/sbin/dmsetup", "/sbin/dmsetup"] },
     Package { name: "e2fsprogs", proof: &["/usr/sbin/mke2fs", "/sbin/mke2fs"] },
+    Package { name: "xfsprogs", proof: &["/usr/sbin/mkfs.xfs", "/sbin/mkfs.xfs"] },
     Package { name: "nbd-client", proof: &["/usr/sbin/nbd-client", "/sbin/nbd-client"] },
     Package { name: "libnbd-bin", proof: &["/usr/bin/nbdcopy"] },
     Package { name: "nbdkit", proof: &["/usr/bin/nbdkit", "/usr/sbin/nbdkit"] },

@@ -324,6 +324,10 @@ pub struct ServeArguments {
     /// this user may use. QEMU must share the machine's memory (share=on)
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Option<PathBuf>,
+    /// Serve the array as this file too, by the kernel's FUSE. It is mounted over an empty or a new file, for
+    /// root
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub fuse: Option<PathBuf>,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on

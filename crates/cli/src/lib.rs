@@ -32,6 +32,7 @@ mod discover;
 mod ending;
 mod examine;
 mod failure;
+mod fuse;
 mod limits;
 mod list;
 mod manual;

@@ -20,6 +20,7 @@ mod bus_fault;
 mod device;
 mod driver;
 pub mod event;
+pub mod fuse;
 pub mod guest_memory;
 mod listener;
 mod open;

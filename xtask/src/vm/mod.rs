@@ -10,6 +10,7 @@ mod crash;
 mod faults;
 mod filesystem;
 mod fio;
+mod fuse;
 pub mod image;
 mod interop;
 mod journal;
@@ -211,6 +212,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "fio-verify",
         about: "fio with verification over NBD on every level, complete and degraded (no boot)",
         run: fio::verify,
+    },
+    Scenario {
+        name: "fuse",
+        about: "serve --fuse: fio at any byte, ext4 and xfs on a loop device over it, a lost member, kill -9 (no boot)",
+        run: fuse::file,
     },
 ];
 

@@ -28,6 +28,8 @@ const HOST: (&str, &str) = (
     "This host's NQN for NVMe/TCP servers. Without this file, the NQN is made from the machine's identity.",
 );
 const UBLK: (&str, &str) = ("/dev/ublkbID", "The block device of an array that is served with --ublk.");
+const FUSE: (&str, &str) =
+    ("/dev/fuse", "The kernel's FUSE, by which --fuse mounts the array as a file. Mounting needs root.");
 const UBLK_CONTROL: (&str, &str) =
     ("/dev/ublk-control", "The kernel's ublk driver. It is there when the module ublk_drv is loaded.");
 const MANUALS: (&str, &str) = ("/usr/local/share/man/man1", "A place for manual pages.");
@@ -103,9 +105,13 @@ fn of_devices(command: &str) -> Parts {
                     "As a disk of a virtual machine:",
                     "pinstripe serve --vhost-user /run/pinstripe/data.vhost /dev/sda /dev/sdb /dev/sdc & qemu-system-x86_64 -m 4G -object memory-backend-memfd,id=memory,size=4G,share=on -machine q35,accel=kvm,memory-backend=memory -chardev socket,id=data,path=/run/pinstripe/data.vhost,reconnect=1 -device vhost-user-blk-pci,chardev=data",
                 ),
+                (
+                    "As a file, with a loop device over it:",
+                    "pinstripe serve --fuse /srv/data.disk /dev/sda /dev/sdb /dev/sdc & losetup --find --show --direct-io=on /srv/data.disk",
+                ),
             ],
-            &[CONTROL, NBD, UBLK, SECRETS, HOST],
-            &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "md(4)"],
+            &[CONTROL, NBD, UBLK, FUSE, SECRETS, HOST],
+            &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "losetup(8)", "md(4)"],
         ),
         "target" => (
             &[(

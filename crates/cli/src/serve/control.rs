@@ -251,7 +251,7 @@ impl Inner {
         }
         let words: Vec<String> = left.iter().map(Client::in_words).collect();
         Err(format!(
-            "the array is in use by {}: nothing was stopped. Unmount and disconnect (umount, nbd-client -d, nvme disconnect), or \
+            "the array is in use by {}: nothing was stopped. Unmount and disconnect (umount, losetup -d, nbd-client -d, nvme disconnect), or \
              use --force, which ends the connections after the requests under way",
             words.join(", ")
         ))

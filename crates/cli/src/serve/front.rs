@@ -14,7 +14,7 @@ use pinstripe_runtime::{
     uring::{Connection, Listener},
 };
 
-use super::{journal::ServerLog, nbd, nvme, stopping::Stopping, ublk, vhost_user};
+use super::{fuse, journal::ServerLog, nbd, nvme, stopping::Stopping, ublk, vhost_user};
 use crate::{
     accept::{accept, in_turn},
     command_line::ServeArguments,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// All that there are. Clients are told of them in this order.
-const KINDS: &[Kind] = &[nbd::KIND, nvme::KIND, ublk::KIND, vhost_user::KIND];
+const KINDS: &[Kind] = &[nbd::KIND, nvme::KIND, ublk::KIND, fuse::KIND, vhost_user::KIND];
 
 /// What is awaited of a front end.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;

@@ -18,6 +18,7 @@ mod control;
 mod control_socket;
 mod devices;
 mod front;
+mod fuse;
 mod grow;
 mod journal;
 mod maintenance;

@@ -247,11 +247,7 @@ fn open_queue(
     service: &VolumeService,
     journal: &ServerLog,
 ) -> Result<(), Failure> {
-    if let Err(error) = set_io_flusher() {
-        journal.warn(&format!(
-            "this server may wait for its own device when memory is short: {error}; to prevent that, give it CAP_SYS_RESOURCE"
-        ));
-    }
+    never_wait_for_own_device(journal);
     let queue = device.queue(number);
     let queue = Rc::new(queue.map_err(|error| Failure::new(format!("queue {number} of ublk: {error}")))?);
     let mut limits = Limits::new(service);
@@ -272,6 +268,15 @@ fn open_queue(
     let tags: Vec<_> = tags.collect();
     TAGS.with(|all| all.borrow_mut().extend(tags));
     Ok(())
+}
+
+/// Has this shard not wait for pages to be written, which could be those of what it serves.
+pub fn never_wait_for_own_device(journal: &ServerLog) {
+    if let Err(error) = set_io_flusher() {
+        journal.warn(&format!(
+            "this server may wait for its own device when memory is short: {error}; to prevent that, give it CAP_SYS_RESOURCE"
+        ));
+    }
 }
 
 /// Lets requests come, when all queues are served.

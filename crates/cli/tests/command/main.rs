@@ -6,6 +6,7 @@ mod control;
 mod demo;
 mod devices;
 mod disaggregated;
+mod fuse;
 mod life;
 mod maintenance;
 mod membership;

@@ -19,7 +19,7 @@ mod request;
 
 pub use parameters::{mark, parameters};
 pub use queue::{Ended, RequestQueue, serve_tag};
-pub use request::{Limits, Operation, Range, Refused, Request, error_number};
+pub use request::{Limits, Operation, Range, Refused, Request};
 
 #[cfg(test)]
 pub(crate) use queue::tests;

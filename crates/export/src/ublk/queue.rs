@@ -1,16 +1,19 @@
 //! One tag of one queue: fetch a request, carry it out, commit its result and fetch the next.
 
-use pinstripe_block::{BlockService, ServiceError, budget::Share};
+use pinstripe_block::{BlockService, budget::Share};
 use pinstripe_runtime::{
     shard,
     uring::ublk::{DESCRIPTOR_BYTES, Queue},
 };
 
-use super::request::{Limits, Operation, Range, Refused, Request, error_number};
-use crate::pieces::{in_pieces, with_memory};
+use super::request::{Limits, Operation, Range, Refused, Request};
+use crate::{
+    errno::{self, error_number},
+    pieces::{in_pieces, with_memory},
+};
 
 /// What a fetch ends with when the device is stopped.
-const STOPPED: i32 = 19;
+const STOPPED: i32 = errno::NO_DEVICE;
 
 /// A queue of the driver, or what stands for it in a test.
 pub trait RequestQueue {
@@ -124,8 +127,7 @@ async fn carry_out(
 }
 
 fn transferred(copied: bool, length: usize) -> Result<i32, i32> {
-    let io = error_number(ServiceError::Io);
-    if copied { i32::try_from(length).map_err(|_| io) } else { Err(io) }
+    if copied { i32::try_from(length).map_err(|_| errno::IO) } else { Err(errno::IO) }
 }
 
 #[cfg(test)]

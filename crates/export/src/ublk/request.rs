@@ -1,10 +1,11 @@
-//! From a descriptor to a checked request, and from a result to an error number.
+//! From a descriptor to a checked request.
 
-use pinstripe_block::{BlockService, ServiceError};
+use pinstripe_block::BlockService;
 use pinstripe_runtime::uring::ublk::{DESCRIPTOR_BYTES, REQUEST_BYTES_MAX};
 use zerocopy::FromBytes;
 
 use super::wire::{Descriptor, flag, operation};
+use crate::errno;
 
 /// The unit of descriptors, whatever the logical block is.
 pub(super) const SECTOR_BYTES: u32 = 512;
@@ -69,17 +70,6 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused(pub i32);
 
-/// Error numbers of Linux, as the block layer knows them.
-mod errno {
-    pub const IO: i32 = 5;
-    pub const NO_MEMORY: i32 = 12;
-    pub const NO_DEVICE: i32 = 19;
-    pub const INVALID: i32 = 22;
-    pub const NO_SPACE: i32 = 28;
-    pub const READ_ONLY: i32 = 30;
-    pub const NOT_SUPPORTED: i32 = 95;
-}
-
 impl Limits {
     /// Those of a device of `service`: a whole stripe is one request, if the driver can carry it.
     pub fn new(service: &impl BlockService) -> Self {
@@ -134,17 +124,6 @@ impl Limits {
         let end = range.offset.checked_add(range.length);
         let inside = end.is_some_and(|end| end <= self.size_bytes);
         if aligned && inside && range.length > 0 { Ok(()) } else { Err(Refused(errno::INVALID)) }
-    }
-}
-
-/// The error number that tells the block layer why a request failed.
-pub fn error_number(error: ServiceError) -> i32 {
-    match error {
-        ServiceError::Io => errno::IO,
-        ServiceError::NoSpace => errno::NO_SPACE,
-        ServiceError::ReadOnly => errno::READ_ONLY,
-        ServiceError::Resources => errno::NO_MEMORY,
-        ServiceError::Stopping | ServiceError::Gone => errno::NO_DEVICE,
     }
 }
 
@@ -222,21 +201,5 @@ mod tests {
         assert_eq!(of(192 << 10), 4 << 20);
         assert_eq!(of(12 << 20), 16 << 20);
         assert_eq!(of(1 << 30), 32 << 20);
-    }
-
-    #[test]
-    fn no_error_is_a_success_to_the_kernel() {
-        for error in [
-            ServiceError::Io,
-            ServiceError::NoSpace,
-            ServiceError::ReadOnly,
-            ServiceError::Resources,
-            ServiceError::Stopping,
-            ServiceError::Gone,
-        ] {
-            assert!(error_number(error) > 0);
-        }
-        assert_eq!(error_number(ServiceError::Io), 5);
-        assert_eq!(error_number(ServiceError::NoSpace), 28);
     }
 }

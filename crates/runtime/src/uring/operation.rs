@@ -18,6 +18,7 @@ use crate::{Buffer, DeviceError, DeviceErrorKind, uring::driver::Driver};
 const RETRIES_MAX: u8 = 64;
 const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
 const POLLOUT: u32 = libc::POLLOUT.cast_unsigned() as u32;
+const POLLIN_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE).cast_unsigned();
 /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12: `_IO(0x12, 0)`.
 const BLOCK_DISCARD: u32 = 0x1200;
 /// `fallocate`: a hole that reads back zero.
@@ -118,8 +119,11 @@ pub(super) enum Kind {
     Receive,
     /// A send that may be short.
     Send,
-    /// Waits until something can be read, or the other end has gone.
-    Readable,
+    /// Waits until something can be read, or the other end has gone. Of all that wait for one file, all are
+    /// woken, or one for each thing that comes.
+    Readable {
+        exclusive: bool,
+    },
     /// Waits until something can be sent, or the connection has failed.
     Writable,
     /// The connection comes here, so that it is closed if no task takes it.
@@ -232,7 +236,9 @@ impl Operation {
             (Kind::ReadSome, _) => opcode::Read::new(raw, address, length).offset(u64::MAX).build(),
             (Kind::Receive, _) => opcode::Recv::new(raw, address, length).build(),
             (Kind::Send, _) => opcode::Send::new(raw, address, length).flags(libc::MSG_NOSIGNAL).build(),
-            (Kind::Readable, _) => opcode::PollAdd::new(raw, POLLIN).build(),
+            (Kind::Readable { exclusive }, _) => {
+                opcode::PollAdd::new(raw, if *exclusive { POLLIN_EXCLUSIVE } else { POLLIN }).build()
+            }
             (Kind::Writable, _) => opcode::PollAdd::new(raw, POLLOUT).build(),
             (Kind::Command { operation, bytes }, _) => {
                 opcode::UringCmd16::new(raw, *operation).cmd(*bytes).build()
@@ -267,7 +273,7 @@ impl Operation {
 
     fn transferred(&mut self, count: u64) -> Step {
         match &self.kind {
-            Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Readable | Kind::Writable => {
+            Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Readable { .. } | Kind::Writable => {
                 Step::Done(0)
             }
             Kind::ReadSome | Kind::Receive | Kind::Send | Kind::Command { .. } => {

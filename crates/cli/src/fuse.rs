@@ -1,0 +1,264 @@
+//! Where a file of FUSE is mounted: over a regular file, which it hides.
+//!
+//! Nothing is asked of a mounted file here but whether its server lives; where that could be this process,
+//! not even that. So no look waits for an answer of our own.
+
+use std::{
+    ffi::{CString, OsString},
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use pinstripe_runtime::uring::fuse::{Connection, PATH};
+use rustix::{
+    fs::CWD,
+    io::Errno,
+    mount::{MountFlags, UnmountFlags},
+    thread::CapabilitySet,
+};
+
+use crate::failure::Failure;
+
+/// By which our mounts are known: the kernel ignores what follows the dot.
+const KIND: &str = "fuse.pinstripe";
+
+/// A path at which a file can be mounted.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Absolute, and without symbolic links.
+    path: PathBuf,
+}
+
+/// What is mounted, and at the end taken away.
+#[derive(Debug)]
+pub struct Mounted {
+    path: PathBuf,
+    /// The file that it hides wasn't there before.
+    made: bool,
+}
+
+impl Place {
+    /// Looks whether a file can be mounted at `path`, and changes nothing.
+    pub fn look(path: &Path) -> Result<Self, Failure> {
+        let name = path.file_name();
+        let name = name.ok_or_else(|| Failure::usage(format!("--fuse {}: name a file", path.display())))?;
+        check_driver()?;
+        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        let folder = fs::canonicalize(folder)
+            .map_err(|error| Failure::new(format!("the folder {}: {error}", folder.display())))?;
+        let path = folder.join(name);
+        match mounted_at(&path)? {
+            Some(kind) if kind != KIND => return Err(refused(&path, "is a mount point already")),
+            Some(_) if !is_dead(&path) => {
+                return Err(refused(&path, "is served by another process already"));
+            }
+            Some(_) => {}
+            None => check_hidden(&path)?,
+        }
+        Ok(Self { path })
+    }
+
+    /// Mounts a file that a connection will serve, called `source` in lists of mounts. What dead servers have
+    /// left there goes first.
+    pub fn mount(self, source: &str, mode: u32, read_only: bool) -> Result<(Connection, Mounted), Failure> {
+        while mounted_at(&self.path)?.is_some_and(|kind| kind == KIND) && is_dead(&self.path) {
+            unmount(&self.path, UnmountFlags::DETACH)
+                .map_err(|error| refused(&self.path, &format!("was left by a dead server: {error}")))?;
+        }
+        check_hidden(&self.path)?;
+        let made = !self.path.exists();
+        if made {
+            let new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.path);
+            new.map_err(|error| refused(&self.path, &format!("can't be made: {error}")))?;
+        }
+        let mounted = Mounted { path: self.path, made };
+        match mounted.attach(source, mode, read_only) {
+            Ok(connection) => Ok((connection, mounted)),
+            Err(error) => {
+                mounted.remove();
+                Err(refused(&mounted.path, &format!("can't be mounted: {error}")))
+            }
+        }
+    }
+}
+
+impl Mounted {
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn attach(&self, source: &str, mode: u32, read_only: bool) -> io::Result<Connection> {
+        let connection = Connection::open()?;
+        // All users may try, and the mode decides.
+        let options = format!(
+            "fd={},rootmode={mode:o},user_id=0,group_id=0,allow_other,default_permissions",
+            connection.number()
+        );
+        let options = CString::new(options).unwrap_or_default();
+        let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        flags.set(MountFlags::RDONLY, read_only);
+        rustix::mount::mount(source, &self.path, KIND, flags, options.as_c_str())?;
+        Ok(connection)
+    }
+
+    /// Takes the file away. True if it is still open: then it is out of sight, and goes when it is closed.
+    pub fn unmount(&self) -> Result<bool, Failure> {
+        // It may have been unmounted by hand, and another file system may have taken its place.
+        if mounted_at(&self.path)?.is_none_or(|kind| kind != KIND) {
+            return Ok(false);
+        }
+        let done = match unmount(&self.path, UnmountFlags::empty()) {
+            Err(Errno::BUSY) => unmount(&self.path, UnmountFlags::DETACH).map(|()| true),
+            done => done.map(|()| false),
+        };
+        let still_open =
+            done.map_err(|error| refused(&self.path, &format!("can't be unmounted: {error}")))?;
+        self.remove();
+        Ok(still_open)
+    }
+
+    /// Removes the file that was made to be hidden, unless it has been given a content.
+    fn remove(&self) {
+        if self.made && check_hidden(&self.path).is_ok() {
+            // If it stays, it is an empty file.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn refused(path: &Path, why: &str) -> Failure {
+    Failure::new(format!("{} {why}", path.display()))
+}
+
+/// Whether files can be mounted at all.
+fn check_driver() -> Result<(), Failure> {
+    Connection::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::new(format!(
+            "there is no {PATH}: `modprobe fuse` loads the kernel's driver; a container must be given the device"
+        )),
+        _ => Failure::new(format!("{PATH} can't be opened: {error}; a container must be given the device")),
+    })?;
+    let may_mount = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if may_mount {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "--fuse mounts a file, for which this process has no right: run it as root, in a container with the capability \
+         CAP_SYS_ADMIN",
+    ))
+}
+
+/// A file is hidden only if nothing can be missed: it must be empty, or not be there.
+fn check_hidden(path: &Path) -> Result<(), Failure> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => Err(refused(path, "is no regular file: name an empty or a new one")),
+        Ok(found) if found.len() > 0 => {
+            Err(refused(path, "isn't empty, and would be hidden: name an empty or a new file"))
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(refused(path, &error.to_string())),
+        _ => Ok(()),
+    }
+}
+
+fn unmount(path: &Path, flags: UnmountFlags) -> Result<(), Errno> {
+    rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)
+}
+
+/// Whether a mounted file has no server any more. Of a living one this waits for the server; one that is just
+/// ending aborts what it is asked.
+fn is_dead(path: &Path) -> bool {
+    rustix::fs::openat(CWD, path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
+        .and_then(rustix::fs::fstatfs)
+        .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
+}
+
+/// The kind of file system that is mounted at this very path, if one is.
+fn mounted_at(path: &Path) -> Result<Option<OsString>, Failure> {
+    let mounts = fs::read("/proc/self/mountinfo")
+        .map_err(|error| Failure::new(format!("/proc/self/mountinfo can't be read: {error}")))?;
+    Ok(kind_at(&mounts, path))
+}
+
+/// The fifth word of a line is the place; the first one after a lone hyphen is the kind. Of several at one
+/// place, the last one is seen.
+fn kind_at(mounts: &[u8], path: &Path) -> Option<OsString> {
+    let place = escaped(path);
+    let kind = |line: &[u8]| {
+        let mut words = line.split(|byte| *byte == b' ');
+        let found = words.nth(4) == Some(place.as_slice());
+        let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+        found.then(|| std::ffi::OsStr::from_bytes(kind).to_owned())
+    };
+    mounts.split(|byte| *byte == b'\n').filter_map(kind).next_back()
+}
+
+/// As the kernel writes paths in its lists of mounts.
+fn escaped(path: &Path) -> Vec<u8> {
+    let mut text = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => text.extend(format!("\\{byte:03o}").into_bytes()),
+            byte => text.push(*byte),
+        }
+    }
+    text
+}
+
+/// The loop devices over a file.
+pub fn loop_devices(path: &Path) -> Vec<String> {
+    let over = |entry: &fs::DirEntry| {
+        let backing = fs::read(entry.path().join("loop/backing_file")).unwrap_or_default();
+        backing.strip_suffix(b"\n") == Some(path.as_os_str().as_bytes())
+    };
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten().filter(over);
+    let mut names: Vec<String> =
+        entries.map(|entry| format!("/dev/{}", entry.file_name().to_string_lossy())).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_that_is_seen_at_a_path_is_found_by_its_place() {
+        let mounts = b"22 1 259:1 / / rw - ext4 /dev/x rw\n\
+            31 22 0:40 / /srv/a\\040b rw,nosuid shared:1 - fuse.pinstripe data rw\n\
+            32 22 0:41 / /srv/twice rw - tmpfs x rw\n33 22 0:42 / /srv/twice rw - fuse.pinstripe data rw\n";
+        let kind = |path: &str| kind_at(mounts, Path::new(path)).map(|kind| kind.into_string().unwrap());
+        assert_eq!(kind("/srv/a b").as_deref(), Some(KIND));
+        assert_eq!(kind("/srv/twice").as_deref(), Some(KIND));
+        assert_eq!(kind("/").as_deref(), Some("ext4"));
+        assert_eq!(kind("/srv/a"), None);
+    }
+
+    #[test]
+    fn only_an_empty_regular_file_or_none_is_hidden() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert!(check_hidden(&path).is_ok());
+        fs::write(&path, "").unwrap();
+        assert!(check_hidden(&path).is_ok());
+        fs::write(&path, "x").unwrap();
+        assert!(check_hidden(&path).unwrap_err().sentence().contains("isn't empty"));
+        assert!(check_hidden(folder.path()).unwrap_err().sentence().contains("no regular file"));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(check_hidden(&link).is_err());
+    }
+
+    #[test]
+    fn a_file_that_was_made_to_be_hidden_is_removed_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for (made, content, stays) in [(true, "", false), (false, "", true), (true, "x", true)] {
+            fs::write(&path, content).unwrap();
+            Mounted { path: path.clone(), made }.remove();
+            assert_eq!(path.exists(), stays, "{made} {content:?}");
+        }
+    }
+}

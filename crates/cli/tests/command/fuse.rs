@@ -1,0 +1,190 @@
+//! The array as one plain file, by the kernel's own FUSE.
+
+use std::{
+    fs::{self, File},
+    io::ErrorKind,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::PathBuf,
+    process::Command,
+    thread,
+};
+
+use rustix::{
+    fs::{FallocateFlags, SeekFrom},
+    io::Errno,
+};
+
+use crate::{
+    nbd::{Client, pattern},
+    world::{LoopDevice, MIB, World, without_privileges},
+};
+
+const KIB: u64 = 1 << 10;
+
+/// Whether a file can be mounted here. Root on a machine with the driver can: what fails there has failed.
+fn may_mount() -> bool {
+    let why = if !rustix::process::geteuid().is_root() {
+        "only root mounts files"
+    } else if !fs::exists("/dev/fuse").unwrap() {
+        "there is no /dev/fuse"
+    } else {
+        return true;
+    };
+    eprintln!("DID NOT RUN: {why}");
+    false
+}
+
+fn open(path: &PathBuf) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn the_array_is_a_file_that_is_written_at_any_byte() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(4);
+    let server = world.serve(&["--shards", "2", "--fuse", "disk"], &members);
+    let path = world.path("disk");
+    let shown = path.to_str().unwrap();
+    let addresses = server.ready["addresses"].as_array().unwrap();
+    assert!(addresses.iter().any(|one| one["protocol"] == "fuse" && one["uri"] == shown), "{addresses:?}");
+    let listed = world.run(&["list", "--json"]).ok().out;
+    assert!(listed.contains(shown), "{listed}");
+    let metadata = fs::metadata(&path).unwrap();
+    assert_eq!((metadata.len(), metadata.mode(), metadata.uid()), (server.size_bytes(), 0o100_600, 0));
+
+    // Eight writers, whose pieces meet inside of blocks.
+    let mut expected = pattern(1, 4 << 20);
+    open(&path).write_all_at(&expected, 0).unwrap();
+    let pieces: Vec<(usize, usize)> = (0..2000).map(|at| (at * 777, 777)).collect();
+    let new = pattern(2, 2000 * 777);
+    expected[..new.len()].copy_from_slice(&new);
+    thread::scope(|scope| {
+        for writer in 0..8 {
+            let (path, new, pieces) = (&path, &new, &pieces);
+            scope.spawn(move || {
+                let file = open(path);
+                for (at, length) in pieces.iter().skip(writer).step_by(8) {
+                    file.write_all_at(&new[*at..at + length], *at as u64).unwrap();
+                }
+                file.sync_all().unwrap();
+            });
+        }
+    });
+    let mut found = vec![0; expected.len()];
+    let file = open(&path);
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert!(found == expected, "a neighbour's bytes were lost");
+    let mut client = Client::connect(&server.nbd());
+    assert!(client.read(0, expected.len()) == expected, "NBD sees other bytes");
+    // And the other way: the kernel keeps no bytes that another front end has changed.
+    assert_eq!(client.write(512, &[5; 512]), 0);
+    file.read_exact_at(&mut found[..512], 512).unwrap();
+    assert_eq!(found[..512], [5; 512]);
+
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 100, 700 * KIB).unwrap();
+    file.read_exact_at(&mut found[..800 << 10], 0).unwrap();
+    let (end, hole) = (100 + (700 << 10), &found[100..100 + (700 << 10)]);
+    assert!(hole.iter().all(|byte| *byte == 0));
+    assert!(found[..100] == expected[..100] && found[end..800 << 10] == expected[end..800 << 10]);
+    let none = rustix::fs::fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096).unwrap_err();
+    assert_eq!(none, Errno::OPNOTSUPP);
+
+    let size = server.size_bytes();
+    assert_eq!(file.set_len(MIB).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    assert_eq!(
+        File::create(&path).unwrap_err().kind(),
+        ErrorKind::PermissionDenied,
+        "nothing cuts a disk off"
+    );
+    assert_eq!(file.write_at(b"x", size).unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+    assert_eq!(file.read_at(&mut found, size).unwrap(), 0);
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(5)), Ok(5));
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(5)), Ok(size));
+
+    drop(client);
+    world.run(&["stop", "data"]).refused(1, &["in use by", shown, "over fuse"]);
+    drop(file);
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
+    assert!(!path.exists(), "it was made for the mount");
+    world.run(&["examine", "member0"]).ok();
+}
+
+#[test]
+fn a_file_that_a_killed_server_leaves_is_taken_away_by_the_next_one() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let members = world.raid5(3);
+    let path = world.path("a disk");
+    world.file("a disk", 0);
+    let server = world.serve(&["--shards", "2", "--fuse", "a disk"], &members);
+    let device = LoopDevice::new(&world, "a disk", &["--direct-io=on"]).unwrap();
+    let data = pattern(3, 1 << 20);
+    {
+        let disk = open(&PathBuf::from(&device.path));
+        disk.write_all_at(&data, 4096).unwrap();
+        disk.sync_all().unwrap();
+    }
+    world.run(&["stop", "data"]).refused(1, &["a disk as /dev/loop"]);
+    server.signal("KILL");
+    server.ended();
+    let dead = File::open(&path).unwrap_err().raw_os_error();
+    // The latter while the kernel is still closing what the process had open.
+    assert!([Errno::NOTCONN, Errno::CONNABORTED].map(|errno| Some(errno.raw_os_error())).contains(&dead));
+
+    let server = world.serve(&["--shards", "1", "--fuse", "a disk"], &members);
+    drop(device);
+    let file = open(&path);
+    let mut found = vec![0; data.len()];
+    file.read_exact_at(&mut found, 4096).unwrap();
+    assert!(found == data, "what was flushed is gone");
+    let others: Vec<String> = (0..3).map(|slot| world.file(&format!("other{slot}"), 8 * MIB)).collect();
+    world.create(&["--level", "5", "--name", "other", "--assume-clean"], &others).ok();
+    let taken = world.serve_refused(&["--fuse", "a disk"], &others);
+    taken.refused(1, &["a disk is served by another process already"]);
+    // An order to end is obeyed with the file open; what comes then fails.
+    server.signal("TERM");
+    assert_eq!(server.ended(), 0);
+    assert!(file.read_exact_at(&mut found, 4096).is_err());
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0, "the file of before is in its place");
+}
+
+#[test]
+fn a_place_that_hides_something_and_a_user_without_the_right_are_refused() {
+    let world = World::new();
+    let members = world.raid5(3);
+    if !fs::exists("/dev/fuse").unwrap() {
+        world.serve_refused(&["--fuse", "disk"], &members).refused(1, &["/dev/fuse", "modprobe fuse"]);
+        return;
+    }
+    let before = world.hashes(&members);
+    if may_mount() {
+        world.file("full", 1);
+        fs::create_dir(world.path("folder")).unwrap();
+        let refused = |place: &str, words: &[&str]| {
+            world.serve_refused(&["--fuse", place], &members).refused(1, words);
+        };
+        refused("full", &["full isn't empty"]);
+        refused("folder", &["folder is no regular file"]);
+        refused("member0", &["member0 isn't empty"]);
+        refused("nowhere/disk", &["nowhere", "No such file"]);
+        world.serve_refused(&["--fuse", ".."], &members).refused(64, &["name a file"]);
+    }
+    let mut command = world.command(&["serve", "--shards", "1", "--fuse", "disk"]);
+    // What is looked at before must be this user's.
+    Command::new("chown").args(["-R", "65534", "."]).current_dir(world.path(".")).status().unwrap();
+    let output = without_privileges(command.args(&members)).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("CAP_SYS_ADMIN") || said.contains("/dev/fuse"),
+        "{said}"
+    );
+    assert_eq!(world.hashes(&members), before);
+    assert!(!world.path("disk").exists());
+}
