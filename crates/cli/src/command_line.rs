@@ -320,6 +320,11 @@ pub struct ServeArguments {
     /// that a dead server of the array has left, else the next free one
     #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     pub ublk: Option<UblkNumber>,
+    /// Poll reads and writes of members instead of waiting for interrupts. Members of this machine must be
+    /// NVMe devices with poll queues: kernel option nvme.poll_queues=N. A shard uses its CPU whole while such
+    /// requests are under way
+    #[arg(long)]
+    pub poll: bool,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on
@@ -336,8 +341,8 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Members, in any order: block devices or files, and with --create mem:SIZE. Names in /dev/disk/by-id
-    /// are best: they don't change
+    /// Members, in any order: block devices, files or NVMe generic devices (/dev/ngXnY), and with --create
+    /// mem:SIZE. Names in /dev/disk/by-id are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.

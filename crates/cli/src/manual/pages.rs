@@ -99,6 +99,10 @@ fn of_devices(command: &str) -> Parts {
                 ),
                 ("A member is lost for good:", "pinstripe serve --run /dev/sda /dev/sdc"),
                 ("As a block device:", "pinstripe serve --ublk=0 /dev/sda /dev/sdb /dev/sdc"),
+                (
+                    "NVMe by passthrough, polled:",
+                    "pinstripe serve --poll --shards 2 --cpus 2,3 /dev/ng0n1 /dev/ng1n1 /dev/ng2n1",
+                ),
             ],
             &[CONTROL, NBD, UBLK, SECRETS, HOST],
             &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "md(4)"],
