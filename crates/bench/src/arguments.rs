@@ -39,6 +39,10 @@ pub struct BenchArgs {
     #[arg(long = "device", value_name = "mem:SIZE|PATH", default_value = "mem:1G")]
     pub devices: Vec<DeviceSpec>,
 
+    /// Poll reads and writes of NVMe devices that have poll queues: kernel option nvme.poll_queues=N
+    #[arg(long)]
+    pub poll: bool,
+
     /// Threads that serve the array
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub shards: usize,
@@ -147,6 +151,7 @@ impl BenchArgs {
             chunk: 64 << 10,
             layout: None,
             devices: vec![DeviceSpec::Memory(1 << 30)],
+            poll: false,
             shards: 1,
             pattern: Pattern::Random,
             size: 4096,

@@ -67,7 +67,8 @@ pub(crate) async fn set_up(arguments: &BenchArgs, context: &Context) -> Result<S
     let devices = Devices::of(arguments)?;
     let wants_memory = matches!(devices, Devices::Memory { .. });
     let (remote, devices) = devices.split_remote()?;
-    let (mut sources, memories) = blocking(move || devices.open()).await?;
+    let poll = arguments.poll;
+    let (mut sources, memories) = blocking(move || devices.open(poll)).await?;
     if !remote.is_empty() {
         let queues = u16::try_from(context.shards().len()).unwrap_or(u16::MAX);
         let keys = arguments.dhchap_secrets.as_deref().map(Keyring::read).transpose()?;
@@ -141,12 +142,13 @@ impl Devices {
         Ok((remote, Self::Paths(local)))
     }
 
-    fn open(self) -> Result<Opened, BenchError> {
+    fn open(self, poll: bool) -> Result<Opened, BenchError> {
         match self {
             Self::Memory { members, bytes } => memory_members(members, bytes),
             Self::Paths(paths) => {
                 let open = |path| {
-                    let file = OpenFile::open(path, &OpenOptions::default())?;
+                    let options = OpenOptions { poll, ..OpenOptions::default() };
+                    let file = OpenFile::open(path, &options)?;
                     Ok(file.source())
                 };
                 Ok((paths.into_iter().map(open).collect::<Result<_, BenchError>>()?, Vec::new()))

@@ -328,6 +328,11 @@ pub struct ServeArguments {
     /// root
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub fuse: Option<PathBuf>,
+    /// Poll reads and writes of members instead of waiting for interrupts. Members of this machine must be
+    /// NVMe devices with poll queues: kernel option nvme.poll_queues=N. A shard uses its CPU whole while such
+    /// requests are under way
+    #[arg(long)]
+    pub poll: bool,
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Let --nbd tcp: and --nvme-tcp without --dhchap-hosts listen on any address, and give no warning on
@@ -344,8 +349,8 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Members, in any order: block devices, files, pmem:PATH for a file in persistent memory, and with
-    /// --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
+    /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH for a file in
+    /// persistent memory, and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.

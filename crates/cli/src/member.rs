@@ -118,20 +118,22 @@ pub fn check_distinct(paths: &[PathBuf]) -> Result<(), Failure> {
 /// Opens a member, and locks what can be locked. Unless it is for reading only, one that can't be written is
 /// refused (C34).
 pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure> {
-    match address(&path) {
-        Some(address) => {
-            let source = initiator()?.open(&address?).await?;
-            if source.is_read_only() && !options.read_only {
-                return Err(Failure::new(format!(
-                    "{} is read-only: its server refuses writes, so leave it out or change that",
-                    path.display()
-                )));
-            }
-            remember(&source);
-            Ok(Member::Remote(source))
+    if let Some(address) = address(&path) {
+        let source = initiator()?.open(&address?).await?;
+        if source.is_read_only() && !options.read_only {
+            return Err(Failure::new(format!(
+                "{} is read-only: its server refuses writes, so leave it out or change that",
+                path.display()
+            )));
         }
-        None => Ok(Member::Local(blocking(move || open_file(&path, &options)).await?)),
+        remember(&source);
+        return Ok(Member::Remote(source));
     }
+    let file = blocking(move || open_file(&path, &options)).await?;
+    if let Some(remark) = file.remark() {
+        eprintln!("pinstripe: {remark}");
+    }
+    Ok(Member::Local(file))
 }
 
 /// What is remembered of a namespace that became a member.

@@ -1148,3 +1148,15 @@ fn a_pool_is_whole_again_after_a_run() {
     });
     assert_eq!(left, 0);
 }
+
+#[test]
+fn what_has_no_queues_to_poll_is_refused_with_advice() {
+    let options = OpenOptions { poll: true, ..OpenOptions::default() };
+    let folder = Folder::disk();
+    let path = folder.file("member", 1 << 20);
+    let refused = OpenFile::open(&path, &options).err().unwrap().to_string();
+    assert!(refused.contains("can't be polled: it is a file"), "{refused}");
+    let Some(device) = Loop::new(&path, &[]) else { return };
+    let refused = OpenFile::open(&device.0, &options).err().unwrap().to_string();
+    assert!(refused.contains("nvme.poll_queues=N"), "{refused}");
+}

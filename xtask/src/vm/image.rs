@@ -32,6 +32,7 @@ const MODULES: &[&str] = &[
     "dm-zero",
     "ext4",
     "scsi_debug",
+    "nvme",
     "nvme-tcp",
     "nvmet-tcp",
     "ublk_drv",

@@ -36,6 +36,8 @@ pub struct Machine {
     modules: Vec<&'static str>,
     environment: Vec<(String, String)>,
     disks: Vec<Disk>,
+    nvme_disks: Vec<NvmeDisk>,
+    kernel_options: Vec<&'static str>,
     programs: Vec<(String, PathBuf)>,
     files: Vec<(String, Vec<u8>)>,
     time_limit: Duration,
@@ -48,6 +50,43 @@ struct Disk {
     name: String,
     medium: Medium,
     logical_block: u32,
+}
+
+/// An NVMe disk: a controller with one namespace of blocks of 512 bytes.
+#[derive(Clone)]
+pub struct NvmeDisk {
+    /// By which the guest knows it.
+    pub serial: String,
+    pub file: PathBuf,
+    /// Reads of this sector fail.
+    pub bad_sector: Option<u64>,
+}
+
+impl NvmeDisk {
+    /// QEMU's options for the disk with this number.
+    fn options(&self, number: usize) -> [String; 6] {
+        let Self { serial, file, bad_sector } = self;
+        let mut drive = format!("if=none,id=nvme{number},driver=raw,cache.direct=off,discard=unmap");
+        let below = match bad_sector {
+            Some(sector) => {
+                for (key, value) in [("event", "none"), ("iotype", "read"), ("errno", "5")] {
+                    let _ = write!(drive, ",file.inject-error.0.{key}={value}");
+                }
+                let _ = write!(drive, ",file.inject-error.0.sector={sector},file.driver=blkdebug");
+                "file.image"
+            }
+            None => "file",
+        };
+        let _ = write!(drive, ",{below}.driver=file,{below}.filename={}", file.display());
+        [
+            "-drive".into(),
+            drive,
+            "-device".into(),
+            format!("nvme,id=controller{number},serial={serial}"),
+            "-device".into(),
+            format!("nvme-ns,drive=nvme{number},bus=controller{number},nsid=1"),
+        ]
+    }
 }
 
 /// What a disk's bytes lie on.
@@ -104,6 +143,8 @@ impl Machine {
             modules: image::BOOT_MODULES.to_vec(),
             environment: Vec::new(),
             disks: Vec::new(),
+            nvme_disks: Vec::new(),
+            kernel_options: Vec::new(),
             programs: Vec::new(),
             files: Vec::new(),
             time_limit: Duration::from_mins(5),
@@ -142,6 +183,18 @@ impl Machine {
     /// again when the server goes.
     pub fn vhost_user(&mut self, socket: &Path) {
         self.vhost_user = Some(socket.to_owned());
+    }
+
+    /// Attaches an NVMe disk. The guest finds it when it loads the module `nvme`.
+    pub fn nvme(&mut self, disk: NvmeDisk) {
+        self.nvme_disks.push(disk);
+    }
+
+    /// Gives the kernel an option, such as one of a module.
+    #[must_use]
+    pub fn kernel_option(mut self, option: &'static str) -> Self {
+        self.kernel_options.push(option);
+        self
     }
 
     /// Kills the guest so long after its script gave a value under this name; that is no failure.
@@ -202,7 +255,8 @@ impl Machine {
             Medium::File(file) => Some(file),
             Medium::Export { .. } => None,
         });
-        files.try_for_each(|file| wait_until_free(file))
+        files.try_for_each(|file| wait_until_free(file))?;
+        self.nvme_disks.iter().try_for_each(|disk| wait_until_free(&disk.file))
     }
 
     /// The cached root and, behind it, what is for this boot only.
@@ -287,10 +341,11 @@ impl Machine {
         ]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(archive);
-        command.args([
-            "-append",
+        let mut options = vec![
             "console=ttyS0 panic=-1 no_timer_check quiet loglevel=4 log_buf_len=4M mitigations=off nokaslr",
-        ]);
+        ];
+        options.extend(&self.kernel_options);
+        command.arg("-append").arg(options.join(" "));
         command.args(["-serial", "stdio", "-serial"]).arg(format!("file:{}", results.display()));
         command.args(["-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile="]);
         command.args(["-device", "virtio-scsi-pci,id=scsi0"]);
@@ -306,6 +361,9 @@ impl Machine {
             let chardev = format!("socket,id=vhost0,path={},reconnect=1", socket.display());
             command.arg("-chardev").arg(chardev);
             command.args(["-device", "vhost-user-blk-pci,chardev=vhost0,num-queues=2"]);
+        }
+        for (number, disk) in self.nvme_disks.iter().enumerate() {
+            command.args(disk.options(number));
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         command

@@ -20,6 +20,7 @@ pub mod machine;
 mod mdadm;
 pub mod members;
 mod nvme;
+mod passthrough;
 mod repair;
 pub mod server;
 mod torn;
@@ -187,6 +188,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "nvme-auth-member",
         about: "our initiator authenticates to the kernel's nvmet with every hash and group, and an array stands on it",
         run: nvme::auth_member,
+    },
+    Scenario {
+        name: "nvme-passthrough",
+        about: "members by passthrough and as block devices, polled and not, on QEMU's NVMe: each reads what others wrote",
+        run: passthrough::members,
     },
     Scenario {
         name: "ublk",

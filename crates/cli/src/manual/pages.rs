@@ -109,6 +109,10 @@ fn of_devices(command: &str) -> Parts {
                     "As a file, with a loop device over it:",
                     "pinstripe serve --fuse /srv/data.disk /dev/sda /dev/sdb /dev/sdc & losetup --find --show --direct-io=on /srv/data.disk",
                 ),
+                (
+                    "NVMe by passthrough, polled:",
+                    "pinstripe serve --poll --shards 2 --cpus 2,3 /dev/ng0n1 /dev/ng1n1 /dev/ng2n1",
+                ),
             ],
             &[CONTROL, NBD, UBLK, FUSE, SECRETS, HOST],
             &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "losetup(8)", "md(4)"],

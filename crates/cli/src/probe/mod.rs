@@ -17,7 +17,10 @@ use std::{
 };
 
 pub use md::{BadBlockSummary, BitmapSummary, MdFinding, Metadata};
-use pinstripe_runtime::{DeviceInfo, DeviceSource, Outcome, ShardHandle, uring::path_of};
+use pinstripe_runtime::{
+    DeviceInfo, DeviceSource, Outcome, ShardHandle,
+    uring::{path_of, readable_path},
+};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -33,7 +36,7 @@ pub enum ProbeError {
         source: io::Error,
     },
     /// It is no storage.
-    #[error("{} is neither a file nor a block device", path.display())]
+    #[error("{} is neither a file nor a block device nor an NVMe namespace", path.display())]
     NotStorage {
         /// The path.
         path: PathBuf,
@@ -85,12 +88,17 @@ impl Probed {
         use std::os::unix::fs::FileTypeExt;
         let (path, _) = path_of(name);
         let failed = |source| ProbeError::Open { path: path.to_owned(), source };
+        let readable = readable_path(path);
         // Opening a fifo would wait for its other end.
-        let kind = fs::metadata(path).map_err(failed)?.file_type();
+        let kind = fs::metadata(&readable).map_err(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(ProbeError::NotStorage { path: path.to_owned() });
         }
-        let mut file = fs::File::open(path).map_err(failed)?;
+        let mut file = fs::File::open(&readable).map_err(failed)?;
+        if kind.is_block_device() {
+            // A server may have written by passthrough, behind the kernel's cache.
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        }
         let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
         Ok(Self { path: path.to_owned(), reader: Reader::File(file), size })
     }

@@ -44,7 +44,7 @@ struct Inner {
     array: RefCell<Option<Array>>,
     journal: ServerLog,
     front_ends: Rc<FrontEnds>,
-    memory: bool,
+    kinds: devices::Kinds,
     reconnector: Rc<Reconnector>,
     stopping: Rc<Stopping>,
     /// Names this run among others, for readers of its events.
@@ -65,7 +65,7 @@ impl ControlServer {
             array: Some(served.array.clone()).into(),
             journal: served.journal.clone(),
             front_ends: Rc::clone(&served.front_ends),
-            memory: served.memory,
+            kinds: served.kinds,
             reconnector,
             stopping: Rc::clone(&served.stopping),
             instance: maintenance::instance(),
@@ -261,7 +261,7 @@ impl Inner {
         let AddParameters { device, force } = parameters;
         refuse_part(array, &device).await?;
         let uuid = array.detail().uuid;
-        let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
+        let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
         let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
         let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
         let name = source.name();
@@ -290,7 +290,7 @@ impl Inner {
             None => None,
             Some(device) => {
                 refuse_part(array, &device).await?;
-                let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.memory).await;
+                let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
                 Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
             }
         };

@@ -62,7 +62,8 @@ impl OpenedDevices {
         if let Some(shape) = shape {
             return Self::of_memory(&arguments.devices, shape).await;
         }
-        let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
+        let options =
+            OpenOptions { read_only: arguments.read_only, poll: arguments.poll, ..OpenOptions::default() };
         let mut members = Self::default();
         let patience = arguments.run_after.map(|seconds| u64::from(seconds) * 1_000_000_000);
         let last_try = shard::now() + patience.unwrap_or(0);
@@ -174,21 +175,31 @@ async fn open_member(path: PathBuf, options: OpenOptions) -> Result<Member, Fail
     member::open(path, options).await
 }
 
+/// What devices may join an array.
+#[derive(Clone, Copy)]
+pub struct Kinds {
+    /// Memory may.
+    pub memory: bool,
+    /// Only what can be polled may, of this machine's devices.
+    pub poll: bool,
+}
+
 /// A device that shall join the array `uuid`. One that holds something is refused, but for `force`; a
 /// superblock of the same array is no hindrance, for that is how a former member comes back.
 pub async fn newcomer(
     path: PathBuf,
     uuid: String,
     force: bool,
-    memory_allowed: bool,
+    kinds: Kinds,
 ) -> Result<Arc<dyn DeviceSource>, Failure> {
-    if is_memory(&path) && memory_allowed {
+    if is_memory(&path) && kinds.memory {
         return memory(&path, usize::from(shard::now().to_le_bytes()[0]));
     }
     if member::address(&path).is_none() && !path_of(&path).0.is_absolute() {
         return Err(Failure::new(format!("{}: an absolute path is needed", path.display())));
     }
-    let member = open_member(path.clone(), OpenOptions::default()).await?;
+    let options = OpenOptions { poll: kinds.poll, ..OpenOptions::default() };
+    let member = open_member(path.clone(), options).await?;
     if !force {
         let contents = member.contents(path).await?;
         let foreign = contents.metadata.iter().filter(|found| {

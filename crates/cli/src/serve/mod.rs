@@ -193,7 +193,7 @@ async fn start(context: Context, plan: Plan) -> Result<Started, Failure> {
         stopping: Stopping::new(),
         warnings: warnings(&plan.arguments, &front_ends, context.shards().len()),
         control_path: control.absolute_path(),
-        memory: plan.shape.is_some(),
+        kinds: devices::Kinds { memory: plan.shape.is_some(), poll: plan.arguments.poll },
         array,
         shards,
         pool,
@@ -238,8 +238,8 @@ struct Served {
     /// Of how it was started.
     warnings: Vec<String>,
     control_path: PathBuf,
-    /// Whether its members are memory, so that memory may join.
-    memory: bool,
+    /// What may join it.
+    kinds: devices::Kinds,
 }
 
 impl Served {

@@ -139,7 +139,7 @@ pub(crate) mod tests {
         sync::Arc,
     };
 
-    use pinstripe_block::budget::Budget;
+    use pinstripe_block::{ServiceError, budget::Budget};
     use pinstripe_runtime::{
         Buffer, Slice,
         uring::{RuntimeConfig, run},

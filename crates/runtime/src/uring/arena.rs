@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use io_uring::IoUring;
+use io_uring::Submitter;
 
 use crate::Pool;
 
@@ -28,15 +28,15 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Of `pool`. Its arena outlives every request of `ring`: a block in it keeps it. The arena's first part
-    /// is registered at once, to see whether that works. Without (a low `RLIMIT_MEMLOCK`) everything works
-    /// too, at a higher price.
-    pub(super) fn new(ring: &IoUring, pool: &Pool) -> Self {
+    /// Of `pool`. Its arena outlives every request of the ring: a block in it keeps it. The arena's first
+    /// part is registered at once, to see whether that works. Without (a low `RLIMIT_MEMLOCK`) everything
+    /// works too, at a higher price.
+    pub(super) fn new(ring: &Submitter<'_>, pool: &Pool) -> Self {
         let (base, bytes) = pool.arena();
         let part = bytes.div_ceil(PARTS).next_power_of_two().max(PART_MIN);
         let arena = Self { base, bytes, part, registered: Cell::new(0), refused: Cell::new(true) };
         let parts = u32::try_from(bytes.div_ceil(part)).unwrap_or(0);
-        if parts > 0 && part <= PART_MAX && ring.submitter().register_buffers_sparse(parts).is_ok() {
+        if parts > 0 && part <= PART_MAX && ring.register_buffers_sparse(parts).is_ok() {
             arena.refused.set(false);
             arena.register(ring, 0);
         }
@@ -62,7 +62,7 @@ impl Arena {
     }
 
     /// Registers a part, if no other was refused; whether it is.
-    pub(super) fn register(&self, ring: &IoUring, part: usize) -> bool {
+    pub(super) fn register(&self, ring: &Submitter<'_>, part: usize) -> bool {
         if self.refused.get() {
             return false;
         }
@@ -71,7 +71,7 @@ impl Arena {
         let memory = libc::iovec { iov_base: self.base.wrapping_add(start).cast(), iov_len: length };
         let index = u32::try_from(part).unwrap_or(u32::MAX);
         // SAFETY: the part lies in the arena, which outlives every request of this ring.
-        let done = unsafe { ring.submitter().register_buffers_update(index, &[memory], None) };
+        let done = unsafe { ring.register_buffers_update(index, &[memory], None) };
         match done {
             Ok(()) => self.registered.set(self.registered.get() | 1 << part),
             Err(_) => self.refused.set(true),

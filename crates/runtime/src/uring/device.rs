@@ -8,6 +8,7 @@ use crate::{
     shard,
     uring::{
         driver::failed,
+        nvme::{Action, RANGE_BYTES},
         open::OpenFile,
         operation::{Descriptor, Kind, Operation, PUNCH_HOLE, ZERO_RANGE},
     },
@@ -49,6 +50,11 @@ impl FileDevice {
         self.check(offset, length)
     }
 
+    /// Whether requests are NVMe commands by passthrough.
+    fn takes_commands(&self) -> bool {
+        self.open.file.namespace().is_some()
+    }
+
     fn start(&self, payload: Payload, operation: Operation) -> Submission {
         self.descriptor.driver().start(payload, operation)
     }
@@ -70,7 +76,11 @@ impl FileDevice {
             return Submission::done(Ok(0), None);
         }
         let block = self.open.info.logical_block;
-        self.start(Payload::None, Operation::new(kind, &self.descriptor).range(offset, length, block))
+        let mut operation = Operation::new(kind, &self.descriptor).range(offset, length, block);
+        if matches!(operation.kind, Kind::Nvme(Action::Deallocate)) {
+            operation = operation.list(shard::buffer(RANGE_BYTES));
+        }
+        self.start(Payload::None, operation)
     }
 }
 
@@ -87,7 +97,8 @@ impl Device for FileDevice {
         if buffer.is_empty() {
             return Submission::done(Ok(0), Some(buffer));
         }
-        let mut read = self.operation(Kind::Read, offset).memory(buffer.as_ptr(), buffer.len());
+        let kind = if self.takes_commands() { Kind::Nvme(Action::Read) } else { Kind::Read };
+        let mut read = self.operation(kind, offset).memory(buffer.as_ptr(), buffer.len());
         if !self.reaches(buffer.as_ptr()) {
             read = read.bounce(shard::buffer(buffer.len()));
         }
@@ -106,7 +117,9 @@ impl Device for FileDevice {
             aligned.copy_from_slice(&data);
             data = aligned.freeze();
         }
-        let write = self.operation(Kind::Write { fua }, offset).memory(data.as_ptr(), data.len());
+        let kind =
+            if self.takes_commands() { Kind::Nvme(Action::Write { fua }) } else { Kind::Write { fua } };
+        let write = self.operation(kind, offset).memory(data.as_ptr(), data.len());
         self.start(Payload::Slice(data), write)
     }
 
@@ -114,14 +127,23 @@ impl Device for FileDevice {
         if self.open.read_only {
             return Submission::done(Ok(0), None);
         }
-        self.start(Payload::None, Operation::new(Kind::Flush, &self.descriptor))
+        let kind = match self.takes_commands() {
+            true if !self.open.info.volatile_cache => return Submission::done(Ok(0), None),
+            true => Kind::Nvme(Action::Flush),
+            false => Kind::Flush,
+        };
+        self.start(Payload::None, Operation::new(kind, &self.descriptor))
     }
 
     fn discard(&self, offset: u64, length: u64) -> Submission {
         if !self.open.info.discards {
             return failed(DeviceErrorKind::Unsupported);
         }
-        let kind = if self.open.is_block { self.open.file.discard() } else { Kind::Allocate(PUNCH_HOLE) };
+        let kind = match self.open.is_block {
+            true if self.takes_commands() => Kind::Nvme(Action::Deallocate),
+            true => self.open.file.discard(),
+            false => Kind::Allocate(PUNCH_HOLE),
+        };
         self.allocate(kind, offset, length)
     }
 
@@ -129,7 +151,11 @@ impl Device for FileDevice {
         if self.info().zeroes == ZeroedReads::Unsupported {
             return failed(DeviceErrorKind::Unsupported);
         }
-        let mode = if self.open.is_block { ZERO_RANGE } else { PUNCH_HOLE };
-        self.allocate(Kind::Allocate(mode), offset, length)
+        let kind = match self.open.is_block {
+            true if self.takes_commands() => Kind::Nvme(Action::Zeroes),
+            true => Kind::Allocate(ZERO_RANGE),
+            false => Kind::Allocate(PUNCH_HOLE),
+        };
+        self.allocate(kind, offset, length)
     }
 }

@@ -1,4 +1,7 @@
-//! One shard's ring: it submits operations, reaps their completions and sleeps when there is nothing to do.
+//! One shard's rings: it submits operations, reaps their completions and sleeps when there is nothing to do.
+//!
+//! Almost everything is on the main ring, which alone a shard sleeps on. What can't be there is on a ring
+//! beside it ([`super::side`]), made at its first use; [`super::pause`] says how the loop waits for both.
 //!
 //! Every operation belongs to a slot of the shard (see [`crate::completion`]); the slot's number is the
 //! kernel's user data. So the slot, and the memory in it, lives until the kernel's completion; the driver
@@ -6,13 +9,10 @@
 //! end, [`Driver::drain`] waits for the kernel, and what a hanging device keeps beyond that is never freed.
 
 use std::{
-    cell::{Cell, RefCell},
-    collections::VecDeque,
-    io,
+    cell::{Cell, OnceCell, RefCell},
     os::fd::{AsRawFd, OwnedFd},
     rc::Rc,
     sync::Arc,
-    time::Duration,
 };
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -22,10 +22,13 @@ use crate::{
     completion::Payload,
     executor::TURN_NS,
     mutants::{Mutant, active},
+    shard,
     uring::{
         RunError,
-        arena::Arena,
         operation::{Operation, Step},
+        pause::{DOZE_NS, Pause, pause},
+        ring::Ring,
+        side::{Carrier, Side},
     },
 };
 
@@ -33,16 +36,17 @@ use crate::{
 const SUBMISSIONS: u32 = 512;
 /// Completions that the ring holds before the kernel keeps them in a list of its own.
 const COMPLETIONS: u32 = 4096;
-/// Files that can be registered; more work too, unregistered.
-const FILES: u32 = 1024;
 /// How long a drain waits before it cancels once more what may have been submitted since.
 const DRAIN_NS: u64 = 100_000_000;
+/// The same while a ring beside the main one has requests, which can't be cancelled and don't end the wait.
+const DRAIN_SIDE_NS: u64 = 1_000_000;
 /// How long a drain waits in all: a device that hangs must not keep the process.
 const DRAIN_NS_MAX: u64 = 5_000_000_000;
 
 /// User data that is no slot.
 const KICK: u64 = 1 << 32;
 const CANCEL: u64 = 2 << 32;
+const WATCH: u64 = 3 << 32;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Driver>>> = const { RefCell::new(None) };
@@ -50,15 +54,14 @@ thread_local! {
 
 /// See the module.
 pub(super) struct Driver {
-    ring: RefCell<IoUring>,
-    /// Entries that did not fit into the ring.
-    backlog: RefCell<VecDeque<squeue::Entry>>,
+    main: Ring<squeue::Entry, cqueue::Entry>,
+    large: OnceCell<Side>,
+    polled: OnceCell<Side>,
+    /// When the polled ring last got or completed a request.
+    polled_at: Cell<u64>,
     /// By slot.
     operations: RefCell<Vec<Option<Operation>>>,
     reaped: RefCell<Vec<cqueue::Entry>>,
-    arena: Arena,
-    /// Free slots of the ring's file table.
-    files_free: RefCell<Vec<u32>>,
     kick: Arc<OwnedFd>,
     kick_armed: Cell<bool>,
     stopping: Cell<bool>,
@@ -73,15 +76,13 @@ impl Driver {
         let step = |what| move |source| RunError::Setup { what, source };
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let kick = rustix::event::eventfd(0, flags).map_err(|e| step("making an eventfd")(e.into()))?;
-        let files = ring.submitter().register_files_sparse(FILES).map_or(0, |()| FILES);
-        let arena = Arena::new(&ring, pool);
         Ok(Rc::new(Self {
-            ring: RefCell::new(ring),
-            backlog: RefCell::default(),
+            main: Ring::new(ring, pool),
+            large: OnceCell::new(),
+            polled: OnceCell::new(),
+            polled_at: Cell::new(0),
             operations: RefCell::default(),
             reaped: RefCell::default(),
-            arena,
-            files_free: RefCell::new((0..files).rev().collect()),
             kick: Arc::new(kick),
             kick_armed: Cell::new(false),
             stopping: Cell::new(false),
@@ -106,7 +107,7 @@ impl Driver {
 
     /// Whether the kernel takes the shard's arena.
     pub(super) fn arena_registered(&self) -> bool {
-        self.arena.is_registered()
+        self.main.arena.is_registered()
     }
 
     /// Has [`Driver::run`] return soon.
@@ -118,119 +119,102 @@ impl Driver {
 
     /// Starts an operation on memory that `payload` keeps.
     pub(super) fn start(&self, payload: Payload, operation: Operation) -> Submission {
-        let (submission, completion) = Submission::pending(payload);
-        let slot = completion.into_raw();
-        let entry = operation.entry(slot);
-        {
-            let mut operations = self.operations.borrow_mut();
-            if operations.len() <= slot as usize {
-                operations.resize_with(slot as usize + 1, || None);
-            }
-            operations[slot as usize] = Some(operation);
+        if let Err(error) = self.provide(operation.carrier()) {
+            let buffer = if let Payload::Buffer(buffer) = payload { Some(buffer) } else { None };
+            return Submission::done(Err(error), buffer);
         }
-        self.push(entry);
+        let (submission, completion) = Submission::pending(payload);
+        self.submit_operation(completion.into_raw(), operation);
         submission
     }
 
-    /// The registered index that covers `length` bytes at `address`, if they lie in the arena of this ring
-    /// (C15). The first use registers it.
-    pub(super) fn fixed_index(&self, address: *const u8, length: usize) -> Option<u16> {
-        let part = self.arena.part_of(address, length)?;
-        let registered =
-            self.arena.has(part) || self.ring.try_borrow().is_ok_and(|ring| self.arena.register(&ring, part));
-        if registered { u16::try_from(part).ok() } else { None }
+    /// Makes the ring if there is none yet. If the kernel refuses, what it says.
+    pub(super) fn provide(&self, carrier: Carrier) -> Result<(), DeviceError> {
+        let (side, is_polled) = match carrier {
+            Carrier::Main => return Ok(()),
+            Carrier::Large => (&self.large, false),
+            Carrier::Polled => (&self.polled, true),
+        };
+        if side.get().is_none() {
+            let made = shard::with_current(|shard| Side::new(is_polled, shard.pool()));
+            let made = made.map_err(|e| DeviceError::from_errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+            let _ = side.set(made);
+        }
+        Ok(())
+    }
+
+    /// A ring beside the main one, if it is there.
+    fn side(&self, carrier: Carrier) -> Option<&Side> {
+        match carrier {
+            Carrier::Main => None,
+            Carrier::Large => self.large.get(),
+            Carrier::Polled => self.polled.get(),
+        }
+    }
+
+    /// The rings beside the main one that are there.
+    fn sides(&self) -> impl Iterator<Item = &Side> {
+        self.large.get().into_iter().chain(self.polled.get())
+    }
+
+    fn submit_operation(&self, slot: u32, operation: Operation) {
+        match self.side(operation.carrier()) {
+            None => self.main.push(operation.entry(slot)),
+            Some(side) => {
+                side.push(operation.large_entry(slot));
+                if operation.carrier() == Carrier::Polled {
+                    self.polled_at.set(shard::with_current(Shard::now));
+                }
+            }
+        }
+        let mut operations = self.operations.borrow_mut();
+        if operations.len() <= slot as usize {
+            operations.resize_with(slot as usize + 1, || None);
+        }
+        operations[slot as usize] = Some(operation);
+    }
+
+    /// The index in this ring's table of buffers for `length` bytes at `address`, see [`Ring::fixed_index`].
+    pub(super) fn fixed_index(&self, carrier: Carrier, address: *const u8, length: usize) -> Option<u16> {
+        match self.side(carrier) {
+            None => self.main.fixed_index(address, length),
+            Some(side) => side.ring.fixed_index(address, length),
+        }
     }
 
     /// Asks the kernel to end what `slot` waits for. The completion still comes.
     pub(super) fn cancel(&self, slot: u32) {
-        self.push(opcode::AsyncCancel::new(u64::from(slot)).build().user_data(CANCEL));
-    }
-
-    fn push(&self, entry: squeue::Entry) {
-        let mut backlog = self.backlog.borrow_mut();
-        if backlog.is_empty() {
-            let mut ring = self.ring.borrow_mut();
-            if try_push(&mut ring, &entry) {
-                return;
-            }
-            // The ring is full. If this fails, the loop meets the same error and deals with it.
-            let _ = ring.submit();
-            if try_push(&mut ring, &entry) {
-                return;
-            }
-        }
-        backlog.push_back(entry);
-    }
-
-    /// Moves the backlog into the ring, as far as it fits.
-    fn push_backlog(&self) {
-        let mut backlog = self.backlog.borrow_mut();
-        if backlog.is_empty() {
-            return;
-        }
-        let mut ring = self.ring.borrow_mut();
-        while let Some(entry) = backlog.front() {
-            if !try_push(&mut ring, entry) {
-                return;
-            }
-            backlog.pop_front();
-        }
+        self.main.push(opcode::AsyncCancel::new(u64::from(slot)).build().user_data(CANCEL));
     }
 
     /// Enters the kernel if there is anything to submit or to collect there.
     fn submit(&self) {
-        self.push_backlog();
-        let (waiting, work) = self.pending();
-        if waiting > 0 || work {
-            self.enter(u32::try_from(waiting).unwrap_or(u32::MAX));
-        }
+        self.main.submit(false);
+        self.sides().for_each(Side::submit);
     }
 
     /// Handles every completion that has come, the ones included that the kernel has still to be asked for.
     fn collect(&self) {
-        if self.pending().1 {
-            self.enter(0);
-        }
+        self.main.collect();
+        self.sides().for_each(Side::submit);
         self.reap();
-    }
-
-    /// How many entries wait to be submitted, and whether the kernel has something for us.
-    fn pending(&self) -> (usize, bool) {
-        let ring = self.ring.borrow();
-        // SAFETY: the ring is borrowed, and no other queue handle is alive.
-        let queue = unsafe { ring.submission_shared() };
-        (queue.len(), queue.taskrun() || queue.cq_overflow())
-    }
-
-    fn enter(&self, count: u32) {
-        let ring = self.ring.borrow();
-        // Getting events costs nothing beyond the entry and runs the kernel's deferred work.
-        // SAFETY: no argument is passed, and the entries keep what they point to alive (C16).
-        let entered = unsafe { ring.submitter().enter::<()>(count, 0, ENTER_GETEVENTS, None) };
-        check_entered(entered);
-    }
-
-    /// Submits and blocks until a completion, or for `timeout` nanoseconds.
-    fn wait(&self, timeout: Option<u64>) {
-        self.push_backlog();
-        let ring = self.ring.borrow();
-        let entered = match timeout {
-            None => ring.submitter().submit_and_wait(1),
-            Some(ns) => {
-                let timeout = types::Timespec::from(Duration::from_nanos(ns));
-                ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&timeout))
-            }
-        };
-        check_entered(entered);
     }
 
     // --- completing ---
 
-    /// Handles every completion that has come. Returns whether there was any.
-    fn reap(&self) -> bool {
+    /// Handles every completion that has come.
+    fn reap(&self) {
         let mut reaped = self.reaped.take();
-        reaped.extend(self.ring.borrow_mut().completion());
-        let any = !reaped.is_empty();
+        if let Some(polled) = self.polled.get() {
+            polled.reap(&mut reaped);
+            if !reaped.is_empty() {
+                self.polled_at.set(shard::with_current(Shard::now));
+            }
+        }
+        if let Some(large) = self.large.get() {
+            large.reap(&mut reaped);
+        }
+        self.main.reap(&mut reaped);
         for completion in reaped.drain(..) {
             match completion.user_data() {
                 KICK => {
@@ -238,12 +222,16 @@ impl Driver {
                         self.kick_armed.set(false);
                     }
                 }
+                WATCH => {
+                    if let Some(large) = self.large.get() {
+                        large.watched.set(false);
+                    }
+                }
                 CANCEL => {}
                 slot => self.complete(narrow(slot), completion.result()),
             }
         }
         self.reaped.replace(reaped);
-        any
     }
 
     fn complete(&self, slot: u32, result: i32) {
@@ -252,9 +240,7 @@ impl Driver {
         };
         let result = match operation.advance(result, self.draining.get()) {
             Step::Again => {
-                let entry = operation.entry(slot);
-                self.operations.borrow_mut()[slot as usize] = Some(operation);
-                self.push(entry);
+                self.submit_operation(slot, operation);
                 return;
             }
             Step::Done(count) => Ok(count),
@@ -267,22 +253,20 @@ impl Driver {
 
     // --- files ---
 
-    /// Registers a file and returns its index, unless the table is full or the kernel refuses.
-    pub(super) fn register(&self, fd: &OwnedFd) -> Option<u32> {
-        let index = self.files_free.borrow_mut().pop()?;
-        let updated = self.ring.borrow().submitter().register_files_update(index, &[fd.as_raw_fd()]);
-        if matches!(updated, Ok(1)) {
-            return Some(index);
+    /// Registers a file with one of the rings, if that is there, and returns its index, unless the table is
+    /// full or the kernel refuses.
+    pub(super) fn register(&self, carrier: Carrier, fd: &OwnedFd) -> Option<u32> {
+        match carrier {
+            Carrier::Main => self.main.register(fd),
+            _ => self.side(carrier)?.ring.register(fd),
         }
-        self.files_free.borrow_mut().push(index);
-        None
     }
 
-    /// Gives a registered index back. No entry names it any more: requests hold their descriptor until they
-    /// end.
-    pub(super) fn unregister(&self, index: u32) {
-        if self.ring.borrow().submitter().register_files_update(index, &[-1]).is_ok() {
-            self.files_free.borrow_mut().push(index);
+    /// Gives a registered index back, see [`Ring::unregister`].
+    pub(super) fn unregister(&self, carrier: Carrier, index: u32) {
+        match self.side(carrier) {
+            None => self.main.unregister(index),
+            Some(side) => side.ring.unregister(index),
         }
     }
 
@@ -296,15 +280,30 @@ impl Driver {
             if self.stopping.get() {
                 return;
             }
-            // Without a task to go on with, the entry that sleeps submits too.
-            if shard.ready_count() > 0 || self.spin_ns > 0 {
-                self.submit();
-                self.reap();
-            }
-            if shard.ready_count() == 0 && !self.spin(shard) {
-                self.sleep(shard);
+            // The entry that sleeps submits too, and so does the next turn.
+            match self.next_pause(shard) {
+                Pause::Work => {
+                    self.submit();
+                    self.reap();
+                }
+                Pause::Poll => self.main.submit(false),
+                Pause::Doze => self.sleep(shard, Some(DOZE_NS)),
+                Pause::Sleep if self.spin_ns == 0 => self.sleep(shard, None),
+                Pause::Sleep => {
+                    self.submit();
+                    self.reap();
+                    if shard.ready_count() == 0 && !self.spin(shard) {
+                        self.sleep(shard, None);
+                    }
+                }
             }
         }
+    }
+
+    fn next_pause(&self, shard: &Shard) -> Pause {
+        let polling = self.polled.get().is_some_and(Side::is_busy);
+        let quiet_ns = if polling { shard.now().saturating_sub(self.polled_at.get()) } else { 0 };
+        pause(shard.ready_count() > 0, polling, quiet_ns)
     }
 
     /// Has mail for `shard` make the eventfd readable.
@@ -359,25 +358,26 @@ impl Driver {
     }
 
     fn kernel_has_news(&self) -> bool {
-        let mut ring = self.ring.borrow_mut();
-        let (_, queue, completions) = ring.split();
-        queue.taskrun() || !completions.is_empty()
+        self.main.has_news() || self.sides().any(|side| side.ring.has_news())
     }
 
-    /// Submits what there is, and sleeps until something happens.
-    fn sleep(&self, shard: &Shard) {
+    /// Submits what there is, and sleeps until something happens, at most for so many nanoseconds.
+    fn sleep(&self, shard: &Shard, at_most: Option<u64>) {
         if !shard.mailbox().fall_asleep() {
             self.submit();
             return;
         }
+        self.sides().for_each(Side::submit);
         // The kernel may have ended the poll since the turn armed it: that it did was among what was reaped.
         self.arm_kick();
+        self.arm_watch();
         // A stall within a long sleep would not be seen.
-        let timeout = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()).min(TURN_NS));
+        let timer = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()).min(TURN_NS));
+        let timeout = timer.into_iter().chain(at_most).min();
         if timeout == Some(0) {
             self.submit();
         } else {
-            self.wait(timeout);
+            self.main.wait(timeout);
         }
         shard.mailbox().wake_up();
         self.reap();
@@ -387,7 +387,19 @@ impl Driver {
     fn arm_kick(&self) {
         if !self.kick_armed.replace(true) {
             let poll = opcode::PollAdd::new(types::Fd(self.kick.as_raw_fd()), POLLIN).multi(true);
-            self.push(poll.build().user_data(KICK));
+            self.main.push(poll.build().user_data(KICK));
+        }
+    }
+
+    /// Has completions of the unpolled ring beside the main one end a sleep on that. A poll that is armed
+    /// when they are there already ends at once.
+    fn arm_watch(&self) {
+        if let Some(large) = self.large.get()
+            && large.is_busy()
+            && !large.watched.replace(true)
+        {
+            let poll = opcode::PollAdd::new(types::Fd(large.ring.as_raw_fd()), POLLIN);
+            self.main.push(poll.build().user_data(WATCH));
         }
     }
 
@@ -406,39 +418,22 @@ impl Driver {
                 return false;
             }
             let all = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
-            self.push(all);
+            self.main.push(all);
             self.submit();
             self.reap();
             if shard.requests_in_flight() > 0 || self.kick_armed.get() {
-                self.wait(Some(DRAIN_NS));
+                let besides = self.sides().any(Side::is_busy);
+                self.main.wait(Some(if besides { DRAIN_SIDE_NS } else { DRAIN_NS }));
                 self.reap();
             }
         }
     }
 }
 
-/// `IORING_ENTER_GETEVENTS`.
-const ENTER_GETEVENTS: u32 = 1;
 const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
-
-fn try_push(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
-    // SAFETY: what the entry points to is kept by the slot, by the operation or by the driver until the
-    // completion, for which `Driver::drain` waits (C16).
-    unsafe { ring.submission().push(entry) }.is_ok()
-}
 
 fn narrow(slot: u64) -> u32 {
     u32::try_from(slot).unwrap_or_else(|_| unreachable!("user data is a slot or one of ours"))
-}
-
-/// Sorts what became of an entry into the kernel. Interruptions, time-outs and a full completion queue end by
-/// themselves; anything else means that this process has broken its own ring, with requests in flight.
-fn check_entered(entered: io::Result<usize>) {
-    let Err(error) = entered else { return };
-    if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) {
-        eprintln!("io_uring_enter failed, which leaves requests in an unknown state: {error}");
-        std::process::abort();
-    }
 }
 
 fn set_up() -> Result<IoUring, RunError> {
@@ -470,6 +465,8 @@ pub(super) fn failed(kind: DeviceErrorKind) -> Submission {
 
 #[cfg(test)]
 mod tests {
+    use std::{io, time::Duration};
+
     use super::*;
 
     #[test]
@@ -478,16 +475,18 @@ mod tests {
         let count = 3 * u64::from(SUBMISSIONS) + 5;
         // As if the kernel had refused to take any for a while.
         for i in 0..count {
-            driver.backlog.borrow_mut().push_back(opcode::Nop::new().build().user_data(i));
+            driver.main.backlog.borrow_mut().push_back(opcode::Nop::new().build().user_data(i));
         }
-        driver.push(opcode::Nop::new().build().user_data(count));
+        driver.main.push(opcode::Nop::new().build().user_data(count));
         let mut seen = Vec::new();
         while seen.len() <= usize::try_from(count).unwrap() {
             driver.submit();
-            seen.extend(driver.ring.borrow_mut().completion().map(|c| c.user_data()));
+            let mut reaped = Vec::new();
+            driver.main.reap(&mut reaped);
+            seen.extend(reaped.iter().map(cqueue::Entry::user_data));
         }
         assert_eq!(seen, (0..=count).collect::<Vec<_>>());
-        assert!(driver.backlog.borrow().is_empty());
+        assert!(driver.main.backlog.borrow().is_empty());
     }
 
     #[test]
@@ -507,10 +506,125 @@ mod tests {
             handle.send(|| ());
         });
         let before = shard.now();
-        driver.sleep(&shard);
+        driver.sleep(&shard, None);
         assert!(shard.now() - before < LIMIT_NS / 2, "the message did not wake the shard");
         sender.join().unwrap();
         assert!(driver.drain(&shard));
+    }
+
+    /// A shard with a driver, until `test` ends.
+    fn with_driver(test: impl FnOnce(&Rc<Shard>, &Rc<Driver>)) {
+        let shard = Shard::new(&crate::ShardConfig { index: 0, arena_bytes: 1 << 20, clock: None });
+        let _entered = shard.enter();
+        let driver = Driver::new(shard.pool(), 0).unwrap();
+        Driver::set_current(Some(Rc::clone(&driver)));
+        driver.connect_kick(&shard);
+        test(&shard, &driver);
+        assert!(driver.drain(&shard));
+        Driver::set_current(None);
+    }
+
+    /// Reads 4096 bytes by way of a ring, which come after 100 ms, and stops the shard then. How long its
+    /// thread was busy, in nanoseconds.
+    fn busy_until_a_read_comes(shard: &Rc<Shard>, driver: &Rc<Driver>, carrier: Carrier) -> u64 {
+        let (end, other) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let file = crate::uring::operation::File::carried(end, Vec::new(), carrier, None);
+        let there = Rc::clone(driver);
+        let got = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&got);
+        shard.spawn(async move {
+            let descriptor = crate::uring::operation::Descriptor::registered(file);
+            let buffer = shard::buffer(4096);
+            let read = Operation::new(crate::uring::operation::Kind::Read, &descriptor)
+                .range(0, 0, 512)
+                .memory(buffer.as_ptr(), buffer.len());
+            let read = there.start(Payload::Buffer(buffer), read).await;
+            seen.set(read.buffer.unwrap().iter().all(|&byte| byte == 7));
+            there.stop();
+        });
+        let writer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            rustix::io::write(&other, &[7; 4096]).unwrap();
+        });
+        // Ends the test if nothing wakes the shard.
+        let (done, watched) = std::sync::mpsc::channel::<()>();
+        let handle = shard.handle();
+        let watcher = std::thread::spawn(move || {
+            let in_time = watched.recv_timeout(Duration::from_secs(20)).is_ok();
+            if !in_time {
+                handle.send(|| Driver::current().stop());
+            }
+            in_time
+        });
+        let before = thread_time();
+        driver.run(shard);
+        let _ = done.send(());
+        writer.join().unwrap();
+        assert!(watcher.join().unwrap(), "the read did not wake the shard");
+        assert!(got.get(), "other bytes");
+        thread_time() - before
+    }
+
+    fn thread_time() -> u64 {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap()
+    }
+
+    #[test]
+    fn a_shard_sleeps_until_the_ring_of_large_entries_completes() {
+        with_driver(|shard, driver| {
+            for _ in 0..3 {
+                driver.stopping.set(false);
+                let busy = busy_until_a_read_comes(shard, driver, Carrier::Large);
+                assert!(busy < 50_000_000, "{busy} ns");
+                assert!(!driver.large.get().unwrap().is_busy());
+            }
+        });
+    }
+
+    #[test]
+    fn a_shard_with_a_polled_ring_sleeps_while_nothing_polled_is_under_way() {
+        with_driver(|shard, driver| {
+            driver.provide(Carrier::Polled).unwrap();
+            let busy = busy_until_a_read_comes(shard, driver, Carrier::Main);
+            assert!(busy < 50_000_000, "{busy} ns");
+        });
+    }
+
+    /// Of a ring with a request that never ends, as far as the loop can see.
+    #[test]
+    fn timers_and_mail_go_on_while_polled_requests_are_under_way() {
+        with_driver(|shard, driver| {
+            driver.provide(Carrier::Polled).unwrap();
+            driver.polled.get().unwrap().pretend(1);
+            for quiet_ns in [0, u64::MAX / 2] {
+                driver.stopping.set(false);
+                driver.polled_at.set(shard.now().saturating_sub(quiet_ns));
+                let there = Rc::clone(driver);
+                let handle = shard.handle();
+                shard.spawn(async move {
+                    shard::sleep(1_000_000).await;
+                    std::thread::spawn(move || handle.send(|| Driver::current().stop()));
+                    shard::sleep(20_000_000_000).await;
+                    unreachable!("{}", there.stopping.get());
+                });
+                driver.run(shard);
+                shard.drop_tasks();
+            }
+            driver.polled.get().unwrap().pretend(0);
+        });
+    }
+
+    #[test]
+    fn a_polled_ring_completes_what_it_is_given() {
+        with_driver(|_, driver| {
+            driver.provide(Carrier::Polled).unwrap();
+            let polled = driver.polled.get().unwrap();
+            polled.push(opcode::Nop::new().build().user_data(CANCEL).into());
+            assert!(polled.is_busy());
+            driver.collect();
+            assert!(!polled.is_busy());
+        });
     }
 
     /// A receive is under way for longer than it may be before the shard looks again, and its message has
@@ -562,12 +676,12 @@ mod tests {
             return;
         }
         let (base, bytes) = pool.arena();
-        assert!(driver.arena.has(0) && !(1..16).any(|part| driver.arena.has(part)));
+        assert!(driver.main.arena.has(0) && !(1..16).any(|part| driver.main.arena.has(part)));
         let last = base.wrapping_add(bytes - 4096);
-        assert_eq!(driver.fixed_index(last, 4096), Some(15));
-        assert!(driver.arena.has(15) && !driver.arena.has(14));
+        assert_eq!(driver.fixed_index(Carrier::Main, last, 4096), Some(15));
+        assert!(driver.main.arena.has(15) && !driver.main.arena.has(14));
         let boundary = base.wrapping_add((4 << 20) - 4096);
-        assert_eq!(driver.fixed_index(boundary, 8192), None, "in two parts");
+        assert_eq!(driver.fixed_index(Carrier::Main, boundary, 8192), None, "in two parts");
     }
 
     #[test]
@@ -578,10 +692,10 @@ mod tests {
             return;
         }
         let (base, bytes) = ours.arena();
-        assert_eq!(driver.fixed_index(base, bytes), Some(0));
-        assert_eq!(driver.fixed_index(base, bytes + 1), None);
-        assert_eq!(driver.fixed_index(base.wrapping_sub(1), 1), None);
-        assert_eq!(driver.fixed_index(base.wrapping_add(bytes), 1), None);
-        assert_eq!(driver.fixed_index(other.arena().0, 4096), None);
+        assert_eq!(driver.fixed_index(Carrier::Main, base, bytes), Some(0));
+        assert_eq!(driver.fixed_index(Carrier::Main, base, bytes + 1), None);
+        assert_eq!(driver.fixed_index(Carrier::Main, base.wrapping_sub(1), 1), None);
+        assert_eq!(driver.fixed_index(Carrier::Main, base.wrapping_add(bytes), 1), None);
+        assert_eq!(driver.fixed_index(Carrier::Main, other.arena().0, 4096), None);
     }
 }

@@ -24,7 +24,10 @@ use crate::{
     buffer::ALIGNMENT,
     uring::{
         device::FileDevice,
+        driver::Driver,
         operation::File,
+        passthrough::{self, Page},
+        side::{self, Carrier},
         storage::{self, Storage, sysfs},
     },
 };
@@ -41,12 +44,14 @@ pub struct OpenOptions {
     pub logical_block: Option<u32>,
     /// The smallest size that makes sense, in bytes.
     pub size_min: u64,
+    /// Reads and writes are polled. What can't be polled is refused.
+    pub poll: bool,
 }
 
 impl Default for OpenOptions {
     /// For reading and writing, alone.
     fn default() -> Self {
-        Self { read_only: false, exclusive: true, logical_block: None, size_min: 0 }
+        Self { read_only: false, exclusive: true, logical_block: None, size_min: 0, poll: false }
     }
 }
 
@@ -130,7 +135,7 @@ pub enum OpenError {
         needed: u64,
     },
     /// A folder, a socket, a terminal.
-    #[error("{} is neither a file nor a block device", path.display())]
+    #[error("{} is neither a file nor a block device nor an NVMe namespace", path.display())]
     NotStorage {
         /// The path.
         path: PathBuf,
@@ -159,6 +164,22 @@ pub enum OpenError {
         /// What went wrong.
         source: DeviceError,
     },
+    /// It was to be polled.
+    #[error("{} can't be polled: {why}", path.display())]
+    NotPolled {
+        /// The path.
+        path: PathBuf,
+        /// What is missing, and what to do.
+        why: String,
+    },
+    /// A generic device of NVMe that takes no commands from us.
+    #[error("{} can't be used by passthrough: {why}; its block device may do", path.display())]
+    Passthrough {
+        /// The path.
+        path: PathBuf,
+        /// What is missing.
+        why: String,
+    },
     /// Any other error.
     #[error("can't open {}: {source}", path.display())]
     Io {
@@ -178,6 +199,7 @@ pub struct OpenFile {
     pub(super) read_only: bool,
     /// What addresses of memory must be a multiple of.
     pub(super) memory_alignment: usize,
+    pub(super) remark: Option<String>,
     /// Its bytes, if they are used where they lie.
     memory: Option<Arc<Memory>>,
 }
@@ -203,8 +225,31 @@ pub fn persistent_path(path: &Path) -> PathBuf {
 impl OpenFile {
     /// Opens and locks the file or device of a name (see [`path_of`]). This blocks: see [`super::blocking`].
     pub fn open(name: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
-        let name = name.as_ref();
-        let (path, is_persistent) = path_of(name);
+        let (path, is_persistent) = path_of(name.as_ref());
+        let stat = rustix::fs::stat(path).map_err(|error| failed(path, error))?;
+        let is_character = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        let opened = if is_character {
+            passthrough::open(path, &stat, options)
+        } else {
+            Self::open_plain(path, options)
+        }?;
+        // To be read, it is a file like any other.
+        let used_in_place = is_persistent && !options.read_only;
+        Ok(Arc::new(if used_in_place { opened.in_place(name.as_ref(), path)? } else { opened }))
+    }
+
+    /// The same, with its bytes used where they lie. They keep the file open, and locked.
+    fn in_place(self, name: &Path, path: &Path) -> Result<Self, OpenError> {
+        let size = usize::try_from(self.info.size).map_err(|_| DeviceError::of(DeviceErrorKind::Invalid));
+        let memory = size.and_then(|size| Memory::persistent(Arc::clone(&self.file), size));
+        let memory =
+            memory.map_err(|source| OpenError::NotPersistentMemory { path: path.to_owned(), source })?;
+        let info = memory.info(&name.display().to_string(), self.info.logical_block);
+        Ok(Self { info, memory: Some(memory), ..self })
+    }
+
+    /// Opens and locks a file or block device.
+    pub(super) fn open_plain(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         let failed = |e| failed(path, e);
         let kind = rustix::fs::stat(path).map_err(failed)?;
         let is_block = match FileType::from_raw_mode(kind.st_mode) {
@@ -229,19 +274,15 @@ impl OpenFile {
         let end = rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
         let alignment = Alignment::of(&fd, is_block, direct).map_err(failed)?;
         let logical_block = alignment.choose(path, options.logical_block)?;
-        let size = end / u64::from(logical_block) * u64::from(logical_block);
-        if size < options.size_min.max(1) {
-            let needed = options.size_min.max(u64::from(logical_block));
-            return Err(OpenError::TooSmall { path: path.to_owned(), size: end, needed });
-        }
+        let carrier = if options.poll { polled(path, &fd, &stat, logical_block)? } else { Carrier::Main };
         let queue = is_block.then(|| Queue::of(&stat));
         let discards = match &queue {
             Some(queue) => queue.discards,
             None => !options.read_only && punches_holes(&fd, end),
         };
         let info = DeviceInfo {
-            name: name.display().to_string(),
-            size,
+            name: path.display().to_string(),
+            size: end,
             logical_block,
             volatile_cache: queue.as_ref().is_none_or(|queue| queue.volatile_cache),
             // The block layer writes zeroes itself where the device can't.
@@ -249,16 +290,39 @@ impl OpenFile {
             discards,
             in_memory: false,
         };
-        let memory_alignment = alignment.memory;
-        let file = File::with_claims(fd, claims);
-        let read_only = options.read_only;
-        // To be read, it is a file like any other.
-        let memory = if is_persistent && !read_only { Some(mapped(path, &file, size)?) } else { None };
-        let info = match &memory {
-            Some(memory) => memory.info(&info.name, logical_block),
-            None => info,
-        };
-        Ok(Arc::new(Self { file, info, is_block, read_only, memory_alignment, memory }))
+        let file = File::carried(fd, claims, carrier, None);
+        Self::new(path, file, info, options, alignment.memory).map(|open| Self { is_block, ..open })
+    }
+
+    /// Of what was opened; whole blocks of it, if they are enough.
+    pub(super) fn new(
+        path: &Path,
+        file: Arc<File>,
+        info: DeviceInfo,
+        options: &OpenOptions,
+        memory_alignment: usize,
+    ) -> Result<Self, OpenError> {
+        let block = u64::from(info.logical_block);
+        let size = info.size / block * block;
+        if size < options.size_min.max(1) {
+            let needed = options.size_min.max(block);
+            return Err(OpenError::TooSmall { path: path.to_owned(), size: info.size, needed });
+        }
+        let info = DeviceInfo { size, ..info };
+        Ok(Self {
+            file,
+            info,
+            is_block: true,
+            read_only: options.read_only,
+            memory_alignment,
+            remark: None,
+            memory: None,
+        })
+    }
+
+    /// What the user should know of how it is used, if it isn't used as its path says.
+    pub fn remark(&self) -> Option<&str> {
+        self.remark.as_deref()
     }
 
     /// What the device says of itself.
@@ -292,6 +356,7 @@ struct Source(Arc<OpenFile>);
 
 impl DeviceSource for Source {
     fn attach(&self) -> Result<Rc<dyn Device>, DeviceError> {
+        Driver::current().provide(self.0.file.carrier())?;
         Ok(self.0.attach())
     }
 
@@ -300,15 +365,8 @@ impl DeviceSource for Source {
     }
 }
 
-/// The bytes of an open file in persistent memory. They keep it open, and locked.
-fn mapped(path: &Path, file: &Arc<File>, size: u64) -> Result<Arc<Memory>, OpenError> {
-    let bytes = usize::try_from(size).map_err(|_| DeviceError::of(DeviceErrorKind::Invalid));
-    let memory = bytes.and_then(|bytes| Memory::persistent(Arc::clone(file), bytes));
-    memory.map_err(|source| OpenError::NotPersistentMemory { path: path.to_owned(), source })
-}
-
 /// Opens with direct I/O; without, where a file system refuses it. Says which.
-fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, bool), Errno> {
+pub(super) fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, bool), Errno> {
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     if is_block && options.exclusive {
@@ -322,7 +380,7 @@ fn open(path: &Path, is_block: bool, options: &OpenOptions) -> Result<(OwnedFd, 
 
 /// Whether the kernel refuses writes to a block device, although it lets it be opened for them: the first
 /// write would fail.
-fn is_read_only(fd: &OwnedFd) -> Result<bool, Errno> {
+pub(super) fn is_read_only(fd: &OwnedFd) -> Result<bool, Errno> {
     // SAFETY: the kernel writes one int.
     let flag = unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<BLKROGET, libc::c_int>::new()) };
     flag.map(|flag| flag != 0)
@@ -385,9 +443,9 @@ pub(super) fn busy_or(path: &Path, stat: &Stat, asking: Option<&OwnedFd>, error:
 }
 
 /// What direct I/O asks for, in bytes.
-struct Alignment {
-    block: u32,
-    memory: usize,
+pub(super) struct Alignment {
+    pub(super) block: u32,
+    pub(super) memory: usize,
 }
 
 impl Alignment {
@@ -412,12 +470,33 @@ impl Alignment {
         Ok(Self { block, memory: usize::try_from(memory).unwrap_or(ALIGNMENT).clamp(1, ALIGNMENT) })
     }
 
-    fn choose(&self, path: &Path, asked: Option<u32>) -> Result<u32, OpenError> {
+    pub(super) fn choose(&self, path: &Path, asked: Option<u32>) -> Result<u32, OpenError> {
         let block = asked.unwrap_or(self.block);
         if block.is_power_of_two() && block >= self.block && block as usize <= ALIGNMENT {
             return Ok(block);
         }
         Err(OpenError::LogicalBlock { path: path.to_owned(), asked: block, own: self.block })
+    }
+}
+
+/// What carries the requests to a device that shall be polled. It must be able to, and so must the kernel:
+/// its first block is read that way.
+fn polled(path: &Path, fd: &OwnedFd, stat: &Stat, block: u32) -> Result<Carrier, OpenError> {
+    let refused = |why| OpenError::NotPolled { path: path.to_owned(), why };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
+        return Err(refused("it is a file, and only devices can be: leave out --poll".into()));
+    }
+    if !passthrough::is_polled(&sysfs(stat.st_rdev)) {
+        return Err(refused(passthrough::no_poll_queues()));
+    }
+    match side::attempt_polled_read(fd, &mut Page::new().0[..block as usize]) {
+        // Other errors are the device's, and come again where they are dealt with.
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOMEM)) =>
+        {
+            Err(refused(format!("the kernel refuses a polled io_uring or a read by it: {error}")))
+        }
+        _ => Ok(Carrier::Polled),
     }
 }
 

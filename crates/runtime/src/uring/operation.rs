@@ -12,11 +12,20 @@ use std::{
 
 use io_uring::{opcode, squeue, types};
 
-use crate::{Buffer, DeviceError, DeviceErrorKind, uring::driver::Driver};
+use crate::{
+    Buffer, DeviceError, DeviceErrorKind,
+    uring::{
+        driver::Driver,
+        nvme::{self, Action, Namespace},
+        side::Carrier,
+    },
+};
 
 /// How often in a row the kernel may ask to try again, or transfer less than one block.
 const RETRIES_MAX: u8 = 64;
 const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
+/// How often in a row an NVMe command is given that the device or its driver may do later.
+const NVME_RETRIES_MAX: u8 = 5;
 const POLLOUT: u32 = libc::POLLOUT.cast_unsigned() as u32;
 const POLLIN_EXCLUSIVE: u32 = (libc::EPOLLIN | libc::EPOLLEXCLUSIVE).cast_unsigned();
 /// `BLOCK_URING_CMD_DISCARD`, Linux 6.12: `_IO(0x12, 0)`.
@@ -30,7 +39,10 @@ pub(super) const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_
 pub(super) struct Descriptor {
     driver: Rc<Driver>,
     file: Arc<File>,
+    /// With the main ring.
     registered: Option<u32>,
+    /// With the ring beside it that carries the file's reads and writes, if one does.
+    registered_aside: Option<u32>,
 }
 
 /// What every ring's descriptor of one open file shares.
@@ -38,7 +50,11 @@ pub(super) struct File {
     pub(super) fd: OwnedFd,
     /// What keeps others away from the same bytes under other names, as long as a request may be on the way
     /// (C21).
-    _claims: Vec<OwnedFd>,
+    claims: Vec<OwnedFd>,
+    /// Which ring carries its reads and writes.
+    carrier: Carrier,
+    /// What is on the other end of a passthrough. Every request is a command then, on the file's carrier.
+    namespace: Option<Namespace>,
     /// The kernel has no discard command: use the older way.
     discard_refused: AtomicBool,
     /// The device was asked for zeroes and can't.
@@ -58,12 +74,32 @@ impl File {
 
     /// With what is to be held as long as it is open.
     pub(super) fn with_claims(fd: OwnedFd, claims: Vec<OwnedFd>) -> Arc<Self> {
+        Self::carried(fd, claims, Carrier::Main, None)
+    }
+
+    /// With another ring for its reads and writes, and perhaps a namespace to give commands to.
+    pub(super) fn carried(
+        fd: OwnedFd,
+        claims: Vec<OwnedFd>,
+        carrier: Carrier,
+        namespace: Option<Namespace>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             fd,
-            _claims: claims,
+            claims,
+            carrier,
+            namespace,
             discard_refused: AtomicBool::new(false),
             zeroes_refused: AtomicBool::new(false),
         })
+    }
+
+    pub(super) fn carrier(&self) -> Carrier {
+        self.carrier
+    }
+
+    pub(super) fn namespace(&self) -> Option<&Namespace> {
+        self.namespace.as_ref()
     }
 
     /// What to ask for to discard a range of a block device.
@@ -72,17 +108,41 @@ impl File {
     }
 }
 
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.namespace.is_some() {
+            self.claims.iter().for_each(forget_cached);
+        }
+    }
+}
+
+/// Has the kernel write and forget what it keeps in memory of a block device: commands by passthrough change
+/// the device behind its back. An error is no harm to what is on the device.
+pub(super) fn forget_cached(device: &OwnedFd) {
+    /// `_IO(0x12, 97)` of linux/fs.h.
+    const BLKFLSBUF: libc::Ioctl = 0x1261;
+    // SAFETY: the kernel takes no argument.
+    let _ = unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF) };
+}
+
 impl Descriptor {
     pub(super) fn new(file: Arc<File>) -> Rc<Self> {
         let driver = Driver::current();
-        Rc::new(Self { driver, file, registered: None })
+        Rc::new(Self { driver, file, registered: None, registered_aside: None })
     }
 
     /// Of a device: the kernel looks up its file once.
     pub(super) fn registered(file: Arc<File>) -> Rc<Self> {
         let driver = Driver::current();
-        let registered = driver.register(&file.fd);
-        Rc::new(Self { driver, file, registered })
+        let carrier = file.carrier;
+        let aside = carrier != Carrier::Main && driver.provide(carrier).is_ok();
+        let registered_aside = if aside { driver.register(carrier, &file.fd) } else { None };
+        let registered = driver.register(Carrier::Main, &file.fd);
+        Rc::new(Self { driver, file, registered, registered_aside })
+    }
+
+    fn registered_with(&self, carrier: Carrier) -> Option<u32> {
+        if carrier == Carrier::Main { self.registered } else { self.registered_aside }
     }
 
     pub(super) fn driver(&self) -> &Driver {
@@ -97,7 +157,10 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         if let Some(index) = self.registered {
-            self.driver.unregister(index);
+            self.driver.unregister(Carrier::Main, index);
+        }
+        if let Some(index) = self.registered_aside {
+            self.driver.unregister(self.file.carrier, index);
         }
     }
 }
@@ -113,6 +176,8 @@ pub(super) enum Kind {
     Allocate(i32),
     /// The block layer's discard.
     Discard,
+    /// A command to the file's namespace.
+    Nvme(Action),
     /// A read without offset that may be short.
     ReadSome,
     /// A receive that may be short.
@@ -150,6 +215,8 @@ pub(super) struct Operation {
     unit: u64,
     retries: u8,
     bounce: Option<Bounce>,
+    /// The range of a Dataset Management command, which the device reads.
+    list: Option<Buffer>,
 }
 
 /// Aligned memory in place of a read's own, which the device can't reach.
@@ -180,6 +247,7 @@ impl Operation {
             unit: 1,
             retries: 0,
             bounce: None,
+            list: None,
         }
     }
 
@@ -202,20 +270,64 @@ impl Operation {
         self
     }
 
+    /// A Dataset Management command, whose range goes to `list`.
+    pub(super) fn list(mut self, list: Buffer) -> Self {
+        self.list = Some(list);
+        self.fill_list();
+        self
+    }
+
+    /// Which ring carries it.
+    pub(super) fn carrier(&self) -> Carrier {
+        match self.kind {
+            Kind::Read | Kind::Write { .. } | Kind::Nvme(_) => self.descriptor.file.carrier,
+            _ => Carrier::Main,
+        }
+    }
+
+    fn target(&self) -> (types::Fd, squeue::Flags) {
+        match self.descriptor.registered_with(self.carrier()) {
+            Some(index) => (types::Fd(index.cast_signed()), squeue::Flags::FIXED_FILE),
+            None => (types::Fd(self.descriptor.file.fd.as_raw_fd()), squeue::Flags::empty()),
+        }
+    }
+
+    /// The entry for what is left to do, for a ring of large entries.
+    pub(super) fn large_entry(&self, slot: u32) -> squeue::Entry128 {
+        let (Kind::Nvme(action), Some(namespace)) = (&self.kind, self.descriptor.file.namespace()) else {
+            return self.entry(slot).into();
+        };
+        let step = namespace.step(*action, self.length - self.done);
+        let (address, length) = match (action, &self.list) {
+            (Action::Read | Action::Write { .. }, _) => {
+                let done = usize::try_from(self.done).unwrap_or_else(|_| unreachable!("below the length"));
+                (self.address.wrapping_add(done).cast_const(), step)
+            }
+            (_, Some(list)) => (list.as_ptr(), list.len() as u64),
+            (_, None) => (std::ptr::null(), 0),
+        };
+        let length = u32::try_from(length).unwrap_or_else(|_| unreachable!("a command moves less"));
+        let index = self.descriptor.driver.fixed_index(self.carrier(), address, length as usize);
+        let data = (address.expose_provenance() as u64, length);
+        let mut bytes = [0; 80];
+        let command = namespace.command(*action, self.offset + self.done, step, data);
+        bytes[..command.len()].copy_from_slice(&command);
+        let (fd, flags) = self.target();
+        let entry = opcode::UringCmd80::new(fd, nvme::URING_IO).cmd(bytes).buf_index(index).build();
+        entry.flags(flags).user_data(u64::from(slot))
+    }
+
     /// The entry for what is left to do.
     pub(super) fn entry(&self, slot: u32) -> squeue::Entry {
         let descriptor = &self.descriptor;
-        let raw = match descriptor.registered {
-            Some(index) => types::Fd(index.cast_signed()),
-            None => types::Fd(descriptor.file.fd.as_raw_fd()),
-        };
+        let (raw, flags) = self.target();
         let left = self.length - self.done;
         let offset = self.offset + self.done;
         let done = usize::try_from(self.done).unwrap_or_else(|_| unreachable!("below the memory's length"));
         let address = self.address.wrapping_add(done);
         // A longer transfer is cut by the kernel in the same way, and goes on like any short one.
         let length = u32::try_from(left).unwrap_or(1 << 30);
-        let fixed = descriptor.driver.fixed_index(address, length as usize);
+        let fixed = descriptor.driver.fixed_index(self.carrier(), address, length as usize);
         let entry = match (&self.kind, fixed) {
             (Kind::Read, Some(index)) => {
                 opcode::ReadFixed::new(raw, address, length, index).offset(offset).build()
@@ -243,14 +355,11 @@ impl Operation {
             (Kind::Command { operation, bytes }, _) => {
                 opcode::UringCmd16::new(raw, *operation).cmd(*bytes).build()
             }
+            (Kind::Nvme(_), _) => unreachable!("its ring has large entries"),
             (Kind::Accept(_), _) => {
                 let none = std::ptr::null_mut();
                 opcode::Accept::new(raw, none, none.cast()).flags(libc::SOCK_CLOEXEC).build()
             }
-        };
-        let flags = match descriptor.registered {
-            Some(_) => squeue::Flags::FIXED_FILE,
-            None => squeue::Flags::empty(),
         };
         entry.flags(flags).user_data(u64::from(slot))
     }
@@ -258,6 +367,7 @@ impl Operation {
     /// Takes the kernel's `result`. Nothing is tried again when the ring is `draining`.
     pub(super) fn advance(&mut self, result: i32, draining: bool) -> Step {
         let step = match u64::try_from(result) {
+            _ if matches!(self.kind, Kind::Nvme(_)) => self.answered(result),
             Ok(count) => self.transferred(count),
             Err(_) => self.refused(-result),
         };
@@ -271,8 +381,43 @@ impl Operation {
         }
     }
 
+    /// A device's answer to a command: 0, its status, or an error number of the kernel.
+    fn answered(&mut self, result: i32) -> Step {
+        let (Kind::Nvme(action), Some(namespace)) = (&self.kind, self.descriptor.file.namespace()) else {
+            unreachable!("a command is for a namespace");
+        };
+        if result == 0 {
+            self.done += namespace.step(*action, self.length - self.done);
+            self.retries = 0;
+            if self.done < self.length {
+                self.fill_list();
+                return Step::Again;
+            }
+            let moved = matches!(action, Action::Read | Action::Write { .. });
+            return Step::Done(if moved { usize::try_from(self.done).unwrap_or(usize::MAX) } else { 0 });
+        }
+        let error = nvme::error(result);
+        let tries = match *action {
+            // As any flush: see `refused`.
+            Action::Flush => 0,
+            _ if -result == libc::EAGAIN => RETRIES_MAX,
+            _ if nvme::may_succeed_again(result) => NVME_RETRIES_MAX,
+            _ => 0,
+        };
+        self.retry(tries, error)
+    }
+
+    /// Puts what is left into the list of a Dataset Management command.
+    fn fill_list(&mut self) {
+        if let (Some(list), Some(namespace)) = (&mut self.list, self.descriptor.file.namespace()) {
+            let length = namespace.step(Action::Deallocate, self.length - self.done);
+            list.copy_from_slice(&namespace.range(self.offset + self.done, length));
+        }
+    }
+
     fn transferred(&mut self, count: u64) -> Step {
         match &self.kind {
+            Kind::Nvme(_) => unreachable!("it is answered"),
             Kind::Flush | Kind::Allocate(_) | Kind::Discard | Kind::Readable { .. } | Kind::Writable => {
                 Step::Done(0)
             }
@@ -328,15 +473,19 @@ impl Operation {
     }
 
     fn again(&mut self, errno: i32) -> Step {
-        if self.retries == RETRIES_MAX {
-            return Step::Failed(DeviceError::from_errno(errno));
+        self.retry(RETRIES_MAX, DeviceError::from_errno(errno))
+    }
+
+    fn retry(&mut self, most: u8, error: DeviceError) -> Step {
+        if self.retries >= most {
+            return Step::Failed(error);
         }
         self.retries += 1;
         Step::Again
     }
 
     fn copy_back(&mut self) {
-        if let (Kind::Read, Some(bounce)) = (&self.kind, &self.bounce) {
+        if let (Kind::Read | Kind::Nvme(Action::Read), Some(bounce)) = (&self.kind, &self.bounce) {
             // SAFETY: the slot's buffer is `bounce.buffer.len()` bytes at `target`; nothing else has it until
             // the request is finished. The kernel is done with the bounce buffer.
             unsafe {
@@ -366,12 +515,77 @@ mod tests {
     /// the bytes done.
     fn steps(kind: fn() -> Kind, results: Vec<i32>) -> Vec<(Step, u64)> {
         let made = run(&RuntimeConfig::unpinned(1), move |_| async move {
-            let fd = rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty());
-            let descriptor = Descriptor::new(File::new(fd.unwrap()));
+            let file = File::carried(null(), Vec::new(), Carrier::Large, Some(namespace()));
+            let descriptor = Descriptor::new(file);
             let mut operation = Operation::new(kind(), &descriptor).range(4096, 8192, 512);
             results.iter().map(|&result| (operation.advance(result, false), operation.done)).collect()
         });
         made.unwrap()
+    }
+
+    fn null() -> OwnedFd {
+        rustix::fs::open("/dev/null", rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty()).unwrap()
+    }
+
+    /// Commands of it do at most 3072 bytes.
+    fn namespace() -> Namespace {
+        Namespace {
+            id: 1,
+            size: 1 << 20,
+            block_shift: 9,
+            volatile_cache: true,
+            deallocates: true,
+            zeroes: true,
+            zeroes_deallocate: false,
+            transfer_max: 3072,
+            zeroes_max: 3072,
+            deallocate_max: 3072,
+        }
+    }
+
+    #[test]
+    fn a_long_request_to_a_namespace_is_several_commands() {
+        let (read, zeroes) = (|| Kind::Nvme(Action::Read), || Kind::Nvme(Action::Zeroes));
+        let on_the_way = [(Step::Again, 3072), (Step::Again, 6144)];
+        assert_eq!(steps(read, vec![0; 2]), on_the_way);
+        assert_eq!(steps(read, vec![0; 3])[2], (Step::Done(8192), 8192));
+        assert_eq!(steps(zeroes, vec![0; 3])[2], (Step::Done(0), 8192));
+    }
+
+    #[test]
+    fn the_list_of_a_long_discard_names_what_is_left() {
+        let lists = run(&RuntimeConfig::unpinned(1), |_| async {
+            let file = File::carried(null(), Vec::new(), Carrier::Large, Some(namespace()));
+            let mut discard = Operation::new(Kind::Nvme(Action::Deallocate), &Descriptor::new(file))
+                .range(4096, 8192, 512)
+                .list(crate::shard::buffer(nvme::RANGE_BYTES));
+            let mut lists = vec![discard.list.as_ref().unwrap().to_vec()];
+            while discard.advance(0, false) == Step::Again {
+                lists.push(discard.list.as_ref().unwrap().to_vec());
+            }
+            lists
+        });
+        // Three ranges of 6, 6 and 4 blocks from block 8 on.
+        let namespace = namespace();
+        let expected = [(4096, 3072), (7168, 3072), (10240, 2048)];
+        assert_eq!(lists.unwrap(), expected.map(|(offset, length)| namespace.range(offset, length).to_vec()));
+    }
+
+    #[test]
+    fn a_command_that_failed_is_given_again_only_where_that_may_help() {
+        const MEDIUM: i32 = 0x281;
+        let write = || Kind::Nvme(Action::Write { fua: true });
+        let error = |result| Step::Failed(nvme::error(result));
+        assert_eq!(steps(write, vec![MEDIUM]), [(error(MEDIUM), 0)]);
+        let taken_back = steps(write, vec![-libc::EINTR; usize::from(NVME_RETRIES_MAX) + 1]);
+        assert_eq!(taken_back[0], (Step::Again, 0));
+        assert_eq!(taken_back.last(), Some(&(error(-libc::EINTR), 0)));
+        // The count begins anew with the next command.
+        assert_eq!(steps(write, vec![0x370, 0, 0x370])[1..], [(Step::Again, 3072), (Step::Again, 3072)]);
+        for result in [-libc::EINTR, -libc::EAGAIN, 0x370, 0x021] {
+            let flush = steps(|| Kind::Nvme(Action::Flush), vec![result]);
+            assert_eq!(flush, [(error(result), 0)], "a flush is never given again");
+        }
     }
 
     fn failed(errno: i32) -> Step {

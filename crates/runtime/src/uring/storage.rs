@@ -1,6 +1,7 @@
 //! What lies under a name. The same bytes can be reached as a file, as a loop device over it, as a partition
-//! or as the whole disk, and through device mapper (C30). What is one and what isn't is told by device
-//! numbers, inodes and what the kernel says of its devices in `/sys`, never by paths.
+//! or as the whole disk, through device mapper, and as a namespace's generic device (C30). What is one and
+//! what isn't is told by device numbers, inodes and what the kernel says of its devices in `/sys`, never by
+//! paths.
 //!
 //! The kernel keeps a partition apart from its disk, and what a mapping uses from everything else, if all
 //! claim what they open. A loop device claims nothing. So opening a loop device locks the file below, and
@@ -22,14 +23,17 @@ use rustix::{
     io::Errno,
 };
 
-use super::open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock, path_of};
+use super::{
+    open::{Holder, OpenError, OpenOptions, busy_or, failed, holder_above, is_locked, lock, path_of},
+    passthrough::block_device,
+};
 
 /// Devices on top of each other that are followed; more are a mistake.
 const EXTENTS_MAX: usize = 64;
 /// Bytes of the sectors in which `/sys` counts.
 const SECTOR: u64 = 512;
 
-/// A block device by its number, or a file.
+/// A block device by its number, which stands for the generic device of its namespace too, or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Object {
     Device(u64),
@@ -40,6 +44,9 @@ impl Object {
     fn of(metadata: &fs::Metadata) -> Option<Self> {
         if metadata.file_type().is_block_device() {
             return Some(Self::Device(metadata.rdev()));
+        }
+        if metadata.file_type().is_char_device() {
+            return block_device(metadata.rdev()).map(|(number, _)| Self::Device(number));
         }
         metadata.is_file().then(|| Self::File { device: metadata.dev(), inode: metadata.ino() })
     }
@@ -313,7 +320,7 @@ impl Storage {
     pub fn of(name: &Path) -> io::Result<Self> {
         let (path, _) = path_of(name);
         let Some(object) = Object::of(&fs::metadata(path)?) else {
-            return Err(io::Error::other("it is neither a file nor a block device"));
+            return Err(io::Error::other("it is neither a file nor a block device nor an NVMe namespace"));
         };
         Ok(Self { extents: extents(object), lasting_name: lasting_name(object, path) })
     }
@@ -429,12 +436,12 @@ fn lasts(on_device: bool, kind: rustix::fs::FsWord, identifier: u64) -> bool {
 }
 
 /// The number that a file of `/sys` holds.
-fn number_in(path: &Path) -> Option<u64> {
+pub(super) fn number_in(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// The number of the device with this folder in `/sys`.
-fn device_number(folder: &Path) -> Option<u64> {
+pub(super) fn device_number(folder: &Path) -> Option<u64> {
     let text = fs::read_to_string(folder.join("dev")).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
