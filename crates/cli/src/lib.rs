@@ -59,7 +59,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use command_line::{Cli, Command};
+use command_line::{Cli, Command, UblkAction};
 #[doc(hidden)]
 pub use control::fuzz::fuzz_control;
 
@@ -93,7 +93,11 @@ pub fn main() -> ExitCode {
         Command::Sync(arguments) => scrub::sync(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
-        Command::Ublk(arguments) => ublk::run(&arguments.action),
+        Command::Ublk(arguments) => match arguments.action {
+            UblkAction::Null(arguments) => serve::null::run(&arguments),
+            UblkAction::List(arguments) => ublk::list(arguments.json),
+            UblkAction::Delete(arguments) => ublk::delete(&arguments),
+        },
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
