@@ -42,9 +42,10 @@ while read -r lun name; do
 done </job/disks
 echo "ready after $(cut -d' ' -f1 /proc/uptime) s"
 
-# Shortly before the host loses its patience (5 minutes), tell what everybody waits for.
+. /job/environment
+# Shortly before the host loses its patience, tell what everybody waits for.
 {
-    sleep 255
+    sleep "$WARNING_SECONDS"
     echo w >/proc/sysrq-trigger
     echo t >/proc/sysrq-trigger
     sleep 2
@@ -53,6 +54,5 @@ echo "ready after $(cut -d' ' -f1 /proc/uptime) s"
     dmesg | tail -n 1500
 } &
 
-. /job/environment
 sh -eu /job/run.sh </dev/null
 finish $?
