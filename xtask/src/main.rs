@@ -6,6 +6,8 @@
 //! images that tests compare with.
 #![forbid(unsafe_code)]
 
+mod axis;
+mod bench;
 mod cost;
 mod defects;
 mod diagram;
@@ -17,6 +19,7 @@ mod mutate;
 mod nbd;
 mod neon;
 mod net;
+mod origin;
 mod packages;
 mod pattern;
 mod random;
@@ -61,7 +64,12 @@ enum Task {
         /// Scenarios at a time. A boot waits about as long as it computes.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
+        /// Measure beside MD, instead of any scenario: `cargo xtask bench vm`, which has options.
+        #[arg(long, conflicts_with_all = ["only", "list", "keep"])]
+        bench: bool,
     },
+    /// Measure ours beside MD and others, and write docs/results/performance.md.
+    Bench(bench::Bench),
     /// Run seeds of the swarm simulation of the engine.
     Sim(sim::Sim),
     /// Show that the simulation's oracle finds every deliberate defect of the engine.
@@ -137,6 +145,8 @@ fn run(task: Task) -> Result<()> {
             vm::list();
             Ok(())
         }
+        Task::Vm { bench: true, .. } => bench::in_vm(root, root, &bench::Plan::default()),
+        Task::Bench(bench) => bench::run(root, &bench),
         Task::Vm { only, keep, jobs, .. } => vm::run(root, only.as_deref(), keep, jobs),
         Task::Golden { directory } => golden::make(root, &root.join(directory)),
         Task::Pattern(PatternTask::Write { path, runs }) => {

@@ -42,9 +42,10 @@ while read -r lun name; do
 done </job/disks
 echo "ready after $(cut -d' ' -f1 /proc/uptime) s"
 
-# Shortly before the host loses its patience (5 minutes), tell what everybody waits for.
+. /job/environment
+# Shortly before the host loses its patience, tell what everybody waits for.
 {
-    sleep 255
+    sleep "$WARNING_SECONDS"
     echo w >/proc/sysrq-trigger
     echo t >/proc/sysrq-trigger
     sleep 2
@@ -64,6 +65,5 @@ if [ -n "$root" ]; then
     exec switch_root /mnt /bin/busybox sh -c '. /job/environment; sh -eu /job/run.sh </dev/null; echo "@exit $?" >&3; sync; poweroff -f'
 fi
 
-. /job/environment
 sh -eu /job/run.sh </dev/null
 finish $?

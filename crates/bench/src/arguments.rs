@@ -10,7 +10,10 @@ use pinstripe_engine::{
 use pinstripe_md::level::Level;
 use serde::Serialize;
 
-use crate::size::{BadSize, ByteSize};
+use crate::{
+    export::Through,
+    size::{BadSize, ByteSize},
+};
 
 /// Before anything is counted, unless the user says how long.
 const WARM_UP_SECONDS: f64 = 0.2;
@@ -128,7 +131,18 @@ pub struct BenchArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub client_address: Vec<IpAddr>,
 
-    /// Overwrite the given files and block devices
+    /// Put the load on an export of a server: `nbd` or `ublk` starts a server of such an array with this
+    /// front end, and nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME or the path of a block device or
+    /// file is an export that is there, and is overwritten. --shards is the number of threads of the load,
+    /// and of a server that is started
+    #[arg(long, value_name = "nbd|ublk|EXPORT", conflicts_with_all = ["limit", "lost", "rebuild", "attended"])]
+    pub through: Option<Through>,
+
+    /// Write the latencies' distribution to this file, as HdrHistogram's percentiles in microseconds (.hgrm)
+    #[arg(long, value_name = "FILE", conflicts_with = "rebuild")]
+    pub histogram: Option<PathBuf>,
+
+    /// Overwrite the given files, block devices and exports
     #[arg(long)]
     pub force: bool,
 
@@ -137,7 +151,15 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
+/// Members in memory, unless the user says how many.
+const MEMBERS: usize = 6;
+
 impl BenchArgs {
+    /// How many members there are in memory, if they are.
+    pub fn memory_members(&self) -> usize {
+        self.members.unwrap_or(MEMBERS)
+    }
+
     /// Whether there is more than a load on a whole array.
     pub(crate) fn is_staged(&self) -> bool {
         self.fill || self.rate.is_some() || !self.lost.is_empty() || self.rebuild.is_some() || self.attended
@@ -173,6 +195,8 @@ impl BenchArgs {
             limit: false,
             dhchap_secrets: None,
             client_address: Vec::new(),
+            through: None,
+            histogram: None,
             force: false,
             json: false,
         }
@@ -220,6 +244,18 @@ pub enum Pattern {
     Sequential,
     /// Reads of chunks of the members in --lost, at multiples of the size.
     Lost,
+}
+
+impl Pattern {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Zipf => "zipf",
+            Self::Sequential => "sequential",
+            Self::Lost => "lost",
+        }
+    }
 }
 
 /// How parity updates are chosen.

@@ -1,4 +1,4 @@
-//! One client: a task that reads and writes one request after the other through the engine.
+//! One client: a task that reads and writes one request after the other through the engine, or an export.
 //!
 //! Its buffer goes into the write as a slice and comes back when the write is acknowledged; nothing is
 //! copied.
@@ -8,10 +8,10 @@ use std::{
     rc::Rc,
 };
 
-use pinstripe_engine::error::IoError;
 use pinstripe_runtime::{Buffer, shard};
 
 use crate::{
+    destination::RequestError,
     ledger::{Rng, fill, stamp},
     worker::Worker,
 };
@@ -21,7 +21,7 @@ pub(crate) struct Slice {
     deadline: u64,
     over: Cell<bool>,
     operations: Cell<u64>,
-    error: RefCell<Option<IoError>>,
+    error: RefCell<Option<RequestError>>,
 }
 
 impl Slice {
@@ -29,7 +29,7 @@ impl Slice {
         Self { deadline, over: Cell::new(false), operations: Cell::new(0), error: RefCell::default() }
     }
 
-    pub(crate) fn result(&self) -> Result<(), IoError> {
+    pub(crate) fn result(&self) -> Result<(), RequestError> {
         self.error.take().map_or(Ok(()), Err)
     }
 
@@ -37,7 +37,7 @@ impl Slice {
         self.operations.get()
     }
 
-    fn fail(&self, error: IoError) {
+    fn fail(&self, error: RequestError) {
         self.error.borrow_mut().get_or_insert(error);
         self.over.set(true);
     }
@@ -106,13 +106,13 @@ impl Client {
         due
     }
 
-    async fn read(&mut self, worker: &Worker) -> Result<(), IoError> {
+    async fn read(&mut self, worker: &Worker) -> Result<(), RequestError> {
         let offset = worker.region.next_read(&mut self.rng);
-        let (result, _) = worker.volume.read(offset, shard::buffer(self.length)).await;
+        let (result, _) = worker.destination.read(offset, shard::buffer(self.length)).await;
         result
     }
 
-    async fn write(&mut self, worker: &Worker) -> Result<(), IoError> {
+    async fn write(&mut self, worker: &Worker) -> Result<(), RequestError> {
         let target = worker.region.next_write(self.number.into(), &mut self.writes, &mut self.rng);
         let mut buffer = self.buffer.take().unwrap_or_else(|| {
             let mut buffer = shard::buffer(self.length);
@@ -121,7 +121,7 @@ impl Client {
         });
         stamp(&mut buffer, target, self.number);
         let data = buffer.freeze();
-        worker.volume.write(target.offset, data.clone(), false).await?;
+        worker.destination.write(target.offset, data.clone()).await?;
         worker.acknowledged.borrow_mut().note(&worker.region, target);
         // A joined write may leave a handle with its batch for a moment; then the next one takes another
         // buffer.

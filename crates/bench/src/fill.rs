@@ -3,10 +3,12 @@
 
 use std::{ops::Range, rc::Rc, sync::Arc};
 
-use pinstripe_engine::{array::Array, error::IoError};
 use pinstripe_runtime::shard;
 
-use crate::ledger::{self, Region};
+use crate::{
+    destination::{Destination, RequestError},
+    ledger::{self, Region},
+};
 
 /// Bytes of a write, at least one unit.
 const SPAN_BYTES: u64 = 4 << 20;
@@ -14,13 +16,17 @@ const SPAN_BYTES: u64 = 4 << 20;
 const DEPTH: usize = 4;
 
 /// Writes all units of `region`, as `writer`.
-pub(crate) async fn fill(array: &Array, region: &Arc<Region>, writer: u32) -> Result<(), IoError> {
+pub(crate) async fn fill(
+    destination: &Destination,
+    region: &Arc<Region>,
+    writer: u32,
+) -> Result<(), RequestError> {
     let step = usize::try_from(SPAN_BYTES / region.unit_bytes).unwrap_or(1).max(1);
     let units = region.units();
     let next = Rc::new(std::cell::Cell::new(0));
     let tasks: Vec<_> = (0..DEPTH)
         .map(|_| {
-            let (array, region, next) = (array.clone(), Arc::clone(region), Rc::clone(&next));
+            let (destination, region, next) = (destination.clone(), Arc::clone(region), Rc::clone(&next));
             shard::spawn_joined(async move {
                 loop {
                     let first = next.get();
@@ -28,7 +34,7 @@ pub(crate) async fn fill(array: &Array, region: &Arc<Region>, writer: u32) -> Re
                         return Ok(());
                     }
                     next.set(first + step);
-                    write(&array, &region, first..units.min(first + step), writer).await?;
+                    write(&destination, &region, first..units.min(first + step), writer).await?;
                 }
             })
         })
@@ -41,11 +47,16 @@ pub(crate) async fn fill(array: &Array, region: &Arc<Region>, writer: u32) -> Re
     result
 }
 
-async fn write(array: &Array, region: &Region, units: Range<usize>, writer: u32) -> Result<(), IoError> {
+async fn write(
+    destination: &Destination,
+    region: &Region,
+    units: Range<usize>,
+    writer: u32,
+) -> Result<(), RequestError> {
     let unit_bytes = usize::try_from(region.unit_bytes).unwrap_or(usize::MAX);
     let offset = region.offset(units.start);
     let mut buffer = shard::buffer(units.len() * unit_bytes);
     buffer.chunks_exact_mut(unit_bytes).for_each(|unit| ledger::fill(unit, writer));
     region.fill(units, &mut buffer, writer);
-    array.volume().write(offset, buffer.freeze(), false).await
+    destination.write(offset, buffer.freeze()).await
 }

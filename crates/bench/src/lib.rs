@@ -15,6 +15,9 @@
 //! told when measuring begins and ends ([`attendance`]). Whatever was missing is put in again and rebuilt, so
 //! that every run ends with the same check.
 //!
+//! With `--through` the same clients' requests go to an export instead ([`through`]): an NBD server's, by a
+//! client of our own ([`nbd`]), or a block device or file. [`destination`] is where the two ways part.
+//!
 //! Begin with `run`, which has the life of a measurement; `setup` makes the array, `client` is the load,
 //! `verify` the check, `report` what is printed.
 //!
@@ -26,19 +29,29 @@
 mod arguments;
 mod attendance;
 mod client;
+mod destination;
+mod export;
 mod fill;
+mod histogram;
 mod ledger;
 mod loss;
+mod nbd;
+mod progress;
 mod report;
 mod run;
 mod setup;
 pub mod size;
 mod straight_line;
+mod through;
 mod verify;
 mod worker;
 
 pub use arguments::{
     BenchArgs, BitmapChoice, DeviceSpec, OffloadChoice, Pattern, PolicyChoice, ReducerPolicy,
 };
+pub use destination::RequestError;
+pub use export::{BadExport, Export, FrontEnd, NbdAddress, Through};
+pub use progress::{Phase, Tell};
 pub use report::{Amplification, Latency, Limit, Rebuild, Report, Settings, Verified};
-pub use run::{BenchError, run};
+pub use run::{BenchError, run, run_and_tell};
+pub use through::{ThroughReport, run_through};

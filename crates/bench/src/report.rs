@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hdrhistogram::Histogram;
 use pinstripe_engine::statistics::Statistics;
 use serde::Serialize;
 
@@ -117,6 +118,44 @@ pub struct Latency {
     pub max: u64,
 }
 
+impl Latency {
+    pub(crate) fn of(latency: &Histogram<u64>) -> Self {
+        Self {
+            samples: latency.len(),
+            mean: latency.mean(),
+            p50: latency.value_at_quantile(0.5),
+            p90: latency.value_at_quantile(0.9),
+            p99: latency.value_at_quantile(0.99),
+            p999: latency.value_at_quantile(0.999),
+            max: latency.max(),
+        }
+    }
+
+    /// How fast requests were.
+    pub(crate) fn fmt_load(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        iops: f64,
+        bytes_per_second: f64,
+    ) -> fmt::Result {
+        let mib = bytes_per_second / f64::from(1 << 20);
+        row(f, "throughput", format_args!("{iops:.0} requests/s, {mib:.1} MiB/s"))?;
+        row(
+            f,
+            "latency (us)",
+            format_args!(
+                "mean {:.2}, 50% {:.2}, 90% {:.2}, 99% {:.2}, 99.9% {:.2}, max {:.1}",
+                self.mean / 1e3,
+                by(self.p50, 1000),
+                by(self.p90, 1000),
+                by(self.p99, 1000),
+                by(self.p999, 1000),
+                by(self.max, 1000)
+            ),
+        )
+    }
+}
+
 /// What one user write costs, on average.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Amplification {
@@ -157,7 +196,7 @@ pub struct Verified {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ratios and rates need no 53 bits")]
-fn by(a: u64, b: u64) -> f64 {
+pub(crate) fn by(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
 
@@ -169,9 +208,7 @@ impl Report {
         verified: Verified,
     ) -> Self {
         let (engine, counts) = (measured.engine, measured.statistics);
-        let seconds = by(engine.wall_ns, 1_000_000_000);
-        let iops = if seconds > 0.0 { by(engine.operations, 1) / seconds } else { 0.0 };
-        let latency = &measured.latency;
+        let (seconds, iops) = engine.rate();
         let limit = Limit::new(measured);
         Self {
             settings: Settings {
@@ -195,15 +232,7 @@ impl Report {
             seconds,
             iops,
             bytes_per_second: iops * by(arguments.size, 1),
-            latency_ns: Latency {
-                samples: latency.len(),
-                mean: latency.mean(),
-                p50: latency.value_at_quantile(0.5),
-                p90: latency.value_at_quantile(0.9),
-                p99: latency.value_at_quantile(0.99),
-                p999: latency.value_at_quantile(0.999),
-                max: latency.max(),
-            },
+            latency_ns: Latency::of(&measured.latency),
             cpu_ns_per_operation: by(engine.cpu_ns, engine.operations),
             recovery: measured.recovery,
             per_write: Amplification {
@@ -252,22 +281,16 @@ impl fmt::Display for Report {
     }
 }
 
-fn row(f: &mut fmt::Formatter<'_>, name: &str, value: fmt::Arguments<'_>) -> fmt::Result {
+pub(crate) fn row(f: &mut fmt::Formatter<'_>, name: &str, value: fmt::Arguments<'_>) -> fmt::Result {
     writeln!(f, "{name:<24}{value}")
 }
 
 impl Report {
     /// What was run, and how fast it was.
     fn fmt_load(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings: s, latency_ns: l, .. } = self;
-        let mut row = |name: &str, value: fmt::Arguments<'_>| row(f, name, value);
-        let pattern = match s.pattern {
-            Pattern::Random => "random",
-            Pattern::Zipf => "zipf",
-            Pattern::Sequential => "sequential",
-            Pattern::Lost => "lost",
-        };
+        let s = &self.settings;
         row(
+            f,
             "array",
             format_args!(
                 "level {}, {} members, chunk {} KiB, {} shard(s), kernel {}",
@@ -279,11 +302,12 @@ impl Report {
             ),
         )?;
         if !s.lost.is_empty() {
-            row("lost", format_args!("the members of slots {:?}", s.lost))?;
+            row(f, "lost", format_args!("the members of slots {:?}", s.lost))?;
         }
         if let Some(recovery) = &self.recovery {
             let mib = f64::from(1 << 20);
             return row(
+                f,
                 "rebuild",
                 format_args!(
                     "{:.1} MiB of the member in {:.2} s, {:.1} MiB/s",
@@ -293,31 +317,14 @@ impl Report {
                 ),
             );
         }
+        let (pattern, size) = (s.pattern.name(), s.size_bytes);
         row(
+            f,
             "load",
-            format_args!("{pattern}, {} bytes, {}% reads, depth {}", s.size_bytes, s.reads_percent, s.depth),
+            format_args!("{pattern}, {size} bytes, {}% reads, depth {}", s.reads_percent, s.depth),
         )?;
-        row(
-            "throughput",
-            format_args!(
-                "{:.0} requests/s, {:.1} MiB/s",
-                self.iops,
-                self.bytes_per_second / f64::from(1 << 20)
-            ),
-        )?;
-        row(
-            "latency (us)",
-            format_args!(
-                "mean {:.2}, 50% {:.2}, 90% {:.2}, 99% {:.2}, 99.9% {:.2}, max {:.1}",
-                l.mean / 1e3,
-                by(l.p50, 1000),
-                by(l.p90, 1000),
-                by(l.p99, 1000),
-                by(l.p999, 1000),
-                by(l.max, 1000)
-            ),
-        )?;
-        row("CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))
+        self.latency_ns.fmt_load(f, self.iops, self.bytes_per_second)?;
+        row(f, "CPU per request", format_args!("{:.2} us", self.cpu_ns_per_operation / 1e3))
     }
 
     /// What the members had to do for it, and whether it was right.

@@ -1,19 +1,18 @@
 //! The run: setup, warm-up, slices, check, report.
 
-use std::{future::Future, io, sync::Arc};
+use std::{future::Future, io, path::PathBuf, sync::Arc};
 
 use hdrhistogram::Histogram;
 use pinstripe_engine::{
     array::{Array, CommandError},
     assembly::{AssembleError, create::CreateError},
-    error::IoError,
     geometry::Geometry,
     maintenance::SyncError,
     statistics::Statistics,
 };
 use pinstripe_md::level::{BadLayout, Level};
 use pinstripe_runtime::{
-    DeviceError, shard,
+    DeviceError, Memory, shard,
     uring::{self, Context, OpenError, RunError, RuntimeConfig},
 };
 use thiserror::Error;
@@ -21,24 +20,27 @@ use thiserror::Error;
 use crate::{
     arguments::{BenchArgs, Pattern},
     attendance::{Stage, announce},
+    destination::{Destination, RequestError, Source},
     fill::fill,
+    histogram,
     ledger::{FILLED, Region},
     loss,
+    progress::{Phase, Tell},
     report::{Rebuild, Report},
     setup::{Setup, set_up},
     straight_line,
     verify::{read_back_all, verify},
-    worker::{self, SliceOutcome, Worker, WorkerConfig},
+    worker::{self, LoopConfig, SliceOutcome, Worker, WorkerConfig},
 };
 
 /// With `--limit`: how long the engine works before the loop does, and the other way round.
 const SLICE_NS: u64 = 100_000_000;
 /// The writer that fills the array; clients are counted from 0.
-const FILLER: u32 = u32::MAX;
+pub(crate) const FILLER: u32 = u32::MAX;
 /// The largest request.
 const SIZE_MAX: u64 = 32 << 20;
 /// A sequential stream needs room before it meets its own tail.
-const UNITS_PER_CLIENT_MIN: usize = 4;
+pub(crate) const UNITS_PER_CLIENT_MIN: usize = 4;
 
 /// Why a run came to nothing, or to something wrong.
 #[derive(Debug, Error)]
@@ -77,6 +79,27 @@ pub enum BenchError {
         "the devices would be overwritten from end to end; nothing was changed: use --force if that is wanted"
     )]
     Force,
+    /// The export would be overwritten.
+    #[error(
+        "the export would be overwritten from end to end; nothing was changed: use --force if that is wanted"
+    )]
+    ForceExport,
+    /// An NBD server that can't be used.
+    #[error("{export} can't be used: {error}")]
+    Nbd {
+        /// As it was given.
+        export: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// The file of the latencies.
+    #[error("{path} can't be written: {error}", path = path.display())]
+    Histogram {
+        /// As it was given.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
     /// `--limit` needs memory.
     #[error("--limit needs memory members, and a size that divides the chunk or is whole stripes")]
     LimitShape,
@@ -120,7 +143,7 @@ pub enum BenchError {
     Assemble(#[from] AssembleError),
     /// A request failed.
     #[error("a request failed: {0}")]
-    Io(#[from] IoError),
+    Io(#[from] RequestError),
     /// The loop left its memory: our own mistake.
     #[error("the straight-line loop failed: {0}")]
     StraightLine(DeviceError),
@@ -154,13 +177,19 @@ pub enum BenchError {
 
 /// Makes the array, measures it, checks it. What was on given devices is lost.
 pub fn run(arguments: &BenchArgs) -> Result<Report, BenchError> {
-    check_numbers(arguments)?;
-    let arguments = arguments.clone();
-    let config = RuntimeConfig::unpinned(arguments.shards);
-    uring::run(&config, move |context| async move { measure(&arguments, &context).await })?
+    let silent: Tell = Arc::new(|_| {});
+    run_and_tell(arguments, &silent)
 }
 
-fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
+/// As [`run`], and tells how far it is.
+pub fn run_and_tell(arguments: &BenchArgs, tell: &Tell) -> Result<Report, BenchError> {
+    check_numbers(arguments)?;
+    let (arguments, tell) = (arguments.clone(), Arc::clone(tell));
+    let config = RuntimeConfig::unpinned(arguments.shards);
+    uring::run(&config, move |context| async move { measure(&arguments, &context, &tell).await })?
+}
+
+pub(crate) fn check_numbers(arguments: &BenchArgs) -> Result<(), BenchError> {
     let wrong = |words| Err(BenchError::Arguments(words));
     if arguments.shards == 0 || arguments.depth < arguments.shards {
         return wrong("--shards must be at least 1 and at most --depth");
@@ -202,7 +231,8 @@ pub(crate) struct Measured {
     pub(crate) recovery: Option<Rebuild>,
 }
 
-async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, BenchError> {
+async fn measure(arguments: &BenchArgs, context: &Context, tell: &Tell) -> Result<Report, BenchError> {
+    tell(Phase::Preparing);
     let setup = set_up(arguments, context).await?;
     let shared = setup.array.shared();
     if arguments.limit
@@ -217,23 +247,27 @@ async fn measure(arguments: &BenchArgs, context: &Context) -> Result<Report, Ben
     if arguments.pattern == Pattern::Lost && regions[0].lost_units() == 0 {
         return Err(BenchError::Arguments("--pattern lost: the members of --lost hold no data, only parity"));
     }
+    let destination = Destination::Engine(setup.array.volume().clone());
     if arguments.fill {
-        fill(&setup.array, &regions[0], FILLER).await?;
+        tell(Phase::Filling);
+        fill(&destination, &regions[0], FILLER).await?;
     }
     loss::lose(&setup.array, &arguments.lost).await?;
     let measured = match arguments.rebuild {
-        Some(slot) => measure_rebuild(arguments, &setup, slot).await?,
-        None => measure_load(arguments, context, &setup, &regions).await?,
+        Some(slot) => measure_rebuild(arguments, &setup, slot, tell).await?,
+        None => measure_load(arguments, context, &setup, &regions, tell).await?,
     };
+    histogram::keep(arguments, &measured.latency)?;
+    tell(Phase::Checking);
     // Devices may have held anything, whatever --assume-clean says of them.
     let zeroed = !setup.memories.is_empty();
     if !arguments.lost.is_empty() {
         // What the others say of the missing members' data, before those are made from it.
-        read_back_all(&setup.array, &regions, zeroed).await?;
+        read_back_all(&destination, &regions, zeroed).await?;
         loss::bring_back(&setup, &arguments.lost).await?;
     }
     let verified = verify(&setup.array, arguments, &regions, zeroed).await?;
-    setup.array.stop().await?;
+    setup.array.stop().await.map_err(RequestError::from)?;
     Ok(Report::new(arguments, setup.names(), &measured, verified))
 }
 
@@ -243,24 +277,37 @@ async fn measure_load(
     context: &Context,
     setup: &Setup,
     regions: &[Arc<Region>],
+    tell: &Tell,
 ) -> Result<Measured, BenchError> {
-    start_workers(arguments, context, setup, regions).await;
-    let measured = run_slices(arguments, context, &setup.array).await;
-    let latencies = on_all(context, |_| || async { Worker::end() }).await;
-    let mut measured = measured?;
-    for latency in latencies.into_iter().flatten() {
+    let source = Source::Engine(Arc::clone(setup.array.shared()));
+    start_workers(arguments, context, &source, regions, &setup.memories).await?;
+    let measured = run_slices(arguments, context, &setup.array, tell).await;
+    let latency = end_workers(context).await;
+    Ok(Measured { latency, ..measured? })
+}
+
+/// Ends all workers; the latencies of their requests.
+pub(crate) async fn end_workers(context: &Context) -> Histogram<u64> {
+    let mut all = worker::histogram();
+    for latency in on_all(context, |_| || async { Worker::end() }).await.into_iter().flatten() {
         // Made with the same bounds.
-        let _ = measured.latency.add(latency);
+        let _ = all.add(latency);
     }
-    Ok(measured)
+    all
 }
 
 /// Loses a member and has it rebuilt.
-async fn measure_rebuild(arguments: &BenchArgs, setup: &Setup, slot: usize) -> Result<Measured, BenchError> {
+async fn measure_rebuild(
+    arguments: &BenchArgs,
+    setup: &Setup,
+    slot: usize,
+    tell: &Tell,
+) -> Result<Measured, BenchError> {
     loss::lose(&setup.array, &[slot]).await?;
     loss::erase(&setup.sources[slot]).await?;
     announce(arguments.attended, Stage::Ready).await?;
     announce(arguments.attended, Stage::Begins).await?;
+    tell(Phase::Measuring);
     let before = setup.array.detail().statistics;
     let recovery = loss::rebuild(setup, slot).await?;
     let statistics = setup.array.detail().statistics.since(&before);
@@ -300,37 +347,58 @@ fn regions(arguments: &BenchArgs, geometry: &Geometry) -> Vec<Arc<Region>> {
     std::iter::once(region(0, half, depth)).chain(loops).collect()
 }
 
-async fn start_workers(arguments: &BenchArgs, context: &Context, setup: &Setup, regions: &[Arc<Region>]) {
+/// The clients, in the first region, and with memories a loop in a region for each shard.
+pub(crate) async fn start_workers(
+    arguments: &BenchArgs,
+    context: &Context,
+    source: &Source,
+    regions: &[Arc<Region>],
+    memories: &[Arc<Memory>],
+) -> Result<(), BenchError> {
     let (depth, shards) = (arguments.depth, arguments.shards);
-    on_all(context, |shard| {
+    let started = on_all(context, |shard| {
         let number = |shard: usize| u32::try_from(depth * shard / shards).unwrap_or(u32::MAX);
         let first = number(shard);
         let interval_ns = arguments.rate.map(|rate| interval_ns(arguments, rate));
         let writers = u32::try_from(depth).unwrap_or(u32::MAX);
+        let straight_line = match (source, regions.get(shard + 1)) {
+            (Source::Engine(shared), Some(region)) => Some(LoopConfig {
+                shared: Arc::clone(shared),
+                memories: memories.to_vec(),
+                region: Arc::clone(region),
+                writer: writers + first,
+            }),
+            _ => None,
+        };
         let config = WorkerConfig {
-            shared: Arc::clone(setup.array.shared()),
+            source: source.clone(),
             region: Arc::clone(&regions[0]),
             clients: (first, number(shard + 1) - first),
             reads: arguments.reads,
             writes_before: if arguments.fill { FILLED } else { 0 },
             interval_ns,
-            straight_line: regions
-                .get(shard + 1)
-                .map(|region| (setup.memories.clone(), Arc::clone(region), writers + first)),
-            inline: !setup.memories.is_empty(),
+            straight_line,
+            inline: !memories.is_empty(),
         };
         move || async move { Worker::start(config) }
-    })
-    .await;
+    });
+    started.await.into_iter().collect::<Result<(), _>>().map_err(BenchError::Attach)
 }
 
-async fn run_slices(arguments: &BenchArgs, context: &Context, array: &Array) -> Result<Measured, BenchError> {
+async fn run_slices(
+    arguments: &BenchArgs,
+    context: &Context,
+    array: &Array,
+    tell: &Tell,
+) -> Result<Measured, BenchError> {
     let wanted_ns = nanoseconds(arguments.seconds);
     let warm_up_ns = nanoseconds(arguments.warm_up).min(wanted_ns);
     announce(arguments.attended, Stage::Ready).await?;
+    tell(Phase::WarmingUp);
     engine_slice(context, warm_up_ns).await?;
     straight_slice(context, warm_up_ns).await?;
     announce(arguments.attended, Stage::Begins).await?;
+    tell(Phase::Measuring);
     on_all(context, |_| || async { Worker::current().forget_latency() }).await;
     let before = array.detail().statistics;
     let mut measured = Measured {
@@ -366,7 +434,7 @@ fn interval_ns(arguments: &BenchArgs, rate: u64) -> f64 {
     arguments.size as f64 * arguments.depth as f64 * 1e9 / rate as f64
 }
 
-async fn engine_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {
+pub(crate) async fn engine_slice(context: &Context, nanoseconds: u64) -> Result<SliceOutcome, BenchError> {
     let outcomes = on_all(context, |_| move || Worker::current().engine_slice(nanoseconds)).await;
     merge(outcomes.into_iter().map(|outcome| outcome.map_err(BenchError::Io)))
 }
@@ -406,12 +474,12 @@ fn rate(slice: SliceOutcome) -> f64 {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be 0 to a million")]
-fn nanoseconds(seconds: f64) -> u64 {
+pub(crate) fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9) as u64
 }
 
 /// Has every shard do something at the same time.
-async fn on_all<M, F, T>(context: &Context, make: impl Fn(usize) -> M) -> Vec<T>
+pub(crate) async fn on_all<M, F, T>(context: &Context, make: impl Fn(usize) -> M) -> Vec<T>
 where
     M: FnOnce() -> F + Send + 'static,
     F: Future<Output = T> + 'static,

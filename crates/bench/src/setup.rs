@@ -32,8 +32,6 @@ use crate::{
     run::BenchError,
 };
 
-/// Members of an array of memory by default.
-const MEMBERS: usize = 6;
 /// Logical block of memory members.
 const MEMORY_BLOCK: u32 = 512;
 /// A memory is touched once in so many bytes, so that no page is missing later.
@@ -112,7 +110,7 @@ type Opened = (Vec<Arc<dyn DeviceSource>>, Vec<Arc<Memory>>);
 impl Devices {
     fn of(arguments: &BenchArgs) -> Result<Self, BenchError> {
         if let [DeviceSpec::Memory(bytes)] = arguments.devices[..] {
-            return Ok(Self::Memory { members: arguments.members.unwrap_or(MEMBERS), bytes });
+            return Ok(Self::Memory { members: arguments.memory_members(), bytes });
         }
         let paths: Option<Vec<PathBuf>> = arguments
             .devices

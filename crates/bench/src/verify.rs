@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use pinstripe_engine::{array::Array, io::volume::Volume};
+use pinstripe_engine::array::Array;
 use pinstripe_runtime::shard;
 
 use crate::{
     arguments::BenchArgs,
+    destination::Destination,
     ledger::{Bodies, Region, check},
     report::Verified,
     run::BenchError,
@@ -22,7 +23,7 @@ pub(crate) async fn verify(
     regions: &[Arc<Region>],
     zeroed: bool,
 ) -> Result<Verified, BenchError> {
-    let mut verified = read_back_all(array, regions, zeroed).await?;
+    let mut verified = read_back_all(&Destination::Engine(array.volume().clone()), regions, zeroed).await?;
     if arguments.level.has_parity() {
         let report = array.check().await?;
         verified.stripes = report.stripes;
@@ -42,19 +43,19 @@ pub(crate) async fn verify(
 
 /// Reads every written unit back; with `zeroed` the others too, which must still be zero.
 pub(crate) async fn read_back_all(
-    array: &Array,
+    destination: &Destination,
     regions: &[Arc<Region>],
     zeroed: bool,
 ) -> Result<Verified, BenchError> {
     let (mut verified, mut bodies) = (Verified::default(), Bodies::default());
     for region in regions {
-        read_back(array.volume(), region, zeroed, &mut bodies, &mut verified).await?;
+        read_back(destination, region, zeroed, &mut bodies, &mut verified).await?;
     }
     Ok(verified)
 }
 
 async fn read_back(
-    volume: &Volume,
+    destination: &Destination,
     region: &Region,
     zeroed: bool,
     bodies: &mut Bodies,
@@ -68,7 +69,7 @@ async fn read_back(
             continue;
         }
         let (result, bytes) =
-            volume.read(region.offset(first), shard::buffer(units.len() * unit_bytes)).await;
+            destination.read(region.offset(first), shard::buffer(units.len() * unit_bytes)).await;
         result?;
         for (unit, bytes) in units.zip(bytes.chunks_exact(unit_bytes)) {
             let version = region.version(unit);

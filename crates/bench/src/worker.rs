@@ -3,13 +3,15 @@
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
 use hdrhistogram::Histogram;
-use pinstripe_engine::{error::IoError, io::volume::Volume, shared::Shared};
+use pinstripe_engine::shared::Shared;
 use pinstripe_runtime::{DeviceError, Memory, shard};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
     client::{Client, Slice},
+    destination::{Destination, RequestError, Source},
     ledger::{Acknowledged, Region},
+    report::by,
     straight_line::StraightLine,
 };
 
@@ -30,7 +32,7 @@ pub(crate) fn histogram() -> Histogram<u64> {
 /// What a worker is made of.
 #[derive(Clone)]
 pub(crate) struct WorkerConfig {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) source: Source,
     pub(crate) region: Arc<Region>,
     /// The numbers of its clients: the first, and how many.
     pub(crate) clients: (u32, u32),
@@ -39,10 +41,20 @@ pub(crate) struct WorkerConfig {
     pub(crate) writes_before: u32,
     /// Nanoseconds between two requests of a client, on average, if they come at a rate.
     pub(crate) interval_ns: Option<f64>,
-    /// The members' memory, and the region and first writer of the loop.
-    pub(crate) straight_line: Option<(Vec<Arc<Memory>>, Arc<Region>, u32)>,
+    pub(crate) straight_line: Option<LoopConfig>,
     /// Members answer inline: clients have to take turns by themselves, and the clock is dear.
     pub(crate) inline: bool,
+}
+
+/// What the straight-line loop is made of.
+#[derive(Clone)]
+pub(crate) struct LoopConfig {
+    pub(crate) shared: Arc<Shared>,
+    /// The members'.
+    pub(crate) memories: Vec<Arc<Memory>>,
+    pub(crate) region: Arc<Region>,
+    /// The number of its first writer.
+    pub(crate) writer: u32,
 }
 
 /// What a slice came to.
@@ -54,8 +66,16 @@ pub(crate) struct SliceOutcome {
     pub(crate) cpu_ns: u64,
 }
 
+impl SliceOutcome {
+    /// Seconds, and requests per second.
+    pub(crate) fn rate(&self) -> (f64, f64) {
+        let seconds = by(self.wall_ns, 1_000_000_000);
+        (seconds, if seconds > 0.0 { by(self.operations, 1) / seconds } else { 0.0 })
+    }
+}
+
 pub(crate) struct Worker {
-    pub(crate) volume: Volume,
+    pub(crate) destination: Destination,
     pub(crate) region: Arc<Region>,
     pub(crate) reads: u64,
     /// A request is timed when its number has none of these bits.
@@ -71,21 +91,21 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Makes this shard's worker.
-    pub(crate) fn start(config: WorkerConfig) {
+    pub(crate) fn start(config: WorkerConfig) -> Result<(), DeviceError> {
         let (first, count) = config.clients;
         let client = |number| Client::new(number, config.region.unit_bytes, config.writes_before);
         let clients = (first..first + count).map(client).collect();
-        let straight_line = config.straight_line.map(|(memories, region, writer)| {
-            let snapshot = config.shared.snapshot();
+        let straight_line = config.straight_line.map(|LoopConfig { shared, memories, region, writer }| {
+            let snapshot = shared.snapshot();
             let starts = snapshot.seats.iter().map(|seat| seat.member().map_or(0, |m| m.data_offset));
             let members = memories.into_iter().zip(starts).collect();
-            let geometry = config.shared.geometry.clone();
+            let geometry = shared.geometry.clone();
             StraightLine::new(geometry, members, region, config.reads, (writer, count))
         });
         let worker = Self {
             clients: RefCell::new(clients),
             straight_line: RefCell::new(straight_line),
-            volume: Volume::new(config.shared),
+            destination: config.source.open()?,
             region: config.region,
             reads: config.reads.into(),
             interval_ns: config.interval_ns,
@@ -95,6 +115,7 @@ impl Worker {
             acknowledged: RefCell::new(Acknowledged::new()),
         };
         WORKER.with(|slot| *slot.borrow_mut() = Some(Rc::new(worker)));
+        Ok(())
     }
 
     /// This shard's worker.
@@ -110,7 +131,7 @@ impl Worker {
     }
 
     /// Has every client work through the engine for `nanoseconds`.
-    pub(crate) async fn engine_slice(self: Rc<Self>, nanoseconds: u64) -> Result<SliceOutcome, IoError> {
+    pub(crate) async fn engine_slice(self: Rc<Self>, nanoseconds: u64) -> Result<SliceOutcome, RequestError> {
         let watch = Stopwatch::start();
         let slice = Rc::new(Slice::until(shard::now() + nanoseconds));
         let clients = self.clients.take();

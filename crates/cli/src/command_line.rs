@@ -402,6 +402,23 @@ pub enum UblkAction {
     /// Requests that wait for a server fail. To keep them, serve the array again: `serve --ublk=ID`. A device
     /// that is served ends with its server (`pinstripe stop`).
     Delete(UblkDeleteArguments),
+    /// Serve a device that answers every request at once and keeps nothing, until a signal comes: what a
+    /// server of block devices can do at most here.
+    #[command(hide = true)]
+    Null(UblkNullArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct UblkNullArguments {
+    /// The number in /dev/ublkbID [default: the next free one]
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(0..=i64::from(UBLK_ID_MAX)))]
+    pub id: Option<u32>,
+    /// Bytes that it seems to have
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub size: ByteSize,
+    /// Threads that serve
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub shards: u16,
 }
 
 #[derive(Debug, Args)]

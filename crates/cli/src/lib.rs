@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod bench;
 mod command_line;
 mod control;
 mod create;
@@ -48,6 +49,7 @@ mod probe;
 mod progress;
 mod scrub;
 mod serve;
+mod server_process;
 mod steer;
 mod target;
 mod ublk;
@@ -57,7 +59,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use command_line::{Cli, Command};
+use command_line::{Cli, Command, UblkAction};
 #[doc(hidden)]
 pub use control::fuzz::fuzz_control;
 
@@ -91,9 +93,13 @@ pub fn main() -> ExitCode {
         Command::Sync(arguments) => scrub::sync(&arguments),
         Command::Monitor(arguments) => monitor::run(&arguments),
         Command::Stop(arguments) => steer::stop(&arguments),
-        Command::Ublk(arguments) => ublk::run(&arguments.action),
+        Command::Ublk(arguments) => match arguments.action {
+            UblkAction::Null(arguments) => serve::null::run(&arguments),
+            UblkAction::List(arguments) => ublk::list(arguments.json),
+            UblkAction::Delete(arguments) => ublk::delete(&arguments),
+        },
         Command::Demo(arguments) => demo::run(&arguments),
-        Command::Bench(arguments) => bench(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Man(arguments) => manual::man(&arguments),
     };
@@ -101,12 +107,4 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
-}
-
-fn bench(arguments: &pinstripe_bench::BenchArgs) -> Result<(), failure::Failure> {
-    if let Some(warning) = pinstripe_parity::selection().warning() {
-        eprintln!("pinstripe: {warning}");
-    }
-    let report = pinstripe_bench::run(arguments)?;
-    output::print(&if arguments.json { format!("{}\n", report.to_json()) } else { report.to_string() })
 }

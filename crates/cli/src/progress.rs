@@ -22,6 +22,16 @@ pub fn bar(quiet: bool) -> ProgressBar {
     bar
 }
 
+/// A line that tells what is done now, and since when; hidden as [`bar`] is.
+pub fn spinner(quiet: bool) -> ProgressBar {
+    let line = bar(quiet);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}, {elapsed}") {
+        line.set_style(style);
+    }
+    line.enable_steady_tick(LOOK);
+    line
+}
+
 pub fn show(bar: &ProgressBar, sync: Option<&Sync>) {
     match sync {
         Some(sync) => {

@@ -14,11 +14,7 @@ use serde_json::json;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-use crate::{
-    command_line::{UblkAction, UblkDeleteArguments},
-    failure::Failure,
-    output,
-};
+use crate::{command_line::UblkDeleteArguments, failure::Failure, output};
 
 pub use users::users;
 
@@ -171,14 +167,8 @@ pub fn server_path(device: u32) -> PathBuf {
     format!("/dev/ublkc{device}").into()
 }
 
-pub fn run(action: &UblkAction) -> Result<(), Failure> {
-    match action {
-        UblkAction::List(arguments) => list(arguments.json),
-        UblkAction::Delete(arguments) => delete(arguments),
-    }
-}
-
-fn list(as_json: bool) -> Result<(), Failure> {
+/// Shows all devices.
+pub fn list(as_json: bool) -> Result<(), Failure> {
     let mut driver = Driver::open()?;
     let mut shown = Vec::new();
     for number in devices() {
@@ -229,7 +219,8 @@ fn served_by(info: &DeviceInfo) -> Option<i32> {
     (info.state == state::LIVE && info.server > 0).then_some(info.server)
 }
 
-fn delete(arguments: &UblkDeleteArguments) -> Result<(), Failure> {
+/// Takes a device away that no server needs.
+pub fn delete(arguments: &UblkDeleteArguments) -> Result<(), Failure> {
     let mut driver = Driver::open()?;
     let Some(info) = driver.info(arguments.id)? else {
         return Err(Failure::new(format!(

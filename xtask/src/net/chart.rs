@@ -1,32 +1,17 @@
 //! A figure as an SVG: a line for each series and arm.
 
-use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 
 use super::experiments::{Figure, Quantity};
 use super::results::{Line, Measured};
+use crate::axis::{Axis, COLORS, ROOM, in_figures};
 
 const SIZE: (u32, u32) = (760, 420);
-/// Room above the highest point, and beside the first and the last.
-const ROOM: f64 = 0.05;
 /// Room above that for each line's name.
 const NAME_ROOM: f64 = 0.07;
-/// Most marks of the axis that goes up.
-const MARKS_MAX: f64 = 8.0;
-/// Colours that the colour-blind can tell apart, too (Okabe and Ito).
-const COLORS: [RGBColor; 6] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-];
-
 /// Whether there is more than one place on the axis: what has only one is a table.
 fn is_drawn(measured: &Measured) -> bool {
     places(measured).len() > 1
@@ -78,62 +63,12 @@ fn lines(measured: &Measured) -> Vec<(String, Vec<&Line>)> {
     lines
 }
 
-/// An axis with marks where we want them, and nowhere else.
-struct Axis {
-    range: Range<f64>,
-    places: Vec<f64>,
-}
-
-impl Axis {
-    /// From 0 to above `top`, which is not 0.
-    fn rising(top: f64, room: f64) -> Self {
-        let power = 10_f64.powf((top / MARKS_MAX).log10().floor());
-        let steps = [1.0, 2.0, 5.0, 10.0].map(|times| times * power);
-        let step = steps.into_iter().find(|step| top / step <= MARKS_MAX).unwrap_or(top);
-        let places = (0..).map(|count| f64::from(count) * step).take_while(|place| *place <= top);
-        Self { places: places.collect(), range: 0.0..top * (1.0 + ROOM + room) }
-    }
-
-    /// Powers of ten around values from `bottom` to `top`, as logarithms.
-    fn powers(bottom: f64, top: f64, room: f64) -> Self {
-        let (bottom, top) = (bottom.log10().floor(), top.log10().ceil());
-        let places = (0..).map(|count| bottom + f64::from(count)).take_while(|place| *place <= top);
-        Self { places: places.collect(), range: bottom..top + (top - bottom).max(1.0) * room }
-    }
-}
-
-impl Ranged for Axis {
-    type FormatOption = DefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
-        let share = (value - self.range.start) / (self.range.end - self.range.start);
-        #[expect(clippy::cast_possible_truncation, reason = "a pixel of a small picture")]
-        let pixels = (f64::from(to - from) * share).round() as i32;
-        from + pixels
-    }
-
-    fn key_points<H: KeyPointHint>(&self, _: H) -> Vec<f64> {
-        self.places.clone()
-    }
-
-    fn range(&self) -> Range<f64> {
-        self.range.clone()
-    }
-}
-
 fn value(quantity: Quantity, row: &Line) -> f64 {
     match quantity {
         Quantity::Goodput => row.of_goodput,
         Quantity::LinkBytes => row.sent + row.received,
         Quantity::Latency => row.p99_ms.unwrap_or(0.0),
     }
-}
-
-/// Without digits that say nothing.
-fn in_figures(value: f64) -> String {
-    let text = format!("{value:.3}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn svg(
@@ -203,6 +138,7 @@ fn svg(
 mod tests {
     use super::*;
     use crate::net::experiments;
+    use crate::origin::Origin;
 
     fn measured() -> Measured {
         let row = |arm: &str, x: f64, of_goodput: f64| Line {
@@ -222,10 +158,12 @@ mod tests {
             busy: 0.5,
         };
         Measured {
-            commit: "c".to_owned(),
-            date: "d".to_owned(),
-            load: "0".to_owned(),
-            machine: "m".to_owned(),
+            origin: Origin {
+                commit: "c".to_owned(),
+                date: "d".to_owned(),
+                load: "0".to_owned(),
+                machine: "m".to_owned(),
+            },
             seconds: 1.0,
             mbit: 500.0,
             goodput_write: 1e6,
@@ -243,14 +181,6 @@ mod tests {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
         assert_eq!(text.matches("<circle").count(), 4, "{text}");
-    }
-
-    #[test]
-    fn marks_are_round_and_reach_as_far_as_the_points() {
-        assert_eq!(Axis::rising(0.95, 0.0).places.len(), 5, "0 to 0.8 by 0.2");
-        assert_eq!(Axis::rising(7.9, 0.0).places.last(), Some(&7.0));
-        assert_eq!(Axis::powers(12.0, 3200.0, 0.0).places, [1.0, 2.0, 3.0, 4.0]);
-        assert_eq!([0.2, 10.0, 1.0 / 8.0].map(in_figures), ["0.2", "10", "0.125"]);
     }
 
     #[test]

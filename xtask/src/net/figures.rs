@@ -10,6 +10,7 @@ use super::experiments::{self, Arm, Figure, Links, Point};
 use super::network::{Network, Node, Rates};
 use super::results::{Goodput, Line, Measured};
 use super::{chart, report, start_servers};
+use crate::origin;
 
 /// Memory of all members together; with more servers each has less.
 const MEMBERS_BYTES: u64 = 2 << 30;
@@ -70,7 +71,8 @@ pub fn run(wish: &Wish) -> Result<()> {
     let mut failed = Vec::new();
     for figure in chosen {
         println!("{}: {}", figure.name, figure.title);
-        let result = lab.measure(figure).and_then(|measured| measured.save(&wish.file(figure.name)));
+        let result =
+            lab.measure(figure).and_then(|measured| origin::save(&measured, &wish.file(figure.name)));
         if let Err(error) = result {
             println!("  FAILED: {error:#}");
             failed.push(figure.name);
@@ -87,7 +89,7 @@ pub fn run(wish: &Wish) -> Result<()> {
 fn write_page(wish: &Wish, figures: &[Figure]) -> Result<()> {
     let mut known = Vec::new();
     for figure in figures {
-        if let Some(measured) = Measured::load(&wish.file(figure.name))? {
+        if let Some(measured) = origin::load::<Measured>(&wish.file(figure.name))? {
             chart::draw(figure, &measured, &wish.folder())?;
             known.push((figure, measured));
         }

@@ -1,14 +1,13 @@
 //! What was measured, as it is kept beside the figures: they can be drawn again, and measured again one by
 //! one.
 
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::client::Measurement;
+use crate::origin::Origin;
 
 /// One arm at one point.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,14 +46,9 @@ pub struct Line {
 /// A figure that was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// Commit of the sources, with `-dirty` if there were changes.
-    pub commit: String,
-    /// When, UTC.
-    pub date: String,
-    /// The machine's load average before.
-    pub load: String,
-    /// CPUs and kernel.
-    pub machine: String,
+    /// Of what, when and where.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// Seconds of each point.
     pub seconds: f64,
     /// The client's link in Mbit/s.
@@ -70,14 +64,8 @@ pub struct Measured {
 impl Measured {
     /// Of now, without rows.
     pub fn begin(root: &Path, seconds: f64, mbit: f64, goodput: Goodput) -> Result<Self> {
-        let load = fs::read_to_string("/proc/loadavg").context("read /proc/loadavg")?;
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Self {
-            commit: said(Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root))?,
-            date: said(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]))?,
-            load: load.split(' ').take(2).collect::<Vec<_>>().join(", "),
-            machine: format!("{cpus} CPUs, Linux {}", kernel.trim()),
+            origin: Origin::now(root)?,
             seconds,
             mbit,
             goodput_write: goodput.write,
@@ -90,25 +78,6 @@ impl Measured {
     pub fn row(&self, series: &str, arm: &str, x: f64) -> Option<&Line> {
         self.rows.iter().find(|row| row.series == series && row.arm == arm && (row.x - x).abs() < 1e-9)
     }
-
-    /// What was kept, if there is something.
-    pub fn load(path: &Path) -> Result<Option<Self>> {
-        let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
-        serde_json::from_str(&text)
-            .map(Some)
-            .with_context(|| format!("{} is of another form", path.display()))
-    }
-
-    /// Keeps it.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        fs::write(path, text).with_context(|| format!("write {}", path.display()))
-    }
-}
-
-fn said(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("run {command:?}"))?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// What one link carries of one member's data, in bytes per second.

@@ -24,6 +24,8 @@ const LIBRARY: &str = include_str!("../../vm/lib.sh");
 const SERVE: &str = include_str!("../../vm/serve.sh");
 /// How often a guest is started if its kernel dies before our first process.
 const BOOTS_MAX: usize = 4;
+/// So long before its time is over a guest is asked what it does.
+const WARNING: Duration = Duration::from_secs(45);
 /// How long a killed server's disks may be held.
 const PATIENCE_FOR_DISKS: Duration = Duration::from_secs(30);
 
@@ -41,6 +43,7 @@ pub struct Machine {
     programs: Vec<(String, PathBuf)>,
     files: Vec<(String, Vec<u8>)>,
     time_limit: Duration,
+    memory: &'static str,
     kill: Option<(&'static str, Duration)>,
     vhost_user: Option<PathBuf>,
 }
@@ -148,6 +151,7 @@ impl Machine {
             programs: Vec::new(),
             files: Vec::new(),
             time_limit: Duration::from_mins(5),
+            memory: "1G",
             kill: None,
             vhost_user: None,
         }
@@ -201,6 +205,20 @@ impl Machine {
     #[must_use]
     pub fn killed_after(mut self, output: &'static str, delay: Duration) -> Self {
         self.kill = Some((output, delay));
+        self
+    }
+
+    /// Gives the guest this much memory.
+    #[must_use]
+    pub fn memory(mut self, memory: &'static str) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Lets the guest run for so long.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
         self
     }
 
@@ -264,6 +282,9 @@ impl Machine {
         let mut job = Archive::default();
         job.file("job/modules", 0o644, self.modules.join("\n").as_bytes());
         let mut environment = String::new();
+        // Before the time is over the guest tells what it waits for.
+        let warning = self.time_limit.saturating_sub(WARNING).as_secs();
+        writeln!(environment, "export WARNING_SECONDS={warning}")?;
         for (name, value) in &self.environment {
             writeln!(environment, "export {name}='{value}'")?;
         }
@@ -337,7 +358,7 @@ impl Machine {
             "-smp",
             "2",
             "-m",
-            "1G",
+            self.memory,
         ]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(archive);

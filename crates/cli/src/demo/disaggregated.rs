@@ -10,10 +10,9 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 use serde_json::Value;
 
 use super::{
-    NAME, link::Traffic, load::Load, server::Server, shell::Shell, socket, step, store::Store, timed,
-    write_while,
+    NAME, link::Traffic, load::Load, serve, shell::Shell, socket, step, store::Store, timed, write_while,
 };
-use crate::failure::Failure;
+use crate::{failure::Failure, server_process::ServerProcess};
 use pinstripe_bench::size::ByteSize;
 
 const SERVERS: usize = 4;
@@ -80,17 +79,17 @@ impl Demo {
         places.filter_map(|(store, number)| store.namespaces().get(number).cloned()).collect()
     }
 
-    fn serve(&self, options: &[&str], members: &[String]) -> Result<Server, Failure> {
+    fn serve(&self, options: &[&str], members: &[String]) -> Result<ServerProcess, Failure> {
         let sockets = (self.socket.as_path(), self.shell.control());
         let options = [options, &["--member-timeout", "5"]].concat();
-        Server::start(self.shell.pinstripe(), sockets, &options, members, MEMBERS_SHOWN)
+        serve(self.shell.pinstripe(), sockets, &options, members, MEMBERS_SHOWN)
     }
 
-    fn load(&self, server: &Server) -> Load {
+    fn load(&self, server: &ServerProcess) -> Load {
         Load::new(&self.socket, NAME, server.size_bytes())
     }
 
-    fn stop(&self, server: Server) -> Result<(), Failure> {
+    fn stop(&self, server: ServerProcess) -> Result<(), Failure> {
         self.shell.run(&["stop", self.shell.control()])?;
         server.ended()
     }

@@ -8,12 +8,12 @@ mod disaggregated;
 mod link;
 mod load;
 mod nbd;
-mod server;
 mod shell;
 mod store;
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -22,8 +22,8 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use self::{load::Load, server::Server, shell::Shell};
-use crate::{command_line::DemoArguments, failure::Failure};
+use self::{load::Load, shell::Shell};
+use crate::{command_line::DemoArguments, failure::Failure, server_process::ServerProcess};
 use pinstripe_bench::size::ByteSize;
 
 const MEMBERS: usize = 6;
@@ -63,6 +63,23 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("nbd.sock")
 }
 
+/// Serves `members` with more `options` until it is ready. The user is shown them, and `names` in place of
+/// the members.
+fn serve(
+    pinstripe: &Path,
+    (socket, control): (&Path, &str),
+    options: &[&str],
+    members: &[String],
+    names: &str,
+) -> Result<ServerProcess, Failure> {
+    let shown = [options, &[names]].concat().join(" ");
+    println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock {shown}");
+    let mut serve = Command::new(pinstripe);
+    serve.args(["serve", "--json", "--control", control, "--nbd"]).arg(format!("unix:{}", socket.display()));
+    serve.args(options).args(members);
+    ServerProcess::start(serve)
+}
+
 struct Demo {
     shell: Shell,
     socket: PathBuf,
@@ -83,7 +100,7 @@ impl Demo {
         shell.run(&create.into_iter().chain(members.iter().map(String::as_str)).collect::<Vec<_>>())?;
         step("Serve it over NBD");
         let sockets = (self.socket.as_path(), shell.control());
-        let server = Server::start(shell.pinstripe(), sockets, &[], &members, "member0 ... member5")?;
+        let server = serve(shell.pinstripe(), sockets, &[], &members, "member0 ... member5")?;
         let load = Arc::new(Load::new(&self.socket, NAME, server.size_bytes()));
         self.come_back(server.size_bytes(), &members[BACK_SLOT])?;
         step("Write all of it, and read it back");

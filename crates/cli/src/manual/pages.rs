@@ -272,6 +272,7 @@ fn of_the_rest(command: &str) -> Parts {
                     "On devices, which are overwritten:",
                     "pinstripe bench --force --device /dev/sda --device /dev/sdb --device /dev/sdc",
                 ),
+                ("Over NBD, as a client has it:", "pinstripe bench --through nbd --size 64K"),
             ],
             ON_DEVICES,
             &["", "create", "fio(1)"],

@@ -24,6 +24,7 @@ mod journal;
 mod maintenance;
 mod names;
 mod nbd;
+pub mod null;
 mod nvme;
 mod pool;
 mod reconnect;

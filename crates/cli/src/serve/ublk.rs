@@ -25,8 +25,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pinstripe_block::budget::Share;
-use pinstripe_engine::io::{service::VolumeService, volume::Volume};
+use pinstripe_block::{BlockService, budget::Share};
+use pinstripe_engine::io::volume::Volume;
 use pinstripe_export::ublk::{
     Ended, Limits, mark, parameters, serve_tag,
     wire::{DeviceInfo, Parameters, feature, state},
@@ -59,7 +59,7 @@ use crate::{
 pub const KIND: Kind = Kind { check: |_| Ok(()), bind };
 
 /// Requests that a queue has under way at most.
-const DEPTH: u16 = 128;
+pub(super) const DEPTH: u16 = 128;
 /// How long a dead server's requests may take to come to an end.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks whether they have.
@@ -99,11 +99,11 @@ fn left_waiting(device: u32) -> String {
 }
 
 /// A device that can be given queues.
-struct Prepared {
-    info: DeviceInfo,
-    device: Arc<Device>,
+pub(super) struct Prepared {
+    pub info: DeviceInfo,
+    pub device: Arc<Device>,
     /// A dead server has left it.
-    taken_over: bool,
+    pub taken_over: bool,
 }
 
 /// Looks whether the driver is there and the number can be had, before members are written.
@@ -146,18 +146,10 @@ impl FrontEnd for Ublk {
             });
             let Prepared { info, device, taken_over } = made.await?;
             self.served = Some((info.device, journal.clone()));
+            let (shared, log) = (Arc::clone(shared), journal.clone());
+            let serve = move || array_service(Volume::new(Arc::clone(&shared)), log.clone());
             let begun = async {
-                for queue in 0..info.queues {
-                    let (shared, journal, device) =
-                        (Arc::clone(shared), journal.clone(), Arc::clone(&device));
-                    let opened = shards[usize::from(queue) % count].call(move || async move {
-                        let service = array_service(Volume::new(shared), journal.clone());
-                        open_queue(&device, queue, info.request_bytes_max, &service, &journal)
-                    });
-                    opened.await??;
-                }
-                // The queues have it open.
-                drop(device);
+                open_queues(device, &info, shards, journal, serve).await?;
                 blocking(move || begin(info.device, taken_over)).await
             };
             if let Err(failure) = begun.await {
@@ -209,24 +201,29 @@ impl Ublk {
 
     /// Takes the device away.
     async fn end(&self, shards: &[ShardHandle]) {
-        let Some((device, journal)) = &self.served else { return };
-        let device = *device;
-        let stopped = blocking(move || {
-            write_dirty_pages(device);
-            Driver::open()?.stop(device)
-        });
-        if let Err(error) = stopped.await {
-            return journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+        if let Some((device, journal)) = &self.served {
+            end(*device, shards, journal).await;
         }
-        on_shards(shards, || async {
-            for tag in TAGS.with(RefCell::take) {
-                tag.join().await;
-            }
-        })
-        .await;
-        if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
-            journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+    }
+}
+
+/// Takes a device of this process away.
+pub(super) async fn end(device: u32, shards: &[ShardHandle], journal: &ServerLog) {
+    let stopped = blocking(move || {
+        write_dirty_pages(device);
+        Driver::open()?.stop(device)
+    });
+    if let Err(error) = stopped.await {
+        return journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
+    }
+    on_shards(shards, || async {
+        for tag in TAGS.with(RefCell::take) {
+            tag.join().await;
         }
+    })
+    .await;
+    if let Err(error) = blocking(move || Driver::open()?.delete(device)).await {
+        journal.warn(&format!("{error}; `pinstripe ublk delete {device}` takes it away"));
     }
 }
 
@@ -239,12 +236,31 @@ fn write_dirty_pages(device: u32) {
     }
 }
 
+/// Serves all queues of a device, each on its shard by what `serve` gives there.
+pub(super) async fn open_queues<S: BlockService>(
+    device: Arc<Device>,
+    info: &DeviceInfo,
+    shards: &[ShardHandle],
+    journal: &ServerLog,
+    serve: impl Fn() -> S + Clone + Send + 'static,
+) -> Result<(), Failure> {
+    let request_bytes_max = info.request_bytes_max;
+    for queue in 0..info.queues {
+        let (serve, journal, device) = (serve.clone(), journal.clone(), Arc::clone(&device));
+        let opened = shards[usize::from(queue) % shards.len()]
+            .call(move || async move { open_queue(&device, queue, request_bytes_max, &serve(), &journal) });
+        opened.await??;
+    }
+    // The queues have it open, and it is closed here.
+    Ok(())
+}
+
 /// Serves a queue on this shard, with requests as long as the device was made for.
 fn open_queue(
     device: &Device,
     number: u16,
     request_bytes_max: u32,
-    service: &VolumeService,
+    service: &impl BlockService,
     journal: &ServerLog,
 ) -> Result<(), Failure> {
     never_wait_for_own_device(journal);
@@ -280,13 +296,13 @@ pub fn never_wait_for_own_device(journal: &ServerLog) {
 }
 
 /// Lets requests come, when all queues are served.
-fn begin(device: u32, taken_over: bool) -> Result<(), Failure> {
+pub(super) fn begin(device: u32, taken_over: bool) -> Result<(), Failure> {
     let mut driver = Driver::open()?;
     Ok(if taken_over { driver.end_recovery(device) } else { driver.start(device) }?)
 }
 
 /// The device that a dead server of this array has left, or a new one. Blocks.
-fn prepare(
+pub(super) fn prepare(
     wanted: Option<u32>,
     mark: u64,
     parameters: Parameters,

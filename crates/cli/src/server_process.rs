@@ -1,8 +1,7 @@
-//! The server of the demo, a process of its own.
+//! A `pinstripe serve` as a process of its own, for `demo` and `bench --through`.
 
 use std::{
     io::{BufRead, BufReader},
-    path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::Instant,
@@ -12,35 +11,22 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 
-/// A running `pinstripe serve`. It is killed if the demo ends early.
-pub struct Server {
+/// A running `pinstripe serve`. It is killed if its user ends early.
+pub struct ServerProcess {
     child: Child,
-    size_bytes: u64,
+    /// The line by which it said that it is ready.
+    ready: Value,
     /// What it has told since it was ready.
     output: Arc<Mutex<Vec<String>>>,
     ended_well: bool,
 }
 
-impl Server {
-    /// Starts it with more `options` and waits until it is ready. The user is shown them, and `names` in
-    /// place of the members.
-    pub fn start(
-        pinstripe: &Path,
-        (socket, control): (&Path, &str),
-        options: &[&str],
-        members: &[String],
-        names: &str,
-    ) -> Result<Self, Failure> {
-        let shown = [options, &[names]].concat().join(" ");
-        println!("  $ pinstripe serve --nbd unix:nbd.sock --control control.sock {shown}");
-        let mut command = Command::new(pinstripe);
-        command
-            .args(["serve", "--json", "--control", control, "--nbd"])
-            .arg(format!("unix:{}", socket.display()));
-        let child =
-            command.args(options).args(members).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+impl ServerProcess {
+    /// Starts `serve`, which has `--json` among its options, and waits until it is ready.
+    pub fn start(mut serve: Command) -> Result<Self, Failure> {
+        let child = serve.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let output = Arc::<Mutex<Vec<String>>>::default();
-        let mut server = Self { child, size_bytes: 0, output: Arc::clone(&output), ended_well: false };
+        let mut server = Self { child, ready: Value::Null, output: Arc::clone(&output), ended_well: false };
         let Some(stdout) = server.child.stdout.take() else {
             return Err(Failure::new("no output of the server"));
         };
@@ -48,7 +34,7 @@ impl Server {
         for line in lines.by_ref() {
             let line: Value = serde_json::from_str(&line?)?;
             if line["event"] == "ready" {
-                server.size_bytes = line["size_bytes"].as_u64().unwrap_or(0);
+                server.ready = line;
                 // The pipe is drained, or a full one would stop the server some day.
                 let begun = Instant::now();
                 std::thread::spawn(move || {
@@ -62,12 +48,18 @@ impl Server {
                 return Ok(server);
             }
         }
-        Err(Failure::new("the demo failed: the server did not start"))
+        Err(Failure::new("the server did not start"))
     }
 
     /// Bytes of the array.
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.ready["size_bytes"].as_u64().unwrap_or(0)
+    }
+
+    /// Where this protocol is served.
+    pub fn address(&self, protocol: &str) -> Option<&str> {
+        let mut addresses = self.ready["addresses"].as_array().into_iter().flatten();
+        addresses.find(|address| address["protocol"] == protocol)?["uri"].as_str()
     }
 
     /// Waits for its end after `stop`, which must be a good one.
@@ -77,12 +69,12 @@ impl Server {
             self.ended_well = true;
             Ok(())
         } else {
-            Err(Failure::new(format!("the demo failed: the server ended with {status}")))
+            Err(Failure::new(format!("the server ended with {status}")))
         }
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // Neither matters once it has ended.
         let _ = self.child.kill();

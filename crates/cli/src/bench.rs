@@ -1,0 +1,186 @@
+//! `pinstripe bench`: measures the engine itself, or with `--through` what a client of a server gets.
+//!
+//! A server that is started for it is a process of its own, over the members that were asked for. At the end
+//! it scrubs the array and stops.
+
+use std::{path::PathBuf, process::Command, sync::Arc, thread};
+
+use clap::ValueEnum;
+use indicatif::ProgressBar;
+use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Export, FrontEnd, Phase, Tell, Through};
+use tempfile::TempDir;
+
+use crate::{
+    control::client::Client, failure::Failure, output, progress, server_process::ServerProcess, steer,
+};
+
+/// Measures, and prints what came of it.
+pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {
+    if let Some(warning) = pinstripe_parity::selection().warning() {
+        eprintln!("pinstripe: {warning}");
+    }
+    let line = progress::spinner(arguments.attended);
+    let measured = match &arguments.through {
+        None => pinstripe_bench::run_and_tell(arguments, &tell(&line, arguments))
+            .map(|report| in_words(arguments, report.to_json(), &report))
+            .map_err(Failure::from),
+        Some(Through::Export(export)) => through(arguments, export, arguments.force, &line),
+        Some(Through::Server(front_end)) => through_server(arguments, *front_end, &line),
+    };
+    line.finish_and_clear();
+    output::print(&measured?)
+}
+
+fn in_words(arguments: &BenchArgs, json: String, report: &impl ToString) -> String {
+    if arguments.json { json + "\n" } else { report.to_string() }
+}
+
+/// Shows what is done.
+fn tell(line: &ProgressBar, arguments: &BenchArgs) -> Tell {
+    let (line, seconds) = (line.clone(), arguments.seconds);
+    Arc::new(move |phase| {
+        line.set_message(match phase {
+            Phase::Preparing => "making the array".to_owned(),
+            Phase::Filling => "writing all of it".to_owned(),
+            Phase::WarmingUp => "warming up".to_owned(),
+            Phase::Measuring => format!("measuring for {seconds} s"),
+            Phase::Checking => "checking what was written".to_owned(),
+        });
+        line.reset_elapsed();
+    })
+}
+
+fn through(
+    arguments: &BenchArgs,
+    export: &Export,
+    may_overwrite: bool,
+    line: &ProgressBar,
+) -> Result<String, Failure> {
+    let report = pinstripe_bench::run_through(arguments, export, may_overwrite, &tell(line, arguments))?;
+    Ok(in_words(arguments, report.to_json(), &report))
+}
+
+fn through_server(arguments: &BenchArgs, front_end: FrontEnd, line: &ProgressBar) -> Result<String, Failure> {
+    tell(line, arguments)(Phase::Preparing);
+    let server = Server::start(arguments, front_end)?;
+    let export = server.export(front_end)?;
+    let report = through(arguments, &export, true, line)?;
+    server.check_and_stop(arguments)?;
+    Ok(report)
+}
+
+/// A server that was started for this.
+struct Server {
+    process: ServerProcess,
+    pinstripe: PathBuf,
+    /// With its sockets.
+    folder: TempDir,
+}
+
+impl Server {
+    /// Serves a new array by this front end, and waits until it is in sync.
+    fn start(arguments: &BenchArgs, front_end: FrontEnd) -> Result<Self, Failure> {
+        let pinstripe = std::env::current_exe()?;
+        let folder = tempfile::Builder::new().prefix("pinstripe-bench-").tempdir()?;
+        let (shape, members) = (shape(arguments), members(arguments)?);
+        let mut serve = Command::new(&pinstripe);
+        serve.args(["serve", "--json", "--shards", &arguments.shards.to_string()]);
+        serve.arg("--control").arg(folder.path().join("control"));
+        serve.args([
+            "--cache",
+            &arguments.cache.to_string(),
+            "--policy",
+            name_of(&arguments.policy).as_str(),
+        ]);
+        match front_end {
+            FrontEnd::Nbd => serve.arg("--nbd").arg(format!("unix:{}", folder.path().join("nbd").display())),
+            FrontEnd::Ublk => serve.arg("--ublk"),
+        };
+        if matches!(arguments.devices[..], [DeviceSpec::Memory(_)]) {
+            serve.arg("--create").args(shape);
+        } else {
+            if !arguments.force {
+                return Err(BenchError::Force.into());
+            }
+            let mut create = Command::new(&pinstripe);
+            said(create.args(["create", "--force"]).args(shape).args(&members))?;
+        }
+        let process = ServerProcess::start({
+            serve.args(members);
+            serve
+        })?;
+        let server = Self { process, pinstripe, folder };
+        server.wait_until_in_sync()?;
+        Ok(server)
+    }
+
+    fn control(&self) -> String {
+        self.folder.path().join("control").display().to_string()
+    }
+
+    fn wait_until_in_sync(&self) -> Result<(), Failure> {
+        let mut client = Client::connect(&self.control())?;
+        loop {
+            let detail = steer::fetch(&mut client)?;
+            if detail.sync.is_none() && detail.regions_to_resync == 0 {
+                return Ok(());
+            }
+            thread::sleep(progress::LOOK);
+        }
+    }
+
+    /// What clients of this front end use.
+    fn export(&self, front_end: FrontEnd) -> Result<Export, Failure> {
+        let address = self.process.address(front_end.name());
+        let address = address.ok_or_else(|| Failure::new("the server doesn't say where its export is"))?;
+        address.parse().map_err(|error: pinstripe_bench::BadExport| Failure::new(error.to_string()))
+    }
+
+    /// Compares all data with its parity, if there is any, and ends the server.
+    fn check_and_stop(self, arguments: &BenchArgs) -> Result<(), Failure> {
+        let tell = |command: &[&str]| said(Command::new(&self.pinstripe).args(command).arg(self.control()));
+        if arguments.level.has_parity() {
+            tell(&["check", "--json"])?;
+        }
+        tell(&["stop", "--force"])?;
+        self.process.ended()
+    }
+}
+
+/// The options that shape the array.
+fn shape(arguments: &BenchArgs) -> Vec<String> {
+    let level = arguments.level;
+    let mut options = vec![format!("--level={}", level.number()), format!("--chunk={}", arguments.chunk)];
+    options.extend(arguments.layout.iter().map(|layout| format!("--layout={layout}")));
+    if level.has_parity() {
+        options.push(format!("--bitmap={}", name_of(&arguments.bitmap)));
+    }
+    options.extend(arguments.assume_clean.then(|| "--assume-clean".to_owned()));
+    options
+}
+
+fn members(arguments: &BenchArgs) -> Result<Vec<String>, Failure> {
+    if let [memory @ DeviceSpec::Memory(_)] = &arguments.devices[..] {
+        return Ok(vec![memory.to_string(); arguments.memory_members()]);
+    }
+    let path = |device: &DeviceSpec| match device {
+        DeviceSpec::Path(path) => Ok(path.display().to_string()),
+        DeviceSpec::Memory(_) => Err(BenchError::MixedDevices.into()),
+    };
+    arguments.devices.iter().map(path).collect()
+}
+
+/// As the command line has it.
+fn name_of(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Runs a command of ours; its own words come back in the failure.
+fn said(command: &mut Command) -> Result<(), Failure> {
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let told = String::from_utf8_lossy(&output.stderr);
+    Err(Failure::new(format!("{command:?} ended with {}: {}", output.status, told.trim())))
+}

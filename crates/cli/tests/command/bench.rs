@@ -1,0 +1,93 @@
+//! `pinstripe bench --through`: a load by way of a server, and what is kept of its latencies.
+
+use std::{fs, path::Path};
+
+use crate::world::{MIB, World};
+
+const LOAD: &[&str] = &["--seconds", "0.2", "--warm-up", "0", "--depth", "8", "--json"];
+
+fn bench(options: &[&str]) -> Vec<String> {
+    ["bench"].iter().chain(options).chain(LOAD).map(|word| (*word).to_owned()).collect()
+}
+
+fn words(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn a_load_goes_through_a_server_of_its_own_and_is_read_back() {
+    let world = World::new();
+    // Small payloads are gathered, large ones are not.
+    for (size, fill) in [("4K", true), ("96K", false)] {
+        let memory =
+            ["--through", "nbd", "--device", "mem:24M", "--chunk", "16K", "--size", size, "--reads", "30"];
+        let more = ["--shards", "2", "--histogram", "latency.hgrm"];
+        let options = [&memory[..], &more[..], if fill { &["--fill"] } else { &[] }].concat();
+        let ran = world.run(&words(&bench(&options))).ok();
+        let report = ran.json();
+        assert!(
+            report["operations"].as_u64().unwrap() > 0 && report["iops"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
+        assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+        assert!(report["through"].as_str().unwrap().starts_with("nbd+unix://"), "{report}");
+        let samples = report["latency_ns"]["samples"].as_u64().unwrap();
+        assert_eq!(samples, report["operations"].as_u64().unwrap(), "every request is timed");
+        let histogram = fs::read_to_string(world.path("latency.hgrm")).unwrap();
+        assert!(
+            histogram.contains("Percentile") && histogram.contains(&format!("{samples}]")),
+            "{histogram}"
+        );
+    }
+}
+
+#[test]
+fn files_of_a_server_of_its_own_are_overwritten_only_by_force() {
+    let world = World::new();
+    let devices: Vec<String> =
+        (0..4).map(|n| world.path(&world.file(&format!("m{n}"), 24 * MIB)).display().to_string()).collect();
+    let mut options = vec!["--through", "nbd", "--level", "6", "--chunk", "16K"];
+    options.extend(devices.iter().flat_map(|device| ["--device", device]));
+    world.run(&words(&bench(&options))).refused(1, &["would be overwritten"]);
+    options.push("--force");
+    let report = world.run(&words(&bench(&options))).ok().json();
+    assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
+fn a_load_goes_to_a_file_by_force_only_unless_it_only_reads() {
+    let world = World::new();
+    let path = world.path(&world.file("file", 16 * MIB)).display().to_string();
+    world.run(&words(&bench(&["--through", &path]))).refused(1, &["would be overwritten"]);
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0), "a refused load has written");
+    world.run(&words(&bench(&["--through", &path, "--reads", "100"]))).ok();
+    let report = world.run(&words(&bench(&["--through", &path, "--force"]))).ok().json();
+    assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+    assert!(fs::read(&path).unwrap().iter().any(|byte| *byte != 0));
+}
+
+#[test]
+fn an_export_that_is_read_only_takes_reads() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let server = world.serve(&["--read-only"], &members);
+    let uri = server.ready["nbd"][0].as_str().unwrap().to_owned();
+    world.run(&words(&bench(&["--through", &uri, "--force"]))).refused(1, &["can't be used", "read-only"]);
+    world.run(&words(&bench(&["--through", &uri, "--reads", "100"]))).ok();
+}
+
+#[test]
+fn what_can_not_be_gone_through_is_refused_with_the_reason() {
+    let world = World::new();
+    world.run(&words(&bench(&["--through", "nbd", "--limit"]))).refused(64, &["--limit"]);
+    world.run(&words(&bench(&["--through", "smb"]))).refused(64, &["smb", "nbd, ublk"]);
+    let missing = "nbd+unix:///?socket=/nowhere/nbd";
+    world
+        .run(&words(&bench(&["--through", missing, "--force"])))
+        .refused(1, &["/nowhere/nbd", "can't be used"]);
+    if !Path::new("/dev/ublk-control").exists() {
+        world
+            .run(&words(&bench(&["--through", "ublk", "--device", "mem:12M"])))
+            .refused(1, &["modprobe ublk_drv"]);
+    }
+}

@@ -1,0 +1,270 @@
+//! docs/results/performance.md: every set of measurements that there is, with tables and charts.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::chart;
+use super::results::{Measured, Spread};
+use crate::origin;
+
+/// Where charts and measurements lie, from the root.
+const FOLDER: &str = "docs/results/performance";
+/// The page.
+const PAGE: &str = "docs/results/performance.md";
+
+/// A part of the page: servers that were measured in turns.
+pub struct Part {
+    /// Of its files.
+    pub name: &'static str,
+    title: &'static str,
+    about: &'static str,
+    /// The server beside which ours is measured.
+    pub base: &'static str,
+    /// What no server behind the same driver can pass, if there is such a thing.
+    ceiling: Option<&'static str>,
+    /// What measures it again.
+    again: &'static str,
+}
+
+/// The virtual machine's.
+pub const VM: &str = "vm";
+/// Real devices'.
+pub const HERE: &str = "here";
+/// NBD's.
+pub const NBD: &str = "nbd";
+
+const PARTS: &[Part] = &[
+    Part {
+        name: VM,
+        title: "Beside Linux MD, in a virtual machine",
+        about: "Six RAM disks (brd) of one virtual machine with two CPUs, Debian's kernel. The same array is served in turns by MD \
+(`stripe_cache_size` 16384, `group_thread_cnt` 2) and by `pinstripe serve --ublk --shards 2`; fio's io_uring engine asks for direct I/O. *null* is a \
+ublk device of ours behind which there is nothing: it answers every request at once, and no server of a ublk device can do more. **The machine is \
+emulated (QEMU's TCG).** Emulation makes crossings between programs and kernel dear beside copies, of which a ublk device has two for each request and MD \
+none, and vector instructions dear beside others, on which both compute parity; it has no AVX-512. So these figures inform; what decides is `cargo xtask \
+bench here` on real devices.",
+        base: "MD",
+        ceiling: Some("null"),
+        again: "cargo xtask bench vm",
+    },
+    Part {
+        name: HERE,
+        title: "Beside Linux MD, on real devices",
+        about: "The same without emulation.",
+        base: "MD",
+        ceiling: Some("null"),
+        again: "cargo xtask bench here DEVICE...",
+    },
+    Part {
+        name: NBD,
+        title: "NBD, beside nbdkit's memory plugin",
+        about: "`nbdkit memory` holds bytes in memory, and keeps no parity. `pinstripe serve --create --shards 1` has members in memory, here of a RAID5 \
+5+1. Both on unix sockets of one machine, without emulation; fio's nbd engine has one connection to each.",
+        base: "nbdkit",
+        ceiling: None,
+        again: "cargo xtask bench nbd",
+    },
+    Part {
+        name: "spdk",
+        title: "Beside SPDK's raid5f",
+        about: "Full stripes of 320 KiB, members in memory, one core. SPDK isn't built by this repository: its figures come from a build of one's own, and \
+stand in `performance/spdk.json` in the form of the other files there.",
+        base: "raid5f",
+        ceiling: None,
+        again: "cargo xtask bench page",
+    },
+];
+
+const HEAD: &str = "# Performance: beside others
+
+Written by `cargo xtask bench`, which boots the virtual machine and measures all that needs no devices of its own; `cargo xtask bench page` writes this page \
+again from what is kept in [performance](performance/). Servers take turns, several times, within one run: only the ratios of such pairs mean something, \
+and each ratio is the median of the pairs, with the lowest and the highest. Every turn ends with a scrub of all parity, which must find nothing, and with \
+data read back that was written with checksums; the next turn reads it once more, so that MD's data is read by us and ours by MD. With a member missing it \
+is read too. What the engine reaches beside a straight line without any client is in [engine.md](engine.md).
+
+";
+
+/// The part of this name.
+pub fn part(name: &str) -> Option<&'static Part> {
+    PARTS.iter().find(|part| part.name == name)
+}
+
+/// Keeps what was measured of a part, and writes the page.
+pub fn keep(base: &Path, name: &str, measured: &Measured) -> Result<()> {
+    let folder = base.join(FOLDER);
+    fs::create_dir_all(&folder)?;
+    origin::save(measured, &folder.join(format!("{name}.json")))?;
+    write(base)
+}
+
+/// Writes page and charts from what is kept.
+pub fn write(base: &Path) -> Result<()> {
+    let folder = base.join(FOLDER);
+    let mut text = HEAD.to_owned();
+    for part in PARTS {
+        let file = folder.join(format!("{}.json", part.name));
+        let Some(measured) = origin::load::<Measured>(&file)? else {
+            let _ = writeln!(text, "## {}\n\nNot measured yet: `{}`.\n", part.title, part.again);
+            continue;
+        };
+        text.push_str(&part.section(&measured));
+        for (name, svg) in part.charts(&measured)? {
+            fs::write(folder.join(&name), svg).with_context(|| format!("write {name}"))?;
+        }
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    let path = base.join(PAGE);
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+impl Part {
+    /// Title, tables and where they come from.
+    pub fn section(&self, measured: &Measured) -> String {
+        let mut text = format!("## {}\n\n{}\n\n", self.title, self.about);
+        let origin = &measured.origin;
+        let _ = writeln!(
+            text,
+            "Commit {}, {} UTC, {}, load average before {}. {} turns each, {} s a measurement, {} requests under way unless a row says another \
+             number. Again: `{}`.\n",
+            origin.commit,
+            origin.date,
+            origin.machine,
+            origin.load,
+            measured.pairs(),
+            measured.seconds,
+            super::cells::DEPTH,
+            self.again
+        );
+        for subject in measured.subjects() {
+            let _ = writeln!(text, "### {subject}\n");
+            if self.is_drawn(measured, subject) {
+                let file = self.chart_file(subject);
+                let _ = writeln!(text, "![{subject}: Pinstripe by {}](performance/{file})\n", self.base);
+            }
+            self.table(&mut text, measured, subject);
+            text.push('\n');
+        }
+        text
+    }
+
+    fn table(&self, text: &mut String, measured: &Measured, subject: &str) {
+        let base = self.base;
+        let _ = write!(text, "| | {base} | Pinstripe | Pinstripe by {base} | p99, ms: {base} | Pinstripe |");
+        let ceiling = self.ceiling.filter(|arm| measured.rows.iter().any(|row| row.arm == *arm));
+        let _ = ceiling.map(|arm| write!(text, " {arm} | Pinstripe by {arm} |"));
+        let columns = if ceiling.is_some() { 8 } else { 6 };
+        let _ = writeln!(text, "\n|---|{}", "---:|".repeat(columns - 1));
+        for cell in measured.cells(subject) {
+            let amount = |arm| in_amounts(measured.spread(subject, cell, arm, |row| row.iops), cell.kib);
+            let slowest = |arm| in_milliseconds(measured.spread(subject, cell, arm, |row| row.p99_us));
+            let ratio = |base| in_ratios(measured.ratio(subject, cell, OURS, base));
+            let unit = if cell.kib < AMOUNT_IN_MB { "requests/s" } else { "MB/s" };
+            let _ = write!(
+                text,
+                "| {cell}, {unit} | {} | {} | {} | {} | {} |",
+                amount(base),
+                amount(OURS),
+                ratio(base),
+                slowest(base),
+                slowest(OURS)
+            );
+            let _ = ceiling.map(|arm| write!(text, " {} | {} |", amount(arm), ratio(arm)));
+            text.push('\n');
+        }
+    }
+
+    /// A chart for each subject that was measured beside the base.
+    fn charts(&self, measured: &Measured) -> Result<Vec<(String, String)>> {
+        let drawn = measured.subjects().into_iter().filter(|subject| self.is_drawn(measured, subject));
+        drawn
+            .map(|subject| {
+                let bars = measured
+                    .cells(subject)
+                    .into_iter()
+                    .filter_map(|cell| Some((cell, measured.ratio(subject, cell, OURS, self.base)?)));
+                let title = format!("{subject}: Pinstripe by {}", self.base);
+                Ok((self.chart_file(subject), chart::svg(&title, &bars.collect::<Vec<_>>())?))
+            })
+            .collect()
+    }
+
+    fn is_drawn(&self, measured: &Measured, subject: &str) -> bool {
+        measured
+            .cells(subject)
+            .into_iter()
+            .any(|cell| measured.ratio(subject, cell, OURS, self.base).is_some())
+    }
+
+    fn chart_file(&self, subject: &str) -> String {
+        let plain =
+            |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' };
+        format!("{}-{}.svg", self.name, subject.chars().map(plain).collect::<String>())
+    }
+}
+
+/// Our arm.
+pub const OURS: &str = "Pinstripe";
+/// Requests from this size on, in KiB, are counted by their bytes.
+const AMOUNT_IN_MB: u32 = 64;
+
+fn in_amounts(spread: Option<Spread>, kib: u32) -> String {
+    let factor = if kib < AMOUNT_IN_MB { 1.0 } else { f64::from(kib) * 1024.0 / 1e6 };
+    spread.map_or_else(String::new, |spread| format!("{:.0}", spread.median * factor))
+}
+
+fn in_milliseconds(spread: Option<Spread>) -> String {
+    spread.map_or_else(String::new, |spread| format!("{:.2}", spread.median / 1e3))
+}
+
+fn in_ratios(spread: Option<Spread>) -> String {
+    spread.map_or_else(String::new, |Spread { median, low, high }| {
+        format!("{median:.2} ({low:.2} to {high:.2})")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::results::Row;
+    use crate::bench::results::tests::measured;
+
+    #[test]
+    fn a_table_has_medians_and_ratios_of_pairs_with_their_range() {
+        let text = part(VM).unwrap().section(&measured());
+        let row = "| 4 KiB random writes, requests/s | 1200 | 1500 | 1.50 (0.50 to 2.00) | 1.50 | 1.50 | 5000 | 0.50 (0.10 to 0.80) |";
+        assert!(text.contains(row), "{text}");
+        assert!(
+            text.contains("Commit abc, 2026-01-02 03:04 UTC, 2 CPUs, load average before 0.1, 0.2. 3 turns"),
+            "{text}"
+        );
+        assert!(text.contains("](performance/vm-raid5-5-1-with-bitmap.svg)"), "{text}");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_left_out_or_named() {
+        let mut alone = measured();
+        alone.rows.retain(|row: &Row| row.arm == OURS);
+        let text = part(HERE).unwrap().section(&alone);
+        assert!(text.contains("| 4 KiB random writes, requests/s |  | 1500 |  |  | 1.50 |\n"), "{text}");
+        assert!(!text.contains("null |") && !text.contains(".svg"), "{text}");
+        let base = std::env::temp_dir().join(format!("pinstripe-xtask-page-{}", std::process::id()));
+        keep(&base, NBD, &measured()).unwrap();
+        let page = fs::read_to_string(base.join(PAGE)).unwrap();
+        fs::remove_dir_all(&base).unwrap();
+        assert!(page.contains("Not measured yet: `cargo xtask bench vm`."), "{page}");
+        assert!(!page.contains("Not measured yet: `cargo xtask bench nbd`."), "{page}");
+    }
+
+    #[test]
+    fn large_requests_are_counted_by_their_bytes() {
+        let spread = Spread::of([100.0].into_iter());
+        assert_eq!((in_amounts(spread, 4), in_amounts(spread, 1024)), ("100".to_owned(), "105".to_owned()));
+    }
+}

@@ -1,0 +1,54 @@
+//! Where figures come from, and how they are kept beside the documents that show them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Of what, when and where something was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Origin {
+    /// Commit of the sources, with `-dirty` if there were changes.
+    pub commit: String,
+    /// When, UTC.
+    pub date: String,
+    /// The machine's load average before.
+    pub load: String,
+    /// CPUs and kernel.
+    pub machine: String,
+}
+
+impl Origin {
+    /// Of what is measured now on this machine.
+    pub fn now(root: &Path) -> Result<Self> {
+        let load = fs::read_to_string("/proc/loadavg").context("read /proc/loadavg")?;
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Ok(Self {
+            commit: said(Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root))?,
+            date: said(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]))?,
+            load: load.split(' ').take(2).collect::<Vec<_>>().join(", "),
+            machine: format!("{cpus} CPUs, Linux {}", kernel.trim()),
+        })
+    }
+}
+
+/// What was kept, if there is something.
+pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).with_context(|| format!("{} is of another form", path.display()))
+}
+
+/// Keeps it.
+pub fn save<T: Serialize>(what: &T, path: &Path) -> Result<()> {
+    let text = serde_json::to_string_pretty(what)? + "\n";
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("run {command:?}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
