@@ -67,7 +67,7 @@ pub fn run(root: &Path, fuzz: &Fuzz) -> Result<()> {
         Ok(())
     };
     std::thread::scope(|scope| -> Result<()> {
-        let workers: Vec<_> = (0..fuzz.jobs.clamp(1, names.len())).map(|_| scope.spawn(&work)).collect();
+        let workers: Vec<_> = (0..fuzz.jobs.clamp(1, names.len())).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
             .try_for_each(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

@@ -349,8 +349,8 @@ pub struct ServeArguments {
     /// Print JSON lines instead of text
     #[arg(long)]
     pub json: bool,
-    /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH for a file in
-    /// persistent memory, and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
+    /// Members, in any order: block devices, files, NVMe generic devices (/dev/ngXnY), pmem:PATH for a file
+    /// in persistent memory, and with --create mem:SIZE. Names in /dev/disk/by-id are best: they don't change
     #[arg(required = true, value_name = "DEVICE", value_hint = ValueHint::FilePath)]
     pub devices: Vec<PathBuf>,
     // Last, for what follows would stand under its heading.

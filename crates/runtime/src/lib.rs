@@ -21,6 +21,7 @@
 
 pub mod atomics;
 pub mod buffer;
+mod cache_lines;
 pub mod completion;
 pub mod device;
 pub mod executor;

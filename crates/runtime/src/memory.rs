@@ -1,16 +1,16 @@
 //! Devices whose bytes are in this process's address space: plain memory, which measures the engine, and
 //! persistent memory. Requests complete inline.
 //!
-//! In persistent memory a request is durable when it completes: stores go past the processor's caches or are
-//! written back from them, and a fence comes before the completion (see [`lines`]). So there is nothing to
-//! flush, and FUA costs nothing. A crash leaves each eight bytes of a store old or new, also inside a sector.
-
-mod lines;
+//! In persistent memory a request is durable when it completes: stores go past the processor's caches or
+//! are written back from them, and a fence comes before the completion (see `cache_lines`). So there is
+//! nothing to flush, and FUA costs nothing. A crash leaves each eight bytes of a store old or new, also
+//! inside a sector.
 
 use std::{marker::PhantomData, os::fd::AsFd, ptr::NonNull, rc::Rc, sync::Arc};
 
 use crate::{
     Buffer, Device, DeviceError, DeviceErrorKind, DeviceInfo, DeviceSource, Slice, Submission, ZeroedReads,
+    cache_lines,
 };
 
 /// The memory that every shard's [`MemoryDevice`] of one member shares.
@@ -62,7 +62,7 @@ impl Memory {
         }
     }
 
-    /// The first `size` bytes of a file that lies in persistent memory, which must not become shorter: to touch
+    /// The first `size` bytes of a file that lies in persistent memory. It must not become shorter: to touch
     /// what isn't there any more ends the process (SIGBUS), and so does to read a part that has gone bad.
     ///
     /// Fails with [`DeviceErrorKind::Unsupported`] where the file system would only copy: stores are durable
@@ -73,7 +73,7 @@ impl Memory {
     {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
         let fail = |e: rustix::io::Errno| DeviceError::from_errno(e.raw_os_error());
-        if !lines::can_be_written_back() {
+        if !cache_lines::can_be_written_back() {
             return Err(DeviceError::of(DeviceErrorKind::Unsupported));
         }
         let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
@@ -135,15 +135,15 @@ impl Memory {
     pub fn copy_in_streaming(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let to = self.at(offset, data.len())?;
         // SAFETY: as in `copy_in`.
-        let cached = unsafe { lines::copy_streaming(data.as_ptr(), to, data.len()) };
+        let cached = unsafe { cache_lines::copy_streaming(data.as_ptr(), to, data.len()) };
         if self.is_persistent {
             for part in cached {
                 // SAFETY: a part of the range that was just written.
-                unsafe { lines::write_back(to.add(part.start), part.len()) };
+                unsafe { cache_lines::write_back(to.add(part.start), part.len()) };
             }
         }
         // Orders the stores before what any thread does later.
-        lines::fence();
+        cache_lines::fence();
         Ok(())
     }
 
@@ -154,8 +154,8 @@ impl Memory {
         unsafe { std::ptr::write_bytes(to, 0, length) };
         if self.is_persistent {
             // SAFETY: as above.
-            unsafe { lines::write_back(to, length) };
-            lines::fence();
+            unsafe { cache_lines::write_back(to, length) };
+            cache_lines::fence();
         }
         Ok(())
     }
@@ -210,11 +210,11 @@ pub fn change_in_place<const N: usize, R>(
     let mut written_back = false;
     for range in ranges.into_iter().filter(|range| range.is_persistent) {
         // SAFETY: the range lies in its mapping, and its slice is gone.
-        unsafe { lines::write_back(range.start, range.length) };
+        unsafe { cache_lines::write_back(range.start, range.length) };
         written_back = true;
     }
     if written_back {
-        lines::fence();
+        cache_lines::fence();
     }
     result
 }
@@ -360,7 +360,7 @@ mod tests {
     #[track_caller]
     fn check_durable(memory: &Memory, range: std::ops::Range<usize>) {
         let base = memory.base.as_ptr() as usize;
-        let durable = lines::record::taken(base..base + memory.size);
+        let durable = cache_lines::record::taken(base..base + memory.size);
         assert!(durable[range.clone()].iter().all(|&byte| byte), "of {range:?}");
         let lines = range.start / 64 * 64..range.end.next_multiple_of(64);
         assert!((0..memory.size).all(|at| lines.contains(&at) || !durable[at]), "outside of {range:?}");

@@ -20,6 +20,7 @@ mod peers;
 mod results;
 mod vm;
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -124,7 +125,7 @@ fn on_devices(root: &Path, out: Option<&Path>, here: &Here, plan: &Plan) -> Resu
     println!("{} MiB of each of these devices are overwritten: {:?}", here.member_size, here.devices);
     let mut measured = Measured { origin: Origin::now(root)?, seconds: plan.seconds, rows: Vec::new() };
     let way = if ublk { "ublk" } else { "NBD" };
-    measured.origin.machine += &format!("; ours over {way}, on {:?}", here.devices);
+    let _ = write!(measured.origin.machine, "; ours over {way}, on {:?}", here.devices);
     let folder = Folder::new()?;
     let bed = here.bed(&folder.0, ublk, Some(here.member_size << 20))?;
     matrix::run(&bed, plan, has_md, here.force, &mut |row| measured.rows.push(row))?;

@@ -32,6 +32,8 @@ const MODULES: &[&str] = &[
     "dm-zero",
     "ext4",
     "scsi_debug",
+    "nd_e820",
+    "nd_pmem",
     "nvme",
     "nvme-tcp",
     "nvmet-tcp",

@@ -21,6 +21,7 @@ mod mdadm;
 pub mod members;
 mod nvme;
 mod passthrough;
+mod pmem;
 mod repair;
 pub mod server;
 mod torn;
@@ -208,6 +209,11 @@ const SCENARIOS: &[Scenario] = &[
         name: "vhost-user",
         about: "serve --vhost-user: a guest's fio outlives kill -9 and SIGTERM of our server; its next boot has its root there",
         run: vhost_user::guest,
+    },
+    Scenario {
+        name: "pmem",
+        about: "members in files on a DAX file system: mapped, written, killed, and the same files without pmem:",
+        run: pmem::members,
     },
     Scenario {
         name: "clients",

@@ -60,6 +60,31 @@ type Parts = (
     &'static [&'static str],
 );
 
+const EXAMPLES_OF_SERVE: &[(&str, &str)] = &[
+    (
+        "Serve an array, and use it:",
+        "pinstripe serve /dev/sda /dev/sdb /dev/sdc & nbd-client -unix /run/pinstripe/data.nbd /dev/nbd0 -name data",
+    ),
+    (
+        "At boot: wait a minute for members that are late, then go on without them:",
+        "pinstripe serve --run-after 60 /dev/sda /dev/sdb /dev/sdc",
+    ),
+    ("A member is lost for good:", "pinstripe serve --run /dev/sda /dev/sdc"),
+    ("As a block device:", "pinstripe serve --ublk=0 /dev/sda /dev/sdb /dev/sdc"),
+    (
+        "As a disk of a virtual machine:",
+        "pinstripe serve --vhost-user /run/pinstripe/data.vhost /dev/sda /dev/sdb /dev/sdc & qemu-system-x86_64 -m 4G -object memory-backend-memfd,id=memory,size=4G,share=on -machine q35,accel=kvm,memory-backend=memory -chardev socket,id=data,path=/run/pinstripe/data.vhost,reconnect=1 -device vhost-user-blk-pci,chardev=data",
+    ),
+    (
+        "As a file, with a loop device over it:",
+        "pinstripe serve --fuse /srv/data.disk /dev/sda /dev/sdb /dev/sdc & losetup --find --show --direct-io=on /srv/data.disk",
+    ),
+    (
+        "NVMe by passthrough, polled:",
+        "pinstripe serve --poll --shards 2 --cpus 2,3 /dev/ng0n1 /dev/ng1n1 /dev/ng2n1",
+    ),
+];
+
 fn of_devices(command: &str) -> Parts {
     match command {
         "create" => (
@@ -90,30 +115,7 @@ fn of_devices(command: &str) -> Parts {
             &["", "remove", "examine", "mdadm(8)"],
         ),
         "serve" => (
-            &[
-                (
-                    "Serve an array, and use it:",
-                    "pinstripe serve /dev/sda /dev/sdb /dev/sdc & nbd-client -unix /run/pinstripe/data.nbd /dev/nbd0 -name data",
-                ),
-                (
-                    "At boot: wait a minute for members that are late, then go on without them:",
-                    "pinstripe serve --run-after 60 /dev/sda /dev/sdb /dev/sdc",
-                ),
-                ("A member is lost for good:", "pinstripe serve --run /dev/sda /dev/sdc"),
-                ("As a block device:", "pinstripe serve --ublk=0 /dev/sda /dev/sdb /dev/sdc"),
-                (
-                    "As a disk of a virtual machine:",
-                    "pinstripe serve --vhost-user /run/pinstripe/data.vhost /dev/sda /dev/sdb /dev/sdc & qemu-system-x86_64 -m 4G -object memory-backend-memfd,id=memory,size=4G,share=on -machine q35,accel=kvm,memory-backend=memory -chardev socket,id=data,path=/run/pinstripe/data.vhost,reconnect=1 -device vhost-user-blk-pci,chardev=data",
-                ),
-                (
-                    "As a file, with a loop device over it:",
-                    "pinstripe serve --fuse /srv/data.disk /dev/sda /dev/sdb /dev/sdc & losetup --find --show --direct-io=on /srv/data.disk",
-                ),
-                (
-                    "NVMe by passthrough, polled:",
-                    "pinstripe serve --poll --shards 2 --cpus 2,3 /dev/ng0n1 /dev/ng1n1 /dev/ng2n1",
-                ),
-            ],
+            EXAMPLES_OF_SERVE,
             &[CONTROL, NBD, UBLK, FUSE, SECRETS, HOST],
             &["", "create", "detail", "stop", "ublk", "monitor", "nbd-client(8)", "losetup(8)", "md(4)"],
         ),

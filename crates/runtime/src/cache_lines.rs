@@ -5,10 +5,10 @@
 //!   non-temporal store ─────────────> memory controller
 //! ```
 //!
-//! What the memory controller has taken outlives a loss of power (ADR, which a platform with persistent memory
-//! must have). So after a fence a non-temporal store is durable, and so is a line that was written back. See
-//! the Intel 64 manual, volume 1, 10.4.6.2, and volume 2, CLWB. A fence is for the stores of its own
-//! processor alone, so each request has its own, before it completes.
+//! What the memory controller has taken outlives a loss of power (ADR, which a platform with persistent
+//! memory must have). So after a fence a non-temporal store is durable, and so is a line that was written
+//! back. See the Intel 64 manual, volume 1, 10.4.6.2, and volume 2, CLWB. A fence is for the stores of its
+//! own processor alone, so each request has its own, before it completes.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use std::ops::Range;
 const LINE: usize = 64;
 
 /// Whether lines can be written back here.
-pub(super) const fn can_be_written_back() -> bool {
+pub(crate) const fn can_be_written_back() -> bool {
     cfg!(target_arch = "x86_64")
 }
 
@@ -26,7 +26,7 @@ pub(super) const fn can_be_written_back() -> bool {
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize) -> [Range<usize>; 2] {
+pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize) -> [Range<usize>; 2] {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     const REGISTER: usize = size_of::<__m128i>();
     let head = to.align_offset(LINE).min(length);
@@ -50,7 +50,7 @@ pub(super) unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize)
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize) -> [Range<usize>; 2] {
+pub(crate) unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize) -> [Range<usize>; 2] {
     // SAFETY: the caller's.
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
     [0..length, length..length]
@@ -61,7 +61,7 @@ pub(super) unsafe fn copy_streaming(from: *const u8, to: *mut u8, length: usize)
 /// # Safety
 /// The range must be mapped.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn write_back(start: *const u8, length: usize) {
+pub(crate) unsafe fn write_back(start: *const u8, length: usize) {
     if length == 0 {
         return;
     }
@@ -94,11 +94,11 @@ pub(super) unsafe fn write_back(start: *const u8, length: usize) {
 /// # Safety
 /// None is needed.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn write_back(_: *const u8, _: usize) {}
+pub(crate) unsafe fn write_back(_: *const u8, _: usize) {}
 
 /// Waits until the processor's earlier stores and written-back lines are with the memory controller, and
 /// orders them before what any thread does later.
-pub(super) fn fence() {
+pub(crate) fn fence() {
     // SAFETY: SSE is part of x86-64; no memory is named.
     #[cfg(target_arch = "x86_64")]
     unsafe {
@@ -141,7 +141,7 @@ impl Way {
 
 /// What was made durable, for tests: no memory here loses what its caches have.
 #[cfg(test)]
-pub(super) mod record {
+pub(crate) mod record {
     use std::{cell::RefCell, mem, ops::Range};
 
     thread_local! {
