@@ -347,7 +347,8 @@ impl Machine {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
         // Shared, so that a server of one of its disks can map it.
-        command.args(["-object", "memory-backend-memfd,id=memory,size=1G,share=on"]);
+        let backend = format!("memory-backend-memfd,id=memory,size={},share=on", self.memory);
+        command.arg("-object").arg(backend);
         command.args([
             "-machine",
             "q35,memory-backend=memory",
