@@ -45,7 +45,7 @@ pub struct Measured {
 /// The median of several pairs, the lowest and the highest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The upper one of two in the middle.
+    /// Between the two in the middle where they are two.
     pub median: f64,
     /// The lowest.
     pub low: f64,
@@ -59,7 +59,8 @@ impl Spread {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
         let (low, high) = (*values.first()?, *values.last()?);
-        Some(Self { median: values[values.len() / 2], low, high })
+        let middle = [values[(values.len() - 1) / 2], values[values.len() / 2]];
+        Some(Self { median: f64::midpoint(middle[0], middle[1]), low, high })
     }
 }
 
