@@ -14,9 +14,9 @@ pub const RANGES_MAX: u32 = 16;
 /// Segments that a driver should give a request: those that a ring of 128, QEMU's usual one, has room for.
 const SEGMENTS_MAX: u32 = 126;
 /// Bytes of one discard at most.
-const DISCARD_BYTES_MAX: u32 = 1 << 31;
+pub(super) const DISCARD_BYTES_MAX: u32 = 1 << 31;
 /// Bytes of one zeroing at most. A caller may wait for it.
-const ZERO_BYTES_MAX: u32 = 1 << 30;
+pub(super) const ZERO_BYTES_MAX: u32 = 1 << 30;
 
 /// Features of a device.
 pub mod feature {

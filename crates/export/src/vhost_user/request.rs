@@ -3,7 +3,7 @@
 use pinstripe_block::{BlockService, ServiceError};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::config::{RANGES_MAX, SECTOR_BYTES};
+use super::config::{DISCARD_BYTES_MAX, RANGES_MAX, SECTOR_BYTES, ZERO_BYTES_MAX};
 
 /// Bytes of a request's header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -11,6 +11,9 @@ pub const HEADER_BYTES: usize = size_of::<Header>();
 pub const RANGE_BYTES: usize = size_of::<RawRange>();
 /// Bytes that a device's name may have.
 pub const NAME_BYTES: usize = 20;
+/// Bytes of a read or write at most: more than any driver asks for at a time. A stop waits for what is under
+/// way, and a chain may name one place of the machine's memory many times.
+const TRANSFER_BYTES_MAX: u64 = 64 << 20;
 /// Of a zeroing: its space may be freed.
 const UNMAP: u32 = 1;
 
@@ -121,10 +124,10 @@ impl Limits {
         let header: Header = zerocopy::transmute!(*header);
         let sector = u64::from_le(header.sector);
         Ok(match u32::from_le(header.kind) {
-            kind::IN => Operation::Read(self.range(sector, taken, false)?),
+            kind::IN => Operation::Read(self.transfer(sector, taken)?),
             kind::OUT => {
                 self.check_writable()?;
-                Operation::Write(self.range(sector, given, false)?)
+                Operation::Write(self.transfer(sector, given)?)
             }
             kind::FLUSH => Operation::Flush,
             kind::NAME => Operation::Name,
@@ -159,9 +162,17 @@ impl Limits {
                 return Err(Failed::Unsupported);
             }
             let length = u64::from(u32::from_le(raw.sectors)) * u64::from(SECTOR_BYTES);
+            // Drivers are told so. A stop waits for what is under way.
+            if length > u64::from(if zeroes { ZERO_BYTES_MAX } else { DISCARD_BYTES_MAX }) {
+                return Err(Failed::Io);
+            }
             self.range(u64::from_le(raw.sector), length, flags & UNMAP != 0)
         };
         data.chunks(RANGE_BYTES).map(range).collect()
+    }
+
+    fn transfer(&self, sector: u64, length: u64) -> Result<Range, Failed> {
+        if length > TRANSFER_BYTES_MAX { Err(Failed::Io) } else { self.range(sector, length, false) }
     }
 
     fn range(&self, sector: u64, length: u64, may_punch: bool) -> Result<Range, Failed> {
@@ -192,6 +203,31 @@ mod tests {
     fn ranges(sector: u64, sectors: u32, flags: u32, zeroes: bool) -> Result<Vec<Range>, Failed> {
         let raw = [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat();
         limits(false).ranges(&raw, zeroes)
+    }
+
+    #[test]
+    fn what_would_keep_a_stop_waiting_for_long_is_refused() {
+        let long = |kind, bytes| {
+            let all = Limits { size_bytes: 1 << 50, ..limits(false) };
+            all.request(
+                &header(kind, 0),
+                if kind == 1 { bytes } else { 0 },
+                if kind == 0 { bytes } else { 0 },
+            )
+        };
+        for kind in [0, 1] {
+            assert!(long(kind, 64 << 20).is_ok());
+            assert_eq!(long(kind, (64 << 20) + 4096), Err(Failed::Io));
+        }
+        let sectors = |bytes: u32| bytes / SECTOR_BYTES;
+        let all = Limits { size_bytes: 1 << 50, ..limits(false) };
+        let ask = |sectors: u32, zeroes| {
+            let raw = [&0_u64.to_le_bytes()[..], &sectors.to_le_bytes(), &0_u32.to_le_bytes()].concat();
+            all.ranges(&raw, zeroes)
+        };
+        assert!(ask(sectors(ZERO_BYTES_MAX), true).is_ok() && ask(sectors(DISCARD_BYTES_MAX), false).is_ok());
+        assert_eq!(ask(sectors(ZERO_BYTES_MAX) + 8, true), Err(Failed::Io));
+        assert_eq!(ask(sectors(DISCARD_BYTES_MAX) + 8, false), Err(Failed::Io));
     }
 
     #[test]

@@ -214,7 +214,8 @@ impl Ring {
                 let entries = u64::from(length) / DESCRIPTOR_BYTES;
                 let can_be = self.has_indirect
                     && !is_indirect
-                    && flags & (flag::NEXT | flag::WRITE) == 0
+                    // WRITE says nothing here (VIRTIO 2.7.5.3.2).
+                    && flags & flag::NEXT == 0
                     && u64::from(length).is_multiple_of(DESCRIPTOR_BYTES)
                     && (1..=u64::from(RING_SIZE_MAX)).contains(&entries);
                 if !can_be {

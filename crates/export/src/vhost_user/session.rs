@@ -32,6 +32,9 @@ use super::{
     wire::{HEADER_BYTES, Header, QueueNumber, Request, RingAddress, Violation, protocol_feature},
 };
 
+/// How long a monitor may take to read an answer, and its files to be mapped.
+const MONITOR_NANOSECONDS: u64 = 10_000_000_000;
+
 /// What monitors are served with.
 pub struct Backend<S> {
     /// Those that queues are divided over.
@@ -184,8 +187,9 @@ impl<'a, S: BlockService> Session<'a, S> {
                 (number(0), None)
             }
         };
-        let sent = self.socket.send(&header.reply(&bytes), file.as_ref()).await;
-        sent.map_err(SessionError::Connection)
+        let reply = header.reply(&bytes);
+        let sent = shard::timeout(MONITOR_NANOSECONDS, self.socket.send(&reply, file.as_ref())).await;
+        sent.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(SessionError::Connection)
     }
 
     async fn carry_out(&mut self, request: Request<OwnedFd>) -> Result<Answer, SessionError> {
@@ -330,7 +334,8 @@ fn layout(memory: &GuestMemory, size: u16, place: &RingAddress) -> Option<Layout
 }
 
 async fn map(regions: Vec<GuestRegion>) -> Result<Arc<GuestMemory>, SessionError> {
-    let mapped = blocking(move || GuestMemory::map(regions)).await;
+    let mapped = shard::timeout(MONITOR_NANOSECONDS, blocking(move || GuestMemory::map(regions))).await;
+    let mapped = mapped.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()));
     mapped.map(Arc::new).map_err(SessionError::Memory)
 }
 

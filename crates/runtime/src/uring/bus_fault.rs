@@ -129,7 +129,9 @@ extern "C" fn handle(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
     let address = unsafe { (*info).si_addr() }.addr();
     // SAFETY: the address of this thread's `errno`, which is always valid.
     let errno = unsafe { *libc::__errno_location() };
-    for slot in &TABLE {
+    // SAFETY: as above. A signal that was sent (kill(2)) has no address.
+    let is_sent = unsafe { (*info).si_code } <= 0;
+    for slot in TABLE.iter().filter(|_| !is_sent) {
         let Some((start, end)) = slot.range_around(address) else { continue };
         slot.lost.store(true, Ordering::SeqCst);
         let (protection, flags) = (
@@ -146,7 +148,8 @@ extern "C" fn handle(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
             return;
         }
     }
-    // Not one of ours. The instruction runs again and faults again, and then it is the former handler's.
+    // Not one of ours. The instruction runs again and faults again, and then it is the former handler's. One
+    // that was sent doesn't come again by itself.
     let before = INSTALLED.get().and_then(|installed| installed.as_ref().ok());
     // SAFETY: a fault before `install` returned can't be in a guarded mapping; the default action ends the
     // process then. Otherwise it is what the kernel gave us.
@@ -155,5 +158,8 @@ extern "C" fn handle(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
             Some(Before(before)) => libc::sigaction(libc::SIGBUS, before, null_mut()),
             None => c_int::from(libc::signal(libc::SIGBUS, libc::SIG_DFL) == libc::SIG_ERR),
         };
+        if is_sent {
+            libc::raise(libc::SIGBUS);
+        }
     }
 }

@@ -373,7 +373,9 @@ impl Driver {
         self.arm_watch();
         // A stall within a long sleep would not be seen.
         let timer = shard.next_timer().map(|timer| timer.saturating_sub(shard.now()).min(TURN_NS));
-        let timeout = timer.into_iter().chain(at_most).min();
+        // What a ring beside this one could not submit, nothing there wakes for.
+        let untaken = self.sides().any(|side| side.ring.has_untaken()).then_some(DOZE_NS);
+        let timeout = timer.into_iter().chain(at_most).chain(untaken).min();
         if timeout == Some(0) {
             self.submit();
         } else {

@@ -397,6 +397,13 @@ impl Operation {
             return Step::Done(if moved { usize::try_from(self.done).unwrap_or(usize::MAX) } else { 0 });
         }
         let error = nvme::error(result);
+        if matches!(action, Action::Zeroes)
+            && matches!(error.kind, DeviceErrorKind::Unsupported | DeviceErrorKind::Invalid)
+        {
+            // The range was checked, so it is the command that the device can't do: zeroes are written then.
+            self.descriptor.file.zeroes_refused.store(true, Ordering::Relaxed);
+            return Step::Failed(DeviceError { kind: DeviceErrorKind::Unsupported, ..error });
+        }
         let tries = match *action {
             // As any flush: see `refused`.
             Action::Flush => 0,

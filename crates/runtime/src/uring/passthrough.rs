@@ -148,6 +148,7 @@ fn open_generic(
         return Err(Refusal::Final(OpenError::NotPolled { path: path.to_owned(), why: no_poll_queues() }));
     }
     forget_cached(&held.device);
+    check_kernel().map_err(Refusal::Passthrough)?;
     let namespace = ask(&fd, &held.folder).map_err(Refusal::Passthrough)?;
     let is_polled = options.poll;
     try_read(&fd, &namespace, is_polled).map_err(|why| {
@@ -181,6 +182,23 @@ fn finish(
     OpenFile::new(path, file, info, options, own.memory)
 }
 
+/// Refuses kernels that may report a command as done which they have ended themselves, such as when the device
+/// goes: a flush would be acknowledged that never came to it.
+fn check_kernel() -> Result<(), String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    if reports_own_errors(&release) {
+        return Ok(());
+    }
+    Err(format!("Linux {release} may report commands as done that it has given up: 6.12 or newer is needed"))
+}
+
+/// Since 6.12 (commit 5eed4fb274cd of Linux).
+fn reports_own_errors(release: &str) -> bool {
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 12)
+}
+
 /// What the device says of itself. It must agree with what the kernel makes of its block device.
 fn ask(fd: &OwnedFd, block: &Path) -> Result<Namespace, String> {
     let io = |what: &str, error: io::Error| format!("{what}: {error}");
@@ -194,7 +212,9 @@ fn ask(fd: &OwnedFd, block: &Path) -> Result<Namespace, String> {
     let kernel_max =
         kernel_limit(number(block, "queue/max_hw_sectors_kb"), number(block, "queue/max_segments"));
     let parsed = Namespace::parse(id, &namespace.0, &controller.0, &set.0, kernel_max);
-    let parsed = parsed.map_err(|error| error.to_string())?;
+    let mut parsed = parsed.map_err(|error| error.to_string())?;
+    // The kernel knows devices that announce Write Zeroes and do it wrongly.
+    parsed.zeroes &= number(block, "queue/write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0);
     let is_zoned = fs::read_to_string(block.join("queue/zoned")).is_ok_and(|kind| kind.trim() != "none");
     if is_zoned {
         return Err("it is zoned".into());
@@ -244,7 +264,7 @@ fn try_read(fd: &OwnedFd, namespace: &Namespace, is_polled: bool) -> Result<(), 
     let entry = opcode::UringCmd80::new(types::Fd(fd.as_raw_fd()), nvme::URING_IO).cmd(bytes).build();
     // SAFETY: a block is at most as long as the page, which lives until the call has returned.
     let result = unsafe { side::attempt(&entry, is_polled) }.map_err(|error| {
-        format!("the kernel refuses an io_uring with large entries (Linux 6.1 or newer is needed): {error}")
+        format!("the kernel refuses an io_uring with large entries (Linux 6.12 or newer is needed): {error}")
     })?;
     match result {
         0 => Ok(()),
@@ -254,7 +274,7 @@ fn try_read(fd: &OwnedFd, namespace: &Namespace, is_polled: bool) -> Result<(), 
             if error.kind == crate::DeviceErrorKind::Media { Ok(()) } else { Err(error.to_string()) }
         }
         errno => Err(format!(
-            "{}; commands by passthrough need Linux 6.1 or newer and the right to give them (root)",
+            "{}; commands by passthrough need Linux 6.12 or newer and the right to give them (root)",
             io::Error::from_raw_os_error(-errno)
         )),
     }
@@ -280,6 +300,16 @@ pub(super) fn no_poll_queues() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_hides_its_own_errors_is_refused() {
+        for release in ["6.12.117+deb12-amd64", "6.12-rc1", "6.18.44-fc-v782", "7.0.0"] {
+            assert!(reports_own_errors(release), "{release}");
+        }
+        for release in ["6.11.9", "6.1.0-28-amd64", "5.19", "", "x"] {
+            assert!(!reports_own_errors(release), "{release}");
+        }
+    }
 
     #[test]
     fn a_generic_device_has_the_numbers_of_its_block_device() {

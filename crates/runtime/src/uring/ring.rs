@@ -111,6 +111,11 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         (queue.len(), queue.taskrun() || queue.cq_overflow())
     }
 
+    /// Whether entries wait that the kernel has not taken.
+    pub(super) fn has_untaken(&self) -> bool {
+        self.pending().0 > 0 || !self.backlog.borrow().is_empty()
+    }
+
     fn enter(&self, count: u32) {
         let ring = self.ring.borrow();
         // Getting events costs nothing beyond the entry and runs the kernel's deferred work. A polled ring
