@@ -182,8 +182,8 @@ fn finish(
     OpenFile::new(path, file, info, options, own.memory)
 }
 
-/// Refuses kernels that may report a command as done which they have ended themselves, such as when the device
-/// goes: a flush would be acknowledged that never came to it.
+/// Refuses kernels that may report a command as done which they have ended themselves, such as when the
+/// device goes: a flush would be acknowledged that never came to it.
 fn check_kernel() -> Result<(), String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     if reports_own_errors(&release) {
