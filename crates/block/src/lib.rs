@@ -10,12 +10,14 @@
 //! * [`outgoing`]: the order and the memory of what a connection sends.
 //! * [`roster`]: how many connections there are, and which of them goes when there are too many.
 //! * [`first_of`]: waiting for the first of two.
+//! * [`locks`]: what keeps the bytes beside a write of less than a block.
 //! * [`wake`]: waiting for a condition within one shard.
 //! * [`mutants`]: defects that tests switch on.
 #![forbid(unsafe_code)]
 
 pub mod budget;
 pub mod first_of;
+pub mod locks;
 pub mod mutants;
 pub mod outgoing;
 pub mod roster;

@@ -29,6 +29,7 @@ mod operation;
 mod passthrough;
 mod pause;
 mod ring;
+mod sent_file;
 mod side;
 mod socket;
 mod storage;
@@ -45,10 +46,11 @@ use std::{
     thread,
 };
 
-pub use blocking::{blocking, computing};
+pub use blocking::{blocking, computing, with_sent_files};
 pub use listener::{ListenError, Listener};
 pub use open::{Holder, OpenError, OpenFile, OpenOptions, path_of, persistent_path};
 pub use passthrough::readable_path;
+pub use sent_file::{EventFile, SentFile};
 pub use socket::{Connection, Peer, SocketStream, connect_tcp, connect_tcp_from, connect_unix};
 pub use storage::Storage;
 pub use termination::{Termination, termination};

@@ -14,7 +14,9 @@ use pinstripe_runtime::{
     uring::{Connection, Listener},
 };
 
-use super::{fuse, journal::ServerLog, nbd, nvme, stopping::Stopping, ublk, vhost_user};
+use super::{
+    fuse, journal::ServerLog, nbd, nvme, service::ServedArray, stopping::Stopping, ublk, vhost_user,
+};
 use crate::{
     accept::{accept, in_turn},
     command_line::ServeArguments,
@@ -54,13 +56,18 @@ pub struct Identity<'a> {
 
 /// The array that is to be served.
 pub struct Service<'a> {
-    pub shared: &'a Arc<Shared>,
+    pub array: &'a ServedArray,
     pub shards: &'a [ShardHandle],
     pub journal: &'a ServerLog,
 }
 
 /// A way in. It lives on shard 0.
 pub trait FrontEnd {
+    /// Whether it writes parts of blocks.
+    fn writes_parts(&self) -> bool {
+        false
+    }
+
     /// Its name in `detail` and in what scripts read.
     fn protocol(&self) -> &'static str;
 
@@ -130,8 +137,10 @@ impl FrontEnds {
         shards: &[ShardHandle],
         journal: &ServerLog,
     ) -> Result<(), Failure> {
+        let array =
+            &ServedArray::new(shared, journal, self.0.iter().any(|front_end| front_end.writes_parts()));
         for front_end in &mut self.0 {
-            front_end.open(Service { shared, shards, journal }).await?;
+            front_end.open(Service { array, shards, journal }).await?;
         }
         Ok(())
     }

@@ -19,8 +19,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pinstripe_engine::io::{service::VolumeService, volume::Volume};
-use pinstripe_export::fuse::{Description, Ended, Locks, OpenFiles, Session};
+use pinstripe_engine::io::service::VolumeService;
+use pinstripe_export::fuse::{Description, Ended, OpenFiles, Session};
 use pinstripe_runtime::{
     ShardHandle,
     shard::{self, JoinHandle},
@@ -33,7 +33,6 @@ use pinstripe_runtime::{
 use super::{
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
     journal::ServerLog,
-    service::array_service,
     ublk::never_wait_for_own_device,
 };
 use crate::{
@@ -74,6 +73,10 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
 }
 
 impl FrontEnd for Fuse {
+    fn writes_parts(&self) -> bool {
+        true
+    }
+
     fn protocol(&self) -> &'static str {
         "fuse"
     }
@@ -82,10 +85,9 @@ impl FrontEnd for Fuse {
         Box::pin(async move {
             // A start that ended now would leave a dead mount.
             finish_start();
-            let Service { shared, shards, journal } = service;
-            let array = array_service(Volume::new(Arc::clone(shared)), journal.clone());
+            let Service { array, shards, journal } = service;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let description = Description::new(&array, now.as_secs());
+            let description = Description::new(&array.service(), now.as_secs());
             let (place, source, count) = (self.place.clone(), self.source.clone(), shards.len());
             let made = blocking(move || {
                 let (mode, read_only) = (description.mode(), description.read_only());
@@ -98,12 +100,10 @@ impl FrontEnd for Fuse {
             let begun = async {
                 let (first, others) =
                     connections.map_err(|error| Failure::new(format!("a connection to FUSE: {error}")))?;
-                let locks: Arc<Locks> = Arc::default();
                 for (handle, connection) in shards.iter().zip([first].into_iter().chain(others)) {
-                    let (shared, journal) = (Arc::clone(shared), journal.clone());
-                    let (locks, open) = (Arc::clone(&locks), Arc::clone(&self.open));
+                    let (array, journal, open) = (array.clone(), journal.clone(), Arc::clone(&self.open));
                     let begun = handle.call(move || async move {
-                        let service = array_service(Volume::new(shared), journal.clone());
+                        let (service, locks) = array.in_parts();
                         let session = |channel| {
                             Session::new(channel, service, description, locks, open, memory::budget())
                         };

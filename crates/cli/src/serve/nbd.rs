@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use pinstripe_engine::io::{service::VolumeService, volume::Volume};
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_export::nbd::{Export, Server};
 use pinstripe_runtime::{
     ShardHandle,
@@ -19,7 +19,6 @@ use pinstripe_runtime::{
 use super::{
     control_socket::absolute,
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
-    service::array_service,
 };
 use crate::{
     command_line::{NbdAddress, ServeArguments},
@@ -98,12 +97,11 @@ impl FrontEnd for Nbd {
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let Service { shared, shards, journal } = service;
+            let Service { array, shards, .. } = service;
             for handle in shards {
-                let (shared, name, journal) = (Arc::clone(shared), self.name.clone(), journal.clone());
+                let (array, name) = (array.clone(), self.name.clone());
                 let opened = handle.call(move || async move {
-                    let service = array_service(Volume::new(shared), journal);
-                    let export = Export { name, description: String::new(), service };
+                    let export = Export { name, description: String::new(), service: array.service() };
                     let server = Server::with_budget(vec![export], memory::budget())?;
                     SERVER.with(|current| current.replace(Some(server)));
                     Ok::<_, Failure>(())

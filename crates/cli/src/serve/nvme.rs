@@ -3,18 +3,13 @@
 use std::{cell::RefCell, net::SocketAddr, sync::Arc};
 
 use pinstripe_block::BlockService;
-use pinstripe_engine::{io::volume::Volume, shared::Shared};
 use pinstripe_nvme::{
     auth::Authentication,
     controller::{NamespaceConfig, Subsystem, uuid_of, uuid_text},
 };
 use pinstripe_runtime::{ShardHandle, shard::JoinHandle, uring::Listener};
 
-use super::{
-    front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
-    journal::ServerLog,
-    service::array_service,
-};
+use super::front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task};
 use crate::{command_line::ServeArguments, failure::Failure, nvme_server, open::listen};
 
 pub const KIND: Kind = Kind { check, bind };
@@ -61,8 +56,7 @@ fn bind<'a>(arguments: &'a ServeArguments, identity: Identity<'a>) -> Binding<'a
 
 impl NvmeTcp {
     /// The subsystem that all shards serve.
-    fn subsystem(&mut self, shared: &Arc<Shared>, journal: &ServerLog) -> Result<Arc<Subsystem>, Failure> {
-        let service = array_service(Volume::new(Arc::clone(shared)), journal.clone());
+    fn subsystem(&mut self, service: &impl BlockService) -> Result<Arc<Subsystem>, Failure> {
         let namespace = NamespaceConfig {
             uuid: self.uuid,
             size_bytes: service.size_bytes(),
@@ -82,15 +76,13 @@ impl FrontEnd for NvmeTcp {
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let Service { shared, shards, journal } = service;
-            let subsystem = self.subsystem(shared, journal)?;
+            let Service { array, shards, .. } = service;
+            let subsystem = self.subsystem(&array.service())?;
             self.subsystem = Some(Arc::clone(&subsystem));
             for handle in shards {
-                let (subsystem, shared, journal) =
-                    (Arc::clone(&subsystem), Arc::clone(shared), journal.clone());
+                let (subsystem, array) = (Arc::clone(&subsystem), array.clone());
                 let opened = handle.call(move || async move {
-                    let service = array_service(Volume::new(shared), journal);
-                    nvme_server::open(subsystem, vec![service]);
+                    nvme_server::open(subsystem, vec![array.service()]);
                 });
                 opened.await?;
             }

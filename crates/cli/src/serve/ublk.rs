@@ -26,7 +26,6 @@ use std::{
 };
 
 use pinstripe_block::{BlockService, budget::Share};
-use pinstripe_engine::io::volume::Volume;
 use pinstripe_export::ublk::{
     Ended, Limits, mark, parameters, serve_tag,
     wire::{DeviceInfo, Parameters, feature, state},
@@ -44,7 +43,6 @@ use super::{
     front::{Accepting, Binding, Bound, FrontEnd, Identity, Kind, Service, Task},
     journal::ServerLog,
     nvme::namespace_uuid,
-    service::array_service,
 };
 use crate::{
     command_line::{ServeArguments, UblkNumber},
@@ -135,10 +133,10 @@ impl FrontEnd for Ublk {
         Box::pin(async move {
             // A process whose device reads its partition table can't end; a device without a server stays.
             finish_start();
-            let Service { shared, shards, journal } = service;
-            let array = array_service(Volume::new(Arc::clone(shared)), journal.clone());
+            let Service { array, shards, journal } = service;
+            let service = array.service();
             let (wanted, mark, parameters, limits) =
-                (self.wanted, self.mark, parameters(&array), Limits::new(&array));
+                (self.wanted, self.mark, parameters(&service), Limits::new(&service));
             let count = shards.len();
             let made = blocking(move || {
                 let new = |features| device_info(count, DEPTH, limits.request_bytes_max, features, mark);
@@ -146,8 +144,8 @@ impl FrontEnd for Ublk {
             });
             let Prepared { info, device, taken_over } = made.await?;
             self.served = Some((info.device, journal.clone()));
-            let (shared, log) = (Arc::clone(shared), journal.clone());
-            let serve = move || array_service(Volume::new(Arc::clone(&shared)), log.clone());
+            let array = array.clone();
+            let serve = move || array.service();
             let begun = async {
                 open_queues(device, &info, shards, journal, serve).await?;
                 blocking(move || begin(info.device, taken_over)).await

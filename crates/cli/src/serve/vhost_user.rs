@@ -7,7 +7,7 @@
 use std::{cell::RefCell, net::SocketAddr, path::PathBuf, rc::Rc, sync::Arc};
 
 use pinstripe_block::first_of::{First, first_of};
-use pinstripe_engine::io::{service::VolumeService, volume::Volume};
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_export::vhost_user::{Backend, Ended, serve};
 use pinstripe_runtime::{
     ShardHandle,
@@ -21,7 +21,6 @@ use super::{
     journal::ServerLog,
     nbd::peer_name,
     nvme::namespace_uuid,
-    service::array_service,
     stopping::Stopping,
 };
 use crate::{command_line::ServeArguments, failure::Failure, memory};
@@ -63,11 +62,11 @@ impl FrontEnd for VhostUser {
 
     fn open<'a>(&'a mut self, service: Service<'a>) -> Task<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let Service { shared, shards, journal } = service;
-            let (shared, log) = (Arc::clone(shared), journal.clone());
+            let Service { array, shards, journal } = service;
+            let array = array.clone();
             let backend = Backend {
                 shards: shards.to_vec(),
-                service: Arc::new(move || array_service(Volume::new(Arc::clone(&shared)), log.clone())),
+                service: Arc::new(move || array.service()),
                 budget: memory::budget(),
                 name: self.name,
             };

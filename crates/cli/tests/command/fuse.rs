@@ -6,7 +6,9 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::PathBuf,
     process::Command,
+    sync::Barrier,
     thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -112,6 +114,43 @@ fn the_array_is_a_file_that_is_written_at_any_byte() {
     assert_eq!(server.ended(), 0);
     assert!(!path.exists(), "it was made for the mount");
     world.run(&["examine", "member0"]).ok();
+}
+
+/// NBD writes a whole block while FUSE writes a part of it, or zeroes it: bytes beside the part are NBD's.
+#[test]
+fn a_block_written_by_nbd_is_not_brought_back_by_a_part_written_by_fuse() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = world.serve(&["--shards", "2", "--fuse", "disk"], &world.raid5(4));
+    let file = open(&world.path("disk"));
+    let mut client = Client::connect(&server.nbd());
+    let mut random = 1_u64;
+    for round in 0..1500_u64 {
+        let (byte, at) = (u8::try_from(round % 250).unwrap() + 1, round % 8 * 4096);
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                file.write_all_at(&[255; 100], at + 200).unwrap();
+            });
+            both.wait();
+            // The part's writer takes a while to come to its lock.
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_micros(random >> 56) {
+                std::hint::spin_loop();
+            }
+            assert_eq!(client.write(at, &[byte; 512]), 0);
+        });
+        let found = client.read(at, 512);
+        let beside = found[..200].iter().chain(&found[300..]);
+        assert!(beside.copied().all(|found| found == byte), "round {round}: a write by NBD was lost");
+    }
+    drop((client, file));
+    world.run(&["stop", "data"]).ok();
+    assert_eq!(server.ended(), 0);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! An array's volume as front ends want it.
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
 use pinstripe_block::{
     BlockService, ServiceError,
+    locks::{Held, Locks},
     mutants::{Mutant, active},
 };
 use pinstripe_runtime::{Buffer, DeviceErrorKind, Slice};
@@ -20,12 +21,27 @@ pub struct VolumeService {
     volume: Volume,
     /// Told of every request that fails for more than a refusal.
     complain: Rc<dyn Fn(&IoError)>,
+    /// Where other writers write parts of blocks.
+    locks: Option<Arc<Locks>>,
 }
 
 impl VolumeService {
     /// The array on this shard. A client is told little of why a request failed; `complain` hears all of it.
     pub fn new(volume: Volume, complain: impl Fn(&IoError) + 'static) -> Self {
-        Self { volume, complain: Rc::new(complain) }
+        Self { volume, complain: Rc::new(complain), locks: None }
+    }
+
+    /// With writes that wait for writers of parts of the same blocks.
+    #[must_use]
+    pub fn with_locks(self, locks: Arc<Locks>) -> Self {
+        Self { locks: Some(locks), ..self }
+    }
+
+    async fn hold(&self, offset: u64, length: u64) -> Option<Held<'_>> {
+        match &self.locks {
+            Some(locks) => Some(locks.shared(offset, length).await),
+            None => None,
+        }
     }
 
     fn geometry(&self) -> &Geometry {
@@ -87,6 +103,7 @@ impl BlockService for VolumeService {
     }
 
     async fn write(&self, offset: u64, data: Slice, fua: bool) -> Result<(), ServiceError> {
+        let _held = self.hold(offset, data.len() as u64).await;
         self.answer(self.volume.write(offset, data, fua && !active(Mutant::FuaDropped)).await)
     }
 
@@ -95,7 +112,10 @@ impl BlockService for VolumeService {
     }
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<(), ServiceError> {
-        self.answer(self.volume.discard(offset, length).await)?;
+        {
+            let _held = self.hold(offset, length).await;
+            self.answer(self.volume.discard(offset, length).await)?;
+        }
         if fua && !active(Mutant::TrimFuaDropped) { self.flush().await } else { Ok(()) }
     }
 
@@ -107,6 +127,7 @@ impl BlockService for VolumeService {
         may_punch: bool,
     ) -> Result<(), ServiceError> {
         let fua = fua && !active(Mutant::ZeroesFuaDropped);
+        let _held = self.hold(offset, length).await;
         self.answer(if may_punch {
             self.volume.write_zeroes(offset, length, fua).await
         } else {

@@ -6,11 +6,13 @@ use crate::arrays::{
     self, STEPS, options,
     scene::{DATA_SECTOR, Scene, client, clients, plain_disks, spawn, superblock_on, wish, write},
 };
+use pinstripe_block::{BlockService, locks::Locks};
 use pinstripe_engine::{
     array::CommandError,
     assembly::{AssembleError, create::create_placed},
     error::IoError,
     geometry::StripeId,
+    io::service::VolumeService,
     options::ArrayOptions,
     plan::WritePolicy,
     shared::Shared,
@@ -640,4 +642,36 @@ fn parity_is_kept_of_members_on_devices_and_of_none_in_memory() {
     };
     let sources = (0..4).map(source).collect();
     assert_eq!(hits_of_a_row_written_twice(&mut world, sources), 0);
+}
+
+/// Where a front end writes parts of blocks, whole blocks wait for it, and only there.
+#[test]
+fn a_service_with_locks_writes_nothing_where_a_part_is_being_written() {
+    let mut scene = raid5(1, 1);
+    let done = spawn(&mut scene, 1, |_, volume, _, _| {
+        let locks: Arc<Locks> = Arc::default();
+        let service = VolumeService::new(volume, |_| ()).with_locks(Arc::clone(&locks));
+        async move {
+            let data = || shard::buffer(4096).freeze();
+            let held = locks.alone(0, 100).await;
+            service.write(1 << 20, data(), false).await.unwrap();
+            let waits = |service: VolumeService, which: u32| async move {
+                match which {
+                    0 => service.write(0, data(), false).await,
+                    1 => service.write_zeroes(0, 4096, false, false).await,
+                    _ => service.discard(0, service.discard_granularity(), false).await,
+                }
+            };
+            for which in 0..3 {
+                let waited = shard::timeout(1_000_000_000, waits(service.clone(), which)).await;
+                assert!(waited.is_none(), "{which}");
+            }
+            drop(held);
+            for which in 0..3 {
+                waits(service.clone(), which).await.unwrap();
+            }
+            drop(locks.alone(0, 100).await);
+        }
+    });
+    scene.world.run_until(STEPS, |_| *done.borrow() == 1).unwrap();
 }

@@ -2,10 +2,10 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use pinstripe_block::{BlockService, budget::Share};
+use pinstripe_block::{BlockService, budget::Share, locks::Locks};
 use pinstripe_runtime::{Buffer, block_bytes, shard};
 
-use super::{locks::Locks, request::Fill};
+use super::request::Fill;
 use crate::{
     errno::{self, error_number},
     pieces::piece_end,
@@ -17,7 +17,7 @@ const ZEROES_BYTES: u64 = 1 << 20;
 /// The file, on one shard.
 pub(super) struct File<S> {
     pub service: S,
-    /// Of all shards.
+    /// Of all writers. `service` doesn't take them.
     pub locks: Arc<Locks>,
     /// What the requests of this shard hold in memory.
     pub share: Rc<Share>,

@@ -13,20 +13,17 @@
 //! * [`wire`]: structures of requests and answers.
 //! * [`Message`]: bytes to a checked [`Request`].
 //! * [`Description`]: what the kernel is told about the file.
-//! * [`Locks`]: a file is written at any byte, an array in blocks; what keeps the neighbours' bytes.
 //! * [`Session`]: takes requests on one shard and answers them, until the file system goes or is given up.
 
 pub mod wire;
 
 mod description;
 mod file;
-mod locks;
 mod request;
 mod session;
 #[cfg(test)]
 mod tests;
 
 pub use description::Description;
-pub use locks::Locks;
 pub use request::{Fill, Message, PAYLOAD_BYTES_MAX, Request, fuzz_fuse};
 pub use session::{Channel, Ended, OpenFiles, Session};

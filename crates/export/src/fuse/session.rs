@@ -27,6 +27,7 @@ use std::{
 use pinstripe_block::{
     BlockService,
     budget::{Budget, Share},
+    locks::Locks,
 };
 use pinstripe_runtime::{Buffer, Signal, block_bytes, shard, uring::fuse};
 use zerocopy::{Immutable, IntoBytes};
@@ -34,7 +35,6 @@ use zerocopy::{Immutable, IntoBytes};
 use super::{
     description::Description,
     file::File,
-    locks::Locks,
     request::{Message, PAYLOAD_BYTES_MAX, Request},
     wire::{HEAD_BYTES, ReplyHeader, SeekReply, WriteReply},
 };

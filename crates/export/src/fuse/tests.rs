@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use pinstripe_block::{BlockService, ServiceError, budget::Budget};
+use pinstripe_block::{BlockService, ServiceError, budget::Budget, locks::Locks};
 use pinstripe_runtime::{
     Buffer, Signal, Slice, shard,
     uring::{RuntimeConfig, run},
@@ -16,8 +16,7 @@ use proptest::prelude::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{
-    Channel, Description, Ended, Fill, Locks, Message, OpenFiles, PAYLOAD_BYTES_MAX, Request, Session,
-    fuzz_fuse,
+    Channel, Description, Ended, Fill, Message, OpenFiles, PAYLOAD_BYTES_MAX, Request, Session, fuzz_fuse,
     wire::{
         Allocate, AttributesReply, HEAD_BYTES, Init, InitReply, Open, OpenReply, ReplyHeader, RequestHeader,
         Seek, SeekReply, SetAttributes, SpaceReply, Transfer, WriteReply, opcode,

@@ -6,7 +6,6 @@
 
 use std::{
     cell::{Cell, RefCell},
-    os::fd::OwnedFd,
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -19,7 +18,7 @@ use pinstripe_block::{
 };
 use pinstripe_runtime::{
     Signal, shard,
-    uring::{event::Event, guest_memory::GuestMemory},
+    uring::{EventFile, event::Event, guest_memory::GuestMemory},
 };
 use thiserror::Error;
 
@@ -44,8 +43,8 @@ pub(super) struct Start<S> {
     pub memory: Arc<GuestMemory>,
     /// Where requests under way are noted.
     pub inflight: Option<Noted>,
-    pub kick: OwnedFd,
-    pub call: Option<OwnedFd>,
+    pub kick: EventFile,
+    pub call: Option<EventFile>,
     pub control: Arc<Control>,
     pub alarm: Arc<Alarm>,
     pub service: Arc<dyn Fn() -> S + Send + Sync>,
@@ -88,7 +87,7 @@ struct Orders {
 }
 
 /// Tell of answers by this from now on, or not at all.
-struct NewCall(Option<OwnedFd>);
+struct NewCall(Option<EventFile>);
 
 impl Control {
     fn change<T>(&self, work: impl FnOnce(&mut Orders) -> T) -> T {
@@ -102,7 +101,7 @@ impl Control {
         self.change(|orders| orders.stop = true);
     }
 
-    pub(super) fn call(&self, event: Option<OwnedFd>) {
+    pub(super) fn call(&self, event: Option<EventFile>) {
         self.change(|orders| orders.call = Some(NewCall(event)));
     }
 
@@ -203,7 +202,7 @@ impl<S: BlockService> Queue<S> {
             ring = Ring::new(layout, &*memory, taken, indirect, events)?;
             (noted, left) = (Some((shared, RefCell::new(tracker))), heads);
         }
-        let call = start.call.map(Event::attach).transpose()?;
+        let call = start.call.map(Event::attach);
         let service = (start.service)();
         let queue = Self {
             number: start.number,
@@ -224,7 +223,7 @@ impl<S: BlockService> Queue<S> {
             idle: Wake::default(),
             spare: RefCell::default(),
         };
-        Ok((queue, Event::attach(start.kick)?, left))
+        Ok((queue, Event::attach(start.kick), left))
     }
 
     async fn work(
@@ -249,8 +248,7 @@ impl<S: BlockService> Queue<S> {
                 return Ok(());
             }
             if let Some(NewCall(call)) = call {
-                let event = call.map(Event::attach).transpose()?;
-                self.call.replace(event.map(Rc::new));
+                self.call.replace(call.map(|event| Rc::new(Event::attach(event))));
                 // What was told by the one before may have been missed.
                 self.call().await;
             }

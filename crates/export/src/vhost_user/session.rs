@@ -14,9 +14,10 @@ use pinstripe_block::{
 use pinstripe_runtime::{
     ShardHandle, shard,
     uring::{
-        Connection, blocking,
+        Connection, EventFile, SentFile,
         event::MessageSocket,
         guest_memory::{GuestMemory, GuestRegion, shared_file},
+        with_sent_files,
     },
 };
 use thiserror::Error;
@@ -121,8 +122,8 @@ struct QueueState {
     size: Option<u16>,
     base: u16,
     place: Option<RingAddress>,
-    kick: Option<OwnedFd>,
-    call: Option<OwnedFd>,
+    kick: Option<EventFile>,
+    call: Option<EventFile>,
     is_enabled: bool,
     running: Option<Arc<Control>>,
 }
@@ -158,7 +159,7 @@ impl<'a, S: BlockService> Session<'a, S> {
     }
 
     /// The next message; `None` if there will be none.
-    async fn next(&self) -> Result<Option<(Header, Request<OwnedFd>)>, SessionError> {
+    async fn next(&self) -> Result<Option<(Header, Request<SentFile>)>, SessionError> {
         let (mut bytes, mut files) = ([0; HEADER_BYTES], Vec::new());
         if !self.socket.receive(&mut bytes, &mut files).await.map_err(SessionError::Connection)? {
             return Ok(None);
@@ -173,7 +174,7 @@ impl<'a, S: BlockService> Session<'a, S> {
         Ok(Some((header, Request::parse(&header, &payload, files)?)))
     }
 
-    async fn handle(&mut self, header: &Header, request: Request<OwnedFd>) -> Result<(), SessionError> {
+    async fn handle(&mut self, header: &Header, request: Request<SentFile>) -> Result<(), SessionError> {
         let answer = self.carry_out(request).await?;
         self.start_ready()?;
         let (bytes, file) = match answer {
@@ -192,7 +193,7 @@ impl<'a, S: BlockService> Session<'a, S> {
         sent.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(SessionError::Connection)
     }
 
-    async fn carry_out(&mut self, request: Request<OwnedFd>) -> Result<Answer, SessionError> {
+    async fn carry_out(&mut self, request: Request<SentFile>) -> Result<Answer, SessionError> {
         match request {
             Request::Features => return Ok(Answer::Bytes(number(self.offered))),
             Request::ProtocolFeatures => return Ok(Answer::Bytes(number(protocol_feature::ALL))),
@@ -223,11 +224,11 @@ impl<'a, S: BlockService> Session<'a, S> {
                 let memory = map(vec![region]).await?;
                 self.inflight = Some(Noted { memory, queues: place.queues, ring_size: place.ring_size });
             }
-            Request::Call(queue, event) => self.use_call(queue, event)?,
+            Request::Call(queue, event) => self.use_call(queue, event.map(checked).transpose()?)?,
             Request::RingSize(queue, size) => self.paused(queue).await.size = Some(size),
             Request::RingAddress(queue, place) => self.paused(queue).await.place = Some(place),
             Request::RingBase(queue, base) => self.paused(queue).await.base = base,
-            Request::Kick(queue, event) => self.paused(queue).await.kick = Some(event),
+            Request::Kick(queue, event) => self.paused(queue).await.kick = Some(checked(event)?),
             Request::Enable(queue, is_enabled) => self.paused(queue).await.is_enabled = is_enabled,
             // There is nothing in the configuration that a driver may change.
             Request::Own | Request::ErrorEvent(_) | Request::SetConfig => {}
@@ -243,9 +244,12 @@ impl<'a, S: BlockService> Session<'a, S> {
         Answer::Bytes(came_to.as_bytes().to_vec())
     }
 
-    async fn use_memory(&mut self, regions: Vec<(super::wire::Region, OwnedFd)>) -> Result<(), SessionError> {
+    async fn use_memory(
+        &mut self,
+        regions: Vec<(super::wire::Region, SentFile)>,
+    ) -> Result<(), SessionError> {
         self.pause_all().await;
-        let region = |(region, file): (super::wire::Region, OwnedFd)| GuestRegion {
+        let region = |(region, file): (super::wire::Region, SentFile)| GuestRegion {
             guest: region.guest,
             monitor: region.monitor,
             size: region.size,
@@ -257,7 +261,7 @@ impl<'a, S: BlockService> Session<'a, S> {
     }
 
     /// A running queue changes its event without a stop: machines change it often.
-    fn use_call(&mut self, queue: u16, event: Option<OwnedFd>) -> Result<(), SessionError> {
+    fn use_call(&mut self, queue: u16, event: Option<EventFile>) -> Result<(), SessionError> {
         let state = &mut self.queues[usize::from(queue)];
         if let Some(control) = &state.running {
             control.call(clone(event.as_ref())?);
@@ -334,13 +338,19 @@ fn layout(memory: &GuestMemory, size: u16, place: &RingAddress) -> Option<Layout
 }
 
 async fn map(regions: Vec<GuestRegion>) -> Result<Arc<GuestMemory>, SessionError> {
-    let mapped = shard::timeout(MONITOR_NANOSECONDS, blocking(move || GuestMemory::map(regions))).await;
+    let mapped =
+        shard::timeout(MONITOR_NANOSECONDS, with_sent_files(move || GuestMemory::map(regions))).await;
     let mapped = mapped.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()));
     mapped.map(Arc::new).map_err(SessionError::Memory)
 }
 
-fn clone(file: Option<&OwnedFd>) -> Result<Option<OwnedFd>, SessionError> {
-    file.map(OwnedFd::try_clone).transpose().map_err(SessionError::Event)
+/// The file of an event.
+fn checked(file: SentFile) -> Result<EventFile, SessionError> {
+    file.into_event().map_err(SessionError::Event)
+}
+
+fn clone(event: Option<&EventFile>) -> Result<Option<EventFile>, SessionError> {
+    event.map(EventFile::try_clone).transpose().map_err(SessionError::Event)
 }
 
 fn within(features: u64, offered: u64) -> Result<(), SessionError> {

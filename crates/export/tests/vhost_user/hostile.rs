@@ -1,15 +1,21 @@
 //! What a machine and its monitor must not do ends their session, and nothing else.
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{
+    io::Write,
+    net::{TcpListener, TcpStream},
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 
 use pinstripe_export::vhost_user::Ended;
 
 use super::{
-    monitor::{DATA, FEATURES, GUEST, MEMORY, Monitor, OUT, memory},
+    monitor::{DATA, FEATURES, GUEST, MEMORY, Monitor, OUT, RING, memory},
     server::{Disk, with_server},
 };
 
 const NEXT: u16 = 1;
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Has `break_it` end the session of a machine whose queue runs, and then serves another one.
 fn ends_the_session(break_it: impl FnOnce(&mut Monitor)) -> String {
@@ -104,6 +110,49 @@ fn a_message_that_breaks_the_protocol_ends_the_session() {
         monitor.say(9, &place, &[]);
     });
     assert!(why.contains("to where there is no memory"), "{why}");
+}
+
+/// Has the server get a file, with a message of `request`, as the last that has it. Closing it waits for
+/// `PATIENCE`, for it is a connection with bytes that its other end, which is given back, doesn't take.
+fn send_slow_to_close(monitor: &mut Monitor, disk: &Disk, request: u32) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut file = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    file.set_nonblocking(true).unwrap();
+    while file.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&file, Some(PATIENCE)).unwrap();
+    // The session waits for a request, and doesn't take the file before we have closed it.
+    disk.hold(true);
+    monitor.offer(0, 0, OUT, 0, DATA, (512, 0));
+    monitor.kick(0);
+    while disk.log().is_empty() {
+        std::thread::yield_now();
+    }
+    monitor.say(8, &[0_u32, RING.into()].map(u32::to_ne_bytes).concat(), &[]);
+    monitor.say(request, &0_u64.to_ne_bytes(), &[file.as_fd()]);
+    drop(file);
+    disk.hold(false);
+    monitor.answer(0);
+    other
+}
+
+#[test]
+fn a_file_that_is_slow_to_close_keeps_no_shard_waiting() {
+    let disk = Disk::new();
+    let ((), ended) = with_server(1, &disk, |path| {
+        let begun = Instant::now();
+        let mut monitor = Monitor::running(path, 1);
+        let one = send_slow_to_close(&mut monitor, &disk, 14);
+        assert_eq!(monitor.write(0, 0, &[1; 512]), 0);
+        // One that ends the session.
+        let other = send_slow_to_close(&mut monitor, &disk, 12);
+        monitor.wait_for_end();
+        let mut next = Monitor::running(path, 1);
+        assert_eq!(next.write(0, 1, &[1; 512]), 0);
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        drop((one, other));
+    });
+    assert!(matches!(&ended[0], Ended::Failed(why) if why.contains("no eventfd")), "{ended:?}");
 }
 
 #[test]

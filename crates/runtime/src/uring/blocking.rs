@@ -8,6 +8,7 @@ use std::{
     any::Any,
     collections::VecDeque,
     mem::MaybeUninit,
+    os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -22,6 +23,10 @@ const IDLE: Duration = Duration::from_secs(10);
 const LOOK_NANOSECONDS: u64 = 100_000_000;
 /// Threads for work that blocks.
 const BLOCKING_THREADS: usize = 16;
+/// Threads for files of other programs. Each may keep one for ever, and no other work waits for that.
+const SENT_FILE_THREADS: usize = 8;
+/// Files of other programs that may wait to be closed.
+const UNCLOSED_MAX: usize = 64;
 /// Threads for work that computes.
 const COMPUTING_THREADS: usize = 2;
 /// How far threads that compute stand back behind the shards: with 10 they get a tenth of a CPU that a shard
@@ -29,6 +34,7 @@ const COMPUTING_THREADS: usize = 2;
 const COMPUTING_NICENESS: i32 = 10;
 
 static BLOCKING: Workers = Workers::new("blocking", BLOCKING_THREADS, 0);
+static SENT_FILES: Workers = Workers::new("sent-files", SENT_FILE_THREADS, 0);
 static COMPUTING: Workers = Workers::new("computing", COMPUTING_THREADS, COMPUTING_NICENESS);
 
 /// Runs `work`, which may block, off the shards, and waits for its value. If the wait is dropped, the work is
@@ -47,6 +53,27 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 /// With `work`'s panic.
 pub async fn computing<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     COMPUTING.run(true, work).await
+}
+
+/// Runs `work` like [`blocking`], on threads for files that other programs have sent: such work may last as
+/// long as those programs like, so the caller should wait with a time-out.
+///
+/// # Panics
+/// With `work`'s panic.
+pub async fn with_sent_files<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    SENT_FILES.run(false, work).await
+}
+
+/// Closes a file of another program, some time.
+pub(super) fn close_elsewhere(file: OwnedFd) {
+    SENT_FILES.queue(Box::new(move || drop(file)));
+    // Where the system gives no thread now, a later one closes it.
+    SENT_FILES.staff();
+}
+
+/// Whether files that were sent are closed so slowly that there should be no more of them.
+pub(super) fn are_sent_files_stuck() -> bool {
+    lock(&SENT_FILES.state).queue.len() > UNCLOSED_MAX
 }
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -82,7 +109,7 @@ impl Workers {
     ) -> T {
         let answer: Arc<(Mutex<Option<Value<T>>>, Signal)> = Arc::default();
         let there = Arc::clone(&answer);
-        lock(&self.state).queue.push_back(Box::new(move || {
+        self.queue(Box::new(move || {
             if only_if_wanted && Arc::strong_count(&there) == 1 {
                 return;
             }
@@ -97,6 +124,10 @@ impl Workers {
                 return value.unwrap_or_else(|panic| resume_unwind(panic));
             }
         }
+    }
+
+    fn queue(&self, work: Work) {
+        lock(&self.state).queue.push_back(work);
     }
 
     /// Has a thread look at the queue, a new one if need be and if one can be had.

@@ -7,7 +7,7 @@
 use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     rc::Rc,
 };
 
@@ -20,7 +20,9 @@ use rustix::{
 };
 
 use super::{
+    blocking::are_sent_files_stuck,
     operation::{Descriptor, File, Kind, Operation},
+    sent_file::{EventFile, SentFile},
     socket::{Connection, Pending},
 };
 use crate::{completion::Payload, shard};
@@ -36,13 +38,9 @@ pub struct Event {
 }
 
 impl Event {
-    /// Takes an eventfd over; any other file is refused.
-    pub fn attach(file: OwnedFd) -> io::Result<Self> {
-        let name = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new())?;
-        if name.as_bytes() != b"anon_inode:[eventfd]" {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file that is no eventfd"));
-        }
-        Ok(Self { descriptor: Descriptor::new(File::new(file)) })
+    /// Takes an eventfd over.
+    pub fn attach(file: EventFile) -> Self {
+        Self { descriptor: Descriptor::new(File::new(file.into_file())) }
     }
 
     /// Waits until it has been counted up, and sets it back.
@@ -93,7 +91,7 @@ impl MessageSocket {
 
     /// Fills `bytes`; files that came with them are put to `files`. False if the other end has closed before
     /// the first byte.
-    pub async fn receive(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<bool> {
+    pub async fn receive(&self, bytes: &mut [u8], files: &mut Vec<SentFile>) -> io::Result<bool> {
         let mut done = 0;
         while done < bytes.len() {
             match self.receive_some(&mut bytes[done..], files) {
@@ -108,7 +106,10 @@ impl MessageSocket {
         Ok(true)
     }
 
-    fn receive_some(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    fn receive_some(&self, bytes: &mut [u8], files: &mut Vec<SentFile>) -> io::Result<usize> {
+        if are_sent_files_stuck() {
+            return Err(io::Error::other("files that were sent before can't be closed"));
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FILES_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -116,7 +117,7 @@ impl MessageSocket {
         let received = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(came) = message {
-                files.extend(came);
+                files.extend(came.map(SentFile::new));
             }
         }
         if received.flags.contains(ReturnFlags::CTRUNC) || files.len() > MESSAGE_FILES_MAX {
@@ -169,12 +170,16 @@ mod tests {
     use super::*;
     use crate::uring::{RuntimeConfig, run};
 
+    fn attached(file: OwnedFd) -> io::Result<Event> {
+        SentFile::new(file).into_event().map(Event::attach)
+    }
+
     #[test]
     fn an_event_wakes_once_for_what_was_counted_and_then_waits() {
         let seen = run(&RuntimeConfig::unpinned(1), |_| async {
             for flags in [EventfdFlags::CLOEXEC, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK] {
                 let file = eventfd(0, flags).unwrap();
-                let event = Event::attach(file.try_clone().unwrap()).unwrap();
+                let event = attached(file.try_clone().unwrap()).unwrap();
                 assert!(shard::timeout(1_000_000, event.wait()).await.is_none());
                 rustix::io::write(&file, &3_u64.to_ne_bytes()).unwrap();
                 event.wait().await.unwrap();
@@ -194,13 +199,13 @@ mod tests {
         let seen = run(&RuntimeConfig::unpinned(1), |_| async {
             let file = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
             rustix::io::write(&file, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-            let event = Event::attach(file).unwrap();
+            let event = attached(file).unwrap();
             assert!(
                 shard::timeout(20_000_000, event.signal()).await.is_none(),
                 "it waits, and the shard doesn't"
             );
             let null = std::fs::File::open("/dev/null").unwrap();
-            assert!(Event::attach(null.into()).is_err());
+            assert!(attached(null.into()).is_err());
         });
         seen.unwrap();
     }
@@ -219,7 +224,7 @@ mod tests {
             let (mut bytes, mut files) = ([0; 7], Vec::new());
             assert!(other.receive(&mut bytes, &mut files).await.unwrap());
             assert_eq!((&bytes, files.len()), (b"without", 1));
-            assert!(Event::attach(files.remove(0)).is_ok());
+            assert!(files.remove(0).into_event().is_ok());
             task.join().await;
             assert!(!other.receive(&mut bytes, &mut files).await.unwrap());
         });

@@ -17,7 +17,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
-use super::bus_fault::Guard;
+use super::{bus_fault::Guard, sent_file::SentFile};
 
 /// File systems whose pages come from memory: a fault in them waits for no device and no other program.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -48,7 +48,7 @@ pub struct GuestRegion {
     /// Where it begins in the file.
     pub offset: u64,
     /// A file in memory: memfd, tmpfs or hugetlbfs.
-    pub file: OwnedFd,
+    pub file: SentFile,
 }
 
 /// All regions of a machine.
@@ -163,7 +163,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(file: &OwnedFd, size: u64) -> io::Result<Self> {
+    fn new(file: &SentFile, size: u64) -> io::Result<Self> {
         let system = rustix::fs::fstatfs(file)?.f_type;
         if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&system) {
             return Err(invalid("a file that isn't in memory (memfd, tmpfs or hugetlbfs is needed)"));
@@ -258,7 +258,13 @@ mod tests {
     }
 
     fn region(guest: u64, size: u64, offset: u64, file: &OwnedFd) -> GuestRegion {
-        GuestRegion { guest, monitor: guest + (1 << 40), size, offset, file: file.try_clone().unwrap() }
+        GuestRegion {
+            guest,
+            monitor: guest + (1 << 40),
+            size,
+            offset,
+            file: SentFile::new(file.try_clone().unwrap()),
+        }
     }
 
     #[test]

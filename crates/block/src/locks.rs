@@ -3,9 +3,9 @@
 //! Such a write reads the blocks at its edges, lays its bytes over them and writes them. Whatever else writes
 //! one of these blocks between the two would be lost, be it a write of other bytes of the block, of the whole
 //! block, or a zeroing. So each writer of whole blocks holds its range *shared*, and each writer of parts
-//! holds its own *alone*. Reads hold nothing.
+//! holds its own *alone*, whatever front ends they come by. Reads hold nothing.
 //!
-//! The file is cut into regions, and the regions fall on a fixed number of slots: writers that are far apart
+//! The array is cut into regions, and the regions fall on a fixed number of slots: writers that are far apart
 //! may wait for each other, which costs time and nothing else. Every writer takes its slots in ascending
 //! order, so none waits for itself by others. One that wants a slot alone keeps newcomers out of it first, so
 //! a stream of others doesn't starve it.
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pinstripe_runtime::Signal;
 
-/// Bytes of a region: as many as the longest write, so that it touches two at most.
+/// Bytes of a region: as many as the longest write by FUSE, so that it touches two at most.
 const REGION_BYTES: u64 = 1 << 20;
 const SLOTS: usize = 256;
 /// Set in a slot's word as long as a writer wants or has it alone; below it are those that share it.
 const ALONE: u32 = 1 << 31;
 
-/// One for all shards that serve a file.
+/// One for all writers of an array, on all shards.
 pub struct Locks(Box<[Slot]>);
 
 #[derive(Default)]
@@ -98,7 +98,7 @@ impl Slot {
     }
 }
 
-/// A range of the file that is being written. It is free again when this goes.
+/// A range that is being written. It is free again when this goes.
 pub struct Held<'a> {
     slots: &'a [Slot],
     range: (u64, u64),
