@@ -36,6 +36,9 @@ pub struct Mounted {
     path: PathBuf,
     /// The file that it hides wasn't there before.
     made: bool,
+    /// Its name in lists of mounts, by which it is told from another one at this place. No two servers that
+    /// run have the same; device numbers and mount numbers are given again at once.
+    source: String,
 }
 
 impl Place {
@@ -49,7 +52,7 @@ impl Place {
             .map_err(|error| Failure::new(format!("the folder {}: {error}", folder.display())))?;
         let path = folder.join(name);
         match mounted_at(&path)? {
-            Some(kind) if kind != KIND => return Err(refused(&path, "is a mount point already")),
+            Some(seen) if seen.kind != KIND => return Err(refused(&path, "is a mount point already")),
             Some(_) if !is_dead(&path) => {
                 return Err(refused(&path, "is served by another process already"));
             }
@@ -62,7 +65,7 @@ impl Place {
     /// Mounts a file that a connection will serve, called `source` in lists of mounts. What dead servers have
     /// left there goes first.
     pub fn mount(self, source: &str, mode: u32, read_only: bool) -> Result<(Connection, Mounted), Failure> {
-        while mounted_at(&self.path)?.is_some_and(|kind| kind == KIND) && is_dead(&self.path) {
+        while mounted_at(&self.path)?.is_some_and(|seen| seen.kind == KIND) && is_dead(&self.path) {
             unmount(&self.path, UnmountFlags::DETACH)
                 .map_err(|error| refused(&self.path, &format!("was left by a dead server: {error}")))?;
         }
@@ -72,8 +75,8 @@ impl Place {
             let new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.path);
             new.map_err(|error| refused(&self.path, &format!("can't be made: {error}")))?;
         }
-        let mounted = Mounted { path: self.path, made };
-        match mounted.attach(source, mode, read_only) {
+        let mounted = Mounted { path: self.path, made, source: source.to_owned() };
+        match mounted.attach(mode, read_only) {
             Ok(connection) => Ok((connection, mounted)),
             Err(error) => {
                 mounted.remove();
@@ -89,7 +92,7 @@ impl Mounted {
         &self.path
     }
 
-    fn attach(&self, source: &str, mode: u32, read_only: bool) -> io::Result<Connection> {
+    fn attach(&self, mode: u32, read_only: bool) -> io::Result<Connection> {
         let connection = Connection::open()?;
         // All users may try, and the mode decides.
         let options = format!(
@@ -99,14 +102,15 @@ impl Mounted {
         let options = CString::new(options).unwrap_or_default();
         let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         flags.set(MountFlags::RDONLY, read_only);
-        rustix::mount::mount(source, &self.path, KIND, flags, options.as_c_str())?;
+        rustix::mount::mount(&self.source, &self.path, KIND, flags, options.as_c_str())?;
         Ok(connection)
     }
 
     /// Takes the file away. True if it is still open: then it is out of sight, and goes when it is closed.
     pub fn unmount(&self) -> Result<bool, Failure> {
-        // It may have been unmounted by hand, and another file system may have taken its place.
-        if mounted_at(&self.path)?.is_none_or(|kind| kind != KIND) {
+        // It may have been unmounted by hand, and another one, also of another server, may have taken its place.
+        let source = escaped(Path::new(&self.source));
+        if mounted_at(&self.path)?.is_none_or(|seen| seen.kind != KIND || seen.source != source) {
             return Ok(false);
         }
         let done = match unmount(&self.path, UnmountFlags::empty()) {
@@ -175,24 +179,34 @@ fn is_dead(path: &Path) -> bool {
         .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// The kind of file system that is mounted at this very path, if one is.
-fn mounted_at(path: &Path) -> Result<Option<OsString>, Failure> {
-    let mounts = fs::read("/proc/self/mountinfo")
-        .map_err(|error| Failure::new(format!("/proc/self/mountinfo can't be read: {error}")))?;
-    Ok(kind_at(&mounts, path))
+/// A mount as the kernel lists it.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    kind: OsString,
+    /// Escaped.
+    source: Vec<u8>,
 }
 
-/// The fifth word of a line is the place; the first one after a lone hyphen is the kind. Of several at one
+/// What is mounted at this very path, if something is.
+fn mounted_at(path: &Path) -> Result<Option<Seen>, Failure> {
+    let mounts = fs::read("/proc/self/mountinfo")
+        .map_err(|error| Failure::new(format!("/proc/self/mountinfo can't be read: {error}")))?;
+    Ok(seen_at(&mounts, path))
+}
+
+/// The fifth word of a line is the place; the first one after a lone hyphen is the kind, the next the source. Of several at one
 /// place, the last one is seen.
-fn kind_at(mounts: &[u8], path: &Path) -> Option<OsString> {
+fn seen_at(mounts: &[u8], path: &Path) -> Option<Seen> {
     let place = escaped(path);
-    let kind = |line: &[u8]| {
+    let seen = |line: &[u8]| {
         let mut words = line.split(|byte| *byte == b' ');
         let found = words.nth(4) == Some(place.as_slice());
-        let kind = words.skip_while(|word| *word != b"-").nth(1)?;
-        found.then(|| std::ffi::OsStr::from_bytes(kind).to_owned())
+        let mut words = words.skip_while(|word| *word != b"-").skip(1);
+        let (kind, source) = (words.next()?, words.next()?);
+        let kind = std::ffi::OsStr::from_bytes(kind).to_owned();
+        found.then(|| Seen { kind, source: source.to_owned() })
     };
-    mounts.split(|byte| *byte == b'\n').filter_map(kind).next_back()
+    mounts.split(|byte| *byte == b'\n').filter_map(seen).next_back()
 }
 
 /// As the kernel writes paths in its lists of mounts.
@@ -229,7 +243,9 @@ mod tests {
         let mounts = b"22 1 259:1 / / rw - ext4 /dev/x rw\n\
             31 22 0:40 / /srv/a\\040b rw,nosuid shared:1 - fuse.pinstripe data rw\n\
             32 22 0:41 / /srv/twice rw - tmpfs x rw\n33 22 0:42 / /srv/twice rw - fuse.pinstripe data rw\n";
-        let kind = |path: &str| kind_at(mounts, Path::new(path)).map(|kind| kind.into_string().unwrap());
+        let seen = |path: &str| seen_at(mounts, Path::new(path));
+        let kind = |path: &str| seen(path).map(|seen| seen.kind.into_string().unwrap());
+        assert_eq!(seen("/srv/twice").unwrap().source, b"data");
         assert_eq!(kind("/srv/a b").as_deref(), Some(KIND));
         assert_eq!(kind("/srv/twice").as_deref(), Some(KIND));
         assert_eq!(kind("/").as_deref(), Some("ext4"));
@@ -257,8 +273,27 @@ mod tests {
         let path = folder.path().join("file");
         for (made, content, stays) in [(true, "", false), (false, "", true), (true, "x", true)] {
             fs::write(&path, content).unwrap();
-            Mounted { path: path.clone(), made }.remove();
+            Mounted { path: path.clone(), made, source: String::new() }.remove();
             assert_eq!(path.exists(), stays, "{made} {content:?}");
         }
+    }
+
+    #[test]
+    fn a_mount_that_has_taken_the_place_of_ours_stays() {
+        if !rustix::process::geteuid().is_root() || !Path::new(PATH).exists() {
+            eprintln!("DID NOT RUN: mounting a file needs root and {PATH}");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(folder.path()).unwrap().join("file");
+        let mount = |source| Place::look(&path).unwrap().mount(source, 0o100_600, false).unwrap();
+        // Nothing answers on either connection, and nothing is asked.
+        let (_one, first) = mount("pinstripe:a b");
+        unmount(&path, UnmountFlags::DETACH).unwrap();
+        let (_other, second) = mount("pinstripe:c d");
+        assert!(!first.unmount().unwrap());
+        assert_eq!(mounted_at(&path).unwrap().unwrap().source, b"pinstripe:c\\040d");
+        assert!(!second.unmount().unwrap());
+        assert_eq!(mounted_at(&path).unwrap(), None);
     }
 }

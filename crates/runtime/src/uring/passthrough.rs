@@ -149,6 +149,7 @@ fn open_generic(
     }
     forget_cached(&held.device);
     check_kernel().map_err(Refusal::Passthrough)?;
+    check_transports(&transports(&held.folder.join("device"))).map_err(Refusal::Passthrough)?;
     let namespace = ask(&fd, &held.folder).map_err(Refusal::Passthrough)?;
     let is_polled = options.poll;
     try_read(&fd, &namespace, is_polled).map_err(|why| {
@@ -197,6 +198,29 @@ fn reports_own_errors(release: &str) -> bool {
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 12)
+}
+
+/// How the kernel reaches a namespace: by its controller, or by each one of its subsystem.
+fn transports(device: &Path) -> Vec<String> {
+    let of = |controller: &Path| {
+        fs::read_to_string(controller.join("transport")).ok().map(|text| text.trim().to_owned())
+    };
+    if let Some(transport) = of(device) {
+        return vec![transport];
+    }
+    fs::read_dir(device).into_iter().flatten().flatten().filter_map(|entry| of(&entry.path())).collect()
+}
+
+/// Refuses fabrics: while a controller connects again, the kernel gives commands by passthrough up, and
+/// those of the block device wait.
+fn check_transports(transports: &[String]) -> Result<(), String> {
+    match transports.iter().find(|transport| *transport != "pcie") {
+        None if !transports.is_empty() => Ok(()),
+        None => Err("the kernel doesn't say how it is reached".into()),
+        Some(fabric) => Err(format!(
+            "it is reached by {fabric}, and its commands would fail whenever the connection is lost for a moment"
+        )),
+    }
 }
 
 /// What the device says of itself. It must agree with what the kernel makes of its block device.
@@ -309,6 +333,25 @@ mod tests {
         for release in ["6.11.9", "6.1.0-28-amd64", "5.19", "", "x"] {
             assert!(!reports_own_errors(release), "{release}");
         }
+    }
+
+    #[test]
+    fn a_namespace_that_any_controller_reaches_by_a_fabric_is_refused() {
+        let folder = std::env::temp_dir().join(format!("pinstripe-transports-{}", std::process::id()));
+        let device = folder.as_path();
+        fs::create_dir(device).unwrap();
+        assert!(check_transports(&transports(device)).is_err(), "nothing is said");
+        for (controller, transport) in [("nvme0", "pcie\n"), ("nvme1", "pcie\n")] {
+            fs::create_dir(device.join(controller)).unwrap();
+            fs::write(device.join(controller).join("transport"), transport).unwrap();
+        }
+        fs::create_dir(device.join("nvme0n1")).unwrap();
+        assert_eq!(check_transports(&transports(device)), Ok(()));
+        fs::write(device.join("nvme1/transport"), "tcp\n").unwrap();
+        assert!(check_transports(&transports(device)).unwrap_err().contains("by tcp"));
+        fs::write(device.join("transport"), "pcie\n").unwrap();
+        assert_eq!(check_transports(&transports(device)), Ok(()), "a controller of its own");
+        fs::remove_dir_all(device).unwrap();
     }
 
     #[test]
