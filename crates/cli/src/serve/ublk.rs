@@ -6,9 +6,9 @@
 //!   the end      dirty pages are written ─ STOP (what is under way is answered) ─ tags end ─ DELETE
 //! ```
 //!
-//! Queue `q` belongs to shard `q`, or to fewer shards in turn if the server that died had more. Commands for
-//! the device block, START because it reads the partition table, which these very shards answer. So each is
-//! given on a thread of its own.
+//! Queue `q` belongs to shard `q`, or to fewer shards in turn if the server that died had more. Shards with a
+//! queue help each other. Commands for the device block, START because it reads the partition table, which
+//! these very shards answer. So each is given on a thread of its own.
 //!
 //! A device outlives its server: requests wait, and are issued again to the next server of the same array,
 //! which knows the device by its mark, made of the array's uuid. Until that one has assembled the array, no
@@ -19,15 +19,16 @@ use std::{
     cell::RefCell,
     fs::File,
     net::SocketAddr,
-    rc::Rc,
+    rc::{Rc, Weak},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use pinstripe_block::{BlockService, budget::Share};
+use pinstripe_engine::io::service::VolumeService;
 use pinstripe_export::ublk::{
-    Ended, Limits, mark, parameters, serve_tag,
+    Ended, Helped, Limits, Loads, Request, Spread, Worker, mark, parameters, serve_tag,
     wire::{DeviceInfo, Parameters, feature, state},
 };
 use pinstripe_runtime::{
@@ -35,7 +36,7 @@ use pinstripe_runtime::{
     shard::{self, JoinHandle},
     uring::{
         blocking,
-        ublk::{Device, set_io_flusher},
+        ublk::{Data, Device, set_io_flusher},
     },
 };
 
@@ -66,6 +67,24 @@ const LOOK: Duration = Duration::from_millis(50);
 thread_local! {
     /// The tags that this shard serves.
     static TAGS: RefCell<Vec<JoinHandle<()>>> = const { RefCell::new(Vec::new()) };
+    /// What helps other shards here, as long as this shard serves tags.
+    static HELPER: RefCell<Weak<dyn Helper>> = RefCell::new(Weak::<Worker<VolumeService>>::new());
+}
+
+/// A worker of whatever service.
+trait Helper {
+    fn help(self: Rc<Self>, data: Data, request: Request) -> Helped;
+}
+
+impl<S: BlockService> Helper for Worker<S> {
+    fn help(self: Rc<Self>, data: Data, request: Request) -> Helped {
+        Box::pin(async move { self.carry_out(&data, request).await })
+    }
+}
+
+fn help(data: Data, request: Request) -> Option<Helped> {
+    let helper = HELPER.with(|helper| helper.borrow().upgrade())?;
+    Some(helper.help(data, request))
 }
 
 struct Ublk {
@@ -243,11 +262,17 @@ pub(super) async fn open_queues<S: BlockService>(
     serve: impl Fn() -> S + Clone + Send + 'static,
 ) -> Result<(), Failure> {
     let request_bytes_max = info.request_bytes_max;
+    let served: Arc<[ShardHandle]> = shards.iter().take(info.queues.into()).cloned().collect();
+    let loads = Arc::new(Loads::new(served.len()));
     for queue in 0..info.queues {
         let (serve, journal, device) = (serve.clone(), journal.clone(), Arc::clone(&device));
-        let opened = shards[usize::from(queue) % shards.len()]
-            .call(move || async move { open_queue(&device, queue, request_bytes_max, &serve(), &journal) });
-        opened.await??;
+        let (place, loads, shards) =
+            (usize::from(queue) % served.len(), Arc::clone(&loads), Arc::clone(&served));
+        let open = move || async move {
+            let spread = Spread::new(loads, place, shards, help);
+            open_queue(&device, queue, request_bytes_max, serve(), spread, &journal)
+        };
+        served[place].call(open).await??;
     }
     // The queues have it open, and it is closed here.
     Ok(())
@@ -258,20 +283,24 @@ fn open_queue(
     device: &Device,
     number: u16,
     request_bytes_max: u32,
-    service: &impl BlockService,
+    service: impl BlockService,
+    spread: Spread<Data>,
     journal: &ServerLog,
 ) -> Result<(), Failure> {
     never_wait_for_own_device(journal);
     let queue = device.queue(number);
     let queue = Rc::new(queue.map_err(|error| Failure::new(format!("queue {number} of ublk: {error}")))?);
-    let mut limits = Limits::new(service);
+    let mut limits = Limits::new(&service);
     limits.request_bytes_max = request_bytes_max;
-    let share = Rc::new(Share::new(memory::budget()));
+    let worker = Rc::new(Worker { service, share: Share::new(memory::budget()) });
+    let helper: Rc<dyn Helper> = worker.clone();
+    HELPER.with(|current| current.replace(Rc::downgrade(&helper)));
+    let spread = Rc::new(spread);
     let tags = (0..queue.depth()).map(|tag| {
-        let (queue, service, share, journal) =
-            (Rc::clone(&queue), service.clone(), Rc::clone(&share), journal.clone());
+        let (queue, worker, spread, journal) =
+            (Rc::clone(&queue), Rc::clone(&worker), Rc::clone(&spread), journal.clone());
         shard::spawn_joined(async move {
-            let ended = serve_tag(&*queue, tag, &service, &limits, &share).await;
+            let ended = serve_tag(&*queue, tag, &worker, &limits, &spread).await;
             if let Ended::Refused(errno) = ended {
                 journal.warn(&format!(
                     "the ublk driver refuses commands of queue {number}, tag {tag} (error {errno})"

@@ -10,16 +10,19 @@
 //! * [`Limits`]: what a request may be; [`Limits::request`] turns a descriptor into a checked [`Request`].
 //! * [`parameters`]: what the kernel is told about the device.
 //! * [`serve_tag`]: fetches the requests of one tag and answers them, until the device is stopped.
+//! * [`Spread`]: which shard carries a request out.
 
 pub mod wire;
 
 mod parameters;
 mod queue;
 mod request;
+mod spread;
 
 pub use parameters::{mark, parameters};
-pub use queue::{Ended, RequestQueue, serve_tag};
+pub use queue::{Ended, RequestData, RequestQueue, Worker, serve_tag};
 pub use request::{Limits, Operation, Range, Refused, Request};
+pub use spread::{Helped, Loads, Spread};
 
 #[cfg(test)]
 pub(crate) use queue::tests;

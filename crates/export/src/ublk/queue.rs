@@ -1,12 +1,18 @@
 //! One tag of one queue: fetch a request, carry it out, commit its result and fetch the next.
+//!
+//! A queue has one shard, which alone fetches and commits. What a request asks for may be done by another
+//! shard meanwhile ([`Spread`]), which copies the request's data itself.
 
 use pinstripe_block::{BlockService, budget::Share};
 use pinstripe_runtime::{
     shard,
-    uring::ublk::{DESCRIPTOR_BYTES, Queue},
+    uring::ublk::{DESCRIPTOR_BYTES, Data, Queue},
 };
 
-use super::request::{Limits, Operation, Range, Refused, Request};
+use super::{
+    request::{Limits, Operation, Range, Refused, Request},
+    spread::Spread,
+};
 use crate::{
     errno::{self, error_number},
     pieces::{in_pieces, with_memory},
@@ -17,6 +23,9 @@ const STOPPED: i32 = errno::NO_DEVICE;
 
 /// A queue of the driver, or what stands for it in a test.
 pub trait RequestQueue {
+    /// See [`RequestQueue::data`].
+    type Data: RequestData + Clone + Send + 'static;
+
     /// Ends the tag's request with `result`, if it has one, and waits for the next. The error number of the
     /// driver if there will be none.
     fn next(&self, tag: u16, result: Option<i32>) -> impl Future<Output = Result<(), i32>>;
@@ -24,14 +33,32 @@ pub trait RequestQueue {
     /// The descriptor of the request that has come.
     fn request(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES];
 
+    /// The data of the request that has come.
+    fn data(&self, tag: u16) -> Self::Data;
+}
+
+/// The data of one request, which stays in the kernel.
+pub trait RequestData {
     /// Copies the data of a write out of the kernel. False if that fails.
-    fn take(&self, tag: u16, data: &mut [u8]) -> bool;
+    fn take(&self, data: &mut [u8]) -> bool;
 
     /// Copies the data of a read into the kernel. False if that fails.
-    fn give(&self, tag: u16, data: &[u8]) -> bool;
+    fn give(&self, data: &[u8]) -> bool;
+}
+
+impl RequestData for Data {
+    fn take(&self, data: &mut [u8]) -> bool {
+        Data::take(self, data).is_ok()
+    }
+
+    fn give(&self, data: &[u8]) -> bool {
+        Data::give(self, data).is_ok()
+    }
 }
 
 impl RequestQueue for Queue {
+    type Data = Data;
+
     async fn next(&self, tag: u16, result: Option<i32>) -> Result<(), i32> {
         let fetch = match result {
             None => self.fetch(tag),
@@ -44,12 +71,8 @@ impl RequestQueue for Queue {
         Queue::request(self, tag)
     }
 
-    fn take(&self, tag: u16, data: &mut [u8]) -> bool {
-        Queue::take(self, tag, data).is_ok()
-    }
-
-    fn give(&self, tag: u16, data: &[u8]) -> bool {
-        Queue::give(self, tag, data).is_ok()
+    fn data(&self, tag: u16) -> Data {
+        Queue::data(self, tag)
     }
 }
 
@@ -62,14 +85,21 @@ pub enum Ended {
     Refused(i32),
 }
 
-/// Serves one tag until the device is stopped. The memory of its requests is counted in `share`, which all
-/// tags of the queue have in common.
-pub async fn serve_tag(
-    queue: &impl RequestQueue,
+/// What carries requests out on one shard.
+pub struct Worker<S> {
+    /// Which is asked.
+    pub service: S,
+    /// In which the memory of the requests is counted.
+    pub share: Share,
+}
+
+/// Serves one tag until the device is stopped. What the queue's shard has too much of goes by way of `spread`.
+pub async fn serve_tag<Q: RequestQueue>(
+    queue: &Q,
     tag: u16,
-    service: &impl BlockService,
+    worker: &Worker<impl BlockService>,
     limits: &Limits,
-    share: &Share,
+    spread: &Spread<Q::Data>,
 ) -> Ended {
     let mut result = None;
     loop {
@@ -79,51 +109,56 @@ pub async fn serve_tag(
             Err(errno) => return Ended::Refused(errno),
         }
         let answered = match limits.request(&queue.request(tag)) {
-            Ok(request) => carry_out(queue, tag, service, share, request).await,
+            Ok(request) => {
+                let data = queue.data(tag);
+                let here = async |data| worker.carry_out(&data, request).await;
+                spread.carry_out(data, request, here).await
+            }
             Err(Refused(errno)) => Err(errno),
         };
         result = Some(answered.unwrap_or_else(|errno| -errno));
     }
 }
 
-/// Bytes that were read or written, or an error number.
-async fn carry_out(
-    queue: &impl RequestQueue,
-    tag: u16,
-    service: &impl BlockService,
-    share: &Share,
-    Request { operation, range, fua }: Request,
-) -> Result<i32, i32> {
-    let Range { offset, length: bytes } = range;
-    let done = match operation {
-        Operation::Read { length } => {
-            return with_memory(share, length, async || {
-                let (read, buffer) = service.read(offset, shard::buffer(length)).await;
-                read.map_err(error_number)?;
-                transferred(queue.give(tag, &buffer), length)
-            })
-            .await;
-        }
-        Operation::Write { length } => {
-            return with_memory(share, length, async || {
-                let mut buffer = shard::buffer(length);
-                let taken = transferred(queue.take(tag, &mut buffer), length)?;
-                service.write(offset, buffer.freeze(), fua).await.map_err(error_number)?;
-                Ok(taken)
-            })
-            .await;
-        }
-        Operation::Flush => service.flush().await,
-        Operation::Discard => {
-            let discard = async |at, length| service.discard(at, length, fua).await;
-            in_pieces(offset, bytes, service.discard_granularity(), discard).await
-        }
-        Operation::WriteZeroes { may_punch } => {
-            let zero = async |at, length| service.write_zeroes(at, length, fua, may_punch).await;
-            in_pieces(offset, bytes, service.discard_granularity(), zero).await
-        }
-    };
-    done.map(|()| 0).map_err(error_number)
+impl<S: BlockService> Worker<S> {
+    /// Bytes that were read or written, or an error number.
+    pub async fn carry_out(
+        &self,
+        data: &impl RequestData,
+        Request { operation, range, fua }: Request,
+    ) -> Result<i32, i32> {
+        let Self { service, share } = self;
+        let Range { offset, length: bytes } = range;
+        let done = match operation {
+            Operation::Read { length } => {
+                return with_memory(share, length, async || {
+                    let (read, buffer) = service.read(offset, shard::buffer(length)).await;
+                    read.map_err(error_number)?;
+                    transferred(data.give(&buffer), length)
+                })
+                .await;
+            }
+            Operation::Write { length } => {
+                return with_memory(share, length, async || {
+                    let mut buffer = shard::buffer(length);
+                    let taken = transferred(data.take(&mut buffer), length)?;
+                    service.write(offset, buffer.freeze(), fua).await.map_err(error_number)?;
+                    Ok(taken)
+                })
+                .await;
+            }
+            Operation::Flush => service.flush().await,
+            Operation::Discard => {
+                let discard = async |at, length| service.discard(at, length, fua).await;
+                in_pieces(offset, bytes, service.discard_granularity(), discard).await
+            }
+            Operation::WriteZeroes { may_punch } => {
+                let zero = async |at, length| service.write_zeroes(at, length, fua, may_punch).await;
+                in_pieces(offset, bytes, service.discard_granularity(), zero).await
+            }
+        };
+        done.map(|()| 0).map_err(error_number)
+    }
 }
 
 fn transferred(copied: bool, length: usize) -> Result<i32, i32> {
@@ -136,7 +171,10 @@ pub(crate) mod tests {
         cell::{Cell, RefCell},
         collections::VecDeque,
         rc::Rc,
-        sync::Arc,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
     };
 
     use pinstripe_block::{ServiceError, budget::Budget};
@@ -232,13 +270,33 @@ pub(crate) mod tests {
         requests: RefCell<VecDeque<Descriptor>>,
         current: Cell<Descriptor>,
         results: RefCell<Vec<i32>>,
-        given: RefCell<Vec<u8>>,
-        /// Whether data can be copied.
-        copies: Cell<bool>,
+        kernel: Kernel,
         end: Cell<i32>,
     }
 
+    /// Where the data of its requests lies.
+    #[derive(Clone, Default)]
+    struct Kernel {
+        given: Arc<AtomicUsize>,
+        /// Whether data can be copied.
+        copies: bool,
+    }
+
+    impl RequestData for Kernel {
+        fn take(&self, data: &mut [u8]) -> bool {
+            data.fill(9);
+            self.copies
+        }
+
+        fn give(&self, data: &[u8]) -> bool {
+            self.given.fetch_add(data.len(), Ordering::Relaxed);
+            self.copies
+        }
+    }
+
     impl RequestQueue for Script {
+        type Data = Kernel;
+
         async fn next(&self, _tag: u16, result: Option<i32>) -> Result<(), i32> {
             self.results.borrow_mut().extend(result);
             let next = self.requests.borrow_mut().pop_front().ok_or(self.end.get())?;
@@ -252,14 +310,8 @@ pub(crate) mod tests {
             bytes
         }
 
-        fn take(&self, _tag: u16, data: &mut [u8]) -> bool {
-            data.fill(9);
-            self.copies.get()
-        }
-
-        fn give(&self, _tag: u16, data: &[u8]) -> bool {
-            self.given.borrow_mut().extend(data);
-            self.copies.get()
+        fn data(&self, _tag: u16) -> Kernel {
+            self.kernel.clone()
         }
     }
 
@@ -276,16 +328,16 @@ pub(crate) mod tests {
             .map(|&(operation, start, sectors)| Descriptor { operation, sectors, start, address: 0 })
             .collect();
         run(&RuntimeConfig::unpinned(1), move |_| async move {
-            let script = Script { requests: RefCell::new(requests), ..Script::default() };
-            script.copies.set(copies);
+            let kernel = Kernel { copies, ..Kernel::default() };
+            let script = Script { requests: RefCell::new(requests), kernel, ..Script::default() };
             script.end.set(end);
             let memory = Memory::new(1 << 30);
             memory.fails.set(fails);
             let budget = Arc::new(Budget::new(1 << 20));
-            let share = Share::new(Arc::clone(&budget));
-            let ended = serve_tag(&script, 3, &memory, &Limits::new(&memory), &share).await;
+            let worker = Worker { service: memory.clone(), share: Share::new(Arc::clone(&budget)) };
+            let ended = serve_tag(&script, 3, &worker, &Limits::new(&memory), &Spread::none()).await;
             assert_eq!(budget.held(), 0, "memory was counted and not given back");
-            (script.results.take(), memory.asked.take(), script.given.borrow().len(), ended)
+            (script.results.take(), memory.asked.take(), script.kernel.given.load(Ordering::Relaxed), ended)
         })
         .unwrap()
     }

@@ -149,7 +149,7 @@ impl Descriptor {
         &self.driver
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &Arc<File> {
         &self.file
     }
 }

@@ -8,8 +8,8 @@
 //!
 //! See Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h of Linux. A queue belongs to the thread
 //! that fetches for it, so to one shard. The data of a request stays with the kernel; it is copied in and
-//! out by [`Queue::take`] and [`Queue::give`] (`UBLK_F_USER_COPY`), which wait for no device. So no memory of
-//! ours is ever with the driver while a queue's command is under way.
+//! out by [`Data::take`] and [`Data::give`] (`UBLK_F_USER_COPY`), which wait for no device, on any thread. So
+//! no memory of ours is ever with the driver while a queue's command is under way.
 
 use std::{
     fs::File as StdFile,
@@ -222,12 +222,25 @@ impl Queue {
         self.descriptors.read(tag)
     }
 
-    /// Copies the data of a tag's write out of the kernel.
-    pub fn take(&self, tag: u16, data: &mut [u8]) -> io::Result<()> {
-        let offset = self.data_offset(tag);
+    /// The data of the request of a tag, which any shard may copy until the request is ended.
+    pub fn data(&self, tag: u16) -> Data {
+        Data { file: Arc::clone(self.descriptor.file()), offset: data_offset(self.number, tag) }
+    }
+}
+
+/// The data of one request. Another thread than the queue's may copy it, too.
+#[derive(Clone)]
+pub struct Data {
+    file: Arc<File>,
+    offset: u64,
+}
+
+impl Data {
+    /// Copies the data of a write out of the kernel.
+    pub fn take(&self, data: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < data.len() {
-            match rustix::io::pread(&self.descriptor.file().fd, &mut data[done..], offset + done as u64) {
+            match rustix::io::pread(&self.file.fd, &mut data[done..], self.offset + done as u64) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => done += count,
                 Err(rustix::io::Errno::INTR) => {}
@@ -237,12 +250,11 @@ impl Queue {
         Ok(())
     }
 
-    /// Copies the data of a tag's read into the kernel.
-    pub fn give(&self, tag: u16, data: &[u8]) -> io::Result<()> {
-        let offset = self.data_offset(tag);
+    /// Copies the data of a read into the kernel.
+    pub fn give(&self, data: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < data.len() {
-            match rustix::io::pwrite(&self.descriptor.file().fd, &data[done..], offset + done as u64) {
+            match rustix::io::pwrite(&self.file.fd, &data[done..], self.offset + done as u64) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => done += count,
                 Err(rustix::io::Errno::INTR) => {}
@@ -250,10 +262,6 @@ impl Queue {
             }
         }
         Ok(())
-    }
-
-    fn data_offset(&self, tag: u16) -> u64 {
-        data_offset(self.number, tag)
     }
 }
 
