@@ -93,7 +93,8 @@ pub struct Worker<S> {
     pub share: Share,
 }
 
-/// Serves one tag until the device is stopped. What the queue's shard has too much of goes by way of `spread`.
+/// Serves one tag until the device is stopped. What the queue's shard has too much of goes by way of
+/// `spread`.
 pub async fn serve_tag<Q: RequestQueue>(
     queue: &Q,
     tag: u16,

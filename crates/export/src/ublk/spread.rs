@@ -186,7 +186,7 @@ mod tests {
         assert!((0..4).all(|shard| loads.of(shard) == 0), "what was answered counts no more");
     }
 
-    /// What the shard that helps does, by the number in the data: says who it is, later; or can't.
+    /// What the shard that helps does, by the number in the data: gives the shard's number, later; or can't.
     fn help(data: u8, _: Request) -> Option<Helped> {
         (data > 0).then(|| -> Helped {
             Box::pin(async {
