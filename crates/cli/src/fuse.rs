@@ -108,7 +108,7 @@ impl Mounted {
 
     /// Takes the file away. True if it is still open: then it is out of sight, and goes when it is closed.
     pub fn unmount(&self) -> Result<bool, Failure> {
-        // It may have been unmounted by hand, and another one, also of another server, may have taken its place.
+        // It may have been unmounted by hand, and another one may have taken its place, of another server too.
         let source = escaped(Path::new(&self.source));
         if mounted_at(&self.path)?.is_none_or(|seen| seen.kind != KIND || seen.source != source) {
             return Ok(false);
@@ -194,7 +194,7 @@ fn mounted_at(path: &Path) -> Result<Option<Seen>, Failure> {
     Ok(seen_at(&mounts, path))
 }
 
-/// The fifth word of a line is the place; the first one after a lone hyphen is the kind, the next the source. Of several at one
+/// The fifth word of a line is the place; behind a lone hyphen are the kind and the source. Of several at one
 /// place, the last one is seen.
 fn seen_at(mounts: &[u8], path: &Path) -> Option<Seen> {
     let place = escaped(path);

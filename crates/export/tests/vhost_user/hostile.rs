@@ -119,7 +119,7 @@ fn send_slow_to_close(monitor: &mut Monitor, disk: &Disk, request: u32) -> TcpSt
     let mut file = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (other, _) = listener.accept().unwrap();
     file.set_nonblocking(true).unwrap();
-    while file.write(&[0; 1 << 16]).is_ok() {}
+    while file.write(&[0; 4096]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&file, Some(PATIENCE)).unwrap();
     // The session waits for a request, and doesn't take the file before we have closed it.
     disk.hold(true);
