@@ -108,7 +108,7 @@ impl Mounted {
 
     /// Takes the file away. True if it is still open: then it is out of sight, and goes when it is closed.
     pub fn unmount(&self) -> Result<bool, Failure> {
-        // It may have been unmounted by hand, and another one may have taken its place, of another server too.
+        // It may have been unmounted by hand, and another one, of this kind or not, may have taken its place.
         let source = escaped(Path::new(&self.source));
         if mounted_at(&self.path)?.is_none_or(|seen| seen.kind != KIND || seen.source != source) {
             return Ok(false);
