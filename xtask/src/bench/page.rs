@@ -90,7 +90,7 @@ const VM_HELD_BACK: &str = "Profiles by `perf` in the guest (cpu-clock) and `per
 - **One of two CPUs sleeps.** fio has one job, so its requests come by the ublk queue of one CPU, which one shard serves. On RAID6 this shard has a \
 whole CPU, fio a quarter of the other one, which sleeps three quarters of the time; on RAID5 the two CPUs sleep 35 % of the time. Since then a shard \
 that has many requests of 64 KiB or more hands some to another one: new beside old in two turns of one guest, the host busy, random writes of 64 KiB are \
-1.56 times as fast on RAID5 and 1.26 times on RAID6, reads of 1 MiB 1.65 and 1.83 times, sequential writes of 64 KiB the same. 4 KiB writes stay where \
+1.56 times as fast on RAID5 and 1.26 times on RAID6, reads of 1 MiB 1.65 and 1.83 times, sequential writes of 64 KiB 1.02 and 0.94 times. 4 KiB writes stay where \
 they are: handing all of them over gave no clear gain here.
 - **A new server is slow at first.** In its first run of writes 1 % takes more than 28 ms, in later runs of the same server 4 to 10 ms, with up to a fifth \
 more requests/s. Each measurement here begins with a new server. The profile has page zeroing in `io_uring_register` (2.9 % of both CPUs): memory \
