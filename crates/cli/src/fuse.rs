@@ -36,8 +36,9 @@ pub struct Mounted {
     path: PathBuf,
     /// The file that it hides wasn't there before.
     made: bool,
-    /// Its name in lists of mounts, by which it is told from another one at this place. No two servers that
-    /// run have the same; device numbers and mount numbers are given again at once.
+    /// Its name in lists of mounts, by which it is told from another one at this place. Servers have
+    /// different ones, unless their control sockets have the same name in two folders. Device numbers
+    /// are given again at once, so they wouldn't do.
     source: String,
 }
 

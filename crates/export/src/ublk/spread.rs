@@ -99,7 +99,8 @@ impl<D: Clone + Send + 'static> Spread<D> {
     }
 
     /// Of a queue whose shard is alone.
-    pub fn none() -> Self {
+    #[cfg(test)]
+    pub(super) fn none() -> Self {
         Self {
             loads: Arc::new(Loads::new(1)),
             here: 0,

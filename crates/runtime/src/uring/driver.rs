@@ -25,7 +25,7 @@ use crate::{
     shard,
     uring::{
         RunError,
-        operation::{Operation, Step},
+        operation::{Operation, POLLIN, Step},
         pause::{DOZE_NS, Pause, pause},
         ring::Ring,
         side::{Carrier, Side},
@@ -431,8 +431,6 @@ impl Driver {
         }
     }
 }
-
-const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
 
 fn narrow(slot: u64) -> u32 {
     u32::try_from(slot).unwrap_or_else(|_| unreachable!("user data is a slot or one of ours"))

@@ -23,7 +23,7 @@ use crate::{
 
 /// How often in a row the kernel may ask to try again, or transfer less than one block.
 const RETRIES_MAX: u8 = 64;
-const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
+pub(super) const POLLIN: u32 = libc::POLLIN.cast_unsigned() as u32;
 /// How often in a row an NVMe command is given that the device or its driver may do later.
 const NVME_RETRIES_MAX: u8 = 5;
 const POLLOUT: u32 = libc::POLLOUT.cast_unsigned() as u32;
