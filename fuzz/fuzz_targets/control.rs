@@ -2,4 +2,4 @@
 //! unharmed.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| pinstripe_cli::fuzz_control(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pinstripe_control::fuzz::fuzz_control(data));

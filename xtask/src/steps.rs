@@ -82,10 +82,12 @@ const UNIT: &str = "cargo test --workspace --no-fail-fast";
 // Several crates in one command have one set of features, and what they have in common is built once.
 const SHUTTLE: &str = "cargo test -p pinstripe-runtime -p pinstripe-engine \
     --features pinstripe-engine/shuttle --test shuttle";
+// By name: all other tests are those of `unit`. `cargo xtask tidy` sees to the names.
 const MUTANTS_TESTS: &str = "cargo test --no-fail-fast \
     -p pinstripe-engine -p pinstripe-runtime -p pinstripe-export -p pinstripe-nvme \
     --features pinstripe-engine/mutants,pinstripe-export/mutants,pinstripe-nvme/mutants \
-    --lib --test engine --test write_hole --test stalls --test nbd --test simulated";
+    --lib --test engine --test write_hole --test stalls --test nbd --test sessions --test simulated \
+    -- mutants defect _found _noticed";
 
 const STEPS: &[Step] = &[
     Step::new("fmt", "format", "cargo fmt --all --check").quick("cargo fmt --all --check"),

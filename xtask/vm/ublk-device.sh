@@ -36,6 +36,23 @@ fio --name=buffered --filename=$device --rw=write --bs=1m --size=96m --direct=0 
 consistent
 out data yes
 
+say "one queue, two shards"
+# shard N: how long it has computed, in ns.
+shard() {
+    for s_task in /proc/$s_server/task/*; do
+        [ "$(cat "$s_task/comm")" != "shard $1" ] || cut -d ' ' -f 1 "$s_task/schedstat"
+    done
+}
+zero=$(shard 0)
+one=$(shard 1)
+fio --name=spread --cpus_allowed=0 --filename=$device --rw=randwrite --bs=64k --size=128m --io_size=64m --direct=1 --ioengine=libaio \
+    --iodepth=32 --verify=crc32c --verify_fatal=1 >/tmp/fio 2>&1 || die "fio, one queue: $(tail -n 5 /tmp/fio)"
+zero=$(($(shard 0) - zero))
+one=$(($(shard 1) - one))
+[ $one -gt $((zero / 4)) ] && [ $zero -gt $((one / 4)) ] || die "the shards computed $zero and $one ns"
+consistent
+out spread yes
+
 say "discard and zeroes"
 blkdiscard $device || die blkdiscard
 say "discarded"

@@ -10,10 +10,9 @@ use pinstripe_engine::{
 use pinstripe_md::level::Level;
 use serde::Serialize;
 
-use crate::{
-    export::Through,
-    size::{BadSize, ByteSize},
-};
+use pinstripe_control::size::{BadSize, ByteSize};
+
+use crate::export::Through;
 
 /// Before anything is counted, unless the user says how long.
 const WARM_UP_SECONDS: f64 = 0.2;
@@ -335,7 +334,7 @@ pub enum BitmapChoice {
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
-    crate::size::memory(text).map(|size| size.0)
+    pinstripe_control::size::memory(text).map(|size| size.0)
 }
 
 /// Sizes as clap reads them.

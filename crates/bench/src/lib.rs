@@ -40,7 +40,6 @@ mod progress;
 mod report;
 mod run;
 mod setup;
-pub mod size;
 mod straight_line;
 mod through;
 mod verify;

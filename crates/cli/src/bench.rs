@@ -10,9 +10,8 @@ use indicatif::ProgressBar;
 use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Export, FrontEnd, Phase, Tell, Through};
 use tempfile::TempDir;
 
-use crate::{
-    control::client::Client, failure::Failure, output, progress, server_process::ServerProcess, steer,
-};
+use crate::{failure::Failure, output, progress, server_process::ServerProcess, steer};
+use pinstripe_control::client::Client;
 
 /// Measures, and prints what came of it.
 pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {

@@ -1,7 +1,9 @@
 //! The command line: what can be asked for, each value checked as it is read.
 
+mod maintenance;
 mod remote;
 
+use pinstripe_control::text::is_unseen;
 use std::{
     ffi::OsString,
     net::{SocketAddr, ToSocketAddrs},
@@ -16,10 +18,10 @@ use pinstripe_engine::options::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
+pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
 
-use crate::{control::maintenance::SyncChange, output::is_unseen};
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
 ///
@@ -279,7 +281,7 @@ pub struct ServeArguments {
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyChoice::Cost)]
     pub policy: PolicyChoice,
     /// Memory for the cache of parity, in bytes. 0 turns it off
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = pinstripe_bench::size::memory)]
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = pinstripe_control::size::memory)]
     pub cache: ByteSize,
     /// Seconds that a member may take for a request. After that, it is dropped. 0 means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400))]
@@ -487,71 +489,6 @@ pub struct AddArguments {
     pub json: bool,
 }
 
-/// A part of the members.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct RangeArguments {
-    /// First sector (512 bytes) of each member's data, as MD's sync_min. Whole chunks are processed
-    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
-    pub from: u64,
-    /// The sector (512 bytes) after the last one, as MD's sync_max [default: the end of the data]
-    #[arg(long, value_name = "SECTOR")]
-    pub to: Option<u64>,
-}
-
-#[derive(Debug, Args)]
-pub struct RepairArguments {
-    #[command(flatten)]
-    pub array: ArrayArguments,
-    #[command(flatten)]
-    pub range: RangeArguments,
-    /// Correct only mismatches that one wrong member explains (level 6)
-    #[arg(long)]
-    pub locate: bool,
-    /// Print JSON, and no progress
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct SyncArguments {
-    #[command(flatten)]
-    pub array: ArrayArguments,
-    /// What to do with the resync, recovery, check or repair under way. Without it, its state is shown
-    #[arg(value_enum)]
-    pub action: Option<SyncChange>,
-    /// KiB per second of each member that it gets at least, under any load
-    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
-    pub speed_min: Option<u64>,
-    /// KiB per second of each member that it gets at most
-    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
-    pub speed_max: Option<u64>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct MonitorArguments {
-    /// The arrays' names, or the paths of their control sockets. The arrays need not be served yet
-    #[arg(required = true, value_name = "ARRAY", value_hint = ValueHint::FilePath)]
-    pub arrays: Vec<String>,
-    /// Program to run for each event. Its arguments are the event, the array and, if there is one, the device
-    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::CommandName)]
-    pub program: Option<PathBuf>,
-    /// Print JSON lines instead of text
-    #[arg(long)]
-    pub json: bool,
-    /// Write to the system's log too (/dev/log)
-    #[arg(long)]
-    pub syslog: bool,
-    /// Report arrays that have fewer spares than this
-    #[arg(long, value_name = "N")]
-    pub spares: Option<usize>,
-    /// Report what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared), and end
-    #[arg(long)]
-    pub oneshot: bool,
-}
-
 #[derive(Debug, Args)]
 pub struct RemoveArguments {
     #[command(flatten)]
@@ -581,17 +518,6 @@ pub struct ReplaceArguments {
     #[arg(long)]
     pub wait: bool,
     /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct CheckArguments {
-    #[command(flatten)]
-    pub array: ArrayArguments,
-    #[command(flatten)]
-    pub range: RangeArguments,
-    /// Print JSON, and no progress
     #[arg(long)]
     pub json: bool,
 }
@@ -763,7 +689,7 @@ const CHUNK_MIN: u64 = 4 << 10;
 const CHUNK_MAX: u64 = 1 << 20;
 
 fn chunk(text: &str) -> Result<ByteSize, String> {
-    let size: ByteSize = text.parse().map_err(|error: pinstripe_bench::size::BadSize| error.to_string())?;
+    let size: ByteSize = text.parse().map_err(|error: pinstripe_control::size::BadSize| error.to_string())?;
     if !size.0.is_power_of_two() || !(CHUNK_MIN..=CHUNK_MAX).contains(&size.0) {
         return Err(format!("a chunk of {size}: a power of two from 4K to 1M is needed"));
     }

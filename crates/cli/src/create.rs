@@ -5,6 +5,7 @@
 //! servers are asked. With `--force`, marks of what the devices held are wiped after all that, so that no
 //! tool takes a member for what it was.
 
+use pinstripe_control::text::printable;
 use std::{
     io::Read,
     ops::Range,
@@ -35,10 +36,10 @@ use crate::{
     command_line::{ConsistencyChoice, CreateArguments, ShapeArguments},
     failure::Failure,
     member::{self, Member},
-    output::{self, printable},
+    output,
     probe::Contents,
 };
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 
 const CHUNK_DEFAULT: ByteSize = ByteSize(64 << 10);
 

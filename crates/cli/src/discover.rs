@@ -1,5 +1,6 @@
 //! `pinstripe discover`: what an NVMe/TCP server offers.
 
+use pinstripe_control::text::printable;
 use pinstripe_md::identity::Uuid;
 use pinstripe_nvme::{
     initiator::Address,
@@ -11,12 +12,7 @@ use pinstripe_nvme::{
 use pinstripe_runtime::uring::{self, RuntimeConfig};
 use serde_json::json;
 
-use crate::{
-    command_line::DiscoverArguments,
-    failure::Failure,
-    member,
-    output::{self, printable},
-};
+use crate::{command_line::DiscoverArguments, failure::Failure, member, output};
 
 /// A namespace of a subsystem.
 struct Found {

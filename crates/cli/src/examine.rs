@@ -1,5 +1,6 @@
 //! `pinstripe examine`: what devices hold.
 
+use pinstripe_control::text::{printable, table};
 use std::{
     path::Path,
     time::{Duration, UNIX_EPOCH},
@@ -18,11 +19,10 @@ use serde_json::{Value, json};
 use crate::{
     command_line::ExamineArguments,
     failure::Failure,
-    member,
-    output::{self, printable},
+    member, output,
     probe::{BadBlockSummary, BitmapSummary, Contents, Metadata, Probed},
 };
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 
 /// What is said of one device.
 #[derive(Serialize)]
@@ -102,7 +102,7 @@ fn describe(device: String, size: u64, contents: &Contents) -> Report {
         None => format!("{device}: {}, no member of an array\n", ByteSize(size)),
     };
     if !also.is_empty() {
-        text += &output::table(&[(if member.is_some() { "holds also" } else { "holds" }, also.join(", "))]);
+        text += &table(&[(if member.is_some() { "holds also" } else { "holds" }, also.join(", "))]);
     }
     Report { member: member.map(member_json), size: Some(size), device, also, error, text }
 }
@@ -181,7 +181,7 @@ fn member_text(device: &str, metadata: &Metadata) -> String {
     rows.push(("bitmap", bitmap_words(metadata.bitmap.as_ref())));
     rows.push(("bad blocks", bad_block_words(metadata.bad_blocks.as_ref())));
     rows.push(("can be served", support_words(superblock)));
-    format!("{device}: member of the array {}\n{}", printable(&array.name.short()), output::table(&rows))
+    format!("{device}: member of the array {}\n{}", printable(&array.name.short()), table(&rows))
 }
 
 fn level_words(array: &ArrayRecord) -> String {

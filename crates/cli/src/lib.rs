@@ -26,7 +26,6 @@
 mod accept;
 mod bench;
 mod command_line;
-mod control;
 mod create;
 mod demo;
 mod discover;
@@ -60,8 +59,6 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use command_line::{Cli, Command, UblkAction};
-#[doc(hidden)]
-pub use control::fuzz::fuzz_control;
 
 /// Does what the command line says.
 pub fn main() -> ExitCode {

@@ -1,6 +1,6 @@
 //! Limits of the system that a server runs into, and what to raise.
 
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 use pinstripe_runtime::uring::RuntimeConfig;
 use rustix::process::{Resource, getrlimit};
 

@@ -1,6 +1,7 @@
 //! The commands that change the members of a served array: `fail`, `add`, `remove`, `replace`; and its
 //! bitmap: `grow`.
 
+use pinstripe_control::text::printable;
 use std::{path::Path, thread};
 
 use clap::ValueEnum;
@@ -10,15 +11,14 @@ use pinstripe_runtime::uring::{path_of, persistent_path};
 
 use crate::{
     command_line::{AddArguments, FailArguments, GrowArguments, RemoveArguments, ReplaceArguments},
-    control::{
-        AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
-        MemberName, ReplaceParameters, client::Client,
-    },
     failure::Failure,
-    member,
-    output::{self, printable},
+    member, output,
     progress::{LOOK, bar, show},
     steer::fetch,
+};
+use pinstripe_control::{
+    AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
+    MemberName, ReplaceParameters, client::Client,
 };
 
 pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {
@@ -188,7 +188,7 @@ fn wait_until_replaced(client: &mut Client, slot: usize, device: &str, quiet: bo
         if member.is_some_and(|m| m.device.as_deref() == Some(device) && m.is_whole()) {
             break;
         }
-        let holds = |member: &crate::control::detail::Member| {
+        let holds = |member: &pinstripe_control::detail::Member| {
             [&member.device, &member.replacement].iter().any(|name| name.as_deref() == Some(device))
         };
         if !member.is_some_and(holds) {

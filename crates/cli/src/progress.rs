@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::control::detail::Sync;
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::detail::Sync;
+use pinstripe_control::size::ByteSize;
 
 /// How often progress is looked at.
 pub const LOOK: Duration = Duration::from_millis(100);

@@ -1,5 +1,6 @@
 //! The commands about maintenance: `check`, `repair`, `sync`.
 
+use pinstripe_control::text::printable;
 use std::{
     sync::{
         Arc,
@@ -12,17 +13,17 @@ use serde::Serialize;
 
 use crate::{
     command_line::{CheckArguments, RepairArguments, SyncArguments},
-    control::{
-        client::{Client, ClientError},
-        detail::Sync,
-        maintenance::{CheckParameters, CheckResult, RepairParameters, SyncParameters, SyncResult},
-    },
     failure::Failure,
-    output::{self, printable},
+    output,
     progress::{LOOK, bar, show},
     steer::fetch,
 };
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
+use pinstripe_control::{
+    client::{Client, ClientError},
+    detail::Sync,
+    maintenance::{CheckParameters, CheckResult, RepairParameters, SyncParameters, SyncResult},
+};
 
 /// Places of corrections that are printed; JSON has them all.
 const PLACES_MAX: usize = 20;
@@ -125,7 +126,7 @@ fn words(result: &CheckResult, repaired: bool) -> String {
 pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
     let mut client = Client::connect(&arguments.array.array)?;
     let parameters = SyncParameters {
-        action: arguments.action,
+        action: arguments.action.map(Into::into),
         speed_min_kib: arguments.speed_min,
         speed_max_kib: arguments.speed_max,
     };

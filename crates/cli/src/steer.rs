@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{
     command_line::{DetailArguments, StopArguments},
-    control::{
-        Detail, StopParameters,
-        client::{Client, ClientError},
-    },
     failure::Failure,
     output,
+};
+use pinstripe_control::{
+    Detail, StopParameters,
+    client::{Client, ClientError},
 };
 
 /// The status of `detail --test` for an array that can't be asked.

@@ -7,7 +7,7 @@ mod users;
 
 use std::{fs, io, io::ErrorKind, path::PathBuf};
 
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 use pinstripe_export::ublk::wire::{DeviceInfo, PARAMETER_BYTES, Parameters, feature, state};
 use pinstripe_runtime::uring::ublk::{CONTROL_PATH, Command, Control};
 use serde_json::json;

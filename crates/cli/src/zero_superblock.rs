@@ -3,6 +3,7 @@
 //! All devices are opened, locked and looked at before any is written. What is in use can't be opened; what
 //! may still be needed is refused, unless that is forced.
 
+use pinstripe_control::text::printable;
 use std::path::PathBuf;
 
 use pinstripe_md::{
@@ -19,7 +20,7 @@ use crate::{
     command_line::ZeroSuperblockArguments,
     failure::Failure,
     member::{self, Member},
-    output::{self, printable},
+    output,
     probe::{Contents, MdFinding},
 };
 

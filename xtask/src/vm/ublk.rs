@@ -37,6 +37,7 @@ pub fn device(lab: &Lab) -> Result<()> {
         "refused",
         "limits",
         "data",
+        "spread",
         "discard",
         "durable",
         "filesystem",

@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use self::{load::Load, shell::Shell};
 use crate::{command_line::DemoArguments, failure::Failure, server_process::ServerProcess};
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 
 const MEMBERS: usize = 6;
 /// Bytes of a member, unless the user says otherwise.

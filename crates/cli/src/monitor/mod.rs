@@ -17,13 +17,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::sinks::Sinks;
-use crate::{
-    command_line::MonitorArguments,
-    control::{
-        client::{Client, ClientError},
-        maintenance::{Event, EventsParameters, EventsResult},
-    },
-    failure::Failure,
+use crate::{command_line::MonitorArguments, failure::Failure};
+use pinstripe_control::{
+    client::{Client, ClientError},
+    maintenance::{Event, EventsParameters, EventsResult},
 };
 
 /// How long a call waits for an event. A server that is silent for longer by [`GRACE`] is gone.

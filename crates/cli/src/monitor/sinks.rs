@@ -1,5 +1,6 @@
 //! Where the monitor tells: standard output, a program, the system's log.
 
+use pinstripe_control::text::printable;
 use std::{
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
@@ -11,12 +12,8 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    command_line::MonitorArguments,
-    control::maintenance::Event,
-    failure::Failure,
-    output::{self, printable},
-};
+use crate::{command_line::MonitorArguments, failure::Failure, output};
+use pinstripe_control::maintenance::Event;
 
 /// Where syslogd and journald listen.
 const LOG_SOCKET: &str = "/dev/log";

@@ -1,5 +1,6 @@
 //! MD's metadata of version 1 on one device.
 
+use pinstripe_control::text::printable;
 use std::{fmt, ops::Range};
 
 use pinstripe_md::{
@@ -11,7 +12,6 @@ use pinstripe_md::{
 use serde::Serialize;
 
 use super::{ProbeError, Probed};
-use crate::output::printable;
 
 /// MD metadata found at one of the three places.
 pub struct MdFinding {

@@ -3,10 +3,10 @@
 //! Each is a fact of its format: some bytes at some place. A device is *not* known to be empty because
 //! nothing of this is found.
 
+use pinstripe_control::text::printable;
 use std::ops::Range;
 
 use super::{Finding, ProbeError, Probed};
-use crate::output::printable;
 
 /// How an identity is written.
 #[derive(Clone, Copy)]

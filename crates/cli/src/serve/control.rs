@@ -17,12 +17,10 @@ use super::{
     Served, clients, devices, front::FrontEnds, grow, journal::ServerLog, maintenance, names,
     reconnect::Reconnector, report, stopping::Stopping,
 };
-use crate::{
-    control::{
-        AddParameters, AddResult, CallError, Command, DeviceResult, REQUEST_BYTES_MAX, ReplaceParameters,
-        StopParameters, code, detail::Client, parse, response,
-    },
-    create::random_uuid,
+use crate::create::random_uuid;
+use pinstripe_control::{
+    AddParameters, AddResult, CallError, Command, DeviceResult, REQUEST_BYTES_MAX, ReplaceParameters,
+    StopParameters, code, detail::Client, parse, response,
 };
 
 /// Connections at a time. Where there is no room for another one, the oldest without a call under way goes.

@@ -9,7 +9,8 @@ use std::{
 
 use pinstripe_runtime::{trust::check_place, uring::Listener};
 
-use crate::{command_line::ServeArguments, control::place, failure::Failure};
+use crate::{command_line::ServeArguments, failure::Failure};
+use pinstripe_control::place;
 
 /// The control socket. Its file goes with it.
 pub struct ControlSocket {

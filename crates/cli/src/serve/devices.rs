@@ -17,7 +17,7 @@ use crate::{
     failure::Failure,
     member::{self, Member},
 };
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::size::ByteSize;
 
 /// How the path of a memory device begins.
 const MEMORY: &str = "mem:";

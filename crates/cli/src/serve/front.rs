@@ -20,9 +20,9 @@ use super::{
 use crate::{
     accept::{accept, in_turn},
     command_line::ServeArguments,
-    control::detail::Address,
     failure::Failure,
 };
+use pinstripe_control::detail::Address;
 
 /// All that there are. Clients are told of them in this order.
 const KINDS: &[Kind] = &[nbd::KIND, nvme::KIND, ublk::KIND, fuse::KIND, vhost_user::KIND];

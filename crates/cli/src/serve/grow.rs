@@ -6,7 +6,7 @@ use pinstripe_engine::{
 };
 
 use super::journal::ServerLog;
-use crate::control::{BitmapParameters, CallError, GrowParameters, JournalModeParameters, code};
+use pinstripe_control::{BitmapParameters, CallError, GrowParameters, JournalModeParameters, code};
 
 /// What a bit of a new bitmap covers unless told, as mdadm has it; and the most that it can.
 const BITMAP_CHUNK_BYTES_MIN: u32 = 64 << 20;

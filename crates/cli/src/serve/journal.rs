@@ -3,6 +3,7 @@
 //!
 //! As sentences on standard error, or as JSON lines on standard output.
 
+use pinstripe_control::text::printable;
 use std::{
     io::Write,
     rc::Rc,
@@ -20,7 +21,6 @@ use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;
 
 use super::{maintenance, stopping::Stopping};
-use crate::output::printable;
 
 /// How long the end waits for a reader.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);

@@ -10,11 +10,11 @@ use pinstripe_engine::{
 use pinstripe_runtime::shard;
 
 use super::{report, stopping::Stopping};
-use crate::control::maintenance::{
+use pinstripe_block::first_of::{First, first_of};
+use pinstripe_control::maintenance::{
     CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
     SyncChange, SyncParameters, SyncResult,
 };
-use pinstripe_block::first_of::{First, first_of};
 
 /// The longest that a call waits for an event.
 const WAIT_MS_MAX: u64 = 60_000;

@@ -66,9 +66,8 @@ use crate::{
     ending::{Order, until_ordered},
     failure::Failure,
     limits, member, nvme_server,
-    output::printable,
 };
-use pinstripe_bench::size::ByteSize;
+use pinstripe_control::{size::ByteSize, text::printable};
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
     let plan = Plan::new(arguments)?;

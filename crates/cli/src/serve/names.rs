@@ -12,7 +12,7 @@ use pinstripe_engine::{
 };
 use pinstripe_runtime::uring::{blocking, path_of};
 
-use crate::control::{DeviceResult, MemberName};
+use pinstripe_control::{DeviceResult, MemberName};
 
 /// Names that are of one device.
 struct Names(BTreeSet<String>);

@@ -19,11 +19,8 @@ use pinstripe_nvme::initiator::{Address, NvmeSource};
 use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use super::stopping::Stopping;
-use crate::{
-    control::detail::{Detail, Failed, Reconnecting},
-    create::random_uuid,
-    member,
-};
+use crate::{create::random_uuid, member};
+use pinstripe_control::detail::{Detail, Failed, Reconnecting};
 
 /// The first pause, and the longest. Each is twice the one before.
 const PAUSE_NANOSECONDS_MIN: u64 = 1_000_000_000;

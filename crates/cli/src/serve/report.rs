@@ -5,7 +5,7 @@ use pinstripe_engine::{
 };
 use pinstripe_md::level::Level;
 
-use crate::control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
+use pinstripe_control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
 
 /// Work over the whole array.
 pub fn sync(progress: &SyncProgress) -> Sync {

@@ -1,6 +1,6 @@
 //! What the engine does under load, faults, crashes and changes of its bitmap, in the simulated world.
 
-use std::{cell::RefCell, ops::Range, rc::Rc, sync::Arc};
+use std::{cell::RefCell, ops::Range, pin::pin, rc::Rc, sync::Arc};
 
 use crate::arrays::{
     self, STEPS, options,
@@ -668,9 +668,15 @@ fn a_service_with_locks_writes_nothing_where_a_part_is_being_written() {
             }
             drop(held);
             for which in 0..3 {
-                waits(service.clone(), which).await.unwrap();
+                let mut under_way = pin!(waits(service.clone(), which));
+                assert!(shard::timeout(1000, under_way.as_mut()).await.is_none(), "{which} ends at once");
+                assert!(
+                    shard::timeout(1000, locks.alone(0, 100)).await.is_none(),
+                    "{which} is not waited for"
+                );
+                under_way.await.unwrap();
+                drop(locks.alone(0, 100).await);
             }
-            drop(locks.alone(0, 100).await);
         }
     });
     scene.world.run_until(STEPS, |_| *done.borrow() == 1).unwrap();

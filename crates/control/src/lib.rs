@@ -1,7 +1,8 @@
 //! The control protocol: how commands reach a running server.
 //!
 //! JSON-RPC 2.0 over a unix socket of mode 0600, one message a line. A connection carries one call at a time;
-//! several connections run at the same time. There are no batches.
+//! several connections run at the same time. There are no batches. Sizes are in bytes, and sectors have 512,
+//! where a field's name or text says nothing else.
 //!
 //! | method | parameters | result |
 //! |---|---|---|
@@ -19,11 +20,15 @@
 //! | `journal_mode` | `journal_mode` | [`JournalModeParameters`], as it is now; `write-through` when all is on the members |
 //! | `stop` | `force` | null, when the superblocks are clean and the devices are closed |
 
+#![forbid(unsafe_code)]
+
 pub mod client;
 pub mod detail;
 pub mod fuzz;
 pub mod maintenance;
 pub mod place;
+pub mod size;
+pub mod text;
 
 pub use detail::Detail;
 use maintenance::{CheckParameters, EventsParameters, RepairParameters, SyncParameters};
@@ -55,10 +60,14 @@ pub mod code {
 /// A call. Without an `id` it is a notification: it is done and not answered.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
+    /// [`VERSION`].
     pub jsonrpc: String,
+    /// Comes back with the response; none for a notification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Value>,
+    /// See the module.
     pub method: String,
+    /// See the module; null without parameters.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub params: Value,
 }
@@ -66,11 +75,15 @@ pub struct Request {
 /// The answer: a result or an error.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Response {
+    /// [`VERSION`].
     pub jsonrpc: String,
+    /// The request's.
     #[serde(default)]
     pub id: Value,
+    /// Of a call that was carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
+    /// Of a call that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<CallError>,
 }
@@ -127,8 +140,11 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberName {
+    /// By its slot, from 0.
     Slot(u16),
+    /// By its device or URI.
     Device(String),
+    /// The journal, with `true`.
     Journal(bool),
 }
 
@@ -152,7 +168,9 @@ pub struct JournalModeParameters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddParameters {
+    /// Absolute path or URI.
     pub device: String,
+    /// Take it though it holds something else.
     #[serde(default)]
     pub force: bool,
 }
@@ -161,12 +179,16 @@ pub struct AddParameters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaceParameters {
+    /// The slot whose member is replaced.
     #[serde(default)]
     pub slot: Option<u16>,
+    /// Or the device of that member.
     #[serde(default)]
     pub device: Option<String>,
+    /// Absolute path or URI of the new device; a spare without.
     #[serde(default)]
     pub with: Option<String>,
+    /// Take it though it holds something else.
     #[serde(default)]
     pub force: bool,
 }
@@ -203,8 +225,10 @@ pub struct AddResult {
 /// Of `fail`, `remove` and `replace`: the device that it was about; its slot, if it had one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceResult {
+    /// The slot that it concerns; none for a spare or a journal.
     #[serde(default)]
     pub slot: Option<usize>,
+    /// The device or URI.
     pub device: String,
 }
 

@@ -8,8 +8,10 @@ use super::detail::Sync;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckParameters {
+    /// The first sector.
     #[serde(default)]
     pub from: u64,
+    /// The sector behind the last one; without, all to the end.
     #[serde(default)]
     pub to: Option<u64>,
 }
@@ -18,8 +20,10 @@ pub struct CheckParameters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RepairParameters {
+    /// The first sector.
     #[serde(default)]
     pub from: u64,
+    /// The sector behind the last one; without, all to the end.
     #[serde(default)]
     pub to: Option<u64>,
     /// Correct the one chunk that explains both parities, and nothing else.
@@ -50,21 +54,25 @@ pub struct CheckResult {
 /// Sectors of a member, from the start of its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberSectors {
+    /// Its slot, from 0.
     pub slot: usize,
+    /// Its device or URI.
     pub device: String,
+    /// The first one.
     pub sector: u64,
+    /// How many, of 512 bytes.
     pub sectors: u64,
 }
 
 /// What `sync` shall do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SyncChange {
-    /// Let resync, recovery, check and repair stand still, and begin none (MD: frozen)
+    /// Let resync, recovery, check and repair stand still, and begin none (MD: frozen).
     Pause,
-    /// Go on
+    /// Go on.
     Resume,
-    /// End check and repair; a resync or recovery can only be paused (MD: idle)
+    /// End check and repair; a resync or recovery can only be paused (MD: idle).
     Stop,
 }
 
@@ -72,6 +80,7 @@ pub enum SyncChange {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SyncParameters {
+    /// What work under way shall do.
     #[serde(default)]
     pub action: Option<SyncChange>,
     /// KiB of each member per second.
@@ -85,8 +94,11 @@ pub struct SyncParameters {
 /// Of `sync`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncResult {
+    /// Whether work stands still.
     pub paused: bool,
+    /// KiB per second of each member that it gets under any load.
     pub speed_min_kib: u64,
+    /// KiB per second of each member that it gets at most.
     pub speed_max_kib: u64,
     /// What is under way.
     pub sync: Option<Sync>,
@@ -96,8 +108,10 @@ pub struct SyncResult {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventsParameters {
+    /// The last number that the caller has seen; 0 for all.
     #[serde(default)]
     pub after: u64,
+    /// Milliseconds to wait for an event, if there is none.
     #[serde(default)]
     pub wait_ms: u64,
 }
@@ -116,6 +130,7 @@ pub struct EventsResult {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
+    /// Counts from 1, without gaps.
     pub number: u64,
     /// Seconds since 1970.
     pub time: u64,

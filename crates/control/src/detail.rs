@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::output::{self, printable};
-use pinstripe_bench::size::ByteSize;
+use crate::size::ByteSize;
+use crate::text::{printable, table};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,20 +18,26 @@ pub struct Detail {
     pub level: String,
     /// mdadm's name of the layout; empty on levels that have none.
     pub layout: String,
+    /// Bytes of a chunk.
     pub chunk_bytes: u64,
+    /// Bytes of a block: the least that a client reads or writes.
     pub logical_block_bytes: u64,
+    /// Bytes of the array.
     pub size_bytes: u64,
     /// `clean`, `active`, `read-only` or `failed`.
     pub state: String,
     /// Whether a slot lacks a member that has everything.
     pub degraded: bool,
+    /// The superblocks' count of changes.
     pub events: u64,
+    /// The slots, in their order.
     pub members: Vec<Member>,
     /// Devices that wait for a slot.
     #[serde(default)]
     pub spares: Vec<String>,
     /// Devices that were dropped: MD's `faulty`.
     pub failed: Vec<Failed>,
+    /// The write-intent bitmap, if there is one.
     pub bitmap: Option<Bitmap>,
     /// The journal device.
     #[serde(default)]
@@ -60,6 +66,7 @@ pub struct Detail {
     /// What uses it now.
     #[serde(default)]
     pub clients: Vec<Client>,
+    /// Threads that serve it.
     pub shards: usize,
     /// Counters since the assembly.
     pub statistics: BTreeMap<String, u64>,
@@ -97,9 +104,11 @@ impl Client {
 /// A slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
+    /// Its place in the array, from 0.
     pub slot: usize,
     /// `in-sync`, `resyncing` (parity is still to be made to match), `recovering` or `missing`.
     pub state: String,
+    /// Its device or URI; none if the slot is empty.
     pub device: Option<String>,
     /// The device that is to take its place and is being copied to: MD's `replacement`.
     #[serde(default)]
@@ -144,6 +153,7 @@ pub struct MemberOffload {
 pub struct Failed {
     /// The slot that it held; none for a spare.
     pub slot: Option<usize>,
+    /// Its device or URI.
     pub device: String,
     /// Why it was dropped.
     pub error: String,
@@ -183,14 +193,18 @@ impl Reconnecting {
 /// The bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bitmap {
+    /// Bytes of the array that one bit covers.
     pub chunk_bytes: u64,
+    /// Bits in all.
     pub bits: u64,
+    /// Bits of what may need a resync after a crash.
     pub bits_set: u64,
 }
 
 /// The journal device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journal {
+    /// Its device.
     pub device: String,
     /// It failed, and the array is read-only since.
     pub failed: bool,
@@ -198,6 +212,7 @@ pub struct Journal {
     pub slow: bool,
     /// `write-through` or `write-back`.
     pub mode: String,
+    /// Bytes in all.
     pub size_bytes: u64,
     /// Bytes that would be replayed after a crash.
     pub used_bytes: u64,
@@ -346,11 +361,11 @@ impl Detail {
         rows.extend(self.clients.iter().map(|client| ("client", client.in_words())));
         let counters: Vec<(&str, String)> =
             self.statistics.iter().map(|(name, value)| (name.as_str(), value.to_string())).collect();
-        let head = format!("{}\n{}members\n", printable(&self.name), output::table(&rows));
+        let head = format!("{}\n{}members\n", printable(&self.name), table(&rows));
         let members = self.members.iter().map(Member::in_words);
         let spares = self.spares.iter().map(|name| format!("    -  spare       {}\n", printable(name)));
         let failed = self.failed.iter().map(Failed::in_words);
-        let tail = format!("statistics\n{}", output::table(&counters));
+        let tail = format!("statistics\n{}", table(&counters));
         let advice = self.advice.iter().map(|advice| format!("{advice}\n"));
         let text: String = [head]
             .into_iter()

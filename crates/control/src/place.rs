@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::output::is_unseen;
+use crate::text::is_unseen;
 
 /// Sockets of the system's user, and of every user without a folder of their own.
 const SYSTEM_FOLDER: &str = "/run/pinstripe";

@@ -1,0 +1,105 @@
+//! What is asked of commands that check, repair and watch an array.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use pinstripe_control::maintenance::SyncChange;
+
+use super::ArrayArguments;
+
+/// A part of the members.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RangeArguments {
+    /// First sector (512 bytes) of each member's data, as MD's sync_min. Whole chunks are processed
+    #[arg(long, value_name = "SECTOR", default_value_t = 0)]
+    pub from: u64,
+    /// The sector (512 bytes) after the last one, as MD's sync_max [default: the end of the data]
+    #[arg(long, value_name = "SECTOR")]
+    pub to: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    #[command(flatten)]
+    pub range: RangeArguments,
+    /// Print JSON, and no progress
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RepairArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    #[command(flatten)]
+    pub range: RangeArguments,
+    /// Correct only mismatches that one wrong member explains (level 6)
+    #[arg(long)]
+    pub locate: bool,
+    /// Print JSON, and no progress
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SyncArguments {
+    #[command(flatten)]
+    pub array: ArrayArguments,
+    /// What to do with the resync, recovery, check or repair under way. Without it, its state is shown
+    #[arg(value_enum)]
+    pub action: Option<SyncAction>,
+    /// KiB per second of each member that it gets at least, under any load
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub speed_min: Option<u64>,
+    /// KiB per second of each member that it gets at most
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub speed_max: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `sync` shall do.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum SyncAction {
+    /// Let resync, recovery, check and repair stand still, and begin none (MD: frozen)
+    Pause,
+    /// Go on
+    Resume,
+    /// End check and repair; a resync or recovery can only be paused (MD: idle)
+    Stop,
+}
+
+impl From<SyncAction> for SyncChange {
+    fn from(action: SyncAction) -> Self {
+        match action {
+            SyncAction::Pause => Self::Pause,
+            SyncAction::Resume => Self::Resume,
+            SyncAction::Stop => Self::Stop,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct MonitorArguments {
+    /// The arrays' names, or the paths of their control sockets. The arrays need not be served yet
+    #[arg(required = true, value_name = "ARRAY", value_hint = ValueHint::FilePath)]
+    pub arrays: Vec<String>,
+    /// Program to run for each event. Its arguments are the event, the array and, if there is one, the device
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::CommandName)]
+    pub program: Option<PathBuf>,
+    /// Print JSON lines instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// Write to the system's log too (/dev/log)
+    #[arg(long)]
+    pub syslog: bool,
+    /// Report arrays that have fewer spares than this
+    #[arg(long, value_name = "N")]
+    pub spares: Option<usize>,
+    /// Report what is wrong now (DegradedArray, SparesMissing, DeviceDisappeared), and end
+    #[arg(long)]
+    pub oneshot: bool,
+}
