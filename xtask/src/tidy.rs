@@ -29,8 +29,6 @@ const UNFINISHED: &[&str] = &[
     concat!("#[ig", "nore"),
 ];
 
-/// What the name of a test with planned defects has, or its module's: `cargo xtask test` runs them by it.
-const DEFECT_NAMES: &[&str] = &["mutants", "defect", "_found", "_noticed"];
 /// Columns of a comment. Tables and drawings may be wider.
 const COMMENT_COLUMNS_MAX: usize = 110;
 /// Words for people, cut in two as above. Devices, tasks and requests are things, and have names.
@@ -116,7 +114,6 @@ pub fn check(file: &str, text: &str) -> Vec<Finding> {
         scan.code_words();
         scan.allowances();
         scan.unsafe_forbidden();
-        scan.tests_of_defects();
         if !is_test_file(file) {
             scan.file_length();
             scan.function_lengths();
@@ -254,20 +251,6 @@ impl Scan<'_> {
                 0,
                 "add `#![forbid(unsafe_code)]`: only parity, runtime and export may do without".to_owned(),
             );
-        }
-    }
-
-    fn tests_of_defects(&mut self) {
-        for index in 0..self.lines.len() {
-            let gated = self.lines[index].trim_start() == "#[cfg(feature = \"mutants\")]";
-            let is_test = self.lines.get(index + 1).is_some_and(|line| line.trim_start() == "#[test]");
-            let Some(name) = self.lines.get(index + 2).and_then(|line| function_name(line)) else { continue };
-            if gated && is_test && !DEFECT_NAMES.iter().any(|part| name.contains(part)) {
-                self.report(
-                    index,
-                    format!("`{name}` has none of {DEFECT_NAMES:?} in its name: CI doesn't run it"),
-                );
-            }
         }
     }
 
@@ -413,14 +396,6 @@ mod tests {
         }
         let inside = format!("//! Doc.\n// MAS{}S\n", UNFINISHED[0]);
         assert!(messages("crates/md/src/a.rs", &inside).is_empty());
-    }
-
-    #[test]
-    fn a_test_of_defects_that_ci_would_not_run_is_found() {
-        let test = |name| format!("//! Doc.\n\n#[cfg(feature = \"mutants\")]\n#[test]\nfn {name}() {{}}\n");
-        assert_eq!(messages("crates/a/tests/a.rs", &test("a_flush_that_is_lost_is_found")), [""; 0]);
-        let [message] = &messages("crates/a/tests/a.rs", &test("a_flush_is_lost"))[..] else { panic!() };
-        assert!(message.contains("CI doesn't run it"), "{message}");
     }
 
     #[test]

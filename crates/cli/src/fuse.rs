@@ -3,6 +3,8 @@
 //! Nothing is asked of a mounted file here but whether its server lives; where that could be this process,
 //! not even that. So no look waits for an answer of our own.
 
+mod helper;
+
 use std::{
     ffi::{CString, OsString},
     fs, io,
@@ -22,18 +24,30 @@ use crate::failure::Failure;
 
 /// By which our mounts are known: the kernel ignores what follows the dot.
 const KIND: &str = "fuse.pinstripe";
+const SUBTYPE: &str = "pinstripe";
+
+/// By what right files are mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mounter {
+    /// This process: all users may try to open the file, and its mode decides.
+    Own,
+    /// See [`helper`]: the file is for this user only.
+    Helper,
+}
 
 /// A path at which a file can be mounted.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// Absolute, and without symbolic links.
     path: PathBuf,
+    mounter: Mounter,
 }
 
 /// What is mounted, and at the end taken away.
 #[derive(Debug)]
 pub struct Mounted {
     path: PathBuf,
+    mounter: Mounter,
     /// The file that it hides wasn't there before.
     made: bool,
     /// Its name in lists of mounts, by which it is told from another one at this place. Servers have
@@ -47,7 +61,7 @@ impl Place {
     pub fn look(path: &Path) -> Result<Self, Failure> {
         let name = path.file_name();
         let name = name.ok_or_else(|| Failure::usage(format!("--fuse {}: name a file", path.display())))?;
-        check_driver()?;
+        let mounter = find_mounter()?;
         let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         let folder = fs::canonicalize(folder)
             .map_err(|error| Failure::new(format!("the folder {}: {error}", folder.display())))?;
@@ -60,14 +74,15 @@ impl Place {
             Some(_) => {}
             None => check_hidden(&path)?,
         }
-        Ok(Self { path })
+        Ok(Self { path, mounter })
     }
 
     /// Mounts a file that a connection will serve, called `source` in lists of mounts. What dead servers have
     /// left there goes first.
     pub fn mount(self, source: &str, mode: u32, read_only: bool) -> Result<(Connection, Mounted), Failure> {
         while mounted_at(&self.path)?.is_some_and(|seen| seen.kind == KIND) && is_dead(&self.path) {
-            unmount(&self.path, UnmountFlags::DETACH)
+            self.mounter
+                .unmount(&self.path, true)
                 .map_err(|error| refused(&self.path, &format!("was left by a dead server: {error}")))?;
         }
         check_hidden(&self.path)?;
@@ -76,7 +91,7 @@ impl Place {
             let new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.path);
             new.map_err(|error| refused(&self.path, &format!("can't be made: {error}")))?;
         }
-        let mounted = Mounted { path: self.path, made, source: source.to_owned() };
+        let mounted = Mounted { path: self.path, mounter: self.mounter, made, source: source.to_owned() };
         match mounted.attach(mode, read_only) {
             Ok(connection) => Ok((connection, mounted)),
             Err(error) => {
@@ -94,8 +109,10 @@ impl Mounted {
     }
 
     fn attach(&self, mode: u32, read_only: bool) -> io::Result<Connection> {
+        if self.mounter == Mounter::Helper {
+            return helper::mount(&self.path, SUBTYPE, &self.source, read_only);
+        }
         let connection = Connection::open()?;
-        // All users may try, and the mode decides.
         let options = format!(
             "fd={},rootmode={mode:o},user_id=0,group_id=0,allow_other,default_permissions",
             connection.number()
@@ -114,9 +131,10 @@ impl Mounted {
         if mounted_at(&self.path)?.is_none_or(|seen| seen.kind != KIND || seen.source != source) {
             return Ok(false);
         }
-        let done = match unmount(&self.path, UnmountFlags::empty()) {
-            Err(Errno::BUSY) => unmount(&self.path, UnmountFlags::DETACH).map(|()| true),
-            done => done.map(|()| false),
+        let done = match self.mounter.unmount(&self.path, false) {
+            // Most likely it is open; the second try says if it is something else.
+            Err(_) => self.mounter.unmount(&self.path, true).map(|()| true),
+            Ok(()) => Ok(false),
         };
         let still_open =
             done.map_err(|error| refused(&self.path, &format!("can't be unmounted: {error}")))?;
@@ -137,8 +155,8 @@ fn refused(path: &Path, why: &str) -> Failure {
     Failure::new(format!("{} {why}", path.display()))
 }
 
-/// Whether files can be mounted at all.
-fn check_driver() -> Result<(), Failure> {
+/// How files can be mounted, if they can.
+fn find_mounter() -> Result<Mounter, Failure> {
     Connection::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(format!(
             "there is no {PATH}: `modprobe fuse` loads the kernel's driver; a container must be given the device"
@@ -148,11 +166,14 @@ fn check_driver() -> Result<(), Failure> {
     let may_mount = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     if may_mount {
-        return Ok(());
+        return Ok(Mounter::Own);
+    }
+    if helper::is_there() {
+        return Ok(Mounter::Helper);
     }
     Err(Failure::new(
-        "--fuse mounts a file, for which this process has no right: run it as root, in a container with the capability \
-         CAP_SYS_ADMIN",
+        "--fuse mounts a file, for which this process has no right: install fusermount3 (`apt-get install fuse3`), or \
+         run it as root, in a container with the capability CAP_SYS_ADMIN",
     ))
 }
 
@@ -168,8 +189,17 @@ fn check_hidden(path: &Path) -> Result<(), Failure> {
     }
 }
 
-fn unmount(path: &Path, flags: UnmountFlags) -> Result<(), Errno> {
-    rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)
+impl Mounter {
+    /// Takes a mount away: one that is open only if `lazily`, which takes it out of sight.
+    fn unmount(self, path: &Path, lazily: bool) -> io::Result<()> {
+        match self {
+            Self::Own => {
+                let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+                Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
+            }
+            Self::Helper => helper::unmount(path, lazily),
+        }
+    }
 }
 
 /// Whether a mounted file has no server any more. Of a living one this waits for the server; one that is just
@@ -274,7 +304,7 @@ mod tests {
         let path = folder.path().join("file");
         for (made, content, stays) in [(true, "", false), (false, "", true), (true, "x", true)] {
             fs::write(&path, content).unwrap();
-            Mounted { path: path.clone(), made, source: String::new() }.remove();
+            Mounted { mounter: Mounter::Own, path: path.clone(), made, source: String::new() }.remove();
             assert_eq!(path.exists(), stays, "{made} {content:?}");
         }
     }
@@ -290,7 +320,7 @@ mod tests {
         let mount = |source| Place::look(&path).unwrap().mount(source, 0o100_600, false).unwrap();
         // Nothing answers on either connection, and nothing is asked.
         let (_one, first) = mount("pinstripe:a b");
-        unmount(&path, UnmountFlags::DETACH).unwrap();
+        Mounter::Own.unmount(&path, true).unwrap();
         let (_other, second) = mount("pinstripe:c d");
         assert!(!first.unmount().unwrap());
         assert_eq!(mounted_at(&path).unwrap().unwrap().source, b"pinstripe:c\\040d");

@@ -206,6 +206,11 @@ const SCENARIOS: &[Scenario] = &[
         run: ublk::recovery,
     },
     Scenario {
+        name: "ublk-stack",
+        about: "LVM, LUKS and XFS on /dev/ublkb0, a small cgroup, no memory left, a reboot under load: all is there again",
+        run: ublk::stack,
+    },
+    Scenario {
         name: "vhost-user",
         about: "serve --vhost-user: a guest's fio outlives kill -9 and SIGTERM of our server; its next boot has its root there",
         run: vhost_user::guest,

@@ -1,5 +1,7 @@
 //! `serve --ublk` on the real driver of the guest's kernel.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, ensure};
 
 use super::machine::Machine;
@@ -9,6 +11,8 @@ use crate::pattern::{self, Run};
 /// Bytes of a member. Four of five hold data, so a stripe is a power of two.
 const MEMBER_BYTES: u64 = 64 << 20;
 const MEMBERS: usize = 5;
+/// Where XFS shall fit, which wants 300 MiB.
+const LARGE_MEMBER_BYTES: u64 = 128 << 20;
 
 /// What is written before it is read back: whole runs, single blocks.
 fn writes() -> Vec<Run> {
@@ -16,18 +20,26 @@ fn writes() -> Vec<Run> {
 }
 
 fn guest(lab: &Lab, name: &str, script: &'static str) -> Result<Machine> {
-    let mut machine = Machine::new(name, script)
+    let mut machine = on_disks(lab, name, script, &members(lab, MEMBER_BYTES)?)
         .modules(&["ext4"])
-        .program("pinstripe", &lab.pinstripe)
         .program("blkdiscard", &image::which("blkdiscard")?)
         .program("fio", &image::which("fio")?);
-    for member in 0..MEMBERS {
-        let disk = format!("u-{member}");
-        machine.disk(&disk, &lab.sparse_file(&format!("{disk}.img"), MEMBER_BYTES)?, 512);
-    }
-    machine.file("ublk.sh", include_bytes!("../../vm/ublk.sh").to_vec());
     machine.file("expected/u", pattern::list(&writes()).into_bytes());
     Ok(machine)
+}
+
+/// Empty members.
+fn members(lab: &Lab, bytes: u64) -> Result<Vec<PathBuf>> {
+    (0..MEMBERS).map(|member| lab.sparse_file(&format!("u-{member}.img"), bytes)).collect()
+}
+
+fn on_disks(lab: &Lab, name: &str, script: &'static str, members: &[PathBuf]) -> Machine {
+    let mut machine = Machine::new(name, script).program("pinstripe", &lab.pinstripe);
+    for (index, member) in members.iter().enumerate() {
+        machine.disk(&format!("u-{index}"), member, 512);
+    }
+    machine.file("ublk.sh", include_bytes!("../../vm/ublk.sh").to_vec());
+    machine
 }
 
 /// Everything that the block layer asks of a device.
@@ -58,4 +70,24 @@ pub fn recovery(lab: &Lab) -> Result<()> {
         ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
     }
     Ok(())
+}
+
+/// LVM, LUKS and XFS on it, with little memory, and all of that again after a reboot under load.
+pub fn stack(lab: &Lab) -> Result<()> {
+    let members = members(lab, LARGE_MEMBER_BYTES)?;
+    let boot = |name, script, proofs: &[&str]| -> Result<()> {
+        let mut machine =
+            on_disks(lab, name, script, &members).modules(&["xfs", "xts", "essiv", "algif_skcipher"]);
+        for program in ["lvm", "cryptsetup", "mkfs.xfs", "xfs_repair", "fstrim"] {
+            machine = machine.program(program, &image::which(program)?);
+        }
+        machine.file("stack.sh", include_bytes!("../../vm/stack.sh").to_vec());
+        let outcome = lab.boot(machine)?;
+        for proof in proofs {
+            ensure!(outcome.all(proof) == ["yes"], "{proof}: {outcome:?}");
+        }
+        Ok(())
+    };
+    boot("stack", include_str!("../../vm/ublk-stack.sh"), &["stacked", "short", "rebooted"])?;
+    boot("reboot", include_str!("../../vm/ublk-reboot.sh"), &["again"])
 }

@@ -87,7 +87,8 @@ impl FrontEnd for Fuse {
             finish_start();
             let Service { array, shards, journal } = service;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let description = Description::new(&array.service(), now.as_secs());
+            let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            let description = Description::new(&array.service(), now.as_secs(), owner);
             let (place, source, count) = (self.place.clone(), self.source.clone(), shards.len());
             let made = blocking(move || {
                 let (mode, read_only) = (description.mode(), description.read_only());

@@ -13,6 +13,8 @@ use std::{
 use serde_json::Value;
 
 pub const MIB: u64 = 1 << 20;
+/// The user of [`without_privileges`], and its group.
+const UNPRIVILEGED: u32 = 65534;
 /// Bytes of a member file.
 pub const MEMBER_BYTES: u64 = 8 * MIB;
 
@@ -135,6 +137,21 @@ impl World {
         start(self.command(&["serve", "--json"]), options, members)
     }
 
+    /// Starts a server of a user that may nothing. See [`World::give_away`].
+    pub fn serve_without_privileges(&self, options: &[&str], members: &[String]) -> Server {
+        let mut command = self.command(&["serve", "--json"]);
+        without_privileges(&mut command);
+        start(command, options, members)
+    }
+
+    /// Gives the folder, and all in it, to the user of [`without_privileges`].
+    pub fn give_away(&self) {
+        let mut chown = Command::new("chown");
+        let done =
+            chown.args(["-R", &format!("{UNPRIVILEGED}:{UNPRIVILEGED}")]).arg(self.folder.path()).status();
+        assert!(done.unwrap().success());
+    }
+
     /// Starts a server with a variable in its environment.
     pub fn serve_with(&self, (name, value): (&str, &str), options: &[&str], members: &[String]) -> Server {
         let mut command = self.command(&["serve", "--json"]);
@@ -255,6 +272,5 @@ impl Drop for LoopDevice {
 
 /// Runs a command as a user without rights, where the tests run as root.
 pub fn without_privileges(command: &mut Command) -> &mut Command {
-    const UNPRIVILEGED: u32 = 65534;
     if rustix::process::geteuid().is_root() { command.uid(UNPRIVILEGED).gid(UNPRIVILEGED) } else { command }
 }

@@ -29,12 +29,15 @@ pub struct Description {
     read_only: bool,
     /// Seconds since 1970.
     time: u64,
+    /// Numbers of the owner and the group.
+    owner: (u32, u32),
 }
 
 impl Description {
-    /// Of a file that holds `service`, made at `time`, in seconds since 1970.
-    pub fn new(service: &impl BlockService, time: u64) -> Self {
-        Self { size_bytes: service.size_bytes(), read_only: service.read_only(), time }
+    /// Of a file that holds `service`, made at `time`, in seconds since 1970, and belongs to the user and the
+    /// group `owner`.
+    pub fn new(service: &impl BlockService, time: u64, owner: (u32, u32)) -> Self {
+        Self { size_bytes: service.size_bytes(), read_only: service.read_only(), time, owner }
     }
 
     /// Kind and permissions: the owner's only.
@@ -75,13 +78,15 @@ impl Description {
             times: [self.time; 3],
             mode: self.mode(),
             links: 1,
+            user: self.owner.0,
+            group: self.owner.1,
             block_size: PAGE_BYTES,
             ..Attributes::default()
         };
         AttributesReply { valid: VALID_SECONDS, attributes, ..AttributesReply::default() }
     }
 
-    /// The size is the array's, and the permissions are root's.
+    /// The size is the array's, and the permissions are its owner's.
     pub(super) fn set_attributes(&self, ownership: bool, size: Option<u64>) -> Result<AttributesReply, i32> {
         if ownership || size.is_some_and(|size| size != self.size_bytes) {
             return Err(errno::NO_PERMISSION);

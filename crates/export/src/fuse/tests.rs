@@ -345,7 +345,7 @@ impl World {
     fn new(service: Bytes, budget: usize) -> Self {
         let (script, open) = (Script::default(), Arc::<OpenFiles>::default());
         let budget = Arc::new(Budget::new(budget));
-        let description = Description::new(&service, 1_700_000_000);
+        let description = Description::new(&service, 1_700_000_000, (7, 8));
         let session = Session::new(
             script.clone(),
             service.clone(),
@@ -415,7 +415,10 @@ fn the_file_is_as_large_as_the_array_and_stays_so() {
         let world = World::new(Bytes::new(4 * MIB, 1), MIB * 64);
         let AttributesReply { attributes, .. } = world.get(opcode::GETATTR, &[0; 16]).await.unwrap();
         assert_eq!((attributes.size, attributes.blocks), (4 << 20, 8192));
-        assert_eq!((attributes.mode, attributes.user, attributes.links), (0o100_600, 0, 1));
+        assert_eq!(
+            (attributes.mode, attributes.user, attributes.group, attributes.links),
+            (0o100_600, 7, 8, 1)
+        );
         assert_eq!(attributes.times, [1_700_000_000; 3]);
         let set = |which, size| SetAttributes { which, size, ..SetAttributes::default() };
         for (which, size, expected) in

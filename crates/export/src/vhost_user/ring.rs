@@ -379,11 +379,13 @@ mod tests {
     #[test]
     fn an_indirect_table_is_walked_like_the_ring_itself() {
         let mut driver = Driver::new();
-        driver.descriptor(0, 0, TABLE, 32, flag::INDIRECT, 0);
         driver.descriptor(TABLE, 0, 0x1800, 16, flag::NEXT, 1);
         driver.descriptor(TABLE, 1, 0x1900, 9, flag::WRITE, 0);
-        let chain = driver.taken().unwrap();
-        assert_eq!((chain.readable_bytes(), chain.writable_bytes()), (16, 9));
+        for head in [flag::INDIRECT, flag::INDIRECT | flag::WRITE] {
+            driver.descriptor(0, 0, TABLE, 32, head, 0);
+            let chain = driver.taken().unwrap();
+            assert_eq!((chain.readable_bytes(), chain.writable_bytes()), (16, 9));
+        }
         let mut plain = Ring::new(LAYOUT, &driver.memory, 0, false, true).unwrap();
         let refused = plain.next(&driver.memory, &mut Chain::default());
         assert_eq!(refused, Err(Broken::Table), "it wasn't negotiated");

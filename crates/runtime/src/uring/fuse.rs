@@ -45,6 +45,12 @@ impl Connection {
         Ok(Self(options?.into()))
     }
 
+    /// One that another process opened and mounted.
+    pub fn mounted(file: OwnedFd) -> io::Result<Self> {
+        rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? | rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Self(file))
+    }
+
     /// Its number, which mount(2) takes.
     pub fn number(&self) -> i32 {
         self.0.as_raw_fd()
