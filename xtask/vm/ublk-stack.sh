@@ -16,9 +16,12 @@ printf %s "$PASSPHRASE" | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-
     die "luksFormat: $(cat /tmp/luks)"
 unlock
 mkfs.xfs -q /dev/mapper/secret || die mkfs.xfs
-# Stripe unit and width in blocks of 4 KiB, through two layers.
 mount -t xfs /dev/mapper/secret /mnt || die mount
-grep -q 'sunit=128,swidth=512' /proc/mounts || die "XFS doesn't know the stripes: $(grep mapper /proc/mounts)"
+top=$(readlink -f /dev/mapper/secret)
+for limit in minimum_io_size=65536 optimal_io_size=262144; do
+    found=$(cat "/sys/block/${top##*/}/queue/${limit%=*}")
+    [ "$found" = "${limit#*=}" ] || die "$limit is $found through LVM and LUKS"
+done
 cp -a /sbin /mnt/ || die copy
 sync
 (cd /mnt/sbin && sha256sum ./* 2>/dev/null) >/mnt/sums

@@ -3,7 +3,7 @@
 //! Nothing is asked of a mounted file here but whether its server lives; where that could be this process,
 //! not even that. So no look waits for an answer of our own.
 
-mod helper;
+mod fusermount;
 
 use std::{
     ffi::{CString, OsString},
@@ -31,8 +31,8 @@ const SUBTYPE: &str = "pinstripe";
 enum Mounter {
     /// This process: all users may try to open the file, and its mode decides.
     Own,
-    /// See [`helper`]: the file is for this user only.
-    Helper,
+    /// See [`fusermount`]: the file is for this user only.
+    Fusermount,
 }
 
 /// A path at which a file can be mounted.
@@ -109,8 +109,8 @@ impl Mounted {
     }
 
     fn attach(&self, mode: u32, read_only: bool) -> io::Result<Connection> {
-        if self.mounter == Mounter::Helper {
-            return helper::mount(&self.path, SUBTYPE, &self.source, read_only);
+        if self.mounter == Mounter::Fusermount {
+            return fusermount::mount(&self.path, SUBTYPE, &self.source, read_only);
         }
         let connection = Connection::open()?;
         let options = format!(
@@ -168,8 +168,8 @@ fn find_mounter() -> Result<Mounter, Failure> {
     if may_mount {
         return Ok(Mounter::Own);
     }
-    if helper::is_there() {
-        return Ok(Mounter::Helper);
+    if fusermount::is_there() {
+        return Ok(Mounter::Fusermount);
     }
     Err(Failure::new(
         "--fuse mounts a file, for which this process has no right: install fusermount3 (`apt-get install fuse3`), or \
@@ -197,7 +197,7 @@ impl Mounter {
                 let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
                 Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
             }
-            Self::Helper => helper::unmount(path, lazily),
+            Self::Fusermount => fusermount::unmount(path, lazily),
         }
     }
 }

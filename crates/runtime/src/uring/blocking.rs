@@ -149,6 +149,7 @@ impl Workers {
     /// The life of a thread.
     fn work(&self) {
         leave_signals_to_others();
+        leave_the_shard_its_cpu();
         stand_back(self.niceness);
         let mut state = lock(&self.state);
         loop {
@@ -180,6 +181,14 @@ fn leave_signals_to_others() {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
     }
+}
+
+/// A thread begins on the CPUs of the one that made it, which for a shard is one CPU. This thread may run
+/// wherever the process may, as its main thread shows: no shard runs there.
+fn leave_the_shard_its_cpu() {
+    use rustix::thread::{sched_getaffinity, sched_setaffinity};
+    // If it fails, this thread is in the shard's way, but works.
+    let _ = sched_getaffinity(Some(rustix::process::getpid())).and_then(|all| sched_setaffinity(None, &all));
 }
 
 /// Lets other threads of the system go first.
@@ -228,6 +237,17 @@ mod tests {
         assert_eq!(sum.unwrap(), COUNT * (COUNT - 1) / 2);
         assert!((1..=3).contains(&RUNNING_MAX.load(Ordering::SeqCst)), "{RUNNING_MAX:?} at a time");
         assert!(lock(&THREE.state).threads <= 3);
+    }
+
+    #[test]
+    fn work_is_not_bound_to_the_cpu_of_its_shard() {
+        static FREE: Workers = Workers::new("free", 1, 0);
+        let cpus = || rustix::thread::sched_getaffinity(None).unwrap();
+        let allowed = cpus();
+        let first = (0..1024).find(|cpu| allowed.is_set(*cpu)).unwrap();
+        let config = RuntimeConfig { cpus: Some(vec![first]), ..RuntimeConfig::unpinned(1) };
+        let found = run(&config, move |_| async move { (cpus().count(), FREE.run(false, cpus).await) });
+        assert_eq!(found.unwrap(), (1, allowed));
     }
 
     #[test]
