@@ -83,7 +83,7 @@ const UNIT: &str = "cargo test --workspace --no-fail-fast";
 const SHUTTLE: &str = "cargo test -p pinstripe-runtime -p pinstripe-engine \
     --features pinstripe-engine/shuttle --test shuttle";
 // Tests of the crates with planned defects are built once: with the defects, all of which are off but in the
-// tests that look for them. `--quick` builds them as users get them.
+// tests that look for them. `--quick` and `--all` build them as users get them, too.
 const UNIT_REST: &str = "cargo test --workspace --no-fail-fast --exclude pinstripe-engine --exclude pinstripe-runtime \
     --exclude pinstripe-export --exclude pinstripe-nvme";
 const UNIT_DEFECTS: &str = "cargo test --no-fail-fast \
@@ -95,7 +95,9 @@ const STEPS: &[Step] = &[
     Step::new("clippy", "lints", CLIPPY).quick(CLIPPY),
     Step::new("tidy", "the house style, the documents' links, the drawing of the crates", "xtask tidy")
         .quick("xtask tidy"),
-    Step::new("unit", "the tests of the other crates; with --quick of all", UNIT_REST).quick(UNIT),
+    Step::new("unit", "the tests of the other crates; with --quick and --all of all", UNIT_REST)
+        .quick(UNIT)
+        .whole(UNIT),
     Step::new("unit-defects", "the tests of the crates that have planned defects, and these", UNIT_DEFECTS),
     Step::new("shuttle", "orders of threads in the runtime and the engine", SHUTTLE),
     Step::new("neon", "parity kernels of AArch64 under qemu-user", "xtask neon"),

@@ -199,7 +199,7 @@ nvme connect -t tcp -a 127.0.0.1 -s 4420 -n "$NQN" --hostnqn=$HOST --hostid=$HOS
 controller=$(grep -l "^$NQN\$" /sys/class/nvme/nvme*/subsysnqn)
 remote=$(namespace "$(basename "$(dirname "$controller")")" 1)
 wait_for "$remote"
-timeout 5 pinstripe target --listen 127.0.0.1:4421 --nqn "$NQN:remote" "/dev/ng${remote#/dev/nvme}" >/tmp/said 2>&1 || true
+timeout 5 pinstripe target --allow-unauthenticated --listen 127.0.0.1:4421 --nqn "$NQN:remote" "/dev/ng${remote#/dev/nvme}" >/tmp/said 2>&1 || true
 grep -q 'passthrough does not work: it is reached by tcp' /tmp/said || die "passthrough over TCP: $(cat /tmp/said)"
 /sbin/blkdiscard -o 0 -l $((4 << 20)) "$remote" || die blkdiscard
 out deallocated "$(traced "disk=$(basename "$block0"),.*nvme_cmd_dsm nr=0, attributes=4")"

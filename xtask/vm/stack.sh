@@ -12,5 +12,5 @@ done
 
 # unlock: /dev/mapper/secret.
 unlock() {
-    printf %s "$PASSPHRASE" | cryptsetup open --key-file - /dev/stack/secret secret >/tmp/luks 2>&1 || die "open: $(cat /tmp/luks)"
+    printf %s "$PASSPHRASE" | cryptsetup open --allow-discards --key-file - /dev/stack/secret secret >/tmp/luks 2>&1 || die "open: $(cat /tmp/luks)"
 }

@@ -3,14 +3,13 @@
 use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
+use pinstripe_control::size::{BadSize, ByteSize};
 use pinstripe_engine::{
     options::{OffloadMode, ReducerChoice},
     plan::WritePolicy,
 };
 use pinstripe_md::level::Level;
 use serde::Serialize;
-
-use pinstripe_control::size::{BadSize, ByteSize};
 
 use crate::export::Through;
 

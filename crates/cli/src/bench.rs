@@ -8,10 +8,10 @@ use std::{path::PathBuf, process::Command, sync::Arc, thread};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 use pinstripe_bench::{BenchArgs, BenchError, DeviceSpec, Export, FrontEnd, Phase, Tell, Through};
+use pinstripe_control::client::Client;
 use tempfile::TempDir;
 
 use crate::{failure::Failure, output, progress, server_process::ServerProcess, steer};
-use pinstripe_control::client::Client;
 
 /// Measures, and prints what came of it.
 pub fn run(arguments: &BenchArgs) -> Result<(), Failure> {

@@ -3,7 +3,6 @@
 mod maintenance;
 mod remote;
 
-use pinstripe_control::text::is_unseen;
 use std::{
     ffi::OsString,
     net::{SocketAddr, ToSocketAddrs},
@@ -14,14 +13,13 @@ use std::{
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use pinstripe_bench::{BitmapChoice, OffloadChoice, PolicyChoice, ReducerPolicy};
+use pinstripe_control::{size::ByteSize, text::is_unseen};
 use pinstripe_engine::options::JournalMode;
 use pinstripe_md::{identity::SetName, level::Level, superblock::MetadataVersion};
 use thiserror::Error;
 
 pub use maintenance::{CheckArguments, MonitorArguments, RepairArguments, SyncArguments};
 pub use remote::{DiscoverArguments, Offload, RemoteArguments, TargetArguments};
-
-use pinstripe_control::size::ByteSize;
 
 /// Parity RAID in user space, with the on-disk format of Linux MD.
 ///

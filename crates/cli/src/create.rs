@@ -5,7 +5,6 @@
 //! servers are asked. With `--force`, marks of what the devices held are wiped after all that, so that no
 //! tool takes a member for what it was.
 
-use pinstripe_control::text::printable;
 use std::{
     io::Read,
     ops::Range,
@@ -15,6 +14,7 @@ use std::{
 };
 
 use pinstripe_bench::BitmapChoice;
+use pinstripe_control::{size::ByteSize, text::printable};
 use pinstripe_engine::{assembly::create::create_placed_after, geometry::MEMBERS_MAX};
 use pinstripe_md::{
     identity::{SetName, Timestamp, Uuid},
@@ -39,7 +39,6 @@ use crate::{
     output,
     probe::Contents,
 };
-use pinstripe_control::size::ByteSize;
 
 const CHUNK_DEFAULT: ByteSize = ByteSize(64 << 10);
 

@@ -1,11 +1,14 @@
 //! `pinstripe examine`: what devices hold.
 
-use pinstripe_control::text::{printable, table};
 use std::{
     path::Path,
     time::{Duration, UNIX_EPOCH},
 };
 
+use pinstripe_control::{
+    size::ByteSize,
+    text::{printable, table},
+};
 use pinstripe_md::{
     identity::Timestamp,
     level::Level,
@@ -22,7 +25,6 @@ use crate::{
     member, output,
     probe::{BadBlockSummary, BitmapSummary, Contents, Metadata, Probed},
 };
-use pinstripe_control::size::ByteSize;
 
 /// What is said of one device.
 #[derive(Serialize)]

@@ -1,7 +1,8 @@
 //! How a command ends when it does not end well.
 
-use pinstripe_control::text::printable_lines;
 use std::process::ExitCode;
+
+use pinstripe_control::text::printable_lines;
 
 /// The status for a command line that makes no sense: `EX_USAGE` of sysexits.h. (2 says with mdadm, and with
 /// `detail --test`, that an array has failed.)

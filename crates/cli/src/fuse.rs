@@ -6,7 +6,7 @@
 mod fusermount;
 
 use std::{
-    ffi::{CString, OsString},
+    ffi::{CString, OsStr, OsString},
     fs, io,
     os::unix::{ffi::OsStrExt, fs::OpenOptionsExt},
     path::{Path, PathBuf},
@@ -27,12 +27,12 @@ const KIND: &str = "fuse.pinstripe";
 const SUBTYPE: &str = "pinstripe";
 
 /// By what right files are mounted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Mounter {
     /// This process: all users may try to open the file, and its mode decides.
     Own,
-    /// See [`fusermount`]: the file is for this user only.
-    Fusermount,
+    /// The program of that name, which is here. See [`fusermount`]: the file is for this user only.
+    Fusermount(PathBuf),
 }
 
 /// A path at which a file can be mounted.
@@ -68,6 +68,14 @@ impl Place {
         let path = folder.join(name);
         match mounted_at(&path)? {
             Some(seen) if seen.kind != KIND => return Err(refused(&path, "is a mount point already")),
+            Some(Seen { only_for: Some(user), .. }) if user != rustix::process::geteuid().as_raw() => {
+                let advice = format!(
+                    "`{} -u {}` takes it away, by that user or by root",
+                    fusermount::PROGRAM,
+                    path.display()
+                );
+                return Err(refused(&path, &format!("is mounted by the user {user}: {advice}")));
+            }
             Some(_) if !is_dead(&path) => {
                 return Err(refused(&path, "is served by another process already"));
             }
@@ -109,8 +117,8 @@ impl Mounted {
     }
 
     fn attach(&self, mode: u32, read_only: bool) -> io::Result<Connection> {
-        if self.mounter == Mounter::Fusermount {
-            return fusermount::mount(&self.path, SUBTYPE, &self.source, read_only);
+        if let Mounter::Fusermount(program) = &self.mounter {
+            return fusermount::mount(program, &self.path, SUBTYPE, &self.source, read_only);
         }
         let connection = Connection::open()?;
         let options = format!(
@@ -124,11 +132,17 @@ impl Mounted {
         Ok(connection)
     }
 
+    /// The command that takes the file away, should this not do it.
+    pub fn unmount_command(&self) -> String {
+        format!("{} {}", self.mounter.command(), self.path.display())
+    }
+
     /// Takes the file away. True if it is still open: then it is out of sight, and goes when it is closed.
     pub fn unmount(&self) -> Result<bool, Failure> {
         // It may have been unmounted by hand, and another one, of this kind or not, may have taken its place.
-        let source = escaped(Path::new(&self.source));
-        if mounted_at(&self.path)?.is_none_or(|seen| seen.kind != KIND || seen.source != source) {
+        if mounted_at(&self.path)?
+            .is_none_or(|seen| seen.kind != KIND || seen.source != self.source.as_bytes())
+        {
             return Ok(false);
         }
         let done = match self.mounter.unmount(&self.path, false) {
@@ -168,13 +182,12 @@ fn find_mounter() -> Result<Mounter, Failure> {
     if may_mount {
         return Ok(Mounter::Own);
     }
-    if fusermount::is_there() {
-        return Ok(Mounter::Fusermount);
-    }
-    Err(Failure::new(
-        "--fuse mounts a file, for which this process has no right: install fusermount3 (`apt-get install fuse3`), or \
-         run it as root, in a container with the capability CAP_SYS_ADMIN",
-    ))
+    fusermount::find().map(Mounter::Fusermount).ok_or_else(|| {
+        Failure::new(
+            "--fuse mounts a file, for which this process has no right: install fusermount3 (`apt-get install fuse3`), \
+             which NoNewPrivileges= hinders, or run it as root, in a container with the capability CAP_SYS_ADMIN",
+        )
+    })
 }
 
 /// A file is hidden only if nothing can be missed: it must be empty, or not be there.
@@ -191,13 +204,21 @@ fn check_hidden(path: &Path) -> Result<(), Failure> {
 
 impl Mounter {
     /// Takes a mount away: one that is open only if `lazily`, which takes it out of sight.
-    fn unmount(self, path: &Path, lazily: bool) -> io::Result<()> {
+    fn unmount(&self, path: &Path, lazily: bool) -> io::Result<()> {
         match self {
             Self::Own => {
                 let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
                 Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
             }
-            Self::Fusermount => fusermount::unmount(path, lazily),
+            Self::Fusermount(program) => fusermount::unmount(program, path, lazily),
+        }
+    }
+
+    /// What does that by hand.
+    fn command(&self) -> &'static str {
+        match self {
+            Self::Own => "umount -l",
+            Self::Fusermount(_) => "fusermount3 -uz",
         }
     }
 }
@@ -205,17 +226,23 @@ impl Mounter {
 /// Whether a mounted file has no server any more. Of a living one this waits for the server; one that is just
 /// ending aborts what it is asked.
 fn is_dead(path: &Path) -> bool {
-    rustix::fs::openat(CWD, path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
-        .and_then(rustix::fs::fstatfs)
-        .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
+    rustix::fs::openat(
+        CWD,
+        path,
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .and_then(rustix::fs::fstatfs)
+    .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// A mount as the kernel lists it.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     kind: OsString,
-    /// Escaped.
     source: Vec<u8>,
+    /// The user that alone may ask for anything there, even whether it has a server; none if all may.
+    only_for: Option<u32>,
 }
 
 /// What is mounted at this very path, if something is.
@@ -225,29 +252,35 @@ fn mounted_at(path: &Path) -> Result<Option<Seen>, Failure> {
     Ok(seen_at(&mounts, path))
 }
 
-/// The fifth word of a line is the place; behind a lone hyphen are the kind and the source. Of several at one
-/// place, the last one is seen.
+/// The fifth word of a line is the place; behind a lone hyphen are the kind, the source and the options. Of
+/// several at one place, the last one is seen.
 fn seen_at(mounts: &[u8], path: &Path) -> Option<Seen> {
-    let place = escaped(path);
     let seen = |line: &[u8]| {
         let mut words = line.split(|byte| *byte == b' ');
-        let found = words.nth(4) == Some(place.as_slice());
+        let found = unescaped(words.nth(4)?) == path.as_os_str().as_bytes();
         let mut words = words.skip_while(|word| *word != b"-").skip(1);
-        let (kind, source) = (words.next()?, words.next()?);
-        let kind = std::ffi::OsStr::from_bytes(kind).to_owned();
-        found.then(|| Seen { kind, source: source.to_owned() })
+        let (kind, source, options) = (words.next()?, words.next()?, words.next().unwrap_or_default());
+        let options = String::from_utf8_lossy(options);
+        let option = |name| options.split(',').find_map(|option| option.strip_prefix(name));
+        let user = option("user_id=").filter(|_| option("allow_other").is_none());
+        found.then(|| Seen {
+            kind: OsStr::from_bytes(kind).to_owned(),
+            source: unescaped(source),
+            only_for: user.and_then(|user| user.parse().ok()),
+        })
     };
     mounts.split(|byte| *byte == b'\n').filter_map(seen).next_back()
 }
 
-/// As the kernel writes paths in its lists of mounts.
-fn escaped(path: &Path) -> Vec<u8> {
-    let mut text = Vec::new();
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b' ' | b'\t' | b'\n' | b'\\' => text.extend(format!("\\{byte:03o}").into_bytes()),
-            byte => text.push(*byte),
-        }
+/// What the kernel has written in its list of mounts: some bytes stand there as a backslash and three octal
+/// digits, which ones depends on the kernel.
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let (mut text, mut rest) = (Vec::new(), word);
+    while let [first, behind @ ..] = rest {
+        let code = behind.get(..3).filter(|_| *first == b'\\');
+        let byte = code.and_then(|code| u8::from_str_radix(std::str::from_utf8(code).ok()?, 8).ok());
+        text.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &behind[3..] } else { behind };
     }
     text
 }
@@ -273,10 +306,13 @@ mod tests {
     fn the_mount_that_is_seen_at_a_path_is_found_by_its_place() {
         let mounts = b"22 1 259:1 / / rw - ext4 /dev/x rw\n\
             31 22 0:40 / /srv/a\\040b rw,nosuid shared:1 - fuse.pinstripe data rw\n\
-            32 22 0:41 / /srv/twice rw - tmpfs x rw\n33 22 0:42 / /srv/twice rw - fuse.pinstripe data rw\n";
+            32 22 0:41 / /srv/twice rw - tmpfs x rw\n\
+            33 22 0:42 / /srv/twice rw - fuse.pinstripe a\\043\\ rw,user_id=7,group_id=7\n";
         let seen = |path: &str| seen_at(mounts, Path::new(path));
         let kind = |path: &str| seen(path).map(|seen| seen.kind.into_string().unwrap());
-        assert_eq!(seen("/srv/twice").unwrap().source, b"data");
+        assert_eq!(seen("/srv/twice").unwrap().source, br"a#\");
+        assert_eq!(seen("/srv/twice").unwrap().only_for, Some(7));
+        assert_eq!(seen("/srv/a b").unwrap().only_for, None);
         assert_eq!(kind("/srv/a b").as_deref(), Some(KIND));
         assert_eq!(kind("/srv/twice").as_deref(), Some(KIND));
         assert_eq!(kind("/").as_deref(), Some("ext4"));
@@ -323,7 +359,7 @@ mod tests {
         Mounter::Own.unmount(&path, true).unwrap();
         let (_other, second) = mount("pinstripe:c d");
         assert!(!first.unmount().unwrap());
-        assert_eq!(mounted_at(&path).unwrap().unwrap().source, b"pinstripe:c\\040d");
+        assert_eq!(mounted_at(&path).unwrap().unwrap().source, b"pinstripe:c d");
         assert!(!second.unmount().unwrap());
         assert_eq!(mounted_at(&path).unwrap(), None);
     }

@@ -1,17 +1,17 @@
 //! `pinstripe list`: the arrays that are served on this machine, as far as this user may see them.
 
-use pinstripe_control::text::printable;
 use std::{path::Path, time::Duration};
 
-use serde_json::{Value, json};
-
-use crate::{command_line::ListArguments, failure::Failure, output};
-use pinstripe_control::size::ByteSize;
 use pinstripe_control::{
     Detail,
     client::{Client, ClientError},
     place,
+    size::ByteSize,
+    text::printable,
 };
+use serde_json::{Value, json};
+
+use crate::{command_line::ListArguments, failure::Failure, output};
 
 /// Time that a server gets to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);

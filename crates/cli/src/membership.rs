@@ -1,11 +1,14 @@
 //! The commands that change the members of a served array: `fail`, `add`, `remove`, `replace`; and its
 //! bitmap: `grow`.
 
-use pinstripe_control::text::printable;
 use std::{path::Path, thread};
 
 use clap::ValueEnum;
 use pinstripe_bench::BitmapChoice;
+use pinstripe_control::{
+    AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
+    MemberName, ReplaceParameters, client::Client, text::printable,
+};
 use pinstripe_engine::options::JournalMode;
 use pinstripe_runtime::uring::{path_of, persistent_path};
 
@@ -15,10 +18,6 @@ use crate::{
     member, output,
     progress::{LOOK, bar, show},
     steer::fetch,
-};
-use pinstripe_control::{
-    AddParameters, AddResult, BitmapParameters, DeviceResult, GrowParameters, JournalModeParameters,
-    MemberName, ReplaceParameters, client::Client,
 };
 
 pub fn fail(arguments: &FailArguments) -> Result<(), Failure> {

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
-use pinstripe_control::detail::Sync;
-use pinstripe_control::size::ByteSize;
+use pinstripe_control::{detail::Sync, size::ByteSize};
 
 /// How often progress is looked at.
 pub const LOOK: Duration = Duration::from_millis(100);

@@ -1,6 +1,5 @@
 //! The commands about maintenance: `check`, `repair`, `sync`.
 
-use pinstripe_control::text::printable;
 use std::{
     sync::{
         Arc,
@@ -9,6 +8,13 @@ use std::{
     thread,
 };
 
+use pinstripe_control::{
+    client::{Client, ClientError},
+    detail::Sync,
+    maintenance::{CheckParameters, CheckResult, RepairParameters, SyncParameters, SyncResult},
+    size::ByteSize,
+    text::printable,
+};
 use serde::Serialize;
 
 use crate::{
@@ -17,12 +23,6 @@ use crate::{
     output,
     progress::{LOOK, bar, show},
     steer::fetch,
-};
-use pinstripe_control::size::ByteSize;
-use pinstripe_control::{
-    client::{Client, ClientError},
-    detail::Sync,
-    maintenance::{CheckParameters, CheckResult, RepairParameters, SyncParameters, SyncResult},
 };
 
 /// Places of corrections that are printed; JSON has them all.

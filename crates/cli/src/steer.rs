@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
+use pinstripe_control::{
+    Detail, StopParameters,
+    client::{Client, ClientError},
+};
 use serde_json::Value;
 
 use crate::{
     command_line::{DetailArguments, StopArguments},
     failure::Failure,
     output,
-};
-use pinstripe_control::{
-    Detail, StopParameters,
-    client::{Client, ClientError},
 };
 
 /// The status of `detail --test` for an array that can't be asked.

@@ -148,7 +148,11 @@ async fn open_all(arguments: &TargetArguments) -> Result<Vec<Arc<OpenFile>>, Fai
     for path in &arguments.devices {
         let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
         let opening = std::path::absolute(path)?;
-        files.push(blocking(move || open(&opening, &options)).await?);
+        let file = blocking(move || open(&opening, &options)).await?;
+        if let Some(remark) = file.remark() {
+            eprintln!("pinstripe: {remark}");
+        }
+        files.push(file);
     }
     Ok(files)
 }

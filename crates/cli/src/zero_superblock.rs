@@ -3,9 +3,9 @@
 //! All devices are opened, locked and looked at before any is written. What is in use can't be opened; what
 //! may still be needed is refused, unless that is forced.
 
-use pinstripe_control::text::printable;
 use std::path::PathBuf;
 
+use pinstripe_control::text::printable;
 use pinstripe_md::{
     superblock::{Role, SUPERBLOCK_BYTES_MAX, Superblock},
     units::SECTOR_BYTES,

@@ -1,4 +1,8 @@
-//! The control protocol: how commands reach a running server.
+//! What programs share with a running server: the control protocol, and how values look to a person.
+//!
+//! [`client`] calls a server, [`place`] finds it. [`size`] and [`text`] read and show values.
+//!
+//! # The protocol
 //!
 //! JSON-RPC 2.0 over a unix socket of mode 0600, one message a line. A connection carries one call at a time;
 //! several connections run at the same time. There are no batches. Sizes are in bytes, and sectors have 512,

@@ -7,13 +7,13 @@
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
+use pinstripe_control::size::ByteSize;
 use serde_json::Value;
 
 use super::{
     NAME, link::Traffic, load::Load, serve, shell::Shell, socket, step, store::Store, timed, write_while,
 };
 use crate::{failure::Failure, server_process::ServerProcess};
-use pinstripe_control::size::ByteSize;
 
 const SERVERS: usize = 4;
 /// On each server; the RAID6 can do without those of one server.

@@ -20,11 +20,11 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pinstripe_control::size::ByteSize;
 use serde_json::Value;
 
 use self::{load::Load, shell::Shell};
 use crate::{command_line::DemoArguments, failure::Failure, server_process::ServerProcess};
-use pinstripe_control::size::ByteSize;
 
 const MEMBERS: usize = 6;
 /// Bytes of a member, unless the user says otherwise.

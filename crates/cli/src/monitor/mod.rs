@@ -13,15 +13,15 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use pinstripe_control::{
+    client::{Client, ClientError},
+    maintenance::{Event, EventsParameters, EventsResult},
+};
 use serde::Deserialize;
 use serde_json::Value;
 
 use self::sinks::Sinks;
 use crate::{command_line::MonitorArguments, failure::Failure};
-use pinstripe_control::{
-    client::{Client, ClientError},
-    maintenance::{Event, EventsParameters, EventsResult},
-};
 
 /// How long a call waits for an event. A server that is silent for longer by [`GRACE`] is gone.
 const WAIT: Duration = Duration::from_secs(30);

@@ -1,6 +1,5 @@
 //! Where the monitor tells: standard output, a program, the system's log.
 
-use pinstripe_control::text::printable;
 use std::{
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
@@ -10,10 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pinstripe_control::{maintenance::Event, text::printable};
 use serde_json::json;
 
 use crate::{command_line::MonitorArguments, failure::Failure, output};
-use pinstripe_control::maintenance::Event;
 
 /// Where syslogd and journald listen.
 const LOG_SOCKET: &str = "/dev/log";

@@ -1,8 +1,8 @@
 //! MD's metadata of version 1 on one device.
 
-use pinstripe_control::text::printable;
 use std::{fmt, ops::Range};
 
+use pinstripe_control::text::printable;
 use pinstripe_md::{
     bad_blocks::BadBlocks,
     bitmap::{BitmapHeader, BitmapImage, HEADER_BYTES},

@@ -3,8 +3,9 @@
 //! Each is a fact of its format: some bytes at some place. A device is *not* known to be empty because
 //! nothing of this is found.
 
-use pinstripe_control::text::printable;
 use std::ops::Range;
+
+use pinstripe_control::text::printable;
 
 use super::{Finding, ProbeError, Probed};
 

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
+use pinstripe_control::detail::Client;
 use pinstripe_runtime::shard;
 
 use super::front::FrontEnds;
-use pinstripe_control::detail::Client;
 
 /// How often is looked whether clients have gone.
 const LOOK_NANOSECONDS: u64 = 20_000_000;

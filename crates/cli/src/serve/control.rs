@@ -6,6 +6,10 @@ use std::{
     rc::Rc,
 };
 
+use pinstripe_control::{
+    AddParameters, AddResult, CallError, Command, DeviceResult, REQUEST_BYTES_MAX, ReplaceParameters,
+    StopParameters, code, detail::Client, parse, response,
+};
 use pinstripe_engine::array::{Added, Array};
 use pinstripe_runtime::{
     Signal, Stream, shard,
@@ -18,10 +22,6 @@ use super::{
     reconnect::Reconnector, report, stopping::Stopping,
 };
 use crate::create::random_uuid;
-use pinstripe_control::{
-    AddParameters, AddResult, CallError, Command, DeviceResult, REQUEST_BYTES_MAX, ReplaceParameters,
-    StopParameters, code, detail::Client, parse, response,
-};
 
 /// Connections at a time. Where there is no room for another one, the oldest without a call under way goes.
 const CONNECTIONS_MAX: usize = 64;

@@ -7,10 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use pinstripe_control::place;
 use pinstripe_runtime::{trust::check_place, uring::Listener};
 
 use crate::{command_line::ServeArguments, failure::Failure};
-use pinstripe_control::place;
 
 /// The control socket. Its file goes with it.
 pub struct ControlSocket {

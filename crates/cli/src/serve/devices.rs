@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use pinstripe_control::size::ByteSize;
 use pinstripe_engine::assembly::{create::create_with, read_superblock};
 use pinstripe_runtime::{
     DeviceInfo, DeviceSource, Memory, MemorySource, shard,
@@ -17,7 +18,6 @@ use crate::{
     failure::Failure,
     member::{self, Member},
 };
-use pinstripe_control::size::ByteSize;
 
 /// How the path of a memory device begins.
 const MEMORY: &str = "mem:";

@@ -7,6 +7,7 @@
 
 use std::{net::SocketAddr, path::Path, pin::Pin, rc::Rc, sync::Arc};
 
+use pinstripe_control::detail::Address;
 use pinstripe_engine::shared::Shared;
 use pinstripe_runtime::{
     ShardHandle,
@@ -22,7 +23,6 @@ use crate::{
     command_line::ServeArguments,
     failure::Failure,
 };
-use pinstripe_control::detail::Address;
 
 /// All that there are. Clients are told of them in this order.
 const KINDS: &[Kind] = &[nbd::KIND, nvme::KIND, ublk::KIND, fuse::KIND, vhost_user::KIND];

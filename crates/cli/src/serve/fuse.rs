@@ -170,7 +170,11 @@ impl Fuse {
                 "{path} is still open: requests that come now fail, those under way are finished"
             )),
             Err(failure) => {
-                journal.warn(&format!("{}; `umount -l {path}` takes it away", failure.sentence()));
+                journal.warn(&format!(
+                    "{}; `{}` takes it away",
+                    failure.sentence(),
+                    mounted.unmount_command()
+                ));
             }
         }
         on_shards(shards, || async {

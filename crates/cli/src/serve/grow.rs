@@ -1,12 +1,12 @@
 //! What `pinstripe grow` changes: the consistency policy, the bitmap, the journal's mode.
 
+use pinstripe_control::{BitmapParameters, CallError, GrowParameters, JournalModeParameters, code};
 use pinstripe_engine::{
     array::{Array, CommandError, Policy},
     options::JournalMode,
 };
 
 use super::journal::ServerLog;
-use pinstripe_control::{BitmapParameters, CallError, GrowParameters, JournalModeParameters, code};
 
 /// What a bit of a new bitmap covers unless told, as mdadm has it; and the most that it can.
 const BITMAP_CHUNK_BYTES_MIN: u32 = 64 << 20;

@@ -3,7 +3,6 @@
 //!
 //! As sentences on standard error, or as JSON lines on standard output.
 
-use pinstripe_control::text::printable;
 use std::{
     io::Write,
     rc::Rc,
@@ -16,6 +15,7 @@ use std::{
 };
 
 use pinstripe_block::first_of::{First, first_of};
+use pinstripe_control::text::printable;
 use pinstripe_engine::array::Array;
 use pinstripe_runtime::{shard, uring::RunError};
 use serde_json::json;

@@ -2,6 +2,10 @@
 
 use std::{rc::Rc, time::UNIX_EPOCH};
 
+use pinstripe_control::maintenance::{
+    CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
+    SyncChange, SyncParameters, SyncResult,
+};
 use pinstripe_engine::{
     array::Array,
     maintenance::{CheckReport, ScrubAction, ScrubRequest, SyncError},
@@ -11,10 +15,6 @@ use pinstripe_runtime::shard;
 
 use super::{report, stopping::Stopping};
 use pinstripe_block::first_of::{First, first_of};
-use pinstripe_control::maintenance::{
-    CheckParameters, CheckResult, Event, EventsParameters, EventsResult, MemberSectors, RepairParameters,
-    SyncChange, SyncParameters, SyncResult,
-};
 
 /// The longest that a call waits for an event.
 const WAIT_MS_MAX: u64 = 60_000;

@@ -37,6 +37,7 @@ mod vhost_user;
 use std::{path::PathBuf, rc::Rc};
 
 use pinstripe_block::first_of::{First, first_of};
+use pinstripe_control::{size::ByteSize, text::printable};
 use pinstripe_engine::{
     array::Array,
     assembly::AssembleError,
@@ -67,7 +68,6 @@ use crate::{
     failure::Failure,
     limits, member, nvme_server,
 };
-use pinstripe_control::{size::ByteSize, text::printable};
 
 pub fn run(arguments: ServeArguments) -> Result<(), Failure> {
     let plan = Plan::new(arguments)?;

@@ -6,13 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use pinstripe_control::{DeviceResult, MemberName};
 use pinstripe_engine::{
     array::{Array, Removed},
     membership::MemberState,
 };
 use pinstripe_runtime::uring::{blocking, path_of};
-
-use pinstripe_control::{DeviceResult, MemberName};
 
 /// Names that are of one device.
 struct Names(BTreeSet<String>);

@@ -9,6 +9,7 @@
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use pinstripe_block::first_of::{First, first_of};
+use pinstripe_control::detail::{Detail, Failed, Reconnecting};
 use pinstripe_engine::{
     array::{Added, Array, CommandError},
     assembly::read_superblock,
@@ -20,7 +21,6 @@ use pinstripe_runtime::{DeviceErrorKind, DeviceSource, shard};
 
 use super::stopping::Stopping;
 use crate::{create::random_uuid, member};
-use pinstripe_control::detail::{Detail, Failed, Reconnecting};
 
 /// The first pause, and the longest. Each is twice the one before.
 const PAUSE_NANOSECONDS_MIN: u64 = 1_000_000_000;

@@ -1,11 +1,10 @@
 //! The engine's state in the words of the control protocol.
 
+use pinstripe_control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
 use pinstripe_engine::{
     array::Array, events::SyncAction, maintenance::SyncProgress, status::detail::SlotDetail,
 };
 use pinstripe_md::level::Level;
-
-use pinstripe_control::detail::{Address, Bitmap, Detail, Failed, Journal, Member, MemberOffload, Sync};
 
 /// Work over the whole array.
 pub fn sync(progress: &SyncProgress) -> Sync {

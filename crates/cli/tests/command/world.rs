@@ -137,15 +137,18 @@ impl World {
         start(self.command(&["serve", "--json"]), options, members)
     }
 
-    /// Starts a server of a user that may nothing. See [`World::give_away`].
+    /// Starts a server as a user without rights. See [`World::give_away`].
     pub fn serve_without_privileges(&self, options: &[&str], members: &[String]) -> Server {
         let mut command = self.command(&["serve", "--json"]);
         without_privileges(&mut command);
         start(command, options, members)
     }
 
-    /// Gives the folder, and all in it, to the user of [`without_privileges`].
+    /// Gives the folder, and all in it, to the user of [`without_privileges`], if that is another one.
     pub fn give_away(&self) {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
         let mut chown = Command::new("chown");
         let done =
             chown.args(["-R", &format!("{UNPRIVILEGED}:{UNPRIVILEGED}")]).arg(self.folder.path()).status();
