@@ -207,7 +207,7 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "ublk-stack",
-        about: "LVM, LUKS and XFS on /dev/ublkb0, a small cgroup, no memory left, a reboot under load: all is there again",
+        about: "LVM, LUKS and XFS on /dev/ublkb0, no memory left, a reboot under load: all is there again",
         run: ublk::stack,
     },
     Scenario {
