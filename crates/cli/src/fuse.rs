@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn the_mount_that_is_seen_at_a_path_is_found_by_its_place() {
         let mounts = b"22 1 259:1 / / rw - ext4 /dev/x rw\n\
-            31 22 0:40 / /srv/a\\040b rw,nosuid shared:1 - fuse.pinstripe data rw\n\
+            31 22 0:40 / /srv/a\\040b rw,nosuid shared:1 - fuse.pinstripe data rw,user_id=0,allow_other\n\
             32 22 0:41 / /srv/twice rw - tmpfs x rw\n\
             33 22 0:42 / /srv/twice rw - fuse.pinstripe a\\043\\ rw,user_id=7,group_id=7\n";
         let seen = |path: &str| seen_at(mounts, Path::new(path));

@@ -127,6 +127,16 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_another_process_opened_does_not_block() {
+        let Ok(file) = StdFile::options().read(true).write(true).open(PATH) else {
+            eprintln!("DID NOT RUN: {PATH} can't be opened");
+            return;
+        };
+        let connection = Connection::mounted(file.into()).unwrap();
+        assert!(rustix::fs::fcntl_getfl(&connection.0).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+    }
+
+    #[test]
     fn only_a_mounted_connection_has_clones() {
         // A machine without the driver has none at all.
         if let Ok(connection) = Connection::open() {
