@@ -14,7 +14,7 @@ use std::{
 
 use pinstripe_runtime::uring::fuse::{Connection, PATH};
 use rustix::{
-    fs::CWD,
+    fs::{CWD, Mode, OFlags},
     io::Errno,
     mount::{MountFlags, UnmountFlags},
     thread::CapabilitySet,
@@ -226,14 +226,9 @@ impl Mounter {
 /// Whether a mounted file has no server any more. Of a living one this waits for the server; one that is just
 /// ending aborts what it is asked.
 fn is_dead(path: &Path) -> bool {
-    rustix::fs::openat(
-        CWD,
-        path,
-        rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .and_then(rustix::fs::fstatfs)
-    .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
+    rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .and_then(rustix::fs::fstatfs)
+        .is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// A mount as the kernel lists it.

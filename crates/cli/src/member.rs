@@ -129,11 +129,7 @@ pub async fn open(path: PathBuf, options: OpenOptions) -> Result<Member, Failure
         remember(&source);
         return Ok(Member::Remote(source));
     }
-    let file = blocking(move || open_file(&path, &options)).await?;
-    if let Some(remark) = file.remark() {
-        eprintln!("pinstripe: {remark}");
-    }
-    Ok(Member::Local(file))
+    Ok(Member::Local(blocking(move || open_file(&path, &options)).await?))
 }
 
 /// What is remembered of a namespace that became a member.

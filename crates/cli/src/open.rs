@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 const PATIENCE_FOR_ADDRESS_NANOSECONDS: u64 = 5_000_000_000;
 const PAUSE_NANOSECONDS: u64 = 20_000_000;
 
-/// Opens and locks a member. Blocks.
+/// Opens and locks a member, and says what is remarkable about how. Blocks.
 ///
 /// The kernel takes an io_uring apart after its process has gone. So for a moment the devices of a server
 /// that was killed are busy without a holder that can be named, and those of a member that was just taken out
@@ -35,7 +35,12 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<OpenFile>, OpenErr
             {
                 thread::sleep(Duration::from_nanos(PAUSE_NANOSECONDS));
             }
-            other => return other,
+            opened => {
+                if let Some(remark) = opened.as_ref().ok().and_then(|file| file.remark()) {
+                    eprintln!("pinstripe: {remark}");
+                }
+                return opened;
+            }
         }
     }
 }

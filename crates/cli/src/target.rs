@@ -148,11 +148,7 @@ async fn open_all(arguments: &TargetArguments) -> Result<Vec<Arc<OpenFile>>, Fai
     for path in &arguments.devices {
         let options = OpenOptions { read_only: arguments.read_only, ..OpenOptions::default() };
         let opening = std::path::absolute(path)?;
-        let file = blocking(move || open(&opening, &options)).await?;
-        if let Some(remark) = file.remark() {
-            eprintln!("pinstripe: {remark}");
-        }
-        files.push(file);
+        files.push(blocking(move || open(&opening, &options)).await?);
     }
     Ok(files)
 }

@@ -31,9 +31,9 @@ pub fn find() -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into());
     // A relative folder would be that of whatever file this is started beside.
-    let files =
+    let mut files =
         std::env::split_paths(&path).filter(|folder| folder.is_absolute()).map(|folder| folder.join(PROGRAM));
-    files.into_iter().find(|file| file.is_file() && rustix::fs::access(file, Access::EXEC_OK).is_ok())
+    files.find(|file| file.is_file() && rustix::fs::access(file, Access::EXEC_OK).is_ok())
 }
 
 /// Mounts a file system of the kind `fuse.KIND` at `path`, as `source`, for this user only.
