@@ -60,8 +60,18 @@ use clap::Parser;
 
 use command_line::{Cli, Command, UblkAction};
 
+/// A panic ends the process (C12): builds for tests unwind, and would go on without one of their threads.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
 /// Does what the command line says.
 pub fn main() -> ExitCode {
+    abort_on_panic();
     let cli = match Cli::try_parse_from(command_line::words(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
