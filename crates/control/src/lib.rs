@@ -2,27 +2,8 @@
 //!
 //! [`client`] calls a server, [`place`] finds it. [`size`] and [`text`] read and show values.
 //!
-//! # The protocol
-//!
-//! JSON-RPC 2.0 over a unix socket of mode 0600, one message a line. A connection carries one call at a time;
-//! several connections run at the same time. There are no batches. Sizes are in bytes, and sectors have 512,
-//! where a field's name or text says nothing else.
-//!
-//! | method | parameters | result |
-//! |---|---|---|
-//! | `detail` | | [`Detail`] |
-//! | `fail` | [`MemberName`] | [`DeviceResult`] |
-//! | `add` | `device` (absolute path), `force` | [`AddResult`], when the rebuild has begun |
-//! | `remove` | [`MemberName`] | [`DeviceResult`] |
-//! | `replace` | `slot` or `device`, `with` (absolute path; a spare without), `force` | [`DeviceResult`], when the copying has begun |
-//! | `bitmap` | `internal`, `chunk_bytes` | null |
-//! | `check` | `from`, `to` (sectors) | [`CheckResult`](maintenance::CheckResult), when the check has ended |
-//! | `repair` | `from`, `to` (sectors), `locate` | [`CheckResult`](maintenance::CheckResult), when the repair has ended |
-//! | `sync` | `action` (`pause`, `resume`, `stop`), `speed_min_kib`, `speed_max_kib` | [`SyncResult`](maintenance::SyncResult) |
-//! | `events` | `after`, `wait_ms` | [`EventsResult`](maintenance::EventsResult), when there are some or the time is over |
-//! | `grow` | `consistency_policy` | [`GrowParameters`], as it is now |
-//! | `journal_mode` | `journal_mode` | [`JournalModeParameters`], as it is now; `write-through` when all is on the members |
-//! | `stop` | `force` | null, when the superblocks are clean and the devices are closed |
+//! The protocol is described for those who write a client of their own in `docs/control-protocol.md`. Here, each
+//! type says of which method it is.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +28,12 @@ pub const RESPONSE_BYTES_MAX: usize = 16 << 20;
 /// JSON-RPC's version.
 pub const VERSION: &str = "2.0";
 
-/// Error codes: JSON-RPC's own, and one of ours.
+/// Counts changes after which an older client would misread a server, or the other way round. What is only
+/// added (methods, parameters that can be left out, fields of results) doesn't count: a reader ignores what it
+/// doesn't know.
+pub const PROTOCOL: u32 = 1;
+
+/// Error codes: JSON-RPC's own, and ours.
 pub mod code {
     /// What came is no JSON.
     pub const PARSE: i64 = -32700;
@@ -57,8 +43,16 @@ pub mod code {
     pub const NO_METHOD: i64 = -32601;
     /// The parameters don't fit the method.
     pub const PARAMETERS: i64 = -32602;
-    /// The command failed; the message says why.
+    /// It was tried and failed; `detail` shows what is now.
     pub const FAILED: i64 = -32000;
+    /// What the array is, or what a device holds, forbids it. Nothing was changed.
+    pub const REFUSED: i64 = -32001;
+    /// There is no such slot, member, spare or device. Nothing was changed.
+    pub const NOT_FOUND: i64 = -32002;
+    /// Clients use the array. Nothing was changed.
+    pub const IN_USE: i64 = -32003;
+    /// The server is about to end.
+    pub const STOPPING: i64 = -32004;
 }
 
 /// A call. Without an `id` it is a notification: it is done and not answered.
@@ -109,9 +103,29 @@ impl CallError {
     }
 }
 
+/// All methods.
+pub const METHODS: &[&str] = &[
+    "version",
+    "detail",
+    "fail",
+    "add",
+    "remove",
+    "replace",
+    "bitmap",
+    "grow",
+    "journal_mode",
+    "check",
+    "repair",
+    "sync",
+    "events",
+    "stop",
+];
+
 /// A command, with its parameters checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// Say what answers.
+    Version,
     /// Show the state.
     Detail,
     /// Take a member out.
@@ -138,6 +152,19 @@ pub enum Command {
     Events(EventsParameters),
     /// End.
     Stop(StopParameters),
+}
+
+/// Of `version`: what answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// [`PROTOCOL`], as the server has it.
+    pub protocol: u32,
+    /// Pinstripe's version.
+    pub pinstripe: String,
+    /// Names this run of the server; another run has another one.
+    pub instance: String,
+    /// The server's process.
+    pub pid: u32,
 }
 
 /// Of `fail` and `remove`: one of `slot`, `device` (an absolute path) and `journal` (true).
@@ -258,6 +285,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
     }
     let bad = |error: serde_json::Error| (to.clone(), CallError::new(code::PARAMETERS, &error));
     let command = match request.method.as_str() {
+        "version" => Command::Version,
         "detail" => Command::Detail,
         "fail" => Command::Fail(serde_json::from_value(request.params).map_err(bad)?),
         "add" => Command::Add(serde_json::from_value(request.params).map_err(bad)?),
@@ -272,9 +300,7 @@ pub fn parse(line: &[u8]) -> Result<(Option<Value>, Command), (Value, CallError)
         "journal_mode" => Command::JournalMode(serde_json::from_value(request.params).map_err(bad)?),
         "stop" => Command::Stop(optional(request.params).map_err(bad)?),
         other => {
-            let message = format!(
-                "there is no method \"{other}\"; there are: detail, fail, add, remove, replace, bitmap, grow, journal_mode, check, repair, sync, events, stop"
-            );
+            let message = format!("there is no method \"{other}\"; there are: {}", METHODS.join(", "));
             return Err((to, CallError::new(code::NO_METHOD, &message)));
         }
     };
@@ -335,6 +361,45 @@ mod tests {
             let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"fail","params":{params}}}"#);
             assert_eq!(error_of(&line), code::PARAMETERS, "{params}");
         }
+    }
+
+    #[test]
+    fn every_method_is_known_and_told() {
+        for method in METHODS {
+            let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{method}"}}"#);
+            let known =
+                parse(line.as_bytes()).map_or_else(|(_, error)| error.code != code::NO_METHOD, |_| true);
+            assert!(known, "{method}");
+        }
+        let told = parse(br#"{"jsonrpc":"2.0","id":1,"method":"format"}"#).unwrap_err().1.message;
+        assert!(told.contains("version, detail, fail"), "{told}");
+    }
+
+    #[test]
+    fn the_document_has_every_method_and_code_and_its_calls_are_calls() {
+        let document = include_str!("../../../docs/control-protocol.md");
+        for method in METHODS {
+            assert!(document.contains(&format!("| `{method}` |")), "{method} is missing");
+        }
+        for code in [
+            code::PARSE,
+            code::INVALID,
+            code::NO_METHOD,
+            code::PARAMETERS,
+            code::FAILED,
+            code::REFUSED,
+            code::NOT_FOUND,
+            code::IN_USE,
+            code::STOPPING,
+        ] {
+            assert!(document.contains(&format!("| {code} |")), "{code} is missing");
+        }
+        assert!(document.contains(&format!("This is version {PROTOCOL} of the protocol")));
+        let calls = document
+            .lines()
+            .filter(|line| line.starts_with(r#"{"jsonrpc":"2.0","id":"#) && line.contains("method"));
+        let wrong: Vec<_> = calls.clone().filter(|call| parse(call.as_bytes()).is_err()).collect();
+        assert!(calls.count() > METHODS.len() && wrong.is_empty(), "{wrong:?}");
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::{
 };
 
 use pinstripe_control::{
-    AddParameters, AddResult, CallError, Command, DeviceResult, REQUEST_BYTES_MAX, ReplaceParameters,
-    StopParameters, code, detail::Client, parse, response,
+    AddParameters, AddResult, CallError, Command, DeviceResult, PROTOCOL, REQUEST_BYTES_MAX,
+    ReplaceParameters, StopParameters, Version, code, detail::Client, parse, response,
 };
 use pinstripe_engine::array::{Added, Array};
 use pinstripe_runtime::{
@@ -18,8 +18,15 @@ use pinstripe_runtime::{
 use serde_json::Value;
 
 use super::{
-    Served, clients, devices, front::FrontEnds, grow, journal::ServerLog, maintenance, names,
-    reconnect::Reconnector, report, stopping::Stopping,
+    Served, clients, devices,
+    front::FrontEnds,
+    grow,
+    journal::ServerLog,
+    maintenance, names,
+    reconnect::Reconnector,
+    refusal::{self, refused},
+    report,
+    stopping::Stopping,
 };
 use crate::create::random_uuid;
 
@@ -175,15 +182,25 @@ impl Inner {
     }
 
     async fn execute(&self, command: Command) -> Result<Value, CallError> {
-        let failed = |error: &dyn std::fmt::Display| CallError::new(code::FAILED, error);
         if let Command::Stop(StopParameters { force }) = command {
-            self.refuse_while_used(force).await.map_err(|sentence| failed(&sentence))?;
+            self.refuse_while_used(force).await?;
             self.stopping.want();
-            return self.stopping.finished().await.map(|()| Value::Null).map_err(|error| failed(&error));
+            return self
+                .stopping
+                .finished()
+                .await
+                .map(|()| Value::Null)
+                .map_err(|error| refusal::failed(&error));
         }
         let array = self.array.borrow().clone();
-        let array = array.ok_or_else(|| failed(&"the array is stopping"))?;
+        let array = array.ok_or_else(|| CallError::new(code::STOPPING, "the array is stopping"))?;
         let result = match command {
+            Command::Version => serde_json::to_value(Version {
+                protocol: PROTOCOL,
+                pinstripe: env!("CARGO_PKG_VERSION").to_owned(),
+                instance: self.instance.clone(),
+                pid: std::process::id(),
+            }),
             Command::Detail => {
                 let mut detail = report::detail(&array, self.front_ends.addresses());
                 self.reconnector.annotate(&mut detail);
@@ -191,7 +208,7 @@ impl Inner {
                 serde_json::to_value(detail)
             }
             Command::Fail(which) => {
-                let done = names::fail(&array, which).await.map_err(|error| failed(&error))?;
+                let done = names::fail(&array, which).await?;
                 self.journal.note(&format!("{} was taken out, as asked for", done.device));
                 serde_json::to_value(done)
             }
@@ -200,19 +217,16 @@ impl Inner {
                 let added = self.add(&array, parameters).await;
                 self.adding.set(false);
                 self.added.notify();
-                serde_json::to_value(added.map_err(|sentence| failed(&sentence))?)
+                serde_json::to_value(added?)
             }
             Command::Remove(which) => {
-                let done = names::remove(&array, which).await.map_err(|error| failed(&error))?;
+                let done = names::remove(&array, which).await?;
                 self.journal.note(&format!("{} was removed", done.device));
                 serde_json::to_value(done)
             }
-            Command::Replace(parameters) => {
-                let replaced = self.replace(&array, parameters).await;
-                serde_json::to_value(replaced.map_err(|sentence| failed(&sentence))?)
-            }
+            Command::Replace(parameters) => serde_json::to_value(self.replace(&array, parameters).await?),
             Command::Bitmap(parameters) => {
-                grow::bitmap(&array, parameters, &self.journal).await.map_err(|error| failed(&error))?;
+                grow::bitmap(&array, parameters, &self.journal).await?;
                 Ok(Value::Null)
             }
             Command::Grow(parameters) => {
@@ -222,24 +236,24 @@ impl Inner {
                 serde_json::to_value(grow::journal_mode(&array, parameters, &self.journal).await?)
             }
             Command::Check(parameters) => serde_json::to_value(
-                maintenance::check(&array, parameters).await.map_err(|error| failed(&error))?,
+                maintenance::check(&array, parameters).await.map_err(|error| refusal::sync(&error))?,
             ),
             Command::Repair(parameters) => serde_json::to_value(
-                maintenance::repair(&array, parameters).await.map_err(|error| failed(&error))?,
+                maintenance::repair(&array, parameters).await.map_err(|error| refusal::sync(&error))?,
             ),
-            Command::Sync(parameters) => {
-                serde_json::to_value(maintenance::sync(&array, parameters).map_err(|error| failed(&error))?)
-            }
+            Command::Sync(parameters) => serde_json::to_value(
+                maintenance::sync(&array, parameters).map_err(|error| refusal::sync(&error))?,
+            ),
             Command::Events(parameters) => serde_json::to_value(
                 maintenance::events(&array, parameters, &self.instance, &self.stopping).await,
             ),
             Command::Stop(_) => Ok(Value::Null),
         };
-        result.map_err(|error| failed(&error))
+        result.map_err(|error| refusal::failed(&error))
     }
 
     /// An array that is used isn't stopped, unless that is forced; but what stops already is stopped.
-    async fn refuse_while_used(&self, force: bool) -> Result<(), String> {
+    async fn refuse_while_used(&self, force: bool) -> Result<(), CallError> {
         if force || self.stopping.is_wanted() {
             return Ok(());
         }
@@ -248,22 +262,23 @@ impl Inner {
             return Ok(());
         }
         let words: Vec<String> = left.iter().map(Client::in_words).collect();
-        Err(format!(
+        let sentence = format!(
             "the array is in use by {}: nothing was stopped. Unmount and disconnect (umount, losetup -d, nbd-client -d, nvme disconnect), or \
              use --force, which ends the connections after the requests under way",
             words.join(", ")
-        ))
+        );
+        Err(CallError::new(code::IN_USE, &sentence))
     }
 
-    async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, String> {
+    async fn add(&self, array: &Array, parameters: AddParameters) -> Result<AddResult, CallError> {
         let AddParameters { device, force } = parameters;
         refuse_part(array, &device).await?;
         let uuid = array.detail().uuid;
         let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
-        let source = newcomer.map_err(|failure| failure.sentence().to_owned())?;
-        let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
+        let source = newcomer.map_err(|failure| refused(failure.sentence()))?;
+        let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
         let name = source.name();
-        let added = array.add(source, identity).await.map_err(|error| error.to_string())?;
+        let added = array.add(source, identity).await.map_err(|error| refusal::command(&error))?;
         let recovery = match added {
             Added::Spare => "none",
             Added::Full { .. } => "full",
@@ -276,12 +291,12 @@ impl Inner {
         Ok(AddResult { slot: added.slot(), recovery: recovery.to_owned() })
     }
 
-    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<DeviceResult, String> {
+    async fn replace(&self, array: &Array, parameters: ReplaceParameters) -> Result<DeviceResult, CallError> {
         let ReplaceParameters { slot, device, with, force } = parameters;
         let slot = match (slot, device) {
             (Some(slot), None) => usize::from(slot),
             (None, Some(device)) => names::slot_of(array, &device).await?,
-            _ => return Err("either a slot or a device is needed".to_owned()),
+            _ => return Err(CallError::new(code::PARAMETERS, "either a slot or a device is needed")),
         };
         let uuid = array.detail().uuid;
         let with = match with {
@@ -289,20 +304,20 @@ impl Inner {
             Some(device) => {
                 refuse_part(array, &device).await?;
                 let newcomer = devices::newcomer(PathBuf::from(device), uuid, force, self.kinds).await;
-                Some(newcomer.map_err(|failure| failure.sentence().to_owned())?)
+                Some(newcomer.map_err(|failure| refused(failure.sentence()))?)
             }
         };
-        let identity = random_uuid().map_err(|failure| failure.sentence().to_owned())?;
-        let device = array.replace(slot, with, identity).await.map_err(|error| error.to_string())?;
+        let identity = random_uuid().map_err(|failure| refused(failure.sentence()))?;
+        let device = array.replace(slot, with, identity).await.map_err(|error| refusal::command(&error))?;
         self.journal.note(&format!("slot {slot} is being copied to {device}"));
         Ok(DeviceResult { slot: Some(slot), device })
     }
 }
 
 /// A device that is in use here would otherwise be waited for.
-async fn refuse_part(array: &Array, device: &str) -> Result<(), String> {
+async fn refuse_part(array: &Array, device: &str) -> Result<(), CallError> {
     match names::part_of(array, device).await {
-        Some(part) => Err(format!("{device} is {part} already; nothing was done")),
+        Some(part) => Err(refused(&format!("{device} is {part} already; nothing was done"))),
         None => Ok(()),
     }
 }

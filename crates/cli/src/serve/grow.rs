@@ -6,7 +6,7 @@ use pinstripe_engine::{
     options::JournalMode,
 };
 
-use super::journal::ServerLog;
+use super::{journal::ServerLog, refusal};
 
 /// What a bit of a new bitmap covers unless told, as mdadm has it; and the most that it can.
 const BITMAP_CHUNK_BYTES_MIN: u32 = 64 << 20;
@@ -23,7 +23,7 @@ pub async fn policy(
     let policy = all.into_iter().find(|policy| policy.name() == wanted);
     let unknown = || CallError::new(code::PARAMETERS, &format!("there is no consistency policy '{wanted}'"));
     let policy = policy.ok_or_else(unknown)?;
-    array.set_policy(policy).await.map_err(|error| CallError::new(code::FAILED, &error))?;
+    array.set_policy(policy).await.map_err(|error| refusal::command(&error))?;
     journal.note(&format!("the consistency policy is {wanted} now"));
     Ok(parameters)
 }
@@ -39,26 +39,31 @@ pub async fn journal_mode(
     let mode = all.into_iter().find(|mode| mode.name() == wanted);
     let unknown = || CallError::new(code::PARAMETERS, &format!("there is no journal mode '{wanted}'"));
     let mode = mode.ok_or_else(unknown)?;
-    array.set_journal_mode(mode).await.map_err(|error| CallError::new(code::FAILED, &error))?;
+    array.set_journal_mode(mode).await.map_err(|error| refusal::command(&error))?;
     journal.note(&format!("the journal's mode is {wanted} now"));
     Ok(parameters)
 }
 
 /// Adds or removes the bitmap.
-pub async fn bitmap(array: &Array, parameters: BitmapParameters, journal: &ServerLog) -> Result<(), String> {
+pub async fn bitmap(
+    array: &Array,
+    parameters: BitmapParameters,
+    journal: &ServerLog,
+) -> Result<(), CallError> {
     let BitmapParameters { internal, .. } = parameters;
     change_bitmap(array, parameters).await?;
     journal.note(if internal { "a bitmap was added" } else { "the bitmap was removed" });
     Ok(())
 }
 
-async fn change_bitmap(array: &Array, parameters: BitmapParameters) -> Result<(), String> {
-    let words = |error: CommandError| error.to_string();
+async fn change_bitmap(array: &Array, parameters: BitmapParameters) -> Result<(), CallError> {
+    let words = |error: CommandError| refusal::command(&error);
     if !parameters.internal {
         return array.remove_bitmap().await.map_err(words);
     }
     if let Some(bytes) = parameters.chunk_bytes {
-        let chunk = u32::try_from(bytes).map_err(|_| format!("a bit can't cover {bytes} bytes"))?;
+        let chunk = u32::try_from(bytes)
+            .map_err(|_| refusal::refused(&format!("a bit can't cover {bytes} bytes")))?;
         return array.add_bitmap(chunk).await.map_err(words);
     }
     // The smallest for which there is room.

@@ -28,6 +28,7 @@ pub mod null;
 mod nvme;
 mod pool;
 mod reconnect;
+mod refusal;
 mod report;
 mod service;
 mod stopping;

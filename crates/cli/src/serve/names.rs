@@ -6,12 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pinstripe_control::{DeviceResult, MemberName};
+use pinstripe_control::{CallError, DeviceResult, MemberName};
 use pinstripe_engine::{
     array::{Array, Removed},
     membership::MemberState,
 };
 use pinstripe_runtime::uring::{blocking, path_of};
+
+use super::refusal::{self, not_found, refused};
 
 /// Names that are of one device.
 struct Names(BTreeSet<String>);
@@ -70,34 +72,34 @@ fn part_named(array: &Array, names: &Names) -> Option<String> {
 }
 
 /// The slot of the member that a device is.
-pub async fn slot_of(array: &Array, device: &str) -> Result<usize, String> {
+pub async fn slot_of(array: &Array, device: &str) -> Result<usize, CallError> {
     let names = Names::of(array, device).await;
     let seated = array.members().into_iter().find(|(_, name, _, state)| {
         matches!(state, MemberState::InSync | MemberState::Recovering) && names.has(name)
     });
     seated.and_then(|(_, _, slot, _)| slot).ok_or_else(|| match part_named(array, &names) {
-        Some(part) => format!("{device} is {part}, and holds no slot; nothing was done"),
-        None => format!("{device} is no member of this array; `pinstripe detail` shows them"),
+        Some(part) => refused(&format!("{device} is {part}, and holds no slot; nothing was done")),
+        None => not_found(&format!("{device} is no member of this array; `pinstripe detail` shows them")),
     })
 }
 
 /// Takes a member, or the journal, out as if it had failed.
-pub async fn fail(array: &Array, which: MemberName) -> Result<DeviceResult, String> {
+pub async fn fail(array: &Array, which: MemberName) -> Result<DeviceResult, CallError> {
     let slot = match which {
         MemberName::Slot(slot) => usize::from(slot),
         MemberName::Device(device) => slot_of(array, &device).await?,
         MemberName::Journal(_) => {
-            let device = array.fail_journal().await.map_err(|error| error.to_string())?;
+            let device = array.fail_journal().await.map_err(|error| refusal::command(&error))?;
             return Ok(DeviceResult { slot: None, device });
         }
     };
     let device = array.detail().slots.get(slot).and_then(|member| member.device.clone());
-    array.fail(slot).await.map_err(|error| error.to_string())?;
+    array.fail(slot).await.map_err(|error| refusal::command(&error))?;
     Ok(DeviceResult { slot: Some(slot), device: device.unwrap_or_default() })
 }
 
 /// Takes a failed device or a spare out.
-pub async fn remove(array: &Array, which: MemberName) -> Result<DeviceResult, String> {
+pub async fn remove(array: &Array, which: MemberName) -> Result<DeviceResult, CallError> {
     let (slot, which) = match which {
         MemberName::Slot(slot) => (Some(usize::from(slot)), Removed::Slot(slot.into())),
         MemberName::Device(device) => {
@@ -105,9 +107,9 @@ pub async fn remove(array: &Array, which: MemberName) -> Result<DeviceResult, St
             let named = array.members().into_iter().map(|(_, name, ..)| name).find(|name| names.has(name));
             (None, Removed::Device(named.unwrap_or(device)))
         }
-        MemberName::Journal(_) => return Err(keep_journal(array)),
+        MemberName::Journal(_) => return Err(refused(&keep_journal(array))),
     };
-    let device = array.remove(&which).await.map_err(|error| error.to_string())?;
+    let device = array.remove(&which).await.map_err(|error| refusal::command(&error))?;
     Ok(DeviceResult { slot, device })
 }
 

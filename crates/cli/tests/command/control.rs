@@ -52,13 +52,64 @@ fn the_control_socket_speaks_json_rpc_and_survives_nonsense() {
     assert_eq!(line.call(r#"{"jsonrpc":"2.0","id":2,"method":"format"}"#)["error"]["code"], -32601);
     assert_eq!(line.call(r#"{"jsonrpc":"2.0","id":2,"method":"fail"}"#)["error"]["code"], -32602);
     let refused = line.call(r#"{"jsonrpc":"2.0","id":3,"method":"fail","params":{"slot":17}}"#);
-    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(3), &json!(-32000)));
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(3), &json!(-32002)));
     assert!(refused["error"]["message"].as_str().unwrap().contains("slot 17"));
     // Two at once, and one in pieces.
     line.send(b"{\"jsonrpc\":\"2.0\",\"id\":4,\"method\":\"detail\"}\n\n{\"jsonrpc\":\"2.0\",\"id\":5,");
     assert_eq!(line.receive()["id"], 4);
     line.send(b"\"method\":\"detail\"}\n");
     assert_eq!(line.receive()["id"], 5);
+}
+
+/// One call each; what came back in place of a result.
+#[test]
+fn a_refusal_says_by_its_code_what_it_is() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let server = world.serve(&["--shards", "1"], &members);
+    let mut line = Line::connect(&server);
+    let mut code = |method: &str, params: Value| {
+        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        line.call(&call.to_string())["error"]["code"].clone()
+    };
+    let (member, foreign) = (&members[0], world.path("foreign"));
+    std::fs::write(&foreign, [0; 4096]).unwrap();
+    assert_eq!(code("fail", json!({ "device": foreign })), -32002);
+    assert_eq!(code("remove", json!({ "device": member })), -32001, "it is in use");
+    assert_eq!(code("add", json!({ "device": member })), -32001, "it is a member");
+    assert_eq!(code("replace", json!({ "slot": 0 })), -32002, "there is no spare");
+    assert_eq!(code("replace", json!({})), -32602);
+    assert_eq!(code("repair", json!({ "locate": true })), -32001, "one parity");
+    assert_eq!(code("check", json!({ "from": 9, "to": 3 })), -32602);
+    assert_eq!(code("sync", json!({ "action": "stop" })), -32001, "nothing to stop");
+    assert_eq!(code("bitmap", json!({ "internal": true })), -32001, "there is one");
+    let client = Client::connect(&server.nbd());
+    assert_eq!(code("stop", Value::Null), -32003);
+    drop(client);
+}
+
+#[test]
+fn a_server_says_which_version_it_is_and_which_run() {
+    let world = World::new();
+    let members = world.raid5(3);
+    let mut instances = Vec::new();
+    for _ in 0..2 {
+        let server = world.serve(&["--shards", "1"], &members);
+        let mut line = Line::connect(&server);
+        let answer = line.call(r#"{"jsonrpc":"2.0","id":1,"method":"version"}"#);
+        let version = &answer["result"];
+        assert_eq!(
+            (&version["protocol"], &version["pinstripe"]),
+            (&json!(1), &json!(env!("CARGO_PKG_VERSION")))
+        );
+        assert_eq!(version["pid"], server.ready["pid"]);
+        let events = line.call(r#"{"jsonrpc":"2.0","id":2,"method":"events"}"#);
+        assert_eq!(version["instance"], events["result"]["instance"]);
+        instances.push(version["instance"].clone());
+        world.run(&["stop", "data"]).ok();
+        assert_eq!(server.ended(), 0);
+    }
+    assert_ne!(instances[0], instances[1]);
 }
 
 #[test]
