@@ -20,11 +20,14 @@ pub enum FrontEnd {
     Nbd,
     /// A block device of the kernel's ublk driver.
     Ublk,
+    /// A file that is mounted by FUSE.
+    Fuse,
 }
 
 impl FrontEnd {
     /// All of them, with their names.
-    pub const ALL: &[(&'static str, Self)] = &[("nbd", Self::Nbd), ("ublk", Self::Ublk)];
+    pub const ALL: &[(&'static str, Self)] =
+        &[("nbd", Self::Nbd), ("ublk", Self::Ublk), ("fuse", Self::Fuse)];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -140,6 +143,7 @@ mod tests {
     fn front_ends_paths_and_addresses_are_told_apart() {
         assert_eq!("nbd".parse(), Ok(Through::Server(FrontEnd::Nbd)));
         assert_eq!("ublk".parse(), Ok(Through::Server(FrontEnd::Ublk)));
+        assert_eq!("fuse".parse(), Ok(Through::Server(FrontEnd::Fuse)));
         assert_eq!("/dev/loop0".parse(), Ok(Through::Export(Export::Path("/dev/loop0".into()))));
         let unix = NbdAddress::Unix { socket: "/run/a.nbd".into(), name: "data".into() };
         assert_eq!("nbd+unix:///data?socket=/run/a.nbd".parse(), Ok(Export::Nbd(unix.clone())));
@@ -156,7 +160,7 @@ mod tests {
     fn what_names_no_export_is_refused_with_what_does() {
         for text in ["fusee", "nbd+unix:///x", "nbd://", "http://a/b", ""] {
             let error = text.parse::<Through>().unwrap_err();
-            assert!(error.to_string().contains("nbd, ublk, a path"), "{error}");
+            assert!(error.to_string().contains("nbd, ublk, fuse, a path"), "{error}");
         }
     }
 }

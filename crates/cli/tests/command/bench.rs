@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use crate::world::{MIB, World};
+use crate::{
+    fuse::may_mount,
+    world::{MIB, World},
+};
 
 const LOAD: &[&str] = &["--seconds", "0.2", "--warm-up", "0", "--depth", "8", "--json"];
 
@@ -39,6 +42,28 @@ fn a_load_goes_through_a_server_of_its_own_and_is_read_back() {
             "{histogram}"
         );
     }
+}
+
+#[test]
+fn a_load_goes_through_a_file_that_is_mounted_for_it_and_gone_afterwards() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let mut options =
+        vec!["--through", "fuse", "--device", "mem:24M", "--chunk", "16K", "--reads", "30", "--shards", "2"];
+    let folder = world.path("temporary").display().to_string();
+    fs::create_dir(&folder).unwrap();
+    let run = |options: &[&str]| world.run_with(("TMPDIR", &folder), &words(&bench(options)));
+    let report = run(&options).ok().json();
+    assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+    let path = report["through"].as_str().unwrap();
+    assert!(path.starts_with(&folder) && path.ends_with("/fuse"), "{report}");
+    // A load that fails leaves nothing mounted either.
+    options.extend(["--histogram", "nowhere/latency.hgrm"]);
+    run(&options).refused(1, &["nowhere/latency.hgrm"]);
+    assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(&folder));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
 }
 
 #[test]
@@ -80,7 +105,7 @@ fn an_export_that_is_read_only_takes_reads() {
 fn what_can_not_be_gone_through_is_refused_with_the_reason() {
     let world = World::new();
     world.run(&words(&bench(&["--through", "nbd", "--limit"]))).refused(64, &["--limit"]);
-    world.run(&words(&bench(&["--through", "smb"]))).refused(64, &["smb", "nbd, ublk"]);
+    world.run(&words(&bench(&["--through", "smb"]))).refused(64, &["smb", "nbd, ublk, fuse"]);
     let missing = "nbd+unix:///?socket=/nowhere/nbd";
     world
         .run(&words(&bench(&["--through", missing, "--force"])))
