@@ -96,6 +96,7 @@ impl Server {
             FrontEnd::Nbd => serve.arg("--nbd").arg(format!("unix:{}", folder.path().join("nbd").display())),
             FrontEnd::Ublk => serve.arg("--ublk"),
             FrontEnd::Fuse => serve.arg("--fuse").arg(folder.path().join("fuse")),
+            FrontEnd::VhostUser => serve.arg("--vhost-user").arg(folder.path().join("vhost-user")),
         };
         if matches!(arguments.devices[..], [DeviceSpec::Memory(_)]) {
             serve.arg("--create").args(shape);
