@@ -19,7 +19,8 @@ const TURNS: usize = 41;
 const TURN: Duration = Duration::from_millis(3);
 
 fn main() {
-    println!("| | sources | ISA-L, GB/s | ours by ISA-L | ours with non-temporal stores by ISA-L |");
+    let ours = kernel().name();
+    println!("| | sources | ISA-L, GB/s | ours ({ours}) by ISA-L | with non-temporal stores by ISA-L |");
     println!("|---|---:|---:|---:|---:|");
     let mut memory = memory(COLD_BYTES);
     for is_cold in [false, true] {
