@@ -129,11 +129,11 @@ pub struct BenchArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub client_address: Vec<IpAddr>,
 
-    /// Put the load on an export of a server: `nbd` or `ublk` starts a server of such an array with this
-    /// front end, and nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME or the path of a block device or
-    /// file is an export that is there, and is overwritten. --shards is the number of threads of the load,
-    /// and of a server that is started
-    #[arg(long, value_name = "nbd|ublk|EXPORT", conflicts_with_all = ["limit", "lost", "rebuild", "attended"])]
+    /// Put the load on an export of a server: `nbd`, `ublk`, `fuse` or `vhost-user` starts a server of such
+    /// an array with this front end, and nbd+unix:///NAME?socket=PATH, nbd://HOST:PORT/NAME,
+    /// vhost-user:PATH or the path of a block device or file is an export that is there, and is overwritten.
+    /// --shards is the number of threads of the load, and of a server that is started
+    #[arg(long, value_name = "nbd|ublk|fuse|vhost-user|EXPORT", conflicts_with_all = ["limit", "lost", "rebuild", "attended"])]
     pub through: Option<Through>,
 
     /// Write the latencies' distribution to this file, as HdrHistogram's percentiles in microseconds (.hgrm)

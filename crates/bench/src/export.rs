@@ -20,11 +20,16 @@ pub enum FrontEnd {
     Nbd,
     /// A block device of the kernel's ublk driver.
     Ublk,
+    /// A file that is mounted by FUSE.
+    Fuse,
+    /// A virtual machine's disk, on a unix socket.
+    VhostUser,
 }
 
 impl FrontEnd {
     /// All of them, with their names.
-    pub const ALL: &[(&'static str, Self)] = &[("nbd", Self::Nbd), ("ublk", Self::Ublk)];
+    pub const ALL: &[(&'static str, Self)] =
+        &[("nbd", Self::Nbd), ("ublk", Self::Ublk), ("fuse", Self::Fuse), ("vhost-user", Self::VhostUser)];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -39,6 +44,8 @@ pub enum Export {
     Path(PathBuf),
     /// Of an NBD server.
     Nbd(NbdAddress),
+    /// The unix socket of a vhost-user back end.
+    VhostUser(PathBuf),
 }
 
 /// Where an NBD server is, and which of its exports is meant.
@@ -72,8 +79,8 @@ impl BadExport {
     fn sentence(&self) -> String {
         let front_ends = FrontEnd::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         format!(
-            "'{}' is no export: {front_ends}, a path with a / in it, nbd+unix:///NAME?socket=PATH or nbd://HOST:PORT/NAME is \
-             needed",
+            "'{}' is no export: {front_ends}, a path with a / in it, vhost-user:PATH, nbd+unix:///NAME?socket=PATH or \
+             nbd://HOST:PORT/NAME is needed",
             self.0
         )
     }
@@ -109,6 +116,9 @@ impl FromStr for Export {
                 Ok(Self::Nbd(NbdAddress::Tcp { address, name: named(name) }))
             };
         }
+        if let Some(path) = text.strip_prefix("vhost-user:") {
+            return if path.is_empty() { Err(bad()) } else { Ok(Self::VhostUser(path.into())) };
+        }
         // A scheme that isn't known, or a front end that is misspelled, is no file.
         if text.contains("://") || !text.contains('/') { Err(bad()) } else { Ok(Self::Path(text.into())) }
     }
@@ -128,6 +138,7 @@ impl fmt::Display for Export {
         match self {
             Self::Path(path) => write!(f, "{}", path.display()),
             Self::Nbd(address) => write!(f, "{address}"),
+            Self::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
         }
     }
 }
@@ -140,6 +151,10 @@ mod tests {
     fn front_ends_paths_and_addresses_are_told_apart() {
         assert_eq!("nbd".parse(), Ok(Through::Server(FrontEnd::Nbd)));
         assert_eq!("ublk".parse(), Ok(Through::Server(FrontEnd::Ublk)));
+        assert_eq!("fuse".parse(), Ok(Through::Server(FrontEnd::Fuse)));
+        assert_eq!("vhost-user".parse(), Ok(Through::Server(FrontEnd::VhostUser)));
+        let vhost_user = Export::VhostUser("disk".into());
+        assert_eq!(vhost_user.to_string().parse(), Ok(Through::Export(vhost_user)));
         assert_eq!("/dev/loop0".parse(), Ok(Through::Export(Export::Path("/dev/loop0".into()))));
         let unix = NbdAddress::Unix { socket: "/run/a.nbd".into(), name: "data".into() };
         assert_eq!("nbd+unix:///data?socket=/run/a.nbd".parse(), Ok(Export::Nbd(unix.clone())));
@@ -154,9 +169,9 @@ mod tests {
 
     #[test]
     fn what_names_no_export_is_refused_with_what_does() {
-        for text in ["fusee", "nbd+unix:///x", "nbd://", "http://a/b", ""] {
+        for text in ["fusee", "vhost-user:", "nbd+unix:///x", "nbd://", "http://a/b", ""] {
             let error = text.parse::<Through>().unwrap_err();
-            assert!(error.to_string().contains("nbd, ublk, a path"), "{error}");
+            assert!(error.to_string().contains("nbd, ublk, fuse, vhost-user, a path"), "{error}");
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::{
     ledger::{self, Region},
 };
 
-/// Bytes of a write, at least one unit.
-const SPAN_BYTES: u64 = 4 << 20;
+/// Bytes of a write, at least one unit. No other request is longer, if a unit isn't.
+pub(crate) const SPAN_BYTES: u64 = 4 << 20;
 /// Writes at a time.
 const DEPTH: usize = 4;
 

@@ -16,7 +16,8 @@
 //! that every run ends with the same check.
 //!
 //! With `--through` the same clients' requests go to an export instead ([`through`]): an NBD server's, by a
-//! client of our own ([`nbd`]), or a block device or file. [`destination`] is where the two ways part.
+//! client of our own ([`nbd`]), a vhost-user back end's ([`vhost_user`]), or a block device or file.
+//! [`destination`] is where the two ways part.
 //!
 //! Begin with `run`, which has the life of a measurement; `setup` makes the array, `client` is the load,
 //! `verify` the check, `report` what is printed.
@@ -43,6 +44,7 @@ mod setup;
 mod straight_line;
 mod through;
 mod verify;
+mod vhost_user;
 mod worker;
 
 pub use arguments::{

@@ -84,9 +84,9 @@ pub enum BenchError {
         "the export would be overwritten from end to end; nothing was changed: use --force if that is wanted"
     )]
     ForceExport,
-    /// An NBD server that can't be used.
+    /// A server's export that can't be used.
     #[error("{export} can't be used: {error}")]
-    Nbd {
+    Unusable {
         /// As it was given.
         export: String,
         /// Why.

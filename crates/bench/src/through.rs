@@ -4,7 +4,11 @@
 //! The array is the server's. What is checked here is that every acknowledged write is read back; parity is
 //! the matter of whatever started the server.
 
-use std::{fmt, io::ErrorKind, sync::Arc};
+use std::{
+    fmt,
+    io::{self, ErrorKind},
+    sync::Arc,
+};
 
 use hdrhistogram::Histogram;
 use pinstripe_runtime::{
@@ -17,7 +21,7 @@ use crate::{
     arguments::{BenchArgs, Pattern},
     destination::Source,
     export::Export,
-    fill::fill,
+    fill::{SPAN_BYTES, fill},
     histogram,
     ledger::Region,
     nbd::NbdSource,
@@ -28,6 +32,7 @@ use crate::{
         on_all, start_workers,
     },
     verify::read_back_all,
+    vhost_user::VhostUserSource,
     worker::{SliceOutcome, Worker},
 };
 
@@ -89,7 +94,13 @@ fn check(arguments: &BenchArgs, may_overwrite: bool) -> Result<(), BenchError> {
 }
 
 /// The export, and its size.
-async fn open(export: &Export, writes: bool) -> Result<(Arc<dyn DeviceSource>, u64), BenchError> {
+async fn open(
+    arguments: &BenchArgs,
+    export: &Export,
+    writes: bool,
+) -> Result<(Arc<dyn DeviceSource>, u64), BenchError> {
+    let unusable = |error| BenchError::Unusable { export: export.to_string(), error };
+    let read_only = || io::Error::from(ErrorKind::ReadOnlyFilesystem);
     match export.clone() {
         Export::Path(path) => {
             let options = OpenOptions { read_only: !writes, ..OpenOptions::default() };
@@ -101,11 +112,22 @@ async fn open(export: &Export, writes: bool) -> Result<(Arc<dyn DeviceSource>, u
             let source = Arc::new(NbdSource::new(address));
             let asked = Arc::clone(&source);
             let found = blocking(move || match asked.look() {
-                Ok(found) if writes && found.is_read_only() => Err(ErrorKind::ReadOnlyFilesystem.into()),
+                Ok(found) if writes && found.is_read_only() => Err(read_only()),
                 looked => looked,
             });
-            let unusable = |error| BenchError::Nbd { export: export.to_string(), error };
             Ok((source, found.await.map_err(unusable)?.size))
+        }
+        Export::VhostUser(path) => {
+            // One for each thread, and one to fill and to read back by.
+            let (queues, depth) = (arguments.shards + 1, arguments.depth);
+            let data_bytes = arguments.size.max(SPAN_BYTES);
+            let connected = blocking(move || VhostUserSource::connect(&path, queues, depth, data_bytes));
+            let source = connected.await.map_err(unusable)?;
+            if writes && source.is_read_only() {
+                return Err(unusable(read_only()));
+            }
+            let size = source.size();
+            Ok((Arc::new(source), size))
         }
     }
 }
@@ -117,7 +139,7 @@ async fn measure(
     tell: &Tell,
 ) -> Result<ThroughReport, BenchError> {
     let writes = arguments.reads < 100 || arguments.fill;
-    let (source, size) = open(export, writes).await?;
+    let (source, size) = open(arguments, export, writes).await?;
     let source = Source::Export(source);
     let region = Region::new(0, size, arguments.size, arguments.depth as u64, arguments.pattern);
     if region.units() < arguments.depth * UNITS_PER_CLIENT_MIN {

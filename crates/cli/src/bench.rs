@@ -62,10 +62,11 @@ fn through(
 fn through_server(arguments: &BenchArgs, front_end: FrontEnd, line: &ProgressBar) -> Result<String, Failure> {
     tell(line, arguments)(Phase::Preparing);
     let server = Server::start(arguments, front_end)?;
-    let export = server.export(front_end)?;
-    let report = through(arguments, &export, true, line)?;
-    server.check_and_stop(arguments)?;
-    Ok(report)
+    let measured = server.export(front_end).and_then(|export| through(arguments, &export, true, line));
+    let checked = measured.and_then(|report| server.check(arguments).map(|()| report));
+    // After a failure too: a server that is killed leaves its file mounted.
+    let stopped = server.stop();
+    checked.and_then(|report| stopped.map(|()| report))
 }
 
 /// A server that was started for this.
@@ -94,6 +95,8 @@ impl Server {
         match front_end {
             FrontEnd::Nbd => serve.arg("--nbd").arg(format!("unix:{}", folder.path().join("nbd").display())),
             FrontEnd::Ublk => serve.arg("--ublk"),
+            FrontEnd::Fuse => serve.arg("--fuse").arg(folder.path().join("fuse")),
+            FrontEnd::VhostUser => serve.arg("--vhost-user").arg(folder.path().join("vhost-user")),
         };
         if matches!(arguments.devices[..], [DeviceSpec::Memory(_)]) {
             serve.arg("--create").args(shape);
@@ -135,14 +138,19 @@ impl Server {
         address.parse().map_err(|error: pinstripe_bench::BadExport| Failure::new(error.to_string()))
     }
 
-    /// Compares all data with its parity, if there is any, and ends the server.
-    fn check_and_stop(self, arguments: &BenchArgs) -> Result<(), Failure> {
-        let tell = |command: &[&str]| said(Command::new(&self.pinstripe).args(command).arg(self.control()));
-        if arguments.level.has_parity() {
-            tell(&["check", "--json"])?;
-        }
-        tell(&["stop", "--force"])?;
+    /// Compares all data with its parity, if there is any.
+    fn check(&self, arguments: &BenchArgs) -> Result<(), Failure> {
+        if arguments.level.has_parity() { self.tell(&["check", "--json"]) } else { Ok(()) }
+    }
+
+    /// Ends the server, which must end well.
+    fn stop(self) -> Result<(), Failure> {
+        self.tell(&["stop", "--force"])?;
         self.process.ended()
+    }
+
+    fn tell(&self, command: &[&str]) -> Result<(), Failure> {
+        said(Command::new(&self.pinstripe).args(command).arg(self.control()))
     }
 }
 

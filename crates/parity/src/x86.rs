@@ -246,7 +246,7 @@ pub(crate) mod avx512 {
         }
     }
 
-    vector_operations!(Zmm, "avx512f,avx512bw", 8, 8);
+    vector_operations!(Zmm, "avx512f,avx512bw", 4, 8);
 }
 
 /// 64 bytes at a time, each product one instruction.
@@ -283,5 +283,5 @@ pub(crate) mod gfni {
         }
     }
 
-    vector_operations!(Zmm, "avx512f,avx512bw,gfni", 8, 8);
+    vector_operations!(Zmm, "avx512f,avx512bw,gfni", 4, 8);
 }

@@ -4,6 +4,7 @@
 //!   vm    boots a guest with RAM disks ─> inside: matrix over them ─> rows come out
 //!   here  the same matrix over devices of this machine
 //!   nbd   NBD exports of members in memory
+//!   parity  the kernels of parity, without any server
 //!   page  what is kept of all these ─> docs/results/performance.md
 //! ```
 //!
@@ -16,6 +17,7 @@ mod load;
 mod matrix;
 mod nbd;
 mod page;
+mod parity;
 mod peers;
 mod results;
 mod vm;
@@ -51,6 +53,8 @@ enum What {
     Vm,
     /// NBD beside nbdkit's memory plugin
     Nbd,
+    /// Parity kernels beside those of ISA-L, which must be installed
+    Parity,
     /// Beside Linux MD on devices of this machine, which are overwritten. The tables are printed; with --out
     /// they are a page, too
     Here(Here),
@@ -90,6 +94,7 @@ pub fn run(root: &Path, bench: &Bench) -> Result<()> {
         }
         Some(What::Vm) => in_vm(root, base, &bench.plan),
         Some(What::Nbd) => over_nbd(root, base, &bench.plan),
+        Some(What::Parity) => parity::run(root, base),
         Some(What::Page) => page::write(base),
         Some(What::Here(here)) => on_devices(root, bench.out.as_deref(), here, &bench.plan),
         Some(What::Inside(here)) => inside(here, &bench.plan),

@@ -275,6 +275,7 @@ fn of_the_rest(command: &str) -> Parts {
                     "pinstripe bench --force --device /dev/sda --device /dev/sdb --device /dev/sdc",
                 ),
                 ("Over NBD, as a client has it:", "pinstripe bench --through nbd --size 64K"),
+                ("The same as a virtual machine has it:", "pinstripe bench --through vhost-user --size 64K"),
             ],
             ON_DEVICES,
             &["", "create", "fio(1)"],

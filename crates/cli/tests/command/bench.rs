@@ -1,8 +1,11 @@
 //! `pinstripe bench --through`: a load by way of a server, and what is kept of its latencies.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Stdio, thread, time::Duration};
 
-use crate::world::{MIB, World};
+use crate::{
+    fuse::may_mount,
+    world::{MIB, World},
+};
 
 const LOAD: &[&str] = &["--seconds", "0.2", "--warm-up", "0", "--depth", "8", "--json"];
 
@@ -39,6 +42,84 @@ fn a_load_goes_through_a_server_of_its_own_and_is_read_back() {
             "{histogram}"
         );
     }
+}
+
+#[test]
+fn a_load_goes_through_a_file_that_is_mounted_for_it_and_gone_afterwards() {
+    if !may_mount() {
+        return;
+    }
+    let world = World::new();
+    let mut options =
+        vec!["--through", "fuse", "--device", "mem:24M", "--chunk", "16K", "--reads", "30", "--shards", "2"];
+    let folder = world.path("temporary").display().to_string();
+    fs::create_dir(&folder).unwrap();
+    let run = |options: &[&str]| world.run_with(("TMPDIR", &folder), &words(&bench(options)));
+    let report = run(&options).ok().json();
+    assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+    let path = report["through"].as_str().unwrap();
+    assert!(path.starts_with(&folder) && path.ends_with("/fuse"), "{report}");
+    // A load that fails leaves nothing mounted either.
+    options.extend(["--histogram", "nowhere/latency.hgrm"]);
+    run(&options).refused(1, &["nowhere/latency.hgrm"]);
+    assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(&folder));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
+fn a_load_goes_through_the_queues_of_a_virtual_machines_disk() {
+    let world = World::new();
+    // More requests at a time than the shortest ring has room for, and so many writes that indices wrap.
+    for (size, more) in [
+        ("4K", &["--fill", "--depth", "40", "--seconds", "2"][..]),
+        ("96K", &["--depth", "8", "--seconds", "0.2"]),
+    ] {
+        let load =
+            ["bench", "--through", "vhost-user", "--device", "mem:64M", "--chunk", "16K", "--size", size];
+        let options = ["--reads", "30", "--shards", "2", "--warm-up", "0", "--json"];
+        let report = world.run(&[&load[..], &options, more].concat()).ok().json();
+        let path = report["through"].as_str().unwrap();
+        assert!(path.starts_with("vhost-user:/") && path.ends_with("/vhost-user"), "{report}");
+        assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+        let samples = report["latency_ns"]["samples"].as_u64().unwrap();
+        assert_eq!(samples, report["operations"].as_u64().unwrap(), "every request is timed");
+    }
+}
+
+#[test]
+fn a_virtual_machines_disk_that_is_there_is_overwritten_by_force_if_it_can_be() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let export = format!("vhost-user:{}", world.path("disk").display());
+    let server = world.serve(&["--vhost-user", "disk"], &members);
+    world.run(&words(&bench(&["--through", &export]))).refused(1, &["would be overwritten"]);
+    world.run(&words(&bench(&["--through", &export, "--reads", "100"]))).ok();
+    let report = world.run(&words(&bench(&["--through", &export, "--force"]))).ok().json();
+    assert_eq!(report["through"], export);
+    assert!(report["units_verified"].as_u64().unwrap() > 0, "{report}");
+    drop(server);
+    let _server = world.serve(&["--read-only", "--vhost-user", "disk"], &members);
+    world.run(&words(&bench(&["--through", &export, "--force"]))).refused(1, &["can't be used", "read-only"]);
+    world.run(&words(&bench(&["--through", &export, "--reads", "100"]))).ok();
+}
+
+#[test]
+fn a_server_that_dies_under_a_load_ends_it() {
+    let world = World::new();
+    let members = world.raid5(4);
+    let export = format!("vhost-user:{}", world.path("disk").display());
+    let server = world.serve(&["--vhost-user", "disk"], &members);
+    let options = ["bench", "--through", &export, "--force", "--seconds", "30"];
+    let load = world.command(&options).stderr(Stdio::piped()).spawn().unwrap();
+    // It is connected, and then it works.
+    while world.run(&["detail", "data", "--json"]).ok().json()["clients"].as_array().unwrap().is_empty() {
+        thread::sleep(Duration::from_millis(50));
+    }
+    thread::sleep(Duration::from_millis(500));
+    server.signal("KILL");
+    let ended = load.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && told.contains("the device is gone"), "{ended:?}");
 }
 
 #[test]
@@ -80,7 +161,7 @@ fn an_export_that_is_read_only_takes_reads() {
 fn what_can_not_be_gone_through_is_refused_with_the_reason() {
     let world = World::new();
     world.run(&words(&bench(&["--through", "nbd", "--limit"]))).refused(64, &["--limit"]);
-    world.run(&words(&bench(&["--through", "smb"]))).refused(64, &["smb", "nbd, ublk"]);
+    world.run(&words(&bench(&["--through", "smb"]))).refused(64, &["smb", "nbd, ublk, fuse, vhost-user"]);
     let missing = "nbd+unix:///?socket=/nowhere/nbd";
     world
         .run(&words(&bench(&["--through", missing, "--force"])))

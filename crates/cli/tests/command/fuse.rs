@@ -24,7 +24,7 @@ use crate::{
 const KIB: u64 = 1 << 10;
 
 /// Whether a file can be mounted here. Root on a machine with the driver can: what fails there has failed.
-fn may_mount() -> bool {
+pub fn may_mount() -> bool {
     let why = if !rustix::process::geteuid().is_root() {
         "only root mounts files"
     } else if !fs::exists("/dev/fuse").unwrap() {

@@ -89,6 +89,30 @@ struct Config {
 
 const _: () = assert!(size_of::<Config>() == 64 && std::mem::offset_of!(Config, discard_sectors_max) == 36);
 
+/// Bytes of the space's front, in which all of [`Described`] is.
+pub const DESCRIBED_BYTES: u32 = 36;
+
+/// What a front end must know of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its logical block, if [`feature::BLOCK_SIZE`] is used.
+    pub block_bytes: u32,
+}
+
+impl Described {
+    /// From the front of the space. `None` if it is too short, or the size can't be.
+    pub fn parse(space: &[u8]) -> Option<Self> {
+        let mut whole = [0; size_of::<Config>()];
+        let front = space.get(..DESCRIBED_BYTES as usize)?;
+        whole[..front.len()].copy_from_slice(front);
+        let config: Config = zerocopy::transmute!(whole);
+        let size_bytes = u64::from_le(config.sectors).checked_mul(SECTOR_BYTES.into())?;
+        Some(Self { size_bytes, block_bytes: u32::from_le(config.block_bytes) })
+    }
+}
+
 /// The configuration space of a device of `service`. The smallest request that is worth it is a chunk, the
 /// best one a stripe, so that mkfs lays file systems out by themselves.
 fn config(service: &impl BlockService) -> [u8; CONFIG_BYTES] {
@@ -142,6 +166,16 @@ mod tests {
         assert_eq!((made.minimum_blocks, made.optimal_blocks), (128, 384));
         assert_eq!(made.discard_alignment, 512, "a power of two that holds a stripe");
         assert_eq!(of(64 << 20, 2).minimum_blocks, 1 << 15);
+    }
+
+    #[test]
+    fn a_front_end_reads_what_the_device_says() {
+        let space = config(&Memory::new(1 << 30));
+        let described = Described { size_bytes: 1 << 30, block_bytes: 512 };
+        assert_eq!(Described::parse(&space), Some(described));
+        assert_eq!(Described::parse(&space[..36]), Some(described));
+        assert_eq!(Described::parse(&space[..35]), None);
+        assert_eq!(Described::parse(&[0xff; 36]), None, "no size");
     }
 
     #[test]

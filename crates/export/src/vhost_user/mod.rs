@@ -13,12 +13,16 @@
 //! * [`ring`]: a split ring in the machine's memory; [`GuestMemory`] is what it asks of that.
 //! * [`inflight`]: which requests are under way, in memory that outlives this server.
 //! * [`request`]: what a request may be.
+//! * [`front_end`], [`driver`]: the monitor's messages and its machine's side of a ring, for `bench` and
+//!   tests.
 //! * `queue`: one ring on one shard. `session`: one connection of a monitor; see [`serve`].
 //!
 //! Nothing that a machine or its monitor says is trusted. A machine may change any byte at any moment: what
 //! is checked is a copy, and the copy is used. So the bytes of a write are those that parity is made of.
 
 pub mod config;
+pub mod driver;
+pub mod front_end;
 pub mod inflight;
 pub mod request;
 pub mod ring;

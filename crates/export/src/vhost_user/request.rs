@@ -1,7 +1,7 @@
 //! From a request's header to a checked operation (VIRTIO 5.2.6). No I/O.
 
 use pinstripe_block::{BlockService, ServiceError};
-use zerocopy::{FromBytes, Immutable, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::config::{DISCARD_BYTES_MAX, RANGES_MAX, SECTOR_BYTES, ZERO_BYTES_MAX};
 
@@ -18,17 +18,28 @@ const TRANSFER_BYTES_MAX: u64 = 64 << 20;
 const UNMAP: u32 = 1;
 
 /// Kinds of requests (`VIRTIO_BLK_T_`).
-mod kind {
+pub mod kind {
+    /// Read.
     pub const IN: u32 = 0;
+    /// Write.
     pub const OUT: u32 = 1;
+    /// Make durable what was written.
     pub const FLUSH: u32 = 4;
+    /// The device's name.
     pub const NAME: u32 = 8;
+    /// Ranges that aren't needed any more.
     pub const DISCARD: u32 = 11;
+    /// Ranges that must read as zero.
     pub const WRITE_ZEROES: u32 = 13;
 }
 
+/// The header of a request, as a driver writes it.
+pub fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES] {
+    zerocopy::transmute!(Header { kind: kind.to_le(), reserved: 0, sector: sector.to_le() })
+}
+
 /// What begins a request; little-endian.
-#[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Header {
     kind: u32,

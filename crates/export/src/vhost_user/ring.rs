@@ -16,17 +16,21 @@ use thiserror::Error;
 
 use super::{CHAIN_MAX, GuestMemory, RING_SIZE_MAX};
 
-const DESCRIPTOR_BYTES: u64 = 16;
-const INDEX: u64 = 2;
-const ENTRIES: u64 = 4;
+/// Bytes of a descriptor.
+pub const DESCRIPTOR_BYTES: u64 = 16;
+pub(super) const INDEX: u64 = 2;
+pub(super) const ENTRIES: u64 = 4;
 /// Bytes of an entry of the available ring, and of the used one.
-const HEAD_BYTES: u64 = 2;
-const USED_BYTES: u64 = 8;
+pub(super) const HEAD_BYTES: u64 = 2;
+pub(super) const USED_BYTES: u64 = 8;
 
 /// Flags of a descriptor.
-mod flag {
+pub mod flag {
+    /// Another one follows.
     pub const NEXT: u16 = 1;
+    /// The device writes to it.
     pub const WRITE: u16 = 2;
+    /// Its memory is a table of descriptors.
     pub const INDIRECT: u16 = 4;
 }
 /// Of the available ring: the driver doesn't want to be told.
@@ -278,18 +282,32 @@ impl Ring {
 }
 
 /// Whether an index that went from `before` to `now` has passed the entry `event` (VIRTIO 2.7.7.1).
-fn is_passed(event: u16, before: u16, now: u16) -> bool {
+pub(super) fn is_passed(event: u16, before: u16, now: u16) -> bool {
     now.wrapping_sub(event).wrapping_sub(1) < now.wrapping_sub(before)
 }
 
-struct Descriptor {
-    at: u64,
-    length: u32,
-    flags: u16,
-    next: u16,
+/// A range of the machine's memory, and what follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// First byte.
+    pub at: u64,
+    /// Bytes.
+    pub length: u32,
+    /// See [`flag`].
+    pub flags: u16,
+    /// The index of the descriptor that follows, if one does.
+    pub next: u16,
 }
 
 impl Descriptor {
+    /// Puts it to `place`, as a driver does.
+    pub fn write(&self, memory: &impl GuestMemory, place: u64) -> Result<(), GuestFault> {
+        let Self { at, length, flags, next } = *self;
+        let word =
+            u128::from(at) | u128::from(length) << 64 | u128::from(flags) << 96 | u128::from(next) << 112;
+        memory.write(place, &word.to_le_bytes())
+    }
+
     fn read(memory: &impl GuestMemory, place: u64) -> Result<Self, GuestFault> {
         let mut bytes = [0; 16];
         memory.read(place, &mut bytes)?;
@@ -310,7 +328,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::vhost_user::memory::Bytes;
+    use crate::vhost_user::{driver::DriverRing, memory::Bytes};
 
     fn zeroes(length: usize) -> Bytes {
         Bytes(RefCell::new(vec![0; length]))
@@ -319,30 +337,24 @@ mod tests {
     const LAYOUT: Layout = Layout { descriptors: 0, available: 0x400, used: 0x800, size: 8 };
     const TABLE: u64 = 0x1000;
 
-    /// What a driver would do.
+    /// A machine's memory and its driver.
     struct Driver {
         memory: Bytes,
-        available: u16,
+        ring: DriverRing,
     }
 
     impl Driver {
         fn new() -> Self {
-            Self { memory: zeroes(0x2000), available: 0 }
+            Self { memory: zeroes(0x2000), ring: DriverRing::new(LAYOUT, 0, true) }
         }
 
         fn descriptor(&self, table: u64, index: u16, at: u64, length: u32, flags: u16, next: u16) {
-            let mut bytes = [0; 16];
-            bytes[..8].copy_from_slice(&at.to_le_bytes());
-            bytes[8..12].copy_from_slice(&length.to_le_bytes());
-            bytes[12..14].copy_from_slice(&flags.to_le_bytes());
-            bytes[14..].copy_from_slice(&next.to_le_bytes());
-            self.memory.write(table + 16 * u64::from(index), &bytes).unwrap();
+            let descriptor = Descriptor { at, length, flags, next };
+            descriptor.write(&self.memory, table + 16 * u64::from(index)).unwrap();
         }
 
         fn offer(&mut self, head: u16) {
-            self.memory.store(0x404 + 2 * u64::from(self.available % 8), head).unwrap();
-            self.available = self.available.wrapping_add(1);
-            self.memory.store(0x402, self.available).unwrap();
+            self.ring.offer(&self.memory, head).unwrap();
         }
 
         fn ring(&self, base: u16) -> Ring {
@@ -448,7 +460,7 @@ mod tests {
     #[test]
     fn indices_wrap_and_answers_go_to_their_slots() {
         let mut driver = Driver::new();
-        (driver.available, driver.memory) = (u16::MAX, zeroes(0x2000));
+        driver.ring = DriverRing::new(LAYOUT, u16::MAX, true);
         driver.memory.store(0x402, u16::MAX).unwrap();
         driver.memory.store(0x802, u16::MAX).unwrap();
         let mut ring = driver.ring(u16::MAX);

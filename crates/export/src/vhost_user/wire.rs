@@ -20,6 +20,48 @@ const NEED_REPLY: u32 = 1 << 3;
 const QUEUE_MASK: u64 = 0xff;
 const NO_FILE: u64 = 1 << 8;
 
+/// Numbers of messages (`VHOST_USER_`).
+pub mod message {
+    /// Asks for the features that are offered.
+    pub const GET_FEATURES: u32 = 1;
+    /// Those that are used.
+    pub const SET_FEATURES: u32 = 2;
+    /// The monitor takes the device.
+    pub const SET_OWNER: u32 = 3;
+    /// All of the machine's memory.
+    pub const SET_MEM_TABLE: u32 = 5;
+    /// The size of a ring.
+    pub const SET_VRING_NUM: u32 = 8;
+    /// Where a ring is.
+    pub const SET_VRING_ADDR: u32 = 9;
+    /// The next request of a ring.
+    pub const SET_VRING_BASE: u32 = 10;
+    /// Stops a queue.
+    pub const GET_VRING_BASE: u32 = 11;
+    /// By which the machine tells of requests.
+    pub const SET_VRING_KICK: u32 = 12;
+    /// By which the device tells of answers.
+    pub const SET_VRING_CALL: u32 = 13;
+    /// By which the device would tell of errors.
+    pub const SET_VRING_ERR: u32 = 14;
+    /// Asks for the features of the protocol that are offered.
+    pub const GET_PROTOCOL_FEATURES: u32 = 15;
+    /// Those that are used.
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    /// Asks how many queues there can be.
+    pub const GET_QUEUE_NUM: u32 = 17;
+    /// Whether requests are taken.
+    pub const SET_VRING_ENABLE: u32 = 18;
+    /// Asks for a part of the configuration.
+    pub const GET_CONFIG: u32 = 24;
+    /// Changes it.
+    pub const SET_CONFIG: u32 = 25;
+    /// Asks for memory for the requests under way.
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    /// Gives such memory.
+    pub const SET_INFLIGHT_FD: u32 = 32;
+}
+
 /// Features of the protocol (`VHOST_USER_PROTOCOL_F_`).
 pub mod protocol_feature {
     /// Several queues.
@@ -75,9 +117,9 @@ pub struct RingAddress {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct TableHeader {
-    regions: u32,
-    padding: u32,
+pub(super) struct TableHeader {
+    pub(super) regions: u32,
+    pub(super) padding: u32,
 }
 
 /// A region of the machine's memory, whose file comes with the message.
@@ -230,6 +272,23 @@ impl Header {
         Ok(header)
     }
 
+    /// A message of a monitor's, which may want success or failure to be told.
+    pub fn request(request: u32, wants_reply: bool, payload: &[u8]) -> Vec<u8> {
+        let flags = if wants_reply { VERSION | NEED_REPLY } else { VERSION };
+        Self { request, flags, size: size(payload) }.before(payload)
+    }
+
+    /// Bytes of the payload behind this header, which begins an answer to `request`. `None` if it doesn't.
+    pub fn answer_bytes(bytes: &[u8; HEADER_BYTES], request: u32) -> Option<usize> {
+        let header: Self = zerocopy::transmute!(*bytes);
+        let answers = header.request == request && header.flags == VERSION | REPLY;
+        usize::try_from(header.size).ok().filter(|size| answers && *size <= PAYLOAD_BYTES_MAX)
+    }
+
+    fn before(&self, payload: &[u8]) -> Vec<u8> {
+        [self.as_bytes(), payload].concat()
+    }
+
     /// Whether the monitor waits for success or failure, where the message has no answer of its own.
     pub fn wants_reply(&self) -> bool {
         self.flags & NEED_REPLY != 0
@@ -237,49 +296,51 @@ impl Header {
 
     /// An answer to this message.
     pub fn reply(&self, payload: &[u8]) -> Vec<u8> {
-        let size = u32::try_from(payload.len()).unwrap_or_else(|_| unreachable!("answers are short"));
-        let header = Self { request: self.request, flags: VERSION | REPLY, size };
-        [header.as_bytes(), payload].concat()
+        Self { request: self.request, flags: VERSION | REPLY, size: size(payload) }.before(payload)
     }
+}
+
+fn size(payload: &[u8]) -> u32 {
+    u32::try_from(payload.len()).unwrap_or_else(|_| unreachable!("messages are short"))
 }
 
 impl<F> Request<F> {
     /// The request of a message, with the files that came with it.
     pub fn parse(header: &Header, payload: &[u8], files: Vec<F>) -> Result<Self, Violation> {
-        let message = Message { request: header.request, payload, files };
+        let came = Message { request: header.request, payload, files };
         Ok(match header.request {
-            1 => message.plain(Self::Features)?,
-            2 => Self::UseFeatures(message.number()?),
-            3 => message.plain(Self::Own)?,
-            5 => message.memory()?,
-            8 => message.ring_size()?,
-            9 => message.ring_address()?,
-            10 => {
-                let (queue, base) = message.queue_number()?;
+            message::GET_FEATURES => came.plain(Self::Features)?,
+            message::SET_FEATURES => Self::UseFeatures(came.number()?),
+            message::SET_OWNER => came.plain(Self::Own)?,
+            message::SET_MEM_TABLE => came.memory()?,
+            message::SET_VRING_NUM => came.ring_size()?,
+            message::SET_VRING_ADDR => came.ring_address()?,
+            message::SET_VRING_BASE => {
+                let (queue, base) = came.queue_number()?;
                 let base = u16::try_from(base);
                 Self::RingBase(queue, base.map_err(|_| value("a ring's base", u64::from(u32::MAX)))?)
             }
-            11 => Self::StopQueue(message.queue_number()?.0),
-            12 => match message.event()? {
+            message::GET_VRING_BASE => Self::StopQueue(came.queue_number()?.0),
+            message::SET_VRING_KICK => match came.event()? {
                 (queue, Some(file)) => Self::Kick(queue, file),
                 (_, None) => return Err(Violation::Files { request: header.request, files: 0 }),
             },
-            13 => {
-                let (queue, file) = message.event()?;
+            message::SET_VRING_CALL => {
+                let (queue, file) = came.event()?;
                 Self::Call(queue, file)
             }
-            14 => Self::ErrorEvent(message.event()?.0),
-            15 => message.plain(Self::ProtocolFeatures)?,
-            16 => Self::UseProtocolFeatures(message.number()?),
-            17 => message.plain(Self::QueueCount)?,
-            18 => match message.queue_number()? {
+            message::SET_VRING_ERR => Self::ErrorEvent(came.event()?.0),
+            message::GET_PROTOCOL_FEATURES => came.plain(Self::ProtocolFeatures)?,
+            message::SET_PROTOCOL_FEATURES => Self::UseProtocolFeatures(came.number()?),
+            message::GET_QUEUE_NUM => came.plain(Self::QueueCount)?,
+            message::SET_VRING_ENABLE => match came.queue_number()? {
                 (queue, is_enabled @ (0 | 1)) => Self::Enable(queue, is_enabled == 1),
                 (_, other) => return Err(value("whether a queue is enabled", other.into())),
             },
-            24 => message.config()?,
-            25 => message.without_files(Self::SetConfig)?,
-            31 => Self::NewInflight(message.inflight()?.0),
-            32 => match message.inflight()? {
+            message::GET_CONFIG => came.config()?,
+            message::SET_CONFIG => came.without_files(Self::SetConfig)?,
+            message::GET_INFLIGHT_FD => Self::NewInflight(came.inflight()?.0),
+            message::SET_INFLIGHT_FD => match came.inflight()? {
                 (inflight, Some(file)) => Self::UseInflight(inflight, file),
                 (_, None) => return Err(Violation::Files { request: header.request, files: 0 }),
             },

@@ -157,13 +157,13 @@ fn what_a_dead_server_left_is_carried_out_in_order_and_what_it_answered_is_not()
         monitor.say(32, &described, &[file.as_fd()]);
         // Slot 1 was the last to be given back: the ring says so, and this memory doesn't yet.
         monitor.plug(0);
-        monitor.queues[0].seen = 1;
+        monitor.put(0x2000 + 2, &1_u16.to_le_bytes());
+        monitor.answer(0);
         for slot in [1, 2, 0] {
             let data = DATA + 512 * u64::from(slot);
             monitor.put(data, &[7; 512]);
             monitor.offer(0, slot, OUT, slot.into(), data, (512, 0));
         }
-        monitor.put(0x2000 + 2, &1_u16.to_le_bytes());
         monitor.start(0, 1);
         let mut answered = [monitor.answer(0).0, monitor.answer(0).0];
         answered.sort_unstable();

@@ -1,23 +1,23 @@
 //! A monitor and its machine's driver. The machine's memory is a file, which both sides map or read.
 
 use std::{
-    io::{IoSlice, IoSliceMut, Read},
-    mem::MaybeUninit,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     time::Duration,
 };
 
+use pinstripe_export::vhost_user::{
+    GuestMemory,
+    driver::DriverRing,
+    front_end::{FrontEnd, QueueStart},
+    request,
+    ring::{Descriptor, Layout},
+    wire::Region,
+};
+use pinstripe_runtime::uring::guest_memory::GuestFault;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fs::MemfdFlags,
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags,
-    },
 };
 
 /// Descriptors of a ring.
@@ -36,9 +36,8 @@ const TABLES: u64 = 0x4000;
 const HEADERS: u64 = 0x3000;
 const STATUS: u64 = 0x3800;
 
-const EVENT_INDEX: u64 = 1 << 29;
 /// VERSION_1, PROTOCOL_FEATURES, EVENT_IDX, INDIRECT_DESC, WRITE_ZEROES, DISCARD, MQ, FLUSH.
-pub const FEATURES: u64 = 1 << 32 | 1 << 30 | EVENT_INDEX | 1 << 28 | 1 << 14 | 1 << 13 | 1 << 12 | 1 << 9;
+pub const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 14 | 1 << 13 | 1 << 12 | 1 << 9;
 /// INFLIGHT_SHMFD, CONFIG, REPLY_ACK, MQ.
 pub const PROTOCOL: u64 = 1 << 12 | 1 << 9 | 1 << 3 | 1;
 
@@ -51,7 +50,7 @@ pub const DISCARD: u32 = 11;
 pub const ZEROES: u32 = 13;
 
 pub struct Monitor {
-    socket: UnixStream,
+    front_end: FrontEnd,
     pub memory: OwnedFd,
     pub queues: Vec<Queue>,
     /// Put the descriptors of requests into tables of their own.
@@ -62,8 +61,38 @@ pub struct Queue {
     at: u64,
     pub kick: OwnedFd,
     pub call: OwnedFd,
-    available: u16,
-    pub seen: u16,
+    pub ring: DriverRing,
+}
+
+impl Queue {
+    fn layout(&self, memory: u64) -> Layout {
+        let at = memory + self.at;
+        Layout { descriptors: at, available: at + AVAILABLE, used: at + USED, size: RING }
+    }
+}
+
+/// The memory as the machine sees it. The file may be exchanged, and may become shorter.
+struct Machine<'a>(&'a OwnedFd);
+
+impl GuestMemory for Machine<'_> {
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), GuestFault> {
+        let read = rustix::io::pread(self.0, &mut *into, at - GUEST).unwrap();
+        if read == into.len() { Ok(()) } else { Err(GuestFault::Lost) }
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), GuestFault> {
+        assert_eq!(rustix::io::pwrite(self.0, data, at - GUEST).unwrap(), data.len());
+        Ok(())
+    }
+
+    fn load(&self, at: u64) -> Result<u16, GuestFault> {
+        let mut word = [0; 2];
+        self.read(at, &mut word).map(|()| u16::from_le_bytes(word))
+    }
+
+    fn store(&self, at: u64, value: u16) -> Result<(), GuestFault> {
+        self.write(at, &value.to_le_bytes())
+    }
 }
 
 /// Memory of a machine.
@@ -76,16 +105,15 @@ pub fn memory() -> OwnedFd {
 impl Monitor {
     /// Connects, without a word.
     pub fn connect(path: &Path, memory: OwnedFd) -> Self {
-        let socket = (0..200).find_map(|_| {
-            let socket = UnixStream::connect(path);
-            if socket.is_err() {
+        let front_end = (0..200).find_map(|_| {
+            let front_end = FrontEnd::connect(path, Duration::from_secs(20));
+            if front_end.is_err() {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            socket.ok()
+            front_end.ok()
         });
-        let socket = socket.expect("there is a server");
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Self { socket, memory, queues: Vec::new(), indirect: false }
+        let front_end = front_end.expect("there is a server");
+        Self { front_end, memory, queues: Vec::new(), indirect: false }
     }
 
     /// With memory and so many queues, all running.
@@ -98,26 +126,29 @@ impl Monitor {
 
     /// All but the queues.
     pub fn set_up(&mut self, features: u64, queues: u16) {
-        self.say(3, &[], &[]);
-        let offered = self.ask_number(1);
-        assert_eq!(offered & features, features, "{offered:#x}");
-        assert_eq!(self.ask_number(15) & PROTOCOL, PROTOCOL);
-        self.say(16, &PROTOCOL.to_ne_bytes(), &[]);
-        assert!(self.ask_number(17) >= queues.into());
-        self.tell(2, &features.to_ne_bytes());
+        assert_eq!(self.front_end.negotiate(features, queues).unwrap(), features, "all are offered");
+        let protocol = u64::from_ne_bytes(self.ask(15, &[]).try_into().unwrap());
+        assert_eq!(protocol & PROTOCOL, PROTOCOL);
         self.use_memory();
     }
 
     pub fn use_memory(&self) {
-        let table = [&1_u32.to_ne_bytes()[..], &[0; 4], &words(&[GUEST, MEMORY, MONITOR, 0])].concat();
-        self.say_and_wait(5, &table, &[self.memory.as_fd()]);
+        let region = Region { guest: GUEST, size: MEMORY, monitor: MONITOR, offset: 0 };
+        self.front_end.use_memory(region, self.memory.as_fd()).unwrap();
     }
 
     /// Has a queue in the machine, of which `base` requests were made and answered.
     pub fn plug(&mut self, base: u16) {
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let at = self.queues.len() as u64 * QUEUE_BYTES;
-        self.queues.push(Queue { at, kick: event(), call: event(), available: base, seen: base });
+        let layout = Layout {
+            descriptors: GUEST + at,
+            available: GUEST + at + AVAILABLE,
+            used: GUEST + at + USED,
+            size: RING,
+        };
+        let ring = DriverRing::new(layout, base, true);
+        self.queues.push(Queue { at, kick: event(), call: event(), ring });
     }
 
     /// Starts a queue, whose first request is `base`.
@@ -125,86 +156,39 @@ impl Monitor {
         if self.queues.len() <= usize::from(queue) {
             self.plug(base);
         }
-        let Queue { at, kick, call, .. } = &self.queues[usize::from(queue)];
-        let number = u32::from(queue);
-        self.tell(8, &[number.to_ne_bytes(), u32::from(RING).to_ne_bytes()].concat());
-        self.tell(10, &[number.to_ne_bytes(), u32::from(base).to_ne_bytes()].concat());
-        let place = [MONITOR + at, MONITOR + at + USED, MONITOR + at + AVAILABLE, 0];
-        self.tell(9, &[&number.to_ne_bytes()[..], &[0; 4], &words(&place)].concat());
-        self.say_and_wait(12, &u64::from(queue).to_ne_bytes(), &[kick.as_fd()]);
-        self.say_and_wait(13, &u64::from(queue).to_ne_bytes(), &[call.as_fd()]);
-        self.tell(18, &[number.to_ne_bytes(), 1_u32.to_ne_bytes()].concat());
+        let Queue { kick, call, .. } = &self.queues[usize::from(queue)];
+        let layout = self.queues[usize::from(queue)].layout(MONITOR);
+        let start = QueueStart { queue, layout, base, kick: kick.as_fd(), call: call.as_fd() };
+        self.front_end.start(start).unwrap();
     }
 
     /// Stops a queue: how far it came.
     pub fn stop(&self, queue: u16) -> u32 {
-        let answer = self.ask(11, &[u32::from(queue).to_ne_bytes(), [0; 4]].concat());
-        u32::from_ne_bytes(answer[4..].try_into().unwrap())
+        self.front_end.stop(queue).unwrap()
     }
 
     // --- messages ---
 
     pub fn say(&self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
-        self.send(request, 1, payload, files);
-    }
-
-    /// And waits for the acknowledgement.
-    fn say_and_wait(&self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
-        self.send(request, 9, payload, files);
-        assert_eq!(self.receive(request).0, [0; 8]);
-    }
-
-    pub fn tell(&self, request: u32, payload: &[u8]) {
-        self.say_and_wait(request, payload, &[]);
-    }
-
-    pub fn ask(&self, request: u32, payload: &[u8]) -> Vec<u8> {
-        self.say(request, payload, &[]);
-        self.receive(request).0
-    }
-
-    fn ask_number(&self, request: u32) -> u64 {
-        u64::from_ne_bytes(self.ask(request, &[]).try_into().unwrap())
-    }
-
-    fn send(&self, request: u32, flags: u32, payload: &[u8], files: &[BorrowedFd<'_>]) {
-        let size = u32::try_from(payload.len()).unwrap();
-        let header = [request.to_ne_bytes(), flags.to_ne_bytes(), size.to_ne_bytes()].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(files)));
-        }
-        let bytes = [header, payload.to_vec()].concat();
         // It fails if the server has closed, which shows in the answer.
-        let _ =
-            rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+        let _ = self.front_end.send(request, false, payload, files);
+    }
+
+    fn ask(&self, request: u32, payload: &[u8]) -> Vec<u8> {
+        self.front_end.ask(request, payload).unwrap()
     }
 
     pub fn receive(&self, request: u32) -> (Vec<u8>, Option<OwnedFd>) {
-        let mut header = [0; 12];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received =
-            rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut header)], &mut control, flags)
-                .unwrap();
-        assert_eq!(received.bytes, 12, "the server answers");
-        let file = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-            _ => None,
-        });
-        let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
-        assert_eq!((word(0), word(4)), (request, 5));
-        let mut payload = vec![0; word(8) as usize];
-        (&self.socket).read_exact(&mut payload).unwrap();
-        (payload, file)
+        self.front_end.receive(request).expect("the server answers")
     }
 
     /// Waits until the server has closed the connection.
     pub fn wait_for_end(&self) {
-        let mut left = Vec::new();
-        let _ = (&self.socket).read_to_end(&mut left);
+        let is_closed = (0..20_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            self.front_end.is_closed()
+        });
+        assert!(is_closed, "the server has not closed the connection");
     }
 
     // --- the machine ---
@@ -220,15 +204,9 @@ impl Monitor {
         bytes
     }
 
-    fn word(&self, at: u64) -> u16 {
-        u16::from_le_bytes(self.get(at, 2).try_into().unwrap())
-    }
-
     pub fn descriptor(&self, at: u64, address: u64, length: u32, flags: u16, next: u16) {
-        let descriptor =
-            [&address.to_le_bytes()[..], &length.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()]
-                .concat();
-        self.put(at, &descriptor);
+        let descriptor = Descriptor { at: address, length, flags, next };
+        descriptor.write(&Machine(&self.memory), GUEST + at).unwrap();
     }
 
     /// Offers request `slot`, of at most 8 that a queue has under way, each with 4 descriptors. Its data lies
@@ -245,7 +223,7 @@ impl Monitor {
     ) {
         let at = self.queues[usize::from(queue)].at;
         let header = at + HEADERS + 16 * u64::from(slot);
-        self.put(header, &[&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat());
+        self.put(header, &request::header(kind, sector));
         let status = at + STATUS + u64::from(slot);
         self.put(status, &[0xff]);
         let mut parts = vec![(header, 16, 0)];
@@ -268,12 +246,7 @@ impl Monitor {
 
     /// Offers what begins with descriptor `head`, and doesn't kick.
     pub fn make_available(&mut self, queue: u16, head: u16) {
-        let state = &mut self.queues[usize::from(queue)];
-        let entry = state.at + AVAILABLE + 4 + 2 * u64::from(state.available % RING);
-        state.available = state.available.wrapping_add(1);
-        let (at, available) = (state.at, state.available);
-        self.put(entry, &head.to_le_bytes());
-        self.put(at + AVAILABLE + 2, &available.to_le_bytes());
+        self.queues[usize::from(queue)].ring.offer(&Machine(&self.memory), head).unwrap();
     }
 
     pub fn kick(&self, queue: u16) {
@@ -283,23 +256,20 @@ impl Monitor {
     /// Waits for the next answer, as a driver that wants to be told of each: its slot and the bytes that were
     /// written. `None` after `patience`.
     pub fn answer_within(&mut self, queue: u16, patience: Duration) -> Option<(u16, u32)> {
-        let Queue { at, seen, .. } = self.queues[usize::from(queue)];
-        self.put(at + AVAILABLE + 4 + 2 * u64::from(RING), &seen.to_le_bytes());
-        let call = &self.queues[usize::from(queue)].call;
-        loop {
-            if self.word(at + USED + 2) != seen {
-                break;
+        let Queue { ring, call, .. } = &mut self.queues[usize::from(queue)];
+        let machine = Machine(&self.memory);
+        let (head, written) = loop {
+            ring.ask_for_call(&machine).unwrap();
+            if let Some(answer) = ring.answer(&machine).unwrap() {
+                break answer;
             }
             let wait = Timespec::try_from(patience).unwrap();
             if poll(&mut [PollFd::new(call, PollFlags::IN)], Some(&wait)).unwrap() == 0 {
                 return None;
             }
-            let _ = rustix::io::read(call, &mut [0; 8]);
-        }
-        let entry = self.get(at + USED + 4 + 8 * u64::from(seen % RING), 8);
-        self.queues[usize::from(queue)].seen = seen.wrapping_add(1);
-        let word = |at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().unwrap());
-        Some((u16::try_from(word(0) / 4).unwrap(), word(4)))
+            let _ = rustix::io::read(&*call, &mut [0; 8]);
+        };
+        Some((u16::try_from(head / 4).unwrap(), written))
     }
 
     pub fn answer(&mut self, queue: u16) -> (u16, u32) {
@@ -329,10 +299,6 @@ impl Monitor {
         assert_eq!(self.carry_out(queue, IN, sector, &[], length), 0);
         self.get(DATA + u64::from(queue) * (2 << 20), length as usize)
     }
-}
-
-fn words(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 /// A range of a discard or a zeroing.

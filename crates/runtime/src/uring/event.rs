@@ -7,8 +7,13 @@
 use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
     rc::Rc,
+    time::Duration,
 };
 
 use rustix::{
@@ -110,20 +115,9 @@ impl MessageSocket {
         if are_sent_files_stuck() {
             return Err(io::Error::other("files that were sent before can't be closed"));
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FILES_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let fd = &self.descriptor.file().fd;
-        let received = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(came) = message {
-                files.extend(came.map(SentFile::new));
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) || files.len() > MESSAGE_FILES_MAX {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "too many files in a message"));
-        }
-        Ok(received.bytes)
+        let count = receive_once(fd, bytes, RecvFlags::DONTWAIT, |file| files.push(SentFile::new(file)))?;
+        if files.len() > MESSAGE_FILES_MAX { Err(too_many_files()) } else { Ok(count) }
     }
 
     /// Sends `bytes`, with a file or none.
@@ -131,15 +125,8 @@ impl MessageSocket {
         let mut done = 0;
         while done < bytes.len() {
             let file = file.filter(|_| done == 0).map(AsFd::as_fd);
-            let files = file.as_slice();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !files.is_empty() {
-                control.push(SendAncillaryMessage::ScmRights(files));
-            }
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let fd = &self.descriptor.file().fd;
-            match rustix::net::sendmsg(fd, &[IoSlice::new(&bytes[done..])], &mut control, flags) {
+            match send_once(fd, &bytes[done..], file.as_slice(), SendFlags::DONTWAIT) {
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
@@ -159,6 +146,85 @@ impl Drop for MessageSocket {
         // Requests that were given up may hold it open a little longer.
         let _ = rustix::net::shutdown(&self.descriptor.file().fd, rustix::net::Shutdown::Both);
     }
+}
+
+/// The other end of such a connection, for a caller that may wait: a virtual machine's monitor.
+pub struct WaitingMessageSocket(UnixStream);
+
+impl WaitingMessageSocket {
+    /// Connects to a socket. A receive waits for `patience` at most.
+    pub fn connect(path: &Path, patience: Duration) -> io::Result<Self> {
+        let socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(patience))?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a message with files, at most [`MESSAGE_FILES_MAX`]. It must fit into the socket's buffer.
+    pub fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let sent = send_once(&self.0, bytes, files, SendFlags::empty())?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    /// Fills `bytes`; files that came with them are put to `files`.
+    pub fn receive(&self, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match receive_once(&self.0, &mut bytes[done..], RecvFlags::empty(), |file| files.push(file)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the other end has closed, and there is nothing left to receive.
+    pub fn is_closed(&self) -> bool {
+        let seen = rustix::net::recv(&self.0, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(seen, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
+    }
+}
+
+/// Receives what is there; each file that came goes to `take`.
+fn receive_once(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+    mut take: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FILES_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(came) = message {
+            came.for_each(&mut take);
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) { Err(too_many_files()) } else { Ok(received.bytes) }
+}
+
+fn too_many_files() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "too many files in a message")
+}
+
+/// Sends what there is room for, with `files`.
+fn send_once(
+    socket: impl AsFd,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FILES_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::INVAL);
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags | SendFlags::NOSIGNAL)
 }
 
 #[cfg(test)]

@@ -1,19 +1,16 @@
-//! Speed of every kernel on hot data: 8 data columns of 64 KiB (in the second-level cache) and of 4 KiB (in
-//! the first).
+//! `cargo bench -p pinstripe-parity --bench operations`: what `kernels` leaves out, by every kernel, on hot
+//! data: 8 data columns of 64 KiB (in the second-level cache) and of 4 KiB (in the first).
 //!
-//! `cargo run --release -p pinstripe-parity --example kernels` prints GiB of data columns per second, the
-//! best of several rounds. The data of an operation are the columns that it reads (old and new count as one);
-//! for a recovery, one lost column.
+//! The bytes of an operation are the columns that it reads (old and new count as one); for a recovery, one
+//! lost column.
+#![allow(missing_docs, reason = "criterion makes public functions")]
 
-use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::{hint::black_box, time::Duration};
 
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pinstripe_parity::Kernel;
 
 const COLUMNS: usize = 8;
-/// Many short rounds, so that some are undisturbed on a busy machine.
-const ROUNDS: usize = 60;
-const ROUND: Duration = Duration::from_millis(1);
 
 type Operation = fn(&Kernel, &mut Row);
 
@@ -42,11 +39,7 @@ impl Row {
 }
 
 /// Name, columns of data per call, call.
-const OPERATIONS: [(&str, usize, Operation); 13] = [
-    ("xor", COLUMNS, |kernel, row| {
-        let (p, _, columns) = row.parts();
-        kernel.xor(p, &columns);
-    }),
+const OPERATIONS: [(&str, usize, Operation); 11] = [
     ("xor_into", COLUMNS, |kernel, row| {
         let (p, _, columns) = row.parts();
         kernel.xor_into(p, &columns);
@@ -54,10 +47,6 @@ const OPERATIONS: [(&str, usize, Operation); 13] = [
     ("xor_stream", COLUMNS, |kernel, row| {
         let (p, _, columns) = row.parts();
         kernel.xor_stream(p, &columns);
-    }),
-    ("pq", COLUMNS, |kernel, row| {
-        let (p, q, columns) = row.parts();
-        kernel.pq(p, q, &columns.map(Some));
     }),
     ("pq_stream", COLUMNS, |kernel, row| {
         let (p, q, columns) = row.parts();
@@ -97,41 +86,25 @@ const OPERATIONS: [(&str, usize, Operation); 13] = [
     }),
 ];
 
-fn main() {
-    for length in [64 << 10, 4 << 10] {
-        println!("\n{COLUMNS} columns of {} KiB, GiB/s of data", length >> 10);
-        print!("{:<16}", "");
-        for kernel in Kernel::supported() {
-            print!("{:>10}", kernel.name());
-        }
-        println!();
+fn operations(criterion: &mut Criterion) {
+    for length in [4 << 10, 64 << 10] {
+        let mut row = Row::new(length);
         for (name, columns, operation) in OPERATIONS {
-            print!("{name:<16}");
+            let mut group = criterion.benchmark_group(format!("{name}, {} KiB", length >> 10));
+            group.sample_size(20).warm_up_time(Duration::from_millis(100));
+            group.measurement_time(Duration::from_millis(400));
+            group.throughput(Throughput::Bytes((columns * length) as u64));
             for kernel in Kernel::supported() {
-                print!("{:>10.1}", speed(kernel, length, columns, operation));
+                let (p, q, data) = row.parts();
+                // So that comparisons run to the end.
+                kernel.pq(p, q, &data.map(Some));
+                group.bench_function(BenchmarkId::from_parameter(kernel.name()), |bencher| {
+                    bencher.iter(|| operation(black_box(kernel), black_box(&mut row)));
+                });
             }
-            println!();
         }
     }
 }
 
-/// GiB/s of the best round.
-fn speed(kernel: &Kernel, length: usize, columns: usize, operation: Operation) -> f64 {
-    let mut row = Row::new(length);
-    let (p, q, data) = row.parts();
-    // So that comparisons run to the end.
-    kernel.pq(p, q, &data.map(Some));
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        let (start, mut calls) = (Instant::now(), 0_u32);
-        while start.elapsed() < ROUND {
-            for _ in 0..16 {
-                operation(black_box(kernel), black_box(&mut row));
-            }
-            calls += 16;
-        }
-        best = best.min(start.elapsed().as_secs_f64() / f64::from(calls));
-    }
-    let kibibytes = u32::try_from((columns * length) >> 10).expect("small");
-    f64::from(kibibytes) / best / 1_048_576.0
-}
+criterion_group!(benches, operations);
+criterion_main!(benches);
