@@ -1,7 +1,7 @@
 //! What the administrator says for good: `/etc/pinstripe/pinstripe.toml` and the files in `conf.d` beside it.
 //!
-//! [`Configuration::load`] reads all of it, and gives either a whole configuration or every error, each with its
-//! file and line. Unknown keys are errors, for a key that is misspelt would be an order that is not
+//! [`Configuration::load`] reads all of it, and gives either a whole configuration or every error, each with
+//! its file and line. Unknown keys are errors, for a key that is misspelt would be an order that is not
 //! carried out. [`keys`] lists the keys.
 //!
 //! The values of options of `serve` are checked here by their type only. What they mean is for the command

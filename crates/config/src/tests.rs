@@ -1,3 +1,5 @@
+//! What is read, what is refused, and with which line.
+
 use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::*;
