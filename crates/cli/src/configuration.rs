@@ -13,7 +13,9 @@ use serde_json::json;
 use crate::{
     command_line::{Cli, Command, ConfigCheckArguments},
     failure::Failure,
-    output, serve,
+    output,
+    scan::shown,
+    serve,
 };
 
 /// A device that stands for the members, where only options are checked.
@@ -86,13 +88,16 @@ pub fn run(arguments: &ConfigCheckArguments) -> Result<(), Failure> {
     let loaded = load(arguments.file.as_deref());
     if arguments.json {
         let (files, arrays) = match &loaded {
-            Ok(found) => (found.files.clone(), found.arrays.iter().map(Array::label).collect()),
+            Ok(found) => (
+                found.files.iter().map(|file| shown(file)).collect(),
+                found.arrays.iter().map(Array::label).collect(),
+            ),
             Err(_) => (Vec::new(), Vec::new()),
         };
         let problems = loaded.as_ref().err().map_or(&[][..], |problems| &problems.0);
         let errors: Vec<_> = problems
             .iter()
-            .map(|problem| json!({ "file": problem.place.file, "line": problem.place.line, "error": problem.what }))
+            .map(|problem| json!({ "file": shown(&problem.place.file), "line": problem.place.line, "error": problem.what }))
             .collect();
         let ok = errors.is_empty();
         output::print_json(&json!({ "ok": ok, "files": files, "arrays": arrays, "errors": errors }))?;

@@ -1,6 +1,6 @@
 //! From what the configuration says of devices to paths.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, glob_with};
 
@@ -47,6 +47,11 @@ pub(crate) fn check(name: &str) -> Result<(), String> {
             "{name:?} is no absolute path: servers don't run in a folder of yours, so write it whole"
         ));
     }
+    if path.contains("**") {
+        return Err(format!(
+            "{name:?}: \"**\" is not taken, for it would search whole trees: name the folder"
+        ));
+    }
     glob::Pattern::new(path).map(drop).map_err(|error| format!("{name:?} is no glob: {error}"))
 }
 
@@ -71,13 +76,22 @@ fn matches(name: &str, expanded: &mut Expanded) -> Vec<PathBuf> {
     let options = MatchOptions {
         case_sensitive: true,
         require_literal_separator: true,
-        require_literal_leading_dot: true,
+        // With it, the crate panics at a name that is no UTF-8. Such names match nothing.
+        require_literal_leading_dot: false,
     };
     // The pattern was checked when the configuration was read.
     let Ok(found) = glob_with(path_in(name), options) else { return Vec::new() };
+    // Part by part: no pattern has `**`.
+    let is_hidden = |path: &Path| {
+        let dot = |part: std::path::Component<'_>| part.as_os_str().as_encoded_bytes().starts_with(b".");
+        path.components()
+            .zip(Path::new(path_in(name)).components())
+            .any(|(part, asked)| dot(part) && !dot(asked))
+    };
     let mut paths = Vec::new();
     for path in found {
         match path {
+            Ok(path) if is_hidden(&path) => {}
             Ok(path) if name.starts_with(PERSISTENT) => {
                 let mut persistent = std::ffi::OsString::from(PERSISTENT);
                 persistent.push(path);

@@ -152,6 +152,7 @@ fn what_only_one_array_can_have_is_no_default() {
 #[test]
 fn devices_are_named_by_absolute_paths() {
     errors("[scan]\ndevices = ['sda']\n", &["2: \"sda\" is no absolute path"]);
+    errors("[scan]\ndevices = ['/**/sda']\n", &["2: \"/**/sda\": \"**\" is not taken"]);
     errors("[scan]\ndevices = ['/dev/[']\n", &["2: \"/dev/[\" is no glob"]);
     errors(
         "[scan]\ndevices = []\nassemble = 'some'\n",
@@ -197,7 +198,9 @@ fn only_the_usual_file_may_be_missing() {
 
 #[test]
 fn a_glob_gives_what_it_matches_sorted_and_once() {
+    use std::os::unix::ffi::OsStrExt;
     let files = Files::new(&[("b", ""), ("a", ""), (".hidden", "")]);
+    fs::write(files.0.path().join(std::ffi::OsStr::from_bytes(b"\xff")), "").unwrap();
     let name = |name: &str| files.path(name).display().to_string();
     let names = [
         name("b"),
@@ -211,4 +214,6 @@ fn a_glob_gives_what_it_matches_sorted_and_once() {
     let expected = [name("b"), name("a"), name("gone"), names[4].clone(), format!("pmem:{}", name("a"))];
     assert_eq!(expanded.paths, expected.map(PathBuf::from));
     assert_eq!(expanded.empty, [name("x*")]);
+    assert_eq!(expand(&[name("*")]).paths, ["a", "b", FOLDER].map(|name| files.path(name)));
+    assert_eq!(expand(&[name(".h*")]).paths, [files.path(".hidden")]);
 }

@@ -33,6 +33,7 @@ use crate::{
     failure::Failure,
     output,
     progress::spinner,
+    scan::shown,
 };
 
 /// How often late members are looked for.
@@ -75,7 +76,7 @@ impl Report {
     pub fn value(&self) -> Value {
         let mut value = match &self.outcome {
             Outcome::Started(started) => started.value(),
-            Outcome::Served(control) => json!({ "state": "served", "control": control }),
+            Outcome::Served(control) => json!({ "state": "served", "control": shown(control) }),
             Outcome::WouldStart(command) => json!({ "state": "would-start", "command": command }),
             Outcome::NotStarted(why) => json!({ "state": "not-started", "error": why }),
         };

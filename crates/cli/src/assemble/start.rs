@@ -21,7 +21,12 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use serde_json::{Value, json};
 
 use super::{Outcome, Wanted};
-use crate::{failure::Failure, list, scan::Served, serve::default_folder};
+use crate::{
+    failure::Failure,
+    list,
+    scan::{Served, shown},
+    serve::default_folder,
+};
 
 /// How often a server is looked for.
 const LOOK: Duration = Duration::from_millis(50);
@@ -42,7 +47,7 @@ impl Started {
         let Self { detail, control, log, pid } = self;
         json!({
             "state": "started", "name": detail.name, "level": detail.level, "size_bytes": detail.size_bytes,
-            "degraded": detail.degraded, "addresses": detail.addresses, "control": control, "log": log, "pid": pid,
+            "degraded": detail.degraded, "addresses": detail.addresses, "control": shown(control), "log": shown(log), "pid": pid,
         })
     }
 
@@ -82,7 +87,9 @@ pub fn start(wanted: &Wanted, words: &[String], limit: Duration) -> Result<Outco
     serve.current_dir("/").stdin(Stdio::null()).stdout(log.file.try_clone()?).stderr(log.file.try_clone()?);
     let mut child = serve.spawn().map_err(|error| Failure::new(format!("can't start a server: {error}")))?;
     let socket = folder.join(format!("{stem}.sock"));
-    wait(wanted, &mut child, &log, &socket, limit)
+    // It waits itself for members on servers, which only it looks at.
+    let patience = wanted.patience().filter(|_| !wanted.servers.is_empty()).unwrap_or_default();
+    wait(wanted, &mut child, &log, &socket, limit + patience)
 }
 
 /// Waits until the server answers. One that ended was refused, unless another one has the array now.

@@ -73,17 +73,20 @@ fn array(uuid: Uuid, devices: Vec<Device>) -> Option<FoundArray> {
     let freshest =
         devices.iter().map(|device| &device.superblock).max_by_key(|superblock| superblock.array.events)?;
     let freshest = freshest.clone();
+    let current = freshest.array.events;
+    let is_current = |device: &Device| event_is_current(current, device.superblock.array.events);
     let mut doubled = Vec::new();
     for (index, device) in devices.iter().enumerate() {
         let is_copy = |other: &&Device| {
-            let (one, other) = (&device.superblock.member, &other.superblock.member);
-            one.device_uuid == other.device_uuid
-                || one.dev_number == other.dev_number && is_seated(&freshest, device)
+            let (one, two) = (&device.superblock.member, &other.superblock.member);
+            let is_one = one.device_uuid == two.device_uuid
+                || one.dev_number == two.dev_number && is_seated(&freshest, device);
+            // What is out of date is left out anyway, and its number may be another device's by now.
+            is_one && is_current(device) && is_current(other)
         };
         let copies = devices[..index].iter().filter(is_copy);
         doubled.extend(copies.map(|other| (other.candidate.path.clone(), device.candidate.path.clone())));
     }
-    let current = freshest.array.events;
     let mut members: Vec<FoundMember> = devices
         .into_iter()
         .map(|Device { candidate, superblock, also }| {

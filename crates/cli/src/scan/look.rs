@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +15,9 @@ use crate::probe::{ProbeError, Probed, superblocks};
 
 /// Time that devices get to answer: as long as the kernel gives a disk before it tries again.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// Devices that are looked at at a time: a glob may match any number.
+const THREADS_MAX: usize = 64;
 
 /// A device with a superblock.
 pub struct Candidate {
@@ -44,11 +47,19 @@ pub fn look_at(path: &Path) -> Result<Option<Candidate>, ProbeError> {
 /// Candidates come in the order of the paths. What could not be read is told in words.
 pub fn look(paths: &[PathBuf]) -> (Vec<Candidate>, Vec<String>) {
     let (answers, answer) = mpsc::channel();
-    for (index, path) in paths.iter().enumerate() {
-        let (answers, path) = (answers.clone(), path.clone());
+    // Owned: a thread that is stuck outlives this.
+    let owned = paths.to_vec();
+    let left = Arc::new(Mutex::new(owned.into_iter().enumerate()));
+    for _ in 0..paths.len().min(THREADS_MAX) {
+        let (answers, left) = (answers.clone(), Arc::clone(&left));
         thread::spawn(move || {
-            // No thread waits if the time was over.
-            let _ = answers.send((index, look_at(&path)));
+            let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+            while let Some((index, path)) = next() {
+                if answers.send((index, look_at(&path))).is_err() {
+                    // The time is over.
+                    return;
+                }
+            }
         });
     }
     drop(answers);

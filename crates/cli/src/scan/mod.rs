@@ -14,7 +14,7 @@ mod devices;
 mod group;
 mod look;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pinstripe_control::{Detail, text::printable};
 use pinstripe_md::{
@@ -171,7 +171,7 @@ impl FoundArray {
                 Role::Journal => ("journal", None),
             };
             json!({
-                "device": member.path, "also": member.also, "role": role, "slot": slot, "events": member.events,
+                "device": shown(&member.path), "also": member.also.iter().map(|path| shown(path)).collect::<Vec<_>>(), "role": role, "slot": slot, "events": member.events,
                 "stale": member.stale, "whole": member.whole, "holders": member.holders,
             })
         });
@@ -181,9 +181,14 @@ impl FoundArray {
             "members_wanted": self.wanted(), "missing_slots": self.missing(), "awaited_slots": self.awaited(),
             "journal": array.journal, "journal_missing": self.lacks_journal(),
             "members": members.collect::<Vec<_>>(), "kernel": self.kernel(), "obstacle": self.obstacle(),
-            "control": server.map(|server| &server.control),
+            "control": server.map(|server| shown(&server.control)),
         })
     }
+}
+
+/// A path for JSON, which has no others than UTF-8.
+pub fn shown(path: &Path) -> String {
+    path.display().to_string()
 }
 
 /// `slots 1, 3 are missing`.

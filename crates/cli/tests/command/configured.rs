@@ -347,3 +347,53 @@ fn two_entries_of_one_array_and_two_arrays_of_one_name_are_refused() {
     configured.run(&["assemble", "--name", "data"]).refused(1, &["several arrays have the name data"]);
     assert!(configured.run(&["assemble", "--uuid", &uuid]).ok().out.contains("started"));
 }
+
+/// Gives a member's superblock (version 1.2) another array name, with its checksum.
+fn rename(world: &World, member: &str, name: &[u8]) {
+    const PLACE: usize = 4096;
+    let bytes = fs::read(world.path(member)).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[PLACE + at..PLACE + at + 4].try_into().unwrap());
+    let mut superblock = bytes[PLACE..PLACE + 256 + 2 * word(220) as usize].to_vec();
+    superblock[32..64].fill(0);
+    superblock[32..32 + name.len()].copy_from_slice(name);
+    superblock[216..220].fill(0);
+    let words =
+        superblock.chunks_exact(4).map(|word| u64::from(u32::from_le_bytes(word.try_into().unwrap())));
+    let sum: u64 = words.sum();
+    let sum = u32::try_from(sum & 0xffff_ffff).unwrap().wrapping_add(u32::try_from(sum >> 32).unwrap());
+    superblock[216..220].copy_from_slice(&sum.to_le_bytes());
+    world.poke(member, PLACE as u64, &superblock);
+}
+
+#[test]
+fn a_name_from_a_disk_steers_neither_terminal_nor_paths_nor_the_configuration() {
+    let configured = Configured::new(SCAN);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    for member in &members {
+        rename(world, member, b"../\x1b[2J\n[scan]\"x");
+    }
+    let found = configured.run(&["examine", "--scan"]).ok().out;
+    assert!(!found.contains('\x1b') && found.lines().all(|line| !line.starts_with("[scan]")), "{found:?}");
+    assert!(found.contains("Its name can't stand here"), "{found}");
+    configured.write("conf.d/found.toml", &found);
+    configured.run(&["config", "check"]).ok();
+    let started = configured.run(&["assemble", "--scan"]).ok().out;
+    assert!(started.contains("started: raid5") && !started.contains('\x1b'), "{started:?}");
+    let folder = fs::read_dir(world.path("pinstripe")).unwrap();
+    let names: Vec<String> = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let is_ours =
+        |name: &String| name.split('.').next().unwrap().bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(names.len() >= 3 && names.iter().all(is_ours), "{names:?}");
+}
+
+#[test]
+fn a_name_that_is_no_text_matches_no_glob_and_does_not_end_the_scan() {
+    use std::os::unix::ffi::OsStrExt;
+    let configured = Configured::new(DATA);
+    let world = &configured.world;
+    let members = world.raid5(3);
+    let odd = world.path("").join(std::ffi::OsStr::from_bytes(b"member\xff"));
+    fs::rename(world.path(&members[1]), odd).unwrap();
+    configured.run(&["assemble", "--scan"]).refused(1, &["slot 1 is missing"]);
+}
